@@ -1,0 +1,91 @@
+# Every target sets up what it needs by itself: a Python 3.11 to 3.13 is all a fresh machine must have.
+.DEFAULT_GOAL := help
+.SUFFIXES:
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+VENV := $(CURDIR)/.venv
+STAMP := $(VENV)/.setup-stamp
+PYTHON := $(VENV)/bin/python
+UV := $(VENV)/bin/uv
+
+# Without these, spark-submit starts its executors' Python from outside the environment, and executors bind an outside interface.
+export PATH := $(VENV)/bin:$(PATH)
+export VIRTUAL_ENV := $(VENV)
+export PYSPARK_PYTHON := $(PYTHON)
+export PYSPARK_DRIVER_PYTHON := $(PYTHON)
+export SPARK_LOCAL_IP := 127.0.0.1
+unexport PYTHONPATH PYTHONHOME SPARK_HOME
+
+# Found when a recipe needs it and not when make starts: `make help` neither looks for Java nor installs one.
+WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)" && export JAVA_HOME &&
+
+PYTEST := $(PYTHON) -m pytest --durations=15
+
+# Passed on: make demo DEMO_ARGS="--rate 5000", make test TEST_ARGS="-k storage -x", make bench BENCH_ARGS="--help"
+DEMO_ARGS ?=
+TEST_ARGS ?=
+BENCH_ARGS ?=
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+$(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/uv.lock.txt
+	@scripts/setup.sh
+	@touch $@
+
+.PHONY: setup
+setup: $(STAMP) ## Make .venv with the locked dependencies, find or install Java (again only when the lock changes)
+	@echo "Ready: .venv (make help lists the targets)"
+
+.PHONY: demo
+demo: $(STAMP) ## Run the main job: a cluster on Spark executors, real data, a killed executor, nothing lost (DEMO_ARGS=...)
+	@$(WITH_JAVA) $(PYTHON) jobs/demo.py $(DEMO_ARGS)
+
+.PHONY: test
+test: $(STAMP) ## Run one case of each kind of test, under 15 minutes on two cores (TEST_ARGS=...)
+	@$(WITH_JAVA) $(PYTEST) -m "not full" $(TEST_ARGS)
+
+.PHONY: test-all
+test-all: $(STAMP) ## Run every test with the full matrices, under 60 minutes (TEST_ARGS=...)
+	@$(WITH_JAVA) HYPOTHESIS_PROFILE=full $(PYTEST) $(TEST_ARGS)
+
+.PHONY: lint
+lint: $(STAMP) ## Check style and formatting (ruff)
+	@ruff check
+	@ruff format --check
+
+.PHONY: types
+types: $(STAMP) ## Check types (mypy, strict)
+	@mypy
+
+.PHONY: format
+format: $(STAMP) ## Format the code and apply the safe fixes
+	@ruff check --fix-only
+	@ruff format
+
+.PHONY: lock
+lock: $(STAMP) ## Resolve the dependencies again into requirements.lock and scripts/uv.lock.txt (LOCK_ARGS=--upgrade)
+	@$(UV) pip compile pyproject.toml --all-extras --group dev --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --quiet -o requirements.lock --custom-compile-command "make lock" $(LOCK_ARGS)
+	@$(UV) pip compile scripts/uv.in --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --quiet -o scripts/uv.lock.txt --custom-compile-command "make lock" $(LOCK_ARGS)
+
+.PHONY: bench
+bench: $(STAMP) ## Run the benchmarks and print their figures (BENCH_ARGS=...)
+	@$(WITH_JAVA) $(PYTHON) -m benchmarks.run $(BENCH_ARGS)
+
+.PHONY: notebook
+notebook: $(STAMP) ## Execute notebooks/quickstart.ipynb and keep its output beside it
+	@$(WITH_JAVA) jupyter execute --inplace notebooks/quickstart.ipynb
+
+.PHONY: docs
+docs: $(STAMP) ## Write conf/cluster.toml and docs/configuration.md again from spark_broker/config.py
+	@$(PYTHON) -m spark_broker.config
+
+.PHONY: clean
+clean: ## Remove .venv, caches and what runs left in the checkout
+	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .demo build dist spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

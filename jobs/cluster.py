@@ -1,0 +1,220 @@
+"""The cluster application: brokers on Spark's executors, until it is told to stop.
+
+    spark-submit jobs/cluster.py --brokers 3 --config conf/cluster.toml
+
+Ends in order on SIGINT and SIGTERM: leaders hand over, logs are synced, executors are given back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+# Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from spark_broker.driver.cluster import BrokerCluster
+from spark_broker.driver.session import configure_spark, forward_jvm_signals, quiet_spark, submitted_settings
+from spark_broker.driver.view import COLUMNS, table_rows
+from spark_broker.errors import ClosedError, SparkBrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+POLL_S = 0.2
+CORES, MEMORY_MB = 2, 1024
+"""Of an executor, where no master is given: one core for the broker, one for queries."""
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Run a spark-broker cluster on Spark executors.")
+    parser.add_argument("--brokers", type=int, default=3, metavar="N", help="brokers to start (default 3)")
+    parser.add_argument("--config", metavar="FILE", help="settings, as in conf/cluster.toml")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a setting; not with --config"
+    )
+    parser.add_argument("--master", help="Spark master (default: what spark-submit has, else local-cluster)")
+    parser.add_argument("--executors", type=int, metavar="N", help="executors of a local-cluster (default: brokers)")
+    parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written, as JSON, once all brokers are live")
+    parser.add_argument("--run-seconds", type=float, metavar="S", help="stop after this long (default: run on)")
+    options = parser.parse_args(given)
+    if options.config and options.settings:
+        parser.error("give --config or --set, not both")
+    if any("=" not in one for one in options.settings):
+        parser.error("--set takes NAME=VALUE")
+    return options
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run the cluster; returns the exit status."""
+    options = arguments(given)
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        with session(options) as spark:
+            stop = stop_on_signals()
+            with started(spark, options) as cluster:
+                show(cluster)
+                if options.ready_file:
+                    write_ready_file(options.ready_file, cluster)
+                run(cluster, stop, options.run_seconds)
+                print("stopping: brokers hand over and sync ...", flush=True)
+    except SparkBrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    finally:
+        if options.ready_file:
+            options.ready_file.unlink(missing_ok=True)
+    print("stopped", flush=True)
+    return 0
+
+
+def stop_on_signals() -> threading.Event:
+    """Set by SIGINT and SIGTERM. Call it once the session exists: PySpark sets a handler that cancels every job."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    forward_jvm_signals(stop.set)
+    return stop
+
+
+def run(cluster: BrokerCluster, stop: threading.Event, seconds: float | None) -> None:
+    """Wait for a signal, for the time to pass, or for the cluster to end by itself. Raises ClosedError on the last."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    while not stop.wait(POLL_S) and (deadline is None or time.monotonic() < deadline):
+        if cluster.stopped:
+            raise ClosedError("the Spark application has ended under the cluster")
+
+
+@contextmanager
+def session(options: argparse.Namespace) -> Iterator[SparkSession]:
+    """The Spark session, stopped at the end."""
+    from pyspark.sql import SparkSession
+
+    quiet_spark()
+    builder = SparkSession.builder.appName("spark-broker")
+    spark = configure_spark(builder.master(master(options))).getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def master(options: argparse.Namespace) -> str:
+    """The master to use. spark-submit says `local[*]` where nobody gave one, which is no place for a cluster."""
+    if options.master:
+        return str(options.master)
+    submitted = submitted_settings().get("spark.master", "local[*]")
+    if submitted != "local[*]":
+        return submitted
+    return f"local-cluster[{options.executors or options.brokers},{CORES},{MEMORY_MB}]"
+
+
+@contextmanager
+def started(spark: SparkSession, options: argparse.Namespace) -> Iterator[BrokerCluster]:
+    """The cluster, stopped in order at the end."""
+    config = options.config or dict(one.split("=", 1) for one in options.settings) or None
+    with progress() as tell:
+        cluster = BrokerCluster.start(spark, options.brokers, config, on_progress=tell)
+    with cluster:
+        yield cluster
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Shows what is awaited: bars on a terminal, lines elsewhere."""
+    if not sys.stderr.isatty():
+        yield print_progress()
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    except ImportError:
+        yield print_progress()
+        return
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
+        tasks = {what: bars.add_task(text, total=None) for what, text in STAGES.items()}
+        yield lambda what, ready, needed: bars.update(tasks[what], completed=ready, total=needed)
+
+
+STAGES = {"executors": "executors", "brokers": "brokers registering"}
+
+
+def print_progress() -> Callable[[str, int, int], None]:
+    """One line for each change."""
+    last: dict[str, int] = {}
+
+    def tell(what: str, ready: int, needed: int) -> None:
+        if last.get(what) != ready:
+            last[what] = ready
+            print(f"{STAGES[what]}: {ready} of {needed}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def show(cluster: BrokerCluster) -> None:
+    """The bootstrap line and a table of the brokers."""
+    status = cluster.status()
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        for row in (COLUMNS, *table_rows(status)):
+            print("  ".join(f"{cell:<16}" for cell in row))
+    else:
+        table = Table(title=f"cluster {cluster.cluster_id}", box=box.SIMPLE)
+        for name in COLUMNS:
+            table.add_column(name, no_wrap=name == "address")
+        for row in table_rows(status):
+            table.add_row(*row)
+        Console().print(table)
+    print(f"bootstrap.servers = {cluster.bootstrap_servers}", flush=True)
+
+
+def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
+    """What another process needs to use the cluster. Written whole: who sees the file can read it."""
+    brokers = [
+        {
+            "id": one.broker.id,
+            "host": one.broker.host,
+            "port": one.broker.port,
+            "pid": one.broker.pid,
+            "executor_id": one.broker.executor_id,
+            "executor_pid": one.broker.executor_pid,
+        }
+        for one in cluster.status().live_brokers
+    ]
+    ready = {
+        "bootstrap_servers": cluster.bootstrap_servers,
+        "cluster_id": cluster.cluster_id,
+        "log_dirs": cluster.log_dirs,
+        "metadata_dir": cluster.metadata_dir,
+        "driver_pid": os.getpid(),
+        "brokers": brokers,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(ready, indent=2) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""spark-broker: a replicated, partitioned, append-only log whose brokers are Spark executors.
+
+Names are loaded on first use: `import spark_broker` loads neither Spark nor gRPC, which must not be loaded before a
+fork.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import (
+    BrokerInfo,
+    ClusterDescription,
+    ConsumedBatch,
+    NewTopic,
+    OffsetAndMetadata,
+    PartitionInfo,
+    RecordMetadata,
+    TopicDescription,
+    TopicPartition,
+)
+
+if TYPE_CHECKING:
+    from spark_broker.client.admin import Admin
+    from spark_broker.client.consumer import Consumer
+    from spark_broker.client.producer import Producer
+    from spark_broker.driver.cluster import BrokerCluster
+    from spark_broker.driver.session import configure_spark
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BrokerCluster",
+    "Admin",
+    "Producer",
+    "Consumer",
+    "NewTopic",
+    "TopicPartition",
+    "configure_spark",
+    "BrokerInfo",
+    "ClusterDescription",
+    "ConsumedBatch",
+    "OffsetAndMetadata",
+    "PartitionInfo",
+    "RecordMetadata",
+    "SparkBrokerError",
+    "TopicDescription",
+    "errors",
+]
+
+_LAZY = {
+    "Admin": "spark_broker.client.admin",
+    "Consumer": "spark_broker.client.consumer",
+    "Producer": "spark_broker.client.producer",
+    "BrokerCluster": "spark_broker.driver.cluster",
+    "configure_spark": "spark_broker.driver.session",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'spark_broker' has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

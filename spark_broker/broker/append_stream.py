@@ -1,0 +1,84 @@
+"""A producer's stream of appends: validated and stored in the order in which they come, answered when they are safe."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from spark_broker.broker.clock import boottime_ms
+from spark_broker.broker.partition import Append
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.errors import InvalidRequestError, InvariantError, NetworkError, SparkBrokerError
+from spark_broker.protocol.messages import AppendRequest, AppendResponse
+from spark_broker.protocol.wire import Buffer
+from spark_broker.transport.server import ServerStream
+
+logger = logging.getLogger(__name__)
+
+
+class AppendStream:
+    """Serves one stream. Responses may leave in another order than the requests came in: they name their request."""
+
+    def __init__(self, manager: ReplicaManager, stream: ServerStream, max_waiting: int) -> None:
+        self._manager = manager
+        self._stream = stream
+        # Bounds what waits for the high watermark on this connection: beyond it, nothing more is read.
+        self._waiting = threading.BoundedSemaphore(max_waiting)
+
+    def run(self) -> None:
+        """Until the client leaves."""
+        while (received := self._stream.receive()) is not None:
+            request, payload = received
+            if not isinstance(request, AppendRequest):
+                raise InvalidRequestError(f"a {type(request).__name__} on a stream of appends")
+            self._append(request, payload)
+
+    def _append(self, request: AppendRequest, payload: Buffer) -> None:
+        token = None if request.acks == 0 else self._token(request)
+        if request.acks != 0 and token is None:
+            return
+        append = Append(
+            message=payload,
+            leader_epoch=request.leader_epoch,
+            acks=request.acks,
+            schema_id=request.schema_id,
+            deadline_ms=boottime_ms() + request.timeout_ms,
+        )
+        try:
+            self._manager.partition(request.topic_id, request.partition).append(append, token)
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            if token is None:
+                # acks=0 asks for no answer; ending the stream is how the producer learns that something is wrong.
+                logger.info("an append with acks=0 was refused: %s", error)
+                return
+            token.refuse(error)
+
+    def _token(self, request: AppendRequest) -> _Token | None:
+        while not self._waiting.acquire(timeout=0.25):
+            if self._stream.cancelled:
+                return None
+        return _Token(self._stream, request.correlation_id, self._waiting)
+
+
+class _Token:
+    """Answers one append. Called once, perhaps from another stream's thread."""
+
+    def __init__(self, stream: ServerStream, correlation_id: int, waiting: threading.BoundedSemaphore) -> None:
+        self._stream = stream
+        self._correlation_id = correlation_id
+        self._waiting = waiting
+
+    def acknowledge(self, base_offset: int) -> None:
+        self._send(AppendResponse(self._correlation_id, 0, "", base_offset))
+
+    def refuse(self, error: SparkBrokerError) -> None:
+        self._send(AppendResponse(self._correlation_id, error.code, error.message[:65_000]))
+
+    def _send(self, response: AppendResponse) -> None:
+        self._waiting.release()
+        try:
+            self._stream.send(response)
+        except NetworkError as error:
+            logger.info("a producer left before its append was answered: %s", error)

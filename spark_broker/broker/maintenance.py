@@ -1,0 +1,78 @@
+"""What a broker does from time to time: ISR checks, checkpoints, retention, background syncs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.config import ClusterConfig
+from spark_broker.errors import KafkaStorageError
+
+TICK_S = 0.1
+
+
+@dataclass(slots=True)
+class _Chore:
+    interval_s: float
+    run: Callable[[], None]
+    due_s: float = 0.0
+
+
+class Maintenance(threading.Thread):
+    """Runs until `stop`. A failing disk takes its replica offline and leaves the others alone."""
+
+    def __init__(self, manager: ReplicaManager, config: ClusterConfig, on_bug: Callable[[BaseException], None]) -> None:
+        super().__init__(name="maintenance", daemon=True)
+        self._manager = manager
+        self._on_bug = on_bug
+        self._stopped = threading.Event()
+        self._chores = [
+            _Chore(TICK_S, self._tick),
+            _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, manager.save_high_watermarks),
+            _Chore(config.log_retention_check_interval_ms / 1000, self._retain),
+            _Chore(config.log_flush_interval_ms / 1000, self._flush),
+        ]
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        now = time.monotonic()
+        for chore in self._chores:
+            chore.due_s = now + chore.interval_s
+        try:
+            while not self._stopped.wait(TICK_S):
+                self._run_due(time.monotonic())
+        except BaseException as error:
+            self._on_bug(error)
+            raise
+
+    def _run_due(self, now: float) -> None:
+        for chore in self._chores:
+            if chore.due_s <= now:
+                chore.due_s = now + chore.interval_s
+                chore.run()
+
+    def _tick(self) -> None:
+        epochs = self._manager.broker_epochs()
+        for partition in self._manager.partitions():
+            partition.tick(epochs)
+
+    def _retain(self) -> None:
+        for partition in self._manager.partitions():
+            _unless_offline(partition.apply_retention)
+
+    def _flush(self) -> None:
+        for partition in self._manager.partitions():
+            _unless_offline(partition.flush)
+
+
+def _unless_offline(action: Callable[[], None]) -> None:
+    try:
+        action()
+    except KafkaStorageError:
+        # The partition has gone offline by itself, and the broker has been told.
+        return

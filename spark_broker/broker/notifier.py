@@ -1,0 +1,29 @@
+"""Wakes one waiting stream when its partitions have news."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Hashable
+
+
+class Notifier:
+    """Which partitions have news since the last `take`; bounded by the number of partitions that a stream names."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._news: set[Hashable] = set()
+
+    def notify(self, key: Hashable) -> None:
+        with self._condition:
+            self._news.add(key)
+            self._condition.notify()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for news; False when there is none in time."""
+        with self._condition:
+            return bool(self._news) or self._condition.wait_for(lambda: bool(self._news), timeout_s)
+
+    def take(self) -> set[Hashable]:
+        with self._condition:
+            news, self._news = self._news, set()
+            return news

@@ -1,0 +1,155 @@
+"""A broker's process: claims a log directory, serves, keeps its session, and ends in order."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import queue
+import sys
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_broker.broker.append_stream import AppendStream
+from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.fetch_stream import FetchStream
+from spark_broker.broker.isr_proposals import IsrProposals
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.maintenance import Maintenance
+from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.replica_manager import Outward, ReplicaManager
+from spark_broker.broker.replica_stream import ReplicaStream
+from spark_broker.broker.service import BrokerService
+from spark_broker.broker.session import ControllerSession, SessionEvents
+from spark_broker.broker.spec import STOPPED, BrokerSpec
+from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
+from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBroker, Registered
+from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.lock import process_start_time
+from spark_broker.transport.client import Connection
+from spark_broker.transport.server import Server, ServerStream
+
+logger = logging.getLogger(__name__)
+
+SWITCH_INTERVAL_S = 0.0002
+"""One busy Python thread would otherwise hold the others back for 5 ms at a time."""
+
+
+def run_broker(spec: BrokerSpec) -> str:
+    """Run a broker until it is stopped or superseded; returns which. Raises the error that kept it from going on.
+
+    The Flight server is never joined (it hangs on open streams): the caller ends the process afterwards.
+    """
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    settings = ClusterSettings(cluster=ClusterConfig.parse(spec.settings), topic=TopicConfig.parse(spec.topic_defaults))
+    directory = LogDirectory.claim(
+        Path(spec.log_dirs),
+        cluster_id=spec.cluster_id,
+        launch=spec.launch,
+        superseded=lambda holder: holder.launch == spec.replaces,
+    )
+    return Broker(spec, settings, directory).run()
+
+
+class Broker:
+    """Wires the parts of one broker together."""
+
+    def __init__(self, spec: BrokerSpec, settings: ClusterSettings, directory: LogDirectory) -> None:
+        self._spec = spec
+        self._directory = directory
+        self._incarnation = uuid.uuid4().hex
+        self._ends: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
+        self._lease = Lease()
+        self._controller = Connection(spec.controller_host, spec.controller_port)
+        timeout_ms = settings.cluster.request_timeout_ms
+        self._proposals = IsrProposals(self._controller, timeout_ms, self._on_bug)
+        outward = Outward(self._proposals.propose, self._on_storage_failure, self._on_bug)
+        self._manager = ReplicaManager(settings, directory, self._lease, outward)
+        self._proposals.manager = self._manager
+        coordinator = Coordinator(self._manager, settings.cluster.offsets_topic_snapshot_records)
+        self._service = BrokerService(self._manager, coordinator, self._controller, timeout_ms)
+        self._maintenance = Maintenance(self._manager, settings.cluster, self._on_bug)
+        events = SessionEvents(self._on_registered, self._ends.put, self._ends.put, self._on_bug)
+        self._session = ControllerSession(self._controller, self._registration, self._manager, self._lease, events)
+        self._settings = settings
+        self._server = self._serve()
+
+    def _serve(self) -> Server:
+        """On the port that the directory remembers, so that a bootstrap list survives a restart; else on any."""
+        cluster = self._settings.cluster
+        streams = {
+            "append": self._serve_appends,
+            "fetch": lambda stream: FetchStream(self._manager, stream).run(),
+            "replica": lambda stream: ReplicaStream(self._manager, stream, cluster.replica_fetch_max_bytes).run(),
+        }
+        for port in (self._directory.meta.port, 0):
+            try:
+                return Server(self._spec.host, port, self._service.answer, streams, self._on_bug)
+            except (OSError, pa.ArrowException) as error:
+                if port == 0:
+                    raise
+                logger.info("port %s is taken: %s", port, error)
+        raise InvariantError("no port was tried")
+
+    def _serve_appends(self, stream: ServerStream) -> None:
+        AppendStream(self._manager, stream, self._settings.cluster.queued_max_requests).run()
+
+    def run(self) -> str:
+        """Serve until there is a reason to end."""
+        self._directory.update(port=self._server.port)
+        for thread in (self._proposals, self._maintenance, self._session):
+            thread.start()
+        logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
+        end = self._ends.get()
+        self._lease.drop()
+        for part in (self._session, self._maintenance, self._proposals):
+            part.stop()
+        if end == STOPPED:
+            self._manager.stop(clean=True)
+            self._directory.mark_clean()
+            logger.info("broker %s has stopped", self._manager.broker_id)
+        else:
+            self._manager.stop(clean=False)
+        self._directory.release()
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    def _registration(self) -> RegisterBroker:
+        spec, meta = self._spec, self._directory.meta
+        return RegisterBroker(
+            version=PROTOCOL_VERSION,
+            cluster_id=meta.cluster_id,
+            launch=spec.launch,
+            broker_id=meta.broker_id,
+            directory_id=meta.directory_id,
+            incarnation=self._incarnation,
+            start_kind=self._directory.start_kind.value,
+            host=spec.host,
+            port=self._server.port,
+            rack=spec.rack,
+            machine=platform.node(),
+            executor_id=spec.executor_id,
+            executor_pid=spec.executor_pid,
+            pid=os.getpid(),
+            pid_start_time=process_start_time(os.getpid()) or 0,
+        )
+
+    def _on_registered(self, registered: Registered) -> None:
+        self._directory.update(broker_id=registered.broker_id)
+        self._manager.registered(registered.broker_id, registered.broker_epoch)
+        logger.info("registered as broker %s, epoch %s", registered.broker_id, registered.broker_epoch)
+
+    def _on_storage_failure(self, key: PartitionKey, error: SparkBrokerError) -> None:
+        """KNOWN_BUGS 27: an I/O error stops the broker; its replicas elsewhere take over."""
+        logger.error("the disk failed for %s: %s", key, error)
+        self._lease.drop()
+        self._ends.put(error)
+
+    def _on_bug(self, error: BaseException) -> None:
+        logger.critical("a bug: %s", error, exc_info=error)
+        self._lease.drop()
+        self._ends.put(error)

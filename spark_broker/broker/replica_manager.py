@@ -1,0 +1,275 @@
+"""The partitions that this broker hosts: opened, assigned and dropped as the metadata says."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from spark_broker.broker.fetcher import FetcherSettings, ReplicaFetcher
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.broker.topic import Topic
+from spark_broker.config import ClusterSettings
+from spark_broker.controller.delta import MetadataDelta
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState
+from spark_broker.core.effects import ProposeIsr
+from spark_broker.core.replica import Assignment, Replica
+from spark_broker.errors import (
+    DamagedLogError,
+    KafkaStorageError,
+    NotLeaderOrFollowerError,
+    SparkBrokerError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.model import TopicPartition
+from spark_broker.storage.directory import LogDirectory
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Outward:
+    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs."""
+
+    propose_isr: Callable[[PartitionKey, ProposeIsr], None]
+    on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None]
+    on_bug: Callable[[BaseException], None]
+
+
+class ReplicaManager:
+    """`apply` belongs to the session's thread; look-ups are safe from any."""
+
+    def __init__(self, settings: ClusterSettings, directory: LogDirectory, lease: Lease, outward: Outward) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._lease = lease
+        self._outward = outward
+        self._high_watermarks = directory.read_high_watermarks()
+        self._lock = threading.Lock()
+        # Guarded by _lock: replaced, never changed in place, so that readers need no lock.
+        self._partitions: dict[PartitionKey, Partition] = {}
+        self._offline: dict[PartitionKey, SparkBrokerError] = {}
+        self._set_aside: set[PartitionKey] = set()
+        self._topics: dict[str, Topic] = {}
+        self._live: Mapping[int, int] = {}
+        self._epochs: Mapping[int, int] = {}
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._recovered = False
+        self.broker_id = -1
+        self.broker_epoch = -1
+        self.image = EMPTY_IMAGE
+
+    # ---- look-ups ----------------------------------------------------------------------------------------------
+
+    def partition(self, topic_id: str, number: int) -> Partition:
+        """The replica. Raises the error that says why it is not here."""
+        found = self._partitions.get((topic_id, number))
+        if found is not None:
+            return found
+        failure = self._offline.get((topic_id, number))
+        if failure is not None:
+            raise KafkaStorageError(f"broker {self.broker_id}: {failure.message}")
+        topic = self.image.topics.get(topic_id)
+        if topic is None:
+            raise UnknownTopicIdError(f"no topic has the id {topic_id}")
+        if number >= len(topic.partitions):
+            raise UnknownTopicOrPartitionError(f"{topic.name} has {len(topic.partitions)} partitions, not {number + 1}")
+        raise NotLeaderOrFollowerError(f"broker {self.broker_id} has no replica of {topic.name}-{number}")
+
+    def find(self, topic_id: str, number: int) -> Partition | None:
+        return self._partitions.get((topic_id, number))
+
+    def partitions(self) -> Iterator[Partition]:
+        return iter(self._partitions.values())
+
+    def topic(self, topic_id: str) -> Topic | None:
+        return self._topics.get(topic_id)
+
+    def live_broker_epochs(self) -> Mapping[int, int]:
+        """Brokers that may join an ISR, with their epochs."""
+        return self._live
+
+    def broker_epochs(self) -> Mapping[int, int]:
+        return self._epochs
+
+    @property
+    def damaged(self) -> list[PartitionKey]:
+        """Replicas that were set aside when they were opened."""
+        return sorted(self._set_aside)
+
+    # ---- metadata ----------------------------------------------------------------------------------------------
+
+    def registered(self, broker_id: int, broker_epoch: int) -> None:
+        self.broker_id, self.broker_epoch = broker_id, broker_epoch
+
+    def apply(self, image: MetadataImage) -> None:
+        """Make this broker's replicas what the image says."""
+        delta = MetadataDelta(self.image, image)
+        self.image = image
+        self._live = {broker.id: broker.epoch for broker in image.brokers.values() if broker.live}
+        self._epochs = {broker.id: broker.epoch for broker in image.brokers.values()}
+        self._update_topics(delta)
+        if not self._recovered:
+            self._delete_strays(image)
+        for topic in delta.topics_removed:
+            for number in range(len(topic.partitions)):
+                self._drop((topic.topic_id, number), UnknownTopicOrPartitionError(f"{topic.name} was deleted"))
+        changed = set(delta.partitions_changed)
+        if delta.brokers_changed:
+            changed |= {key for key in self._partitions if image.partition(*key) is not None}
+        for topic in delta.topics_changed:
+            changed |= {(topic.topic_id, number) for number in range(len(topic.partitions))}
+        for key in sorted(changed):
+            self._apply_partition(key, image)
+        self._update_fetchers()
+        if not self._recovered:
+            self._directory.mark_recovered()
+            self._recovered = True
+
+    def _delete_strays(self, image: MetadataImage) -> None:
+        """Replicas whose topic was deleted, or that were moved away, while this broker was gone."""
+        for stray in self._directory.list_partitions():
+            state = image.partition(stray.topic_id, stray.partition)
+            if state is None or self.broker_id not in state.replicas:
+                logger.info("%s-%s is no longer here and is deleted", stray.topic, stray.partition)
+                self._directory.delete_partition(stray.topic, stray.partition)
+
+    def _update_topics(self, delta: MetadataDelta) -> None:
+        topics = {topic_id: topic for topic_id, topic in self._topics.items() if topic_id in delta.new.topics}
+        for state in delta.topics_changed:
+            topics[state.topic_id] = Topic.of(state)
+        self._topics = topics
+
+    def _apply_partition(self, key: PartitionKey, image: MetadataImage) -> None:
+        state = image.partition(*key)
+        if state is None or self.broker_id not in state.replicas:
+            self._drop(key, NotLeaderOrFollowerError("the replica was moved to another broker"))
+            return
+        topic = self._topics[key[0]]
+        partition = self._partitions.get(key) or self._open(key, topic, state)
+        if partition is not None:
+            assignment = Assignment(
+                leader=state.leader,
+                leader_epoch=state.leader_epoch,
+                partition_epoch=state.partition_epoch,
+                replicas=state.replicas,
+                isr=state.isr,
+            )
+            partition.assign(assignment, topic, self._epochs)
+
+    # ---- opening and dropping ----------------------------------------------------------------------------------
+
+    def _open(self, key: PartitionKey, topic: Topic, state: PartitionState) -> Partition | None:
+        """Open or create the replica's log. Damage is set aside where other replicas have the data."""
+        if key in self._offline:
+            return None
+        path = self._directory.partition_directory(topic.name, topic.topic_id, key[1])
+        try:
+            log = ReplicaLog(path, topic, self._directory.start_kind)
+        except DamagedLogError as error:
+            if set(state.isr) == {self.broker_id}:
+                # KNOWN_BUGS 28: the only replica in sync is neither cleaned up nor served.
+                self._take_offline(key, error)
+                return None
+            logger.error("%s-%s is damaged and is fetched again: %s", topic.name, key[1], error)
+            self._directory.set_aside(topic.name, key[1])
+            self._set_aside.add(key)
+            log = ReplicaLog(
+                self._directory.partition_directory(topic.name, topic.topic_id, key[1]),
+                topic,
+                self._directory.start_kind,
+            )
+        except KafkaStorageError as error:
+            self._take_offline(key, error)
+            return None
+        high_watermark = self._high_watermarks.get(TopicPartition(topic.name, key[1]), 0)
+        replica = Replica(
+            self.broker_id,
+            log.state(high_watermark=high_watermark),
+            min_insync_replicas=topic.config.min_insync_replicas,
+            lag_max_ms=self._settings.cluster.replica_lag_time_max_ms,
+        )
+        partition = Partition(
+            key, topic, log, replica, self._lease, self._outward.propose_isr, self._outward.on_storage_failure
+        )
+        self._partitions = {**self._partitions, key: partition}
+        return partition
+
+    def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
+        logger.error("the replica %s is offline: %s", key, error)
+        self._offline = {**self._offline, key: error}
+
+    def _drop(self, key: PartitionKey, reason: SparkBrokerError) -> None:
+        """Stop the replica and delete its files."""
+        partition = self._partitions.get(key)
+        self._offline = {k: v for k, v in self._offline.items() if k != key}
+        if partition is None:
+            return
+        self._partitions = {k: v for k, v in self._partitions.items() if k != key}
+        partition.stop(reason)
+        partition.close(clean=False)
+        self._directory.delete_partition(partition.topic.name, key[1])
+
+    # ---- replication -------------------------------------------------------------------------------------------
+
+    def _update_fetchers(self) -> None:
+        """One fetcher for each broker that leads something this one follows."""
+        wanted: dict[int, dict[PartitionKey, Partition]] = {}
+        for key, partition in self._partitions.items():
+            leader = partition.replica.assignment.leader
+            if leader not in (-1, self.broker_id) and leader in self.image.brokers:
+                wanted.setdefault(leader, {})[key] = partition
+        for leader in set(self._fetchers) - set(wanted):
+            self._fetchers.pop(leader).stop()
+        for leader, partitions in wanted.items():
+            self._fetcher(leader).follow(partitions, self._versions(partitions))
+
+    def _versions(self, partitions: dict[PartitionKey, Partition]) -> dict[PartitionKey, int]:
+        return {key: partition.replica.assignment.leader_epoch for key, partition in partitions.items()}
+
+    def _fetcher(self, leader: int) -> ReplicaFetcher:
+        broker = self.image.brokers[leader]
+        fetcher = self._fetchers.get(leader)
+        if fetcher and fetcher.address == (broker.host, broker.port) and fetcher.settings == self._fetcher_settings():
+            return fetcher
+        if fetcher:
+            fetcher.stop()
+        fetcher = ReplicaFetcher(broker.host, broker.port, self._fetcher_settings(), self._outward.on_bug)
+        self._fetchers[leader] = fetcher
+        fetcher.start()
+        return fetcher
+
+    def _fetcher_settings(self) -> FetcherSettings:
+        cluster = self._settings.cluster
+        return FetcherSettings(
+            broker_id=self.broker_id,
+            broker_epoch=self.broker_epoch,
+            max_wait_ms=cluster.replica_fetch_wait_max_ms,
+            max_bytes=cluster.replica_fetch_response_max_bytes,
+            request_timeout_ms=cluster.replica_fetch_wait_max_ms + 5_000,
+        )
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    def save_high_watermarks(self) -> None:
+        """Checkpoint every high watermark."""
+        marks = {
+            TopicPartition(partition.topic.name, partition.key[1]): partition.replica.high_watermark
+            for partition in self.partitions()
+        }
+        self._directory.write_high_watermarks(marks)
+
+    def stop(self, *, clean: bool) -> None:
+        """Stop replication, refuse what waits, close every log; with `clean`, synced."""
+        for fetcher in self._fetchers.values():
+            fetcher.stop()
+        for partition in self.partitions():
+            partition.stop(NotLeaderOrFollowerError("the broker is shutting down"))
+        if clean:
+            self.save_high_watermarks()
+        for partition in self.partitions():
+            partition.close(clean=clean)

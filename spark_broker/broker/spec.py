@@ -1,0 +1,91 @@
+"""What a broker is started with: written by the launcher, read by the broker's process."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import msgspec
+
+from spark_broker.errors import InvalidRequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerSpec:
+    """One launch of one broker.
+
+    `launch` is the number that the metadata log gave it: a higher one fences it. `log_dirs` is the absolute directory
+    under which the broker claims its own log directory. `host` is what it binds and advertises. `executor_id` is where
+    the launcher meant it to run; the task replaces it, and fills in `executor_pid`, with where it does run.
+    `replaces`: the launch that this one takes over from (-1: none); if that one's process still holds its log
+    directory, it is ended.
+    """
+
+    cluster_id: str
+    controller_host: str
+    controller_port: int
+    launch: int
+    log_dirs: str
+    host: str
+    rack: str | None
+    executor_id: str
+    settings: dict[str, str]
+    topic_defaults: dict[str, str]
+    executor_pid: int = -1
+    replaces: int = -1
+
+    def to_json(self) -> bytes:
+        """One line of JSON, as it travels to the task."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> BrokerSpec:
+        """The spec that `to_json` wrote. Raises InvalidRequestError."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequestError(f"a broker specification that does not decode: {error}") from None
+
+    def on_executor(self, executor_id: str, executor_pid: int) -> BrokerSpec:
+        """The same launch, on the executor where it really runs."""
+        return dataclasses.replace(self, executor_id=executor_id, executor_pid=executor_pid)
+
+
+STOPPED = "stopped"
+"""A broker's end: it was asked to leave and left in order."""
+
+SUPERSEDED = "superseded"
+"""A broker's end: a later launch has taken its place."""
+
+MISPLACED = "misplaced"
+"""The task found itself on another executor than it was meant for, and started no broker."""
+
+RETRIED = "retried"
+"""Spark ran the task again by itself: this launch is over, and a new number is needed."""
+
+FAILED = "failed"
+"""The broker refused to start, or stopped on an error: `error_code` and `error_message` say which."""
+
+LOST = "lost"
+"""The process, its executor or its job is gone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerOutcome:
+    """How a launch ended: one of the reasons above, or another word of the broker's."""
+
+    reason: str
+    error_code: int = 0
+    error_message: str = ""
+
+    def to_json(self) -> bytes:
+        """One line of JSON, as the task returns it."""
+        return msgspec.json.encode(self)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> BrokerOutcome:
+        """The outcome that `to_json` wrote. Raises InvalidRequestError."""
+        try:
+            return msgspec.json.decode(data, type=cls)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequestError(f"a broker outcome that does not decode: {error}") from None

@@ -1,0 +1,58 @@
+"""A topic as a broker uses it: schemas parsed, settings resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_broker.config import TopicConfig
+from spark_broker.controller.image import TopicState
+from spark_broker.protocol.schema import schema_from_bytes
+
+DEFAULT_TIMESTAMP_COLUMN = "timestamp"
+DEFAULT_COLUMNS = ["key", "value", "headers", "timestamp"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """`schemas[i]` is the schema of id i; the last one is current."""
+
+    name: str
+    topic_id: str
+    schemas: tuple[pa.Schema, ...]
+    schema_bytes: tuple[bytes, ...]
+    config: TopicConfig
+    timestamp_column: str
+
+    @staticmethod
+    def of(state: TopicState) -> Topic:
+        config = TopicConfig.parse(state.config)
+        schemas = tuple(schema_from_bytes(schema) for schema in state.schemas)
+        column = config.timestamp_column
+        if not column and schemas and schemas[-1].names == DEFAULT_COLUMNS:
+            column = DEFAULT_TIMESTAMP_COLUMN
+        return Topic(state.name, state.topic_id, schemas, state.schemas, config, column)
+
+    @property
+    def schema_id(self) -> int:
+        return len(self.schemas) - 1
+
+    def max_timestamp_us(self, batch: pa.RecordBatch, append_time_ms: int) -> int:
+        """The newest timestamp of a batch, UTC microseconds; the append time where the topic has no column for it."""
+        if self.timestamp_column:
+            newest = pc.max(batch.column(self.timestamp_column)).cast(pa.int64()).as_py()
+            if newest is not None:
+                return int(newest)
+        return append_time_ms * 1000
+
+    def timestamps_us(self, batch: pa.RecordBatch, append_time_ms: int) -> pa.Array:
+        """Every record's timestamp, int64 UTC microseconds; the append time where a record has none."""
+        if not self.timestamp_column:
+            return pa.repeat(pa.scalar(append_time_ms * 1000, pa.int64()), batch.num_rows)
+        return pc.fill_null(batch.column(self.timestamp_column).cast(pa.int64()), append_time_ms * 1000)
+
+
+Topics = Mapping[str, Topic]

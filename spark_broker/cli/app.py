@@ -1,0 +1,44 @@
+"""The tree of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import spark_broker
+from spark_broker.cli import cluster, topics
+from spark_broker.cli.consume import consume
+from spark_broker.cli.dump_log import dump_log
+from spark_broker.cli.perf import perf
+from spark_broker.cli.produce import produce
+
+app = typer.Typer(
+    help="A replicated, partitioned, append-only log whose brokers are Spark executors.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"spark-broker {spark_broker.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """What comes before the command."""
+
+
+app.add_typer(cluster.cluster, name="cluster")
+app.add_typer(topics.topics, name="topics")
+app.command()(produce)
+app.command()(consume)
+app.command()(dump_log)
+app.add_typer(perf, name="perf")

@@ -1,0 +1,124 @@
+"""`spark-broker cluster`: start, status, stop."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
+from spark_broker.cli.cluster_state import default_state_file, end_process, running_cluster
+from spark_broker.cli.options import Bootstrap, Output, OutputOption, StateFile, parse_settings
+from spark_broker.cli.output import fail, note, print_json, print_table
+from spark_broker.client.admin import Admin
+from spark_broker.config import load_cluster_settings
+from spark_broker.model import BrokerInfo, ClusterDescription, PartitionInfo
+
+cluster = typer.Typer(help="Start a cluster on this machine, look at one, stop it.", no_args_is_help=True)
+
+
+class BrokerRow(msgspec.Struct, frozen=True):
+    """A broker and its share of the partitions."""
+
+    broker: BrokerInfo
+    leads: int
+    replicas: int
+    in_sync: int
+
+
+@cluster.command()
+def start(
+    brokers: Annotated[int, typer.Option(min=1, help="Brokers to start, one per executor.")] = 3,
+    master: Annotated[str, typer.Option(help="Spark master. Default: a local-cluster of as many executors.")] = "",
+    config: Annotated[Path | None, typer.Option(help="File of settings, like conf/cluster.toml.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting.")] = None,
+    conf: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of Spark.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the cluster is up.")] = False,
+    timeout: Annotated[int, typer.Option(metavar="SECONDS", help="How long --detach waits for the cluster.")] = 240,
+    state_file: StateFile = None,
+) -> None:
+    """Start a cluster: a Spark application whose executors are brokers. Runs until Ctrl-C, or in the background."""
+    path = state_file or default_state_file()
+    existing = running_cluster(path)
+    if existing is not None:
+        fail(f"a cluster runs already (pid {existing.driver_pid}): `spark-broker cluster stop` ends it")
+    if config and settings:
+        fail("give --config or --set, not both")
+    load_cluster_settings(config or parse_settings(settings))  # A mistake shows now, not after Spark has started.
+    application = Application(
+        brokers=brokers,
+        master=master,
+        config=config,
+        settings=parse_settings(settings),
+        spark_settings=parse_settings(conf),
+        ready_file=path,
+    )
+    if not detach:
+        run_in_foreground(application)
+    state = start_detached(application, timeout)
+    print_cluster(state.bootstrap_servers, Output.TABLE)
+    note(f"bootstrap.servers = {state.bootstrap_servers}")
+    note("Stop it with `spark-broker cluster stop`.")
+
+
+@cluster.command()
+def status(bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE, state_file: StateFile = None) -> None:
+    """Show the brokers, and what each of them leads and holds. Status 1 when no cluster runs."""
+    if not bootstrap_server:
+        path = state_file or default_state_file()
+        state = running_cluster(path)
+        if state is None:
+            fail(f"no cluster runs here ({path}): `spark-broker cluster start`, or give --bootstrap-server")
+        bootstrap_server = state.bootstrap_servers
+    print_cluster(bootstrap_server, output)
+
+
+@cluster.command()
+def stop(
+    timeout: Annotated[int, typer.Option(metavar="SECONDS", help="How long to wait for its end.")] = 60,
+    state_file: StateFile = None,
+) -> None:
+    """Stop the cluster that `cluster start` started: brokers hand over, sync and leave."""
+    path = state_file or default_state_file()
+    state = running_cluster(path)
+    if state is None:
+        path.unlink(missing_ok=True)
+        fail(f"no cluster runs here ({path})")
+    note(f"stopping cluster {state.cluster_id} (pid {state.driver_pid}) ...")
+    if not end_process(state.driver_pid, timeout):
+        fail(f"the driver (pid {state.driver_pid}) still runs after {timeout} s; look at {log_file(path)}")
+    path.unlink(missing_ok=True)
+    note("stopped")
+
+
+def print_cluster(bootstrap: str, output: Output) -> None:
+    """Describe the cluster at these addresses."""
+    with Admin(bootstrap) as admin:
+        found = admin.describe_cluster(include_fenced=True)
+        topics = [admin.describe_topic(name) for name in admin.list_topics(include_internal=True)]
+    partitions = [partition for topic in topics for partition in topic.partitions]
+    rows = broker_rows(found, partitions)
+    if output is Output.JSON:
+        print_json({"cluster_id": found.cluster_id, "controller_epoch": found.controller_epoch, "brokers": rows})
+        return
+    columns = ("broker", "address", "executor", "executor pid", "pid", "leads", "replicas", "in sync", "state")
+    cells = [
+        (
+            *(row.broker.id, row.broker.address, row.broker.executor_id, row.broker.executor_pid, row.broker.pid),
+            *(row.leads, row.replicas, row.in_sync, "fenced" if row.broker.fenced else "live"),
+        )
+        for row in rows
+    ]
+    title = f"cluster {found.cluster_id}: {len(topics)} topics, {len(partitions)} partitions"
+    print_table(columns, cells, title=title, right=columns[3:8])
+
+
+def broker_rows(found: ClusterDescription, partitions: list[PartitionInfo]) -> list[BrokerRow]:
+    """Each broker's share of these partitions."""
+    leads = Counter(partition.leader for partition in partitions)
+    replicas = Counter(broker for partition in partitions for broker in partition.replicas)
+    in_sync = Counter(broker for partition in partitions for broker in partition.isr)
+    return [BrokerRow(broker, leads[broker.id], replicas[broker.id], in_sync[broker.id]) for broker in found.brokers]

@@ -1,0 +1,133 @@
+"""Starting the cluster application as a process of its own, in this terminal or behind it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+from rich.status import Status
+
+from spark_broker.cli.cluster_state import ClusterState, end_process, running_cluster
+from spark_broker.cli.output import note
+from spark_broker.errors import ClusterStartError, MissingDependencyError
+
+POLL_S = 0.1
+LOG_LINES_SHOWN = 15
+STOP_TIMEOUT_S = 30.0
+
+_PROGRESS = re.compile(r"^(executors|brokers registering): \d+ of \d+$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Application:
+    """What to start. Empty values leave the choice to the application. `ready_file` appears once brokers are live."""
+
+    brokers: int
+    ready_file: Path
+    master: str = ""
+    config: Path | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    spark_settings: Mapping[str, str] = field(default_factory=dict)
+
+    def command(self) -> list[str]:
+        """The command line. Python and not spark-submit: signals then reach the driver and not the JVM around it."""
+        command = [sys.executable, str(application_file()), "--brokers", str(self.brokers)]
+        command += ["--ready-file", str(self.ready_file)]
+        if self.master:
+            command += ["--master", self.master]
+        if self.config:
+            command += ["--config", str(self.config)]
+        for name, value in self.settings.items():
+            command += ["--set", f"{name}={value}"]
+        return command
+
+    def environment(self) -> dict[str, str]:
+        """The environment: Spark's own settings go the way that PySpark reads them."""
+        environment = dict(os.environ)
+        if self.spark_settings:
+            given = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in self.spark_settings.items())
+            environment["PYSPARK_SUBMIT_ARGS"] = f"{given} pyspark-shell"
+        return environment
+
+
+def log_file(ready_file: Path) -> Path:
+    """Where a detached application writes."""
+    return ready_file.with_suffix(".log")
+
+
+def application_file() -> Path:
+    """The application: in the package where it is installed, under `jobs/` in a checkout."""
+    installed = Path(__file__).with_name("cluster_application.py")
+    return installed if installed.exists() else Path(__file__).resolve().parents[2] / "jobs" / "cluster.py"
+
+
+def check_spark() -> None:
+    """Raise MissingDependencyError unless PySpark and Java are here."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise MissingDependencyError("a cluster needs PySpark: pip install 'spark-broker[spark]'")
+    home = os.environ.get("JAVA_HOME")
+    if not (home and Path(home, "bin", "java").exists()) and shutil.which("java") is None:
+        raise MissingDependencyError("Spark needs Java 17 or newer: install one, or set JAVA_HOME")
+
+
+def run_in_foreground(application: Application) -> NoReturn:
+    """Become the application: the terminal's signals and the exit status are its own."""
+    check_spark()
+    command = application.command()
+    sys.stdout.flush()
+    os.execve(command[0], command, application.environment())
+
+
+def start_detached(application: Application, timeout_s: float) -> ClusterState:
+    """Start the application in a session of its own and wait until its brokers are live. Raises ClusterStartError."""
+    check_spark()
+    application.ready_file.parent.mkdir(parents=True, exist_ok=True)
+    application.ready_file.unlink(missing_ok=True)
+    with log_file(application.ready_file).open("wb") as log:
+        process = subprocess.Popen(
+            application.command(),
+            env=application.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    with Console(stderr=True).status("starting Spark ...") as spinner:
+        try:
+            return _wait_until_ready(application, process, timeout_s, spinner)
+        except BaseException:
+            end_process(process.pid, STOP_TIMEOUT_S)
+            raise
+
+
+def _wait_until_ready(
+    application: Application, process: subprocess.Popen[bytes], timeout_s: float, spinner: Status
+) -> ClusterState:
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    log_path = log_file(application.ready_file)
+    while (state := running_cluster(application.ready_file)) is None:
+        log = log_path.read_text(encoding="utf-8", errors="replace")
+        if process.poll() is not None:
+            note("\n".join(log.splitlines()[-LOG_LINES_SHOWN:]))
+            raise ClusterStartError(
+                f"the cluster application ended with status {process.returncode}; its log is {log_path}"
+            )
+        if time.monotonic() > deadline:
+            raise ClusterStartError(f"no brokers are live after {timeout_s:g} s; the log is {log_path}")
+        reached = _PROGRESS.findall(log) and [*_PROGRESS.finditer(log)][-1].group(0)
+        spinner.update(f"starting: {reached}" if reached else "starting Spark ...")
+        pause.wait(POLL_S)
+    return state

@@ -1,0 +1,77 @@
+"""Where `cluster start` notes which cluster runs here, so that other commands find it.
+
+The note is the ready file of the cluster application: it appears, whole, once all brokers are live, and the application
+removes it when it ends in order.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+import msgspec
+
+from spark_broker.errors import InvalidDataError
+from spark_broker.storage.lock import process_start_time
+
+CLOCK_TOLERANCE_S = 2.0
+"""Between a file's time and a process's start, which come from two clocks."""
+
+
+class ClusterState(msgspec.Struct, frozen=True):
+    """A running cluster: how clients reach it, and the process to stop."""
+
+    bootstrap_servers: str
+    cluster_id: str
+    driver_pid: int
+    log_dirs: str = ""
+    metadata_dir: str = ""
+
+
+def default_state_file() -> Path:
+    """`spark-broker/cluster.json` in the user's state directory (XDG_STATE_HOME)."""
+    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(base) / "spark-broker" / "cluster.json"
+
+
+def running_cluster(path: Path) -> ClusterState | None:
+    """The cluster that the file notes, if its driver still runs. Raises InvalidDataError for another file."""
+    try:
+        data = path.read_bytes()
+        written_s = path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    try:
+        state = msgspec.json.decode(data, type=ClusterState)
+    except msgspec.MsgspecError as error:
+        raise InvalidDataError(f"{path} is not a note of `cluster start`: {error}") from None
+    return state if _ran_then(state.driver_pid, written_s) else None
+
+
+def end_process(pid: int, timeout_s: float) -> bool:
+    """Ask the process to end (SIGTERM) and wait for it. False when it is still there after `timeout_s`."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+    except ProcessLookupError:
+        return True
+    finally:
+        os.close(pidfd)
+
+
+def _ran_then(pid: int, when_s: float) -> bool:
+    """Whether this process runs and ran then already: a pid that was used again must not be signalled."""
+    start_ticks = process_start_time(pid)
+    if start_ticks is None:
+        return False
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - start_ticks / os.sysconf("SC_CLK_TCK")
+    return age_s + CLOCK_TOLERANCE_S >= time.time() - when_s

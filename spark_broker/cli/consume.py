@@ -1,0 +1,165 @@
+"""`spark-broker consume`: records of a topic on standard output."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+import typer
+
+from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, parse_settings
+from spark_broker.cli.output import note, print_table
+from spark_broker.cli.records import cell, records, values
+from spark_broker.client.admin import Admin
+from spark_broker.client.consumer import Consumer
+from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
+from spark_broker.model import ConsumedBatch, TopicPartition
+
+TABLE_ROWS = 20
+POLL_S = 0.5
+
+
+class RecordOutput(StrEnum):
+    """How a record is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    VALUE = "value"
+
+
+def consume(
+    topic: Topic,
+    offset: Annotated[
+        str, typer.Option(metavar="OFFSET", help="earliest, latest, an offset, or a time (2026-01-31T12:00).")
+    ] = "earliest",
+    num: Annotated[
+        int | None, typer.Option("--num", "-n", min=1, help=f"Records to read. Default: all; {TABLE_ROWS} in a table.")
+    ] = None,
+    partition: Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only this one; repeatable.")] = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended from now on.")] = False,
+    config: Settings = None,
+    bootstrap_server: Bootstrap = "",
+    output: Annotated[
+        RecordOutput, typer.Option("--output", "-o", help="A table, a line of JSON each, or the bare values.")
+    ] = RecordOutput.TABLE,
+) -> None:
+    """Print the records of a topic, up to what it holds now; or, with --follow, on and on."""
+    servers = bootstrap_servers(bootstrap_server)
+    chosen = choose_partitions(servers, topic, partition)
+    limit = TABLE_ROWS if num is None and output is RecordOutput.TABLE and not follow else num
+    with Consumer(servers, config=parse_settings(config), enable_auto_commit=False) as consumer:
+        ends = None if follow else consumer.end_offsets(chosen)
+        starts = start_offsets(consumer, chosen, offset)
+        consumer.assign(chosen)
+        for tp, start in starts.items():
+            consumer.seek(tp, start)
+        batches = read(consumer, ends, limit)
+        if output is RecordOutput.TABLE and not follow:
+            _print_table(list(batches), None if ends is None else _count(starts, ends), topic)
+        else:
+            _print_lines(batches, output)
+
+
+def choose_partitions(servers: str, topic: str, wanted: list[int] | None) -> list[TopicPartition]:
+    """All partitions of the topic, or those wanted. Raises UnknownTopicOrPartitionError."""
+    with Admin(servers) as admin:
+        there = [one.partition for one in admin.describe_topic(topic).partitions]
+    unknown = sorted(set(wanted or []) - set(there))
+    if unknown:
+        raise UnknownTopicOrPartitionError(f"topic {topic!r} has partitions 0 to {len(there) - 1}, not {unknown[0]}")
+    return [TopicPartition(topic, one) for one in sorted(set(wanted or there))]
+
+
+def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str) -> dict[TopicPartition, int]:
+    """Where to begin in each partition. Raises InvalidConfigError for an offset that is none."""
+    if offset == "earliest":
+        return consumer.beginning_offsets(chosen)
+    if offset == "latest":
+        return consumer.end_offsets(chosen)
+    if offset.isdecimal():
+        return dict.fromkeys(chosen, int(offset))
+    try:
+        when = datetime.fromisoformat(offset)
+    except ValueError:
+        raise InvalidConfigError(
+            f"--offset {offset!r}: earliest, latest, a number, or a time like 2026-01-31T12:00"
+        ) from None
+    # A time without a zone is the zone's of who typed it.
+    time_ms = int(when.astimezone(UTC).timestamp() * 1000)
+    ends = consumer.end_offsets(chosen)
+    found = consumer.offsets_for_times(dict.fromkeys(chosen, time_ms))
+    return {tp: ends[tp] if at is None else at for tp, at in found.items()}
+
+
+def read(consumer: Consumer, ends: dict[TopicPartition, int] | None, limit: int | None) -> Iterator[ConsumedBatch]:
+    """Batches up to these ends (None: without end), and up to this many records."""
+    left = limit
+    while not _at_end(consumer, ends) and left != 0:
+        for batch in consumer.poll(POLL_S):
+            end = None if ends is None else ends[TopicPartition(batch.topic, batch.partition)]
+            wanted = first_records(batch, end, left)
+            if wanted is not None:
+                left = None if left is None else left - wanted.data.num_rows
+                yield wanted
+            if left == 0:
+                return
+
+
+def first_records(batch: ConsumedBatch, end: int | None, limit: int | None) -> ConsumedBatch | None:
+    """The batch's records below the offset `end`, at most `limit`; None when there are none."""
+    count = batch.data.num_rows
+    if end is not None:
+        count = min(count, end - batch.base_offset)
+    if limit is not None:
+        count = min(count, limit)
+    if count <= 0:
+        return None
+    return replace(batch, data=batch.data.slice(0, count), timestamps_us=batch.timestamps_us.slice(0, count))
+
+
+def _at_end(consumer: Consumer, ends: dict[TopicPartition, int] | None) -> bool:
+    return ends is not None and all(consumer.position(tp) >= end for tp, end in ends.items())
+
+
+def _count(starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> int:
+    return sum(max(0, end - starts[tp]) for tp, end in ends.items())
+
+
+def _print_lines(batches: Iterator[ConsumedBatch], output: RecordOutput) -> None:
+    for batch in batches:
+        if output is RecordOutput.VALUE:
+            lines: Iterator[bytes] = values(batch)
+        elif output is RecordOutput.JSON:
+            lines = (msgspec.json.encode(record) for record in records(batch))
+        else:
+            lines = (_line(batch, record).encode() for record in records(batch))
+        sys.stdout.buffer.write(b"".join(line + b"\n" for line in lines))
+        sys.stdout.buffer.flush()
+
+
+def _line(batch: ConsumedBatch, record: dict[str, object]) -> str:
+    """One record on one line, for --follow: a table needs to know how wide its columns become."""
+    hidden = {"topic", "partition", "offset", "_topic", "_partition", "_offset"}
+    shown = (f"{name}={cell(value)}" for name, value in record.items() if name not in hidden and value is not None)
+    offset = record.get("offset", record.get("_offset"))
+    return f"{batch.partition}@{offset}  " + "  ".join(shown)
+
+
+def _print_table(batches: list[ConsumedBatch], available: int | None, topic: str) -> None:
+    rows = list(itertools.chain.from_iterable(records(batch) for batch in batches))
+    if not rows:
+        note(f"There is nothing to read in {topic} from there on (--offset earliest reads all, --follow waits).")
+        return
+    names = [name for name in rows[0] if name not in ("topic", "_topic")]
+    if all(row.get("headers") is None for row in rows):
+        names = [name for name in names if name != "headers"]
+    right = [name for name in names if isinstance(rows[0][name], int | float)]
+    print_table(names, [[cell(row[name]) for name in names] for row in rows], right=right)
+    if available is not None and available > len(rows):
+        note(f"{len(rows):,} of {available:,} records; --num {available} or --output json shows more.")

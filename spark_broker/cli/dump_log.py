@@ -1,0 +1,118 @@
+"""`spark-broker dump-log`: what lies in segment files. Needs no cluster, and may look at a running one's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from spark_broker.cli.main import print_error
+from spark_broker.cli.options import Output, OutputOption
+from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.cli.records import readable
+from spark_broker.cli.segment_dump import StoredBatch, chain_problem, read_segment, rows_of, segment_schema, segments_at
+
+RIGHT = ("rows", "position", "bytes", "epoch", "sequence", "schema")
+COLUMNS = ("offsets", *RIGHT[:3], "appended", "epoch", "producer", "sequence", "schema", "flags", "state")
+
+
+class BatchLine(msgspec.Struct, frozen=True):
+    """A batch in JSON: its index entry, whether its checksums hold, and with --print-data-log its rows."""
+
+    segment: str
+    base_offset: int
+    last_offset: int
+    row_count: int
+    position: int
+    length_bytes: int
+    append_time_ms: int
+    max_timestamp_us: int
+    leader_epoch: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    schema_id: int
+    attributes: list[str]
+    message_crc: int
+    problem: str
+    data: list[object] | None = None
+
+
+def dump_log(
+    paths: Annotated[list[Path], typer.Argument(help="Segment files, or a partition's directory.")],
+    data: Annotated[bool, typer.Option("--print-data-log", help="The rows, too (as JSON).")] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show the batches of segment files and verify their checksums. Status 1 when anything is damaged."""
+    problems = 0
+    for directory, base_offset in (segment for path in paths for segment in segments_at(path)):
+        batches = list(read_segment(directory, base_offset))
+        problem = chain_problem(directory, base_offset)
+        lines = list(_lines(directory, base_offset, batches, data))
+        if output is Output.JSON:
+            for line in lines:
+                print_json(line)
+        else:
+            _print_segment(directory, base_offset, lines, data)
+        problems += sum(bool(batch.problem) for batch in batches) + bool(problem)
+        if problem:
+            print_error(f"{directory.name}/{base_offset:020d}: {problem}")
+    if problems:
+        note(f"{problems} damaged")
+        raise typer.Exit(1)
+
+
+def _lines(directory: Path, base_offset: int, batches: list[StoredBatch], data: bool) -> Iterator[BatchLine]:
+    schema = segment_schema(directory, base_offset) if data else None
+    for batch in batches:
+        header = batch.header
+        rows = None if schema is None or batch.problem else rows_of(batch, schema).to_pylist()
+        yield BatchLine(
+            segment=f"{directory.name}/{base_offset:020d}",
+            base_offset=header.base_offset,
+            last_offset=header.last_offset,
+            row_count=header.row_count,
+            position=batch.position,
+            length_bytes=header.length,
+            append_time_ms=header.append_time_ms,
+            max_timestamp_us=header.max_timestamp_us,
+            leader_epoch=header.leader_epoch,
+            producer_id=header.producer_id,
+            producer_epoch=header.producer_epoch,
+            base_sequence=header.base_sequence,
+            schema_id=header.schema_id,
+            attributes=batch.attributes,
+            message_crc=header.message_crc,
+            problem=batch.problem,
+            data=None if rows is None else [readable(row) for row in rows],
+        )
+
+
+def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], data: bool) -> None:
+    title = f"{directory.name}/{base_offset:020d}: {len(lines):,} batches, {sum(one.row_count for one in lines):,} rows"
+    print_table(COLUMNS, [_cells(one) for one in lines], title=title, right=RIGHT)
+    if data:
+        for line in lines:
+            for index, row in enumerate(line.data or []):
+                typer.echo(f"{line.base_offset + index} {msgspec.json.encode(row).decode()}")
+
+
+def _cells(line: BatchLine) -> tuple[object, ...]:
+    appended = datetime.fromtimestamp(line.append_time_ms / 1000, UTC) if line.append_time_ms >= 0 else None
+    return (
+        f"{line.base_offset}..{line.last_offset}",
+        line.row_count,
+        line.position,
+        line.length_bytes,
+        appended.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if appended else "",
+        line.leader_epoch,
+        f"{line.producer_id}:{line.producer_epoch}" if line.producer_id >= 0 else "",
+        line.base_sequence if line.base_sequence >= 0 else "",
+        line.schema_id,
+        ",".join(line.attributes).lower(),
+        line.problem or "ok",
+    )

@@ -1,0 +1,46 @@
+"""Entry point of `spark-broker`. It imports nothing that may be missing before it can say so in one line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+
+from spark_broker.errors import MissingDependencyError, SparkBrokerError
+
+NEEDED = ("typer", "rich")
+RED, PLAIN = "\033[31m", "\033[0m"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line with these arguments (by default the process's), and exit with its status."""
+    try:
+        _check_dependencies()
+        from spark_broker.cli.app import app
+
+        app(args=None if arguments is None else list(arguments), prog_name="spark-broker")
+    except SparkBrokerError as error:
+        print_error(str(error))
+        sys.exit(1)
+    except BrokenPipeError:
+        # Who read our output has left (`| head`). Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+def print_error(text: str) -> None:
+    """One line on stderr; red on a terminal."""
+    one_line = " ".join(text.split())
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    print(f"{RED}error: {one_line}{PLAIN}" if coloured else f"error: {one_line}", file=sys.stderr)
+
+
+def _check_dependencies() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependencyError(f"the command line needs {' and '.join(missing)}: pip install 'spark-broker[cli]'")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from spark_broker.cli.cluster_state import default_state_file, running_cluster
+from spark_broker.errors import InvalidConfigError
+
+BOOTSTRAP_VARIABLE = "SPARK_BROKER_BOOTSTRAP_SERVERS"
+
+
+class Output(StrEnum):
+    """What a command prints: a table for people, JSON for scripts."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+Bootstrap = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-server",
+        "--bootstrap-servers",
+        "-b",
+        envvar=BOOTSTRAP_VARIABLE,
+        metavar="HOST:PORT,...",
+        help="Brokers to ask first; any one is enough. Default: the cluster that `cluster start` started here.",
+    ),
+]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Print a table, or JSON for scripts.")]
+Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting; may be repeated (docs/configuration.md)."),
+]
+StateFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Note of the cluster that runs. Default: in the user's state directory."),
+]
+
+
+def bootstrap_servers(given: str) -> str:
+    """The addresses given, else those of the cluster that was started here. Raises InvalidConfigError."""
+    if given:
+        return given
+    state = running_cluster(default_state_file())
+    if state is None:
+        raise InvalidConfigError(
+            f"no cluster is named: give --bootstrap-server or set {BOOTSTRAP_VARIABLE}, or `spark-broker cluster start`"
+        )
+    return state.bootstrap_servers
+
+
+def parse_settings(given: Iterable[str] | None) -> dict[str, str]:
+    """`NAME=VALUE` strings as a mapping. Raises InvalidConfigError."""
+    settings: dict[str, str] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip():
+            raise InvalidConfigError(f"{one!r} is not NAME=VALUE")
+        settings[name.strip()] = value.strip()
+    return settings

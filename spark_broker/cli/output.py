@@ -1,0 +1,90 @@
+"""Printing: tables for people, one JSON document for scripts, progress on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NoReturn
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from spark_broker.cli.main import print_error
+
+LINES_OF_PROGRESS = 10
+"""How many lines a job of known length prints where there is no terminal for a bar."""
+
+
+def print_json(value: object) -> None:
+    """One line of JSON on stdout. Takes dataclasses, Structs and what they hold."""
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+
+
+def print_table(
+    columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", right: Sequence[str] = ()
+) -> None:
+    """A table on stdout. The columns named in `right` are aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else _width(columns, rows)).print(table)
+
+
+def note(text: str) -> None:
+    """A line for the person at the terminal, on stderr, where scripts do not read it."""
+    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text))
+
+
+def fail(text: str) -> NoReturn:
+    """End the command with this line and status 1, for what is no error of the log."""
+    print_error(text)
+    raise typer.Exit(1)
+
+
+@contextmanager
+def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+    """Gives a function that shows how much is done: a bar on a terminal, elsewhere a few lines if the end is known."""
+    if sys.stderr.isatty():
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]}"),
+        )
+        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+            task = bars.add_task(what, total=total, rate="")
+            yield lambda done: bars.update(task, completed=done, rate=_rate(bars, done))
+    else:
+        yield _lines(what, total)
+
+
+def _lines(what: str, total: int | None) -> Callable[[int], None]:
+    told = 0
+
+    def tell(done: int) -> None:
+        nonlocal told
+        step = done * LINES_OF_PROGRESS // total if total else 0
+        if step > told:
+            told = step
+            print(f"{what}: {done:,} of {total:,}", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _rate(bars: Progress, done: int) -> str:
+    elapsed_s = bars.tasks[0].elapsed or 0.0
+    return f"{done / elapsed_s:,.0f}/s" if elapsed_s > 0 else ""
+
+
+def _width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
+    """Wide enough that nothing is wrapped: what reads a pipe cuts columns apart by white space."""
+    cells = zip(columns, *([str(cell) for cell in row] for row in rows), strict=True)
+    return sum(max(len(cell) for cell in column) + 3 for column in cells) + 8

@@ -1,0 +1,125 @@
+"""`spark-broker produce`: lines of standard input as records."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from io import BytesIO
+from typing import Annotated, BinaryIO
+
+import pyarrow as pa
+import pyarrow.json
+import typer
+
+from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, bootstrap_servers, parse_settings
+from spark_broker.cli.output import note, print_json, progress
+from spark_broker.client.admin import Admin
+from spark_broker.client.producer import Producer
+from spark_broker.errors import InvalidDataError
+from spark_broker.model import RecordMetadata
+from spark_broker.protocol.schema import DEFAULT_SCHEMA
+
+CHUNK_BYTES = 1024 * 1024
+LINE_BYTES_MAX = 16 * CHUNK_BYTES
+
+
+def produce(
+    topic: Topic,
+    key_separator: Annotated[
+        str, typer.Option(metavar="TEXT", help="What stands between key and value. Default: lines have no key.")
+    ] = "",
+    partition: Annotated[int | None, typer.Option(help="Send all of it here and not by key.")] = None,
+    acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
+    config: Settings = None,
+    bootstrap_server: Bootstrap = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Append standard input: one record for each line; a topic with columns takes one JSON object a line."""
+    servers = bootstrap_servers(bootstrap_server)
+    with Admin(servers) as admin:
+        schema = admin.describe_topic(topic).schema
+    make = table_maker(schema, key_separator)
+    if sys.stdin.isatty():
+        note("Type records, one a line; Ctrl-D ends.")
+    total = Tally()
+    with Producer(servers, acks=acks, config=parse_settings(config)) as producer, progress("appended") as tell:
+        for lines in whole_lines(sys.stdin.buffer):
+            total.wait_for(producer.append(topic, make(lines), partition=partition))
+            tell(total.settle())
+        total.settle(wait=True)
+    if output is Output.JSON:
+        print_json({"topic": topic, "records": total.records, "batches": total.batches})
+    else:
+        note(f"{total.records:,} records in {total.batches:,} batches acknowledged")
+
+
+class Tally:
+    """Appends under way, oldest first, and what has been acknowledged."""
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.batches = 0
+        self._waiting: deque[Future[list[RecordMetadata]]] = deque()
+
+    def wait_for(self, future: Future[list[RecordMetadata]]) -> None:
+        """One more append."""
+        self._waiting.append(future)
+
+    def settle(self, *, wait: bool = False) -> int:
+        """Count those that are done, with `wait` all; returns the records so far. Raises what an append failed with."""
+        while self._waiting and (wait or self._waiting[0].done()):
+            stored = self._waiting.popleft().result()
+            self.batches += len(stored)
+            self.records += sum(one.count for one in stored)
+        return self.records
+
+
+def whole_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
+    """The lines of a stream without their ends, as they arrive: what is typed is not held back until a block is full.
+
+    Raises InvalidDataError for a line that does not end.
+    """
+    read: Callable[[int], bytes] = getattr(stream, "read1", stream.read)
+    rest = b""
+    while chunk := read(CHUNK_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        if lines:
+            yield [line.removesuffix(b"\r") for line in lines]
+        if len(rest) > LINE_BYTES_MAX:
+            raise InvalidDataError(f"a line of more than {LINE_BYTES_MAX:,} bytes")
+    if rest:
+        yield [rest]
+
+
+def table_maker(schema: pa.Schema, key_separator: str) -> Callable[[list[bytes]], pa.Table]:
+    """How lines become rows of this schema. Raises InvalidDataError where a separator makes no sense."""
+    if schema.equals(DEFAULT_SCHEMA):
+        return lambda lines: _records(lines, key_separator.encode())
+    if key_separator:
+        raise InvalidDataError("the topic has columns: lines are JSON objects, and --key-separator does not apply")
+    return lambda lines: _objects(lines, schema)
+
+
+def _records(lines: list[bytes], separator: bytes) -> pa.Table:
+    keys: list[bytes | None] = [None] * len(lines)
+    values = lines
+    if separator:
+        parts = [line.partition(separator) for line in lines]
+        without = next((line for line, (_, found, _) in zip(lines, parts, strict=True) if not found), None)
+        if without is not None:
+            raise InvalidDataError(f"no {separator.decode()!r} in the line {without[:80].decode(errors='replace')!r}")
+        keys, values = [key for key, _, _ in parts], [value for _, _, value in parts]
+    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+
+
+def _objects(lines: list[bytes], schema: pa.Schema) -> pa.Table:
+    options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+    try:
+        table = pa.json.read_json(BytesIO(b"\n".join(lines)), parse_options=options)
+    except pa.ArrowInvalid as error:
+        raise InvalidDataError(
+            f"not JSON objects of the topic's columns ({', '.join(schema.names)}): {error}"
+        ) from None
+    return table.select([name for name in schema.names if name in table.column_names])

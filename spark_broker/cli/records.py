@@ -1,0 +1,66 @@
+"""Records as a person or a script reads them: one mapping per record, bytes as text where they are text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from spark_broker.model import ConsumedBatch
+from spark_broker.protocol.schema import DEFAULT_SCHEMA
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def is_default(batch: ConsumedBatch) -> bool:
+    """Whether these are Kafka's records and not rows of typed columns."""
+    return bool(batch.data.schema.equals(DEFAULT_SCHEMA))
+
+
+def records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
+    """The records with their places, under the names that the DataFrame uses."""
+    prefix = "" if is_default(batch) else "_"
+    rows = batch.data.to_pylist()
+    times = batch.timestamps_us.to_pylist()
+    for index, (row, time_us) in enumerate(zip(rows, times, strict=True)):
+        place: dict[str, object] = {
+            f"{prefix}topic": batch.topic,
+            f"{prefix}partition": batch.partition,
+            f"{prefix}offset": batch.base_offset + index,
+            f"{prefix}timestamp": EPOCH + timedelta(microseconds=time_us),
+        }
+        columns = {name: readable(value) for name, value in row.items() if name != f"{prefix}timestamp"}
+        yield {**columns, **place} if prefix else {**place, **columns}
+
+
+def values(batch: ConsumedBatch) -> Iterator[bytes]:
+    """What was sent, without its place: the value of a Kafka record, the columns of a typed one as JSON."""
+    if is_default(batch):
+        yield from (value or b"" for value in batch.data.column("value").to_pylist())
+    else:
+        yield from (msgspec.json.encode(readable(row)) for row in batch.data.to_pylist())
+
+
+def readable(value: object) -> object:
+    """The value with bytes as text; those that are not UTF-8 as `{"base64": ...}`."""
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    if isinstance(value, Mapping):
+        return {name: readable(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [readable(inner) for inner in value]
+    return value
+
+
+def cell(value: object) -> str:
+    """The value in a table."""
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f").rstrip("0").rstrip(".")
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()

@@ -1,0 +1,156 @@
+"""`spark-broker topics`: create, list, describe, delete, add-partitions."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import pyarrow as pa
+import typer
+
+from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, bootstrap_servers, parse_settings
+from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.client.admin import Admin
+from spark_broker.config import TopicConfig
+from spark_broker.errors import InvalidSchemaError, TopicAlreadyExistsError
+from spark_broker.model import NO_LEADER, NewTopic, TopicDescription
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
+
+topics = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
+
+
+@topics.command()
+def create(
+    topic: Topic,
+    partitions: Annotated[int | None, typer.Option(min=1, help="Default: num.partitions of the cluster.")] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, help="Default: default.replication.factor of the cluster.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME:TYPE", help="A column (int32, string, timestamp ...). None: Kafka's record."),
+    ] = None,
+    config: Settings = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Not an error when it exists.")] = False,
+    bootstrap_server: Bootstrap = "",
+) -> None:
+    """Create a topic."""
+    schema = pa.schema([parse_column(one) for one in column]) if column else None
+    settings: dict[str, object] = dict(parse_settings(config))
+    TopicConfig.parse(settings)
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        try:
+            admin.create_topic(NewTopic(topic, partitions, replication_factor, schema, settings))
+        except TopicAlreadyExistsError:
+            if not if_not_exists:
+                raise
+            note(f"topic {topic} exists")
+        else:
+            note(f"created topic {topic}")
+
+
+@topics.command("list")
+def list_topics(
+    internal: Annotated[bool, typer.Option("--internal", help="Internal topics, too.")] = False,
+    bootstrap_server: Bootstrap = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the topics, one name on a line."""
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        names = admin.list_topics(include_internal=internal)
+    if output is Output.JSON:
+        print_json(list(names))
+        return
+    for name in names:
+        typer.echo(name)
+    if not names and sys.stdout.isatty():
+        note("There are no topics yet: `spark-broker topics create NAME`.")
+
+
+@topics.command()
+def describe(topic: Topic, bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE) -> None:
+    """Show a topic's partitions: leader, replicas, ISR, offsets; its settings and columns."""
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        found = admin.describe_topic(topic)
+    if output is Output.JSON:
+        print_json(to_json(found))
+    else:
+        print_description(found)
+
+
+@topics.command()
+def delete(
+    topic: Topic,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap_server: Bootstrap = "",
+) -> None:
+    """Delete a topic and all its records. Asks first on a terminal."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Delete topic {topic} and all its records?", abort=True)
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        admin.delete_topic(topic)
+    note(f"deleted topic {topic}")
+
+
+@topics.command()
+def add_partitions(
+    topic: Topic,
+    partitions: Annotated[int, typer.Option("--partitions", "-p", min=1, help="How many the topic is to have.")],
+    bootstrap_server: Bootstrap = "",
+) -> None:
+    """Raise the number of partitions. Keys then go elsewhere: their order holds from here on, not across."""
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        admin.create_partitions(topic, partitions)
+    note(f"topic {topic} has {partitions} partitions")
+
+
+def parse_column(given: str) -> pa.Field:
+    """`name:type` as a column; Arrow's names of types; `timestamp` is microseconds UTC. Raises InvalidSchemaError."""
+    name, colon, kind = (part.strip() for part in given.partition(":"))
+    if not name or not colon:
+        raise InvalidSchemaError(f"{given!r} is not NAME:TYPE")
+    if kind == "timestamp":
+        return pa.field(name, TIMESTAMP_TYPE)
+    try:
+        return pa.field(name, pa.type_for_alias(kind))
+    except ValueError:
+        raise InvalidSchemaError(f"column {name!r}: {kind!r} is no type (int32, double, string ...)") from None
+
+
+def to_json(found: TopicDescription) -> dict[str, object]:
+    """A description in JSON's terms; columns by name and Arrow's name of the type."""
+    return {
+        "name": found.name,
+        "topic_id": found.topic_id,
+        "internal": found.internal,
+        "partitions": found.partitions,
+        "schema": {field.name: str(field.type) for field in found.schema},
+        "schema_id": found.schema_id,
+        "config": dict(found.config),
+    }
+
+
+def print_description(found: TopicDescription) -> None:
+    """Partitions, then what differs from the defaults, then the columns."""
+    rows = [
+        (
+            one.partition,
+            "none" if one.leader == NO_LEADER else one.leader,
+            one.leader_epoch,
+            ",".join(map(str, one.replicas)),
+            ",".join(map(str, one.isr)),
+            one.log_start_offset,
+            one.high_watermark,
+        )
+        for one in found.partitions
+    ]
+    columns = ("partition", "leader", "epoch", "replicas", "isr", "log start", "high watermark")
+    print_table(
+        columns, rows, title=f"topic {found.name}", right=[name for name in columns if name not in ("replicas", "isr")]
+    )
+    defaults = TopicConfig().to_dict()
+    changed = {name: value for name, value in found.config.items() if defaults.get(name) != value}
+    if changed:
+        print_table(("setting", "value"), sorted(changed.items()))
+    if not found.schema.equals(DEFAULT_SCHEMA):
+        print_table(("column", "type"), [(field.name, field.type) for field in found.schema])

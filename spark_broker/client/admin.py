@@ -1,0 +1,281 @@
+"""The admin client: topics, partitions, settings, brokers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.connections import ConnectionPool
+from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
+from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
+from spark_broker.client.retry import Backoff, Deadline, call_with_retries
+from spark_broker.client.settings import client_config, parse_addresses
+from spark_broker.config import AdminConfig, to_text
+from spark_broker.errors import (
+    ClosedError,
+    LeaderNotAvailableError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.model import (
+    BrokerInfo,
+    ClusterDescription,
+    NewTopic,
+    PartitionInfo,
+    TopicDescription,
+    TopicPartition,
+)
+from spark_broker.protocol.messages import (
+    LATEST_TIMESTAMP_MS,
+    AlterTopicConfig,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    ElectLeaders,
+    Empty,
+    Message,
+    OffsetInfo,
+    ReassignPartition,
+)
+from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
+
+DESCRIBE_OFFSETS_MS = 2000
+"""How long a description waits for the leaders' offsets: what it shows is the state of now, leaders or not."""
+
+_REFRESH_AGE_S = 1.0
+
+
+class Admin:
+    """Administration through any broker. Safe for use by many threads. Settings are AdminConfig's."""
+
+    def __init__(
+        self,
+        bootstrap_servers: str | Sequence[str] | None = None,
+        *,
+        config: Mapping[str, object] | None = None,
+        **settings: object,
+    ) -> None:
+        self._config = client_config(AdminConfig, bootstrap_servers, config, settings)
+        self._metadata = ClusterMetadata(
+            parse_addresses(self._config.bootstrap_servers),
+            ConnectionPool(),
+            Backoff(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms),
+            request_timeout_ms=self._config.request_timeout_ms,
+        )
+        self._close_lock = threading.Lock()
+
+    # ---- topics -----------------------------------------------------------------------------------------------------
+
+    def create_topic(self, topic: NewTopic) -> None:
+        """Create a topic; returns once every partition has a leader.
+
+        Raises TopicAlreadyExistsError (also when the first answer of a retried request was lost), InvalidTopicError,
+        InvalidSchemaError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError.
+        """
+        deadline = self._deadline()
+        schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(topic.schema))
+        request = CreateTopic(
+            name=topic.name,
+            partitions=-1 if topic.partitions is None else topic.partitions,
+            replication_factor=-1 if topic.replication_factor is None else topic.replication_factor,
+            schema=schema,
+            config=_texts(topic.config),
+        )
+        self._change(request, deadline)
+        self._await_leaders(topic.name, 1 if topic.partitions is None else topic.partitions, deadline)
+
+    def create_topics(self, topics: Iterable[NewTopic]) -> None:
+        """Create several topics, one after the other; the first error ends it."""
+        for topic in topics:
+            self.create_topic(topic)
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records. Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics)."""
+        deadline = self._deadline()
+        self._change(DeleteTopic(name), deadline)
+        self._await(
+            lambda: name not in self._metadata.fetch([name], deadline).topics,
+            deadline,
+            RequestTimedOutError(f"topic {name!r} was deleted, but brokers still show it"),
+        )
+
+    def list_topics(self, *, include_internal: bool = False) -> list[str]:
+        """Names of topics, sorted."""
+        topics = self._metadata.fetch(None, self._deadline()).topics.values()
+        return sorted(topic.name for topic in topics if include_internal or not topic.internal)
+
+    def describe_topic(self, name: str) -> TopicDescription:
+        """The topic as it is now. A partition whose leader does not answer at once has offsets -1.
+
+        Raises UnknownTopicOrPartitionError.
+        """
+        topic = self._existing(name, self._deadline())
+        partitions = [TopicPartition(name, state.partition) for state in topic.partitions]
+        found, _ = try_lookup_offsets(
+            self._metadata, at_time(partitions, LATEST_TIMESTAMP_MS), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
+        )
+        # An election may have come meanwhile: show the leaders that gave the offsets.
+        return _describe(self._metadata.view.topic(name) or topic, found)
+
+    def create_partitions(self, name: str, total: int) -> None:
+        """Let a topic have `total` partitions. Per-key order breaks here. Raises InvalidPartitionsError for fewer."""
+        deadline = self._deadline()
+        self._change(CreatePartitions(name, total), deadline)
+        self._await_leaders(name, total, deadline)
+
+    def alter_topic_config(self, name: str, values: Mapping[str, object]) -> None:
+        """Set settings of a topic; None resets one to its default. Raises InvalidConfigError."""
+        deadline = self._deadline()
+        texts = {key: None if value is None else to_text(_plain(value)) for key, value in values.items()}
+        self._change(AlterTopicConfig(name, texts), deadline)
+
+    # ---- the cluster ------------------------------------------------------------------------------------------------
+
+    def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
+        """The cluster with its live brokers, in order of id; `include_fenced`: also those that are lost."""
+        view = self._metadata.fetch([], self._deadline())
+        brokers = [
+            BrokerInfo(
+                id=one.id,
+                host=one.host,
+                port=one.port,
+                rack=one.rack,
+                epoch=one.epoch,
+                pid=one.pid,
+                executor_id=one.executor_id,
+                executor_pid=one.executor_pid,
+                fenced=one.fenced,
+            )
+            for one in sorted(view.brokers.values(), key=lambda broker: broker.id)
+            if include_fenced or not one.fenced
+        ]
+        return ClusterDescription(view.cluster_id, view.controller_epoch, tuple(brokers))
+
+    def elect_leaders(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Give these partitions (None: all) back to their preferred leaders, where those are in sync."""
+        wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
+        self._change(ElectLeaders(wanted), self._deadline())
+
+    def reassign_partition(self, partition: TopicPartition, replicas: Sequence[int]) -> None:
+        """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun."""
+        self._change(ReassignPartition(partition.topic, partition.partition, list(replicas)), self._deadline())
+
+    def list_offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Offsets by time: -1 the high watermark, -2 the log start, else the first at or after it (ms) or -1."""
+        found = lookup_offsets(self._metadata, timestamps_ms, self._deadline())
+        return {tp: found[tp].offset for tp in timestamps_ms}
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the connections; calls that wait raise ClosedError."""
+        with self._close_lock:
+            if not self._metadata.closing.is_set():
+                self._metadata.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- helpers ----------------------------------------------------------------------------------------------------
+
+    def _deadline(self) -> Deadline:
+        if self._metadata.closing.is_set():
+            raise ClosedError("the admin client is closed")
+        return Deadline.after_ms(self._config.default_api_timeout_ms)
+
+    def _change(self, request: Message, deadline: Deadline) -> None:
+        """A change, passed on to the controller by any broker."""
+        if self._metadata.age_s > _REFRESH_AGE_S:
+            # A call to a frozen broker would wait for its time-out; fresh metadata leaves it out.
+            self._metadata.refresh(deadline)
+        answer = call_with_retries(
+            lambda: self._metadata.call_any(request, deadline),
+            deadline=deadline,
+            backoff=self._metadata.backoff,
+            closing=self._metadata.closing,
+            # The controller knows every topic: what it does not know does not exist.
+            retry=lambda error: error.retriable and not isinstance(error, UnknownTopicOrPartitionError),
+        )
+        if not isinstance(answer, Empty):
+            raise UnknownServerError(f"{type(request).__name__} was answered with {type(answer).__name__}")
+
+    def _existing(self, name: str, deadline: Deadline) -> TopicView:
+        """The topic, from a broker: never from the cache."""
+        self._metadata.use([name])
+        grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
+        missing = UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+        self._await(lambda: name in self._metadata.refresh(deadline).topics, min(grace, deadline, key=_moment), missing)
+        topic = self._metadata.view.topic(name)
+        if topic is None:
+            raise missing
+        return topic
+
+    def _await_leaders(self, name: str, partitions: int, deadline: Deadline) -> None:
+        self._metadata.use([name])
+
+        def ready() -> bool:
+            topic = self._metadata.refresh(deadline).topic(name)
+            led = [] if topic is None else [state for state in topic.partitions if state.leader >= 0]
+            return topic is not None and len(led) == len(topic.partitions) >= partitions
+
+        self._await(ready, deadline, LeaderNotAvailableError(f"a partition of {name!r} has no leader yet"))
+
+    def _await(self, condition: Callable[[], bool], deadline: Deadline, otherwise: SparkBrokerError) -> None:
+        attempt = 0
+        while not condition():
+            wait_s = self._metadata.backoff.wait_s(attempt)
+            if wait_s > deadline.remaining_s:
+                raise otherwise
+            attempt += 1
+            if self._metadata.closing.wait(wait_s):
+                raise ClosedError("the admin client was closed during the call")
+
+
+def _moment(deadline: Deadline) -> float:
+    return deadline.at_s
+
+
+def _plain(value: object) -> object:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _texts(values: Mapping[str, object]) -> dict[str, str]:
+    return {name: to_text(_plain(value)) for name, value in values.items()}
+
+
+def _describe(topic: TopicView, offsets: Mapping[TopicPartition, OffsetInfo]) -> TopicDescription:
+    partitions = []
+    for state in topic.partitions:
+        found = offsets.get(TopicPartition(topic.name, state.partition))
+        partitions.append(
+            PartitionInfo(
+                topic=topic.name,
+                partition=state.partition,
+                leader=state.leader,
+                leader_epoch=state.leader_epoch,
+                replicas=tuple(state.replicas),
+                isr=tuple(state.isr),
+                partition_epoch=state.partition_epoch,
+                log_start_offset=-1 if found is None else found.log_start_offset,
+                high_watermark=-1 if found is None else found.high_watermark,
+            )
+        )
+    return TopicDescription(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=tuple(partitions),
+        schema=topic.schema,
+        schema_id=topic.schema_id,
+        config=dict(topic.config),
+        internal=topic.internal,
+    )

@@ -1,0 +1,149 @@
+"""The append stream to one leader: whoever has a batch writes it, one thread receives.
+
+A lone append is written by the calling thread. Where another thread writes already, the sending thread of the channel
+takes over, so that no caller writes for others and the receiving thread never writes: were it blocked in a write while
+the broker is blocked in an answer, neither would go on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from spark_broker.client.outgoing import OutgoingBatch
+from spark_broker.client.partition_queue import PartitionQueue
+from spark_broker.client.settings import Address
+from spark_broker.errors import InvalidRequestError, SparkBrokerError
+from spark_broker.protocol.messages import AppendRequest, AppendResponse
+from spark_broker.transport.client import ClientStream, Connection
+
+DIRECT_WRITES = 4
+"""A calling thread writes at most this many batches, then leaves the rest to the sending thread."""
+
+
+class InFlight(NamedTuple):
+    """A batch that waits for its answer."""
+
+    queue: PartitionQueue
+    batch: OutgoingBatch
+    sent_at_s: float
+
+
+class ChannelOwner(Protocol):
+    """What a channel asks of the sender."""
+
+    lock: threading.Lock
+
+    def next_append(self, channel: AppendChannel) -> tuple[AppendRequest, OutgoingBatch] | None:
+        """The next batch to write, taken; None: nothing can be sent now."""
+
+    def written(self, channel: AppendChannel, request: AppendRequest, batch: OutgoingBatch) -> None:
+        """The batch is in the hands of the transport."""
+
+    def answered(self, channel: AppendChannel, response: AppendResponse) -> None:
+        """The leader answered one append."""
+
+    def broke(self, channel: AppendChannel, error: SparkBrokerError) -> None:
+        """The stream is broken; what is in flight on it is not known to be stored."""
+
+
+class AppendChannel:
+    """`line`, `in_flight` and `broken` are guarded by the owner's lock."""
+
+    def __init__(
+        self, owner: ChannelOwner, broker_id: int, address: Address, request_timeout_ms: int, name: str
+    ) -> None:
+        self.broker_id = broker_id
+        self.address = address
+        self.line: deque[PartitionQueue] = deque()
+        self.in_flight: dict[int, InFlight] = {}
+        self.broken = False
+        self._owner = owner
+        self._request_timeout_ms = request_timeout_ms
+        self._name = name
+        self._work = threading.Condition(owner.lock)
+        self._has_work = False
+        self._write_lock = threading.Lock()
+        self._connection = Connection(address.host, address.port)
+        self._stream: ClientStream | None = None
+        self._start(self._send_loop, "send")
+
+    def wake(self) -> None:
+        """Let the sending thread write what there is. The caller holds the owner's lock."""
+        self._has_work = True
+        self._work.notify()
+
+    def write_now(self) -> None:
+        """Write what there is in this thread, if no other thread is writing."""
+        if self._write_lock.acquire(blocking=False):
+            try:
+                more = self._write(DIRECT_WRITES)
+            finally:
+                self._write_lock.release()
+        else:
+            more = True
+        if more:
+            with self._owner.lock:
+                self.wake()
+
+    def close(self) -> None:
+        """Break the stream; the channel's threads end. The caller has marked it broken."""
+        with self._owner.lock:
+            self.wake()
+        stream = self._stream
+        if stream is not None:
+            stream.close()
+
+    def _write(self, limit: int | None) -> bool:
+        """Write up to `limit` batches; returns whether the limit was reached."""
+        written = 0
+        try:
+            while limit is None or written < limit:
+                taken = self._owner.next_append(self)
+                if taken is None:
+                    return False
+                request, batch = taken
+                self._open_stream().send(request, batch.head, batch.body, timeout_ms=self._request_timeout_ms)
+                self._owner.written(self, request, batch)
+                written += 1
+        except SparkBrokerError as error:
+            self._owner.broke(self, error)
+            return False
+        return True
+
+    def _open_stream(self) -> ClientStream:
+        if self._stream is None:
+            stream = self._stream = self._connection.open_stream("append")
+            self._start(lambda: self._receive_loop(stream), "receive")
+            if self.broken:  # `close` may have come before there was a stream
+                stream.close()
+        return self._stream
+
+    def _send_loop(self) -> None:
+        while True:
+            with self._owner.lock:
+                self._work.wait_for(lambda: self._has_work or self.broken)
+                self._has_work = False
+                if self.broken:
+                    return
+            with self._write_lock:
+                self._write(None)
+
+    def _receive_loop(self, stream: ClientStream) -> None:
+        try:
+            while True:
+                # Deadlines are kept by the sender, per append; it breaks the stream when one passes.
+                response, _ = stream.receive(timeout_ms=None)
+                if not isinstance(response, AppendResponse):
+                    raise InvalidRequestError(f"{self.address} answered an append with {type(response).__name__}")
+                self._owner.answered(self, response)
+        except SparkBrokerError as error:
+            self._owner.broke(self, error)
+        finally:
+            stream.close()
+            self._connection.close()
+
+    def _start(self, target: Callable[[], None], what: str) -> None:
+        threading.Thread(target=target, name=f"{self._name}-{what}-{self.broker_id}", daemon=True).start()

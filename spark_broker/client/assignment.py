@@ -1,0 +1,175 @@
+"""What a consumer knows of each partition that it reads: position, what is fetched ahead, what is wrong.
+
+A partition goes from `Start` (where to begin is not known) to a position; `seek` and an offset out of range send it
+back. Every such move raises its generation, and what was fetched under an older one is thrown away.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from spark_broker.client.cluster_view import ClusterView
+from spark_broker.errors import PolicyViolationError, SparkBrokerError
+from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
+
+
+class Start(Enum):
+    """How to find the first position."""
+
+    COMMITTED = "committed"
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    NONE = "none"
+
+
+class Prefetched(NamedTuple):
+    """A batch that waits for poll; `batch` None: offsets without records. `next_offset`: exclusive."""
+
+    batch: ConsumedBatch | None
+    next_offset: int
+    leader_epoch: int
+    size_bytes: int
+
+
+@dataclass(eq=False)
+class PartitionState:
+    """One assigned partition. `start`: how to find the position, None once there is one; `reset`: where to begin
+    without a committed offset. Invariant: position <= fetch_offset, and `buffer` covers exactly what lies between."""
+
+    tp: TopicPartition
+    start: Start | None
+    reset: Start
+    topic_id: str = ""
+    position: int = -1
+    fetch_offset: int = -1
+    last_epoch: int = NO_EPOCH
+    generation: int = 0
+    paused: bool = False
+    error: SparkBrokerError | None = None
+    high_watermark: int = -1
+    failures: int = 0
+    failed_epoch: int = NO_EPOCH
+    retry_at_s: float = 0.0
+    served: int = 0
+
+    def __post_init__(self) -> None:
+        self.buffer: deque[Prefetched] = deque()
+        self.buffered_bytes = 0
+
+    @property
+    def has_position(self) -> bool:
+        return self.start is None and self.position >= 0
+
+    def move_to(self, offset: int, leader_epoch: int = NO_EPOCH) -> None:
+        """Read from this offset on."""
+        self._restart()
+        self.start = None
+        self.position = self.fetch_offset = offset
+        self.last_epoch = leader_epoch
+
+    def find_start(self, start: Start) -> None:
+        """Forget the position and look for one."""
+        self._restart()
+        self.start = start
+        self.position = self.fetch_offset = -1
+
+    def _restart(self) -> None:
+        self.generation += 1
+        self.buffer.clear()
+        self.buffered_bytes = 0
+        self.error = None
+        self.failures = 0
+        self.retry_at_s = 0.0
+        self.high_watermark = -1
+
+    def take(self) -> list[ConsumedBatch]:
+        """What was fetched ahead, handed out: the position is behind it from now on."""
+        batches = [one.batch for one in self.buffer if one.batch is not None]
+        if self.buffer:
+            last = self.buffer[-1]
+            self.position, self.last_epoch = last.next_offset, last.leader_epoch
+            self.buffer.clear()
+            self.buffered_bytes = 0
+        return batches
+
+    def add(self, fetched: Iterable[Prefetched]) -> None:
+        for one in fetched:
+            self.buffer.append(one)
+            self.buffered_bytes += one.size_bytes
+            self.fetch_offset = one.next_offset
+
+    def may_fetch(self, view: ClusterView, now_s: float) -> bool:
+        """Whether a fetch makes sense now, buffers aside."""
+        if not self.has_position or self.paused or self.error is not None:
+            return False
+        state = view.partition(self.tp.topic, self.tp.partition)
+        # KAFKA-20507: a position of an epoch that metadata has not reached is not judged by an older leader.
+        if state is None or state.leader_epoch < self.last_epoch:
+            return False
+        return now_s >= self.retry_at_s or state.leader_epoch > self.failed_epoch
+
+
+class Assignment:
+    """All partitions of a consumer, under one lock; `changed` is notified whenever a waiting thread may go on."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.partitions: dict[TopicPartition, PartitionState] = {}
+        self.topics: set[str] = set()
+        self.topic_errors: dict[str, SparkBrokerError] = {}
+        self.failure: SparkBrokerError | None = None
+        self.refresh_wanted = False
+        self.closed = False
+        self._served = 0
+
+    @property
+    def unresolved(self) -> set[str]:
+        """Subscribed topics whose partitions are not known yet."""
+        return self.topics - {tp.topic for tp in self.partitions}
+
+    def replace(self, partitions: Iterable[TopicPartition], start: Start, reset: Start) -> None:
+        """Read these partitions and no others; those that stay keep their positions."""
+        wanted = dict.fromkeys(partitions)
+        for tp in [tp for tp in self.partitions if tp not in wanted]:
+            self.partitions.pop(tp).generation += 1
+        for tp in wanted:
+            if tp not in self.partitions:
+                self.partitions[tp] = PartitionState(tp, start, reset)
+        named = {tp.topic for tp in wanted} | self.topics
+        self.topic_errors = {name: error for name, error in self.topic_errors.items() if name in named}
+        self.refresh_wanted = True
+        self.changed.notify_all()
+
+    def state(self, tp: TopicPartition) -> PartitionState:
+        """Raises PolicyViolationError for a partition that is not assigned."""
+        found = self.partitions.get(tp)
+        if found is None:
+            raise PolicyViolationError(f"{tp} is not assigned to this consumer")
+        return found
+
+    def first_error(self) -> SparkBrokerError | None:
+        """What poll has to raise."""
+        for error in self.topic_errors.values():
+            return error
+        return next((state.error for state in self.partitions.values() if state.error is not None), self.failure)
+
+    def take(self) -> list[ConsumedBatch]:
+        """Everything that is fetched ahead, partitions in turn."""
+        taken: list[ConsumedBatch] = []
+        for state in self.partitions.values():
+            if not state.paused and state.buffer:
+                taken += state.take()
+        if taken:
+            self.changed.notify_all()
+        return taken
+
+    def serve(self, state: PartitionState) -> None:
+        """The partition had its turn in a fetch: others come before it in the next."""
+        self._served += 1
+        state.served = self._served

@@ -1,0 +1,156 @@
+"""What a client knows of the cluster: an immutable view, and the rule by which a newer answer changes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import pyarrow as pa
+
+from spark_broker.client.settings import Address
+from spark_broker.config import TopicConfig
+from spark_broker.errors import InvalidConfigError
+from spark_broker.model import INTERNAL_PREFIX, NO_LEADER
+from spark_broker.protocol.messages import BrokerMetadata, Metadata, PartitionMetadata, TopicMetadata
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
+
+
+@dataclass(frozen=True)
+class TopicView:
+    """A topic as the clients use it. Schemas and settings are decoded once, on first use."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionMetadata, ...]
+    schema_bytes: tuple[bytes, ...]
+    config: Mapping[str, str]
+
+    @property
+    def schema_id(self) -> int:
+        """Id of the current schema, the last one."""
+        return max(0, len(self.schema_bytes) - 1)
+
+    @cached_property
+    def schemas(self) -> tuple[pa.Schema, ...]:
+        """By schema id."""
+        return tuple(schema_from_bytes(data) for data in self.schema_bytes) or (DEFAULT_SCHEMA,)
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.schemas[-1]
+
+    @cached_property
+    def has_default_schema(self) -> bool:
+        return bool(self.schema.equals(DEFAULT_SCHEMA))
+
+    @cached_property
+    def settings(self) -> TopicConfig:
+        """The topic's settings; those of a newer broker that this client does not know are left out."""
+        known = TopicConfig.setting_names()
+        try:
+            return TopicConfig.parse({name: value for name, value in self.config.items() if name in known})
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"topic {self.name!r}: {error.message}") from None
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Columns that choose the partition: `key.columns`, or `key` of Kafka's record."""
+        return self.settings.key_columns or (("key",) if self.has_default_schema else ())
+
+    @property
+    def timestamp_column(self) -> str:
+        """Column with the record's timestamp; empty: append time."""
+        return self.settings.timestamp_column or ("timestamp" if self.has_default_schema else "")
+
+    @property
+    def internal(self) -> bool:
+        return self.name.startswith(INTERNAL_PREFIX)
+
+
+@dataclass(frozen=True)
+class ClusterView:
+    """One state of the cluster. `version` rises with each answer that was taken."""
+
+    cluster_id: str = ""
+    controller_epoch: int = -1
+    brokers: Mapping[int, BrokerMetadata] = field(default_factory=dict)
+    topics: Mapping[str, TopicView] = field(default_factory=dict)
+    version: int = 0
+
+    def topic(self, name: str) -> TopicView | None:
+        return self.topics.get(name)
+
+    def partition(self, topic: str, partition: int) -> PartitionMetadata | None:
+        view = self.topics.get(topic)
+        return view.partitions[partition] if view and partition < len(view.partitions) else None
+
+    def live_broker(self, broker_id: int) -> BrokerMetadata | None:
+        """The broker, unless it is unknown or fenced (nobody should wait for a fenced one)."""
+        broker = self.brokers.get(broker_id)
+        return None if broker is None or broker.fenced else broker
+
+    def leader(self, topic: str, partition: int) -> tuple[BrokerMetadata, PartitionMetadata] | None:
+        """The live leader of a partition with its state; None while there is none."""
+        state = self.partition(topic, partition)
+        if state is None or state.leader == NO_LEADER:
+            return None
+        broker = self.live_broker(state.leader)
+        return None if broker is None else (broker, state)
+
+
+def address_of(broker: BrokerMetadata) -> Address:
+    return Address(broker.host, broker.port)
+
+
+def merge(view: ClusterView, answer: Metadata, asked: Iterable[str] | None) -> ClusterView:
+    """The view after a broker's answer about the topics `asked` (None: all).
+
+    Leader epochs never go back: a broker that lags behind may answer, and what it says of a partition under an older
+    leader epoch than the known one is ignored. So are the brokers of an older controller.
+    """
+    answered = {topic.name: topic for topic in answer.topics}
+    known = dict(view.topics) if asked is not None else {}
+    for name in asked or ():
+        if name not in answered:
+            known.pop(name, None)
+    for name, topic in answered.items():
+        known[name] = _merged_topic(view.topics.get(name), topic)
+    newer = answer.controller_epoch >= view.controller_epoch
+    return ClusterView(
+        cluster_id=answer.cluster_id,
+        controller_epoch=max(view.controller_epoch, answer.controller_epoch),
+        brokers={broker.id: broker for broker in answer.brokers} if newer else view.brokers,
+        topics=known,
+        version=view.version + 1,
+    )
+
+
+def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
+    partitions = sorted(new.partitions, key=lambda state: state.partition)
+    if old is not None and old.topic_id == new.topic_id:
+        partitions = [_newer(old, state) for state in partitions] + list(old.partitions[len(partitions) :])
+        # Schemas are only ever added: fewer of them come from a broker that lags behind.
+        schemas = max(tuple(new.schemas), old.schema_bytes, key=len)
+        if schemas == old.schema_bytes and new.config == old.config:
+            return _with_partitions(old, tuple(partitions))
+        return TopicView(new.name, new.topic_id, tuple(partitions), schemas, new.config)
+    return TopicView(new.name, new.topic_id, tuple(partitions), tuple(new.schemas), new.config)
+
+
+def _newer(old: TopicView, state: PartitionMetadata) -> PartitionMetadata:
+    if state.partition >= len(old.partitions):
+        return state
+    known = old.partitions[state.partition]
+    return known if (state.leader_epoch, state.partition_epoch) < (known.leader_epoch, known.partition_epoch) else state
+
+
+def _with_partitions(old: TopicView, partitions: tuple[PartitionMetadata, ...]) -> TopicView:
+    """The same topic, with what it has decoded already."""
+    if partitions == old.partitions:
+        return old
+    new = TopicView(old.name, old.topic_id, partitions, old.schema_bytes, old.config)
+    for name in ("schemas", "has_default_schema", "settings"):
+        if name in old.__dict__:
+            new.__dict__[name] = old.__dict__[name]
+    return new

@@ -1,0 +1,57 @@
+"""Connections for calls, one per address, bounded; a broken one is dropped and made anew by its next user."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from spark_broker.client.settings import Address
+from spark_broker.errors import ClosedError, NetworkError, RequestTimedOutError
+from spark_broker.protocol.messages import CallResponse, Message
+from spark_broker.transport.client import Connection
+
+MAX_CONNECTIONS = 64
+
+
+class ConnectionPool:
+    """Calls to brokers by address. Safe for use by many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._connections: OrderedDict[Address, Connection] = OrderedDict()
+        self._closed = False
+
+    def call(self, address: Address, request: Message, *, timeout_ms: int) -> CallResponse:
+        """One call, without retries. Raises the broker's typed error, NetworkError or RequestTimedOutError."""
+        connection = self._get(address)
+        try:
+            return connection.call(request, timeout_ms=timeout_ms)
+        except (NetworkError, RequestTimedOutError):
+            # A fresh connection tries at once; a broken one waits for gRPC's own backoff first.
+            self._drop(address, connection)
+            raise
+
+    def close(self) -> None:
+        """Close every connection; calls that wait raise NetworkError, later ones ClosedError."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections.values())
+            self._connections.clear()
+        for connection in connections:
+            connection.close()
+
+    def _get(self, address: Address) -> Connection:
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the client is closed")
+            connection = self._connections.pop(address, None) or Connection(address.host, address.port)
+            self._connections[address] = connection
+            # The oldest goes without a close: a call on it may still wait, and its last user frees it.
+            while len(self._connections) > MAX_CONNECTIONS:
+                self._connections.popitem(last=False)
+            return connection
+
+    def _drop(self, address: Address, connection: Connection) -> None:
+        with self._lock:
+            if self._connections.get(address) is connection:
+                del self._connections[address]

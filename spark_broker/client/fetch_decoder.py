@@ -1,0 +1,103 @@
+"""Frames of a fetch, as batches for the caller: checked, decoded without a copy, under the topic's current schema."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_broker.client.assignment import Prefetched
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.errors import UnknownTopicOrPartitionError
+from spark_broker.model import ConsumedBatch
+from spark_broker.protocol.arrow_message import decode_batch
+from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame, decode_frames
+from spark_broker.protocol.schema import conform
+
+_MICROSECONDS_PER_DAY = 86_400_000_000
+
+
+class Projection:
+    """The columns that a consumer of a topic wants, in the order of the topic's schema.
+
+    The broker is asked for the timestamp column too, where there is one: it is taken off again here.
+    """
+
+    def __init__(self, topic: TopicView, columns: Sequence[str] | None) -> None:
+        self._topic = topic
+        self.wanted = None if columns is None else [name for name in topic.schema.names if name in columns]
+        self.asked: list[str] | None = None
+        if self.wanted is not None:
+            self.asked = [n for n in topic.schema.names if n in self.wanted or n == topic.timestamp_column]
+
+    def batch(self, message: memoryview, schema_id: int) -> pa.RecordBatch:
+        """The rows with every column that was asked for."""
+        stored, current = self._topic.schemas[schema_id], self._topic.schema
+        if self.asked is not None:
+            stored, current = _select(stored, self.asked), _select(current, self.asked)
+        return conform(decode_batch(message, stored), current)
+
+    def visible(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return batch if self.wanted is None or self.wanted == self.asked else batch.select(self.wanted)
+
+
+def decode_fetched(
+    payload: memoryview, topic: TopicView, partition: int, fetch_offset: int, columns: Sequence[str] | None
+) -> list[Prefetched]:
+    """The batches from `fetch_offset` on; the first is cut when the offset lies inside it.
+
+    Raises CorruptMessageError, and UnknownTopicOrPartitionError (retriable) for a schema that is not known yet.
+    """
+    projection = Projection(topic, columns)
+    fetched: list[Prefetched] = []
+    for frame in decode_frames(payload):
+        header = frame.header
+        if header.next_offset <= fetch_offset:
+            continue
+        batch = None
+        if not header.attributes & CONTROL:
+            batch = _consumed(frame, topic, partition, fetch_offset, projection)
+        fetched.append(Prefetched(batch, header.next_offset, header.leader_epoch, header.length))
+        fetch_offset = header.next_offset
+    return fetched
+
+
+def _consumed(
+    frame: Frame, topic: TopicView, partition: int, fetch_offset: int, projection: Projection
+) -> ConsumedBatch:
+    header = frame.header
+    if header.schema_id >= len(topic.schemas):
+        raise UnknownTopicOrPartitionError(f"topic {topic.name!r} has a newer schema than this client knows")
+    batch = projection.batch(memoryview(frame.message), header.schema_id)
+    base_offset = header.base_offset
+    if fetch_offset > base_offset:
+        batch = batch.slice(fetch_offset - base_offset)
+        base_offset = fetch_offset
+    return ConsumedBatch(
+        topic=topic.name,
+        partition=partition,
+        base_offset=base_offset,
+        data=projection.visible(batch),
+        leader_epoch=header.leader_epoch,
+        append_time_ms=header.append_time_ms,
+        timestamps_us=_timestamps_us(batch, topic.timestamp_column, header),
+    )
+
+
+def _timestamps_us(batch: pa.RecordBatch, column_name: str, header: BatchHeader) -> pa.Array:
+    """Every record's timestamp: its column's, or the append time where there is none."""
+    append_time_us = pa.scalar(header.append_time_ms * 1000, pa.int64())
+    index = batch.schema.get_field_index(column_name) if column_name else -1
+    if index < 0:
+        return pa.repeat(append_time_us, batch.num_rows)
+    column = batch.column(index)
+    if pa.types.is_date(column.type):
+        found = pc.multiply(column.cast(pa.int32()).cast(pa.int64()), _MICROSECONDS_PER_DAY)
+    else:
+        found = column.cast(pa.int64())
+    return pc.fill_null(found, append_time_us) if found.null_count else found
+
+
+def _select(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
+    return pa.schema([schema.field(name) for name in names if schema.get_field_index(name) >= 0])

@@ -1,0 +1,102 @@
+"""What a user hands to `append`, as record batches of the topic's schema, no larger than the topic takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.errors import InvalidDataError, MessageTooLargeError, SchemaMismatchError
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.schema import conform
+
+METADATA_BYTES = 1024
+"""More than the head of a message gains from our own metadata."""
+
+SLICE_BYTES = 4 * 1024 * 1024
+"""A table that is larger than one micro-batch may be is cut into slices of about this size."""
+
+
+class Conformed(NamedTuple):
+    """Record batches of the topic's schema. `divisible`: they came as a table, whose chunks are nobody's unit."""
+
+    batches: list[pa.RecordBatch]
+    divisible: bool
+
+
+def conformed(data: object, topic: TopicView) -> Conformed:
+    """The user's data under the topic's schema.
+
+    Raises InvalidDataError for what is no table, SchemaMismatchError for one that does not fit.
+    """
+    if isinstance(data, pa.RecordBatch):
+        return Conformed([with_timestamps(conform(data, topic.schema), topic)], divisible=False)
+    table = _to_table(data, topic.schema)
+    batches = [batch for batch in table.combine_chunks().to_batches() if batch.num_rows]
+    return Conformed([with_timestamps(conform(batch, topic.schema), topic) for batch in batches], divisible=True)
+
+
+def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
+    """Kafka's record always has a timestamp: where the user gave none, it is now."""
+    if not topic.has_default_schema or topic.timestamp_column != "timestamp":
+        return batch
+    index = batch.schema.get_field_index("timestamp")
+    column = batch.column(index)
+    if not column.null_count:
+        return batch
+    now = pa.scalar(time.time_ns() // 1000, type=column.type)
+    return batch.set_column(index, batch.schema.field(index), pc.fill_null(column, now))
+
+
+def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> list[pa.RecordBatch]:
+    """The batch, or slices of it, each of which the topic takes. Raises MessageTooLargeError; nothing was sent then.
+
+    What counts is the size before compression, as for the broker: a reader has to have room for it.
+    """
+    limit = topic.settings.max_message_bytes
+    size = pa.ipc.get_record_batch_size(batch) + METADATA_BYTES
+    if size <= limit or len(encode_batch(batch)) <= limit:
+        return [batch]
+    if not divisible or batch.num_rows == 1:
+        raise MessageTooLargeError(
+            f"a batch of {batch.num_rows} rows is about {size} bytes; max.message.bytes of {topic.name!r} is {limit}"
+        )
+    rows = max(1, min(batch.num_rows // 2, batch.num_rows * min(SLICE_BYTES, limit) // size))
+    slices = (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
+    return [part for one in slices for part in within_size(one, topic, divisible=True)]
+
+
+def _to_table(data: object, schema: pa.Schema) -> pa.Table:
+    try:
+        if isinstance(data, pa.Table):
+            return data
+        if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+            return pa.Table.from_pandas(data, preserve_index=False)
+        if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
+            return _from_rows(data, schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise InvalidDataError(f"the data does not become a table: {error}") from None
+    raise InvalidDataError(f"{type(data).__name__} is not a RecordBatch, Table, pandas frame or list of dicts")
+
+
+def _from_rows(rows: Sequence[object], schema: pa.Schema) -> pa.Table:
+    wrong = next((row for row in rows if not isinstance(row, dict)), None)
+    if wrong is not None:
+        raise InvalidDataError(f"a row is a {type(wrong).__name__}, not a dict")
+    dicts = cast("Sequence[dict[str, object]]", rows)
+    _check_names(dicts, schema)
+    try:
+        return pa.Table.from_pylist(list(dicts), schema=schema)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SchemaMismatchError(f"the rows do not fit the topic's schema: {error}") from None
+
+
+def _check_names(rows: Iterable[dict[str, object]], schema: pa.Schema) -> None:
+    """`from_pylist` passes over a name that the schema does not have."""
+    unknown = sorted({name for row in rows for name in row} - set(schema.names), key=str)
+    if unknown:
+        raise SchemaMismatchError(f"unknown column {unknown[0]!r}; the topic has {', '.join(schema.names)}")

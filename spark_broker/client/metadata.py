@@ -1,0 +1,194 @@
+"""The client's cache of cluster metadata: any broker answers, and every broker that was learned of is asked too."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterable
+
+from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
+from spark_broker.client.connections import ConnectionPool
+from spark_broker.client.retry import Backoff, Deadline, call_with_retries
+from spark_broker.client.settings import Address
+from spark_broker.errors import (
+    BootstrapUnreachableError,
+    ClosedError,
+    NetworkError,
+    RequestTimedOutError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.protocol.messages import CallResponse, GetMetadata, InitProducerId, Message, Metadata
+
+ATTEMPT_TIMEOUT_MS = 1000
+"""A frozen broker accepts calls and never answers: the next one is asked after this long."""
+
+BOOTSTRAP_GRACE_MS = 3000
+"""As long as no broker has ever answered, addresses that all fail are reported after this long."""
+
+UNKNOWN_TOPIC_GRACE_MS = 1000
+"""A broker may learn of a new topic later than the client: absence is believed once it has lasted this long."""
+
+_UNANSWERED = (NetworkError, RequestTimedOutError)
+
+
+class ClusterMetadata:
+    """Metadata of the topics in use, and calls to any broker. Safe for use by many threads."""
+
+    def __init__(
+        self,
+        bootstrap: tuple[Address, ...],
+        pool: ConnectionPool,
+        backoff: Backoff,
+        *,
+        request_timeout_ms: int,
+        max_age_ms: int = 300_000,
+    ) -> None:
+        self.pool = pool
+        self.backoff = backoff
+        self.closing = threading.Event()
+        self._bootstrap = bootstrap
+        self._request_timeout_ms = request_timeout_ms
+        self._max_age_ms = max_age_ms
+        self._rng = random.Random()
+        self._lock = threading.Lock()
+        self._refreshed = threading.Condition(self._lock)
+        self._view = ClusterView()
+        self._topics: set[str] = set()
+        self._refreshing = False
+        self._last_refresh_s = float("-inf")
+        self._suspects: dict[Address, float] = {}
+
+    @property
+    def view(self) -> ClusterView:
+        return self._view
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the last answer; infinite before the first."""
+        return time.monotonic() - self._last_refresh_s
+
+    @property
+    def stale(self) -> bool:
+        """Whether the last answer is older than metadata.max.age.ms."""
+        return self.age_s * 1000 > self._max_age_ms
+
+    def use(self, topics: Iterable[str]) -> None:
+        """Refresh these topics too from now on."""
+        with self._lock:
+            self._topics.update(topics)
+
+    def refresh(self, deadline: Deadline) -> ClusterView:
+        """Ask a broker about the topics in use; whoever asks meanwhile waits for the same answer (single flight).
+
+        Raises BootstrapUnreachableError, RequestTimedOutError or ClosedError.
+        """
+        with self._refreshed:
+            if self._refreshing:
+                if not self._refreshed.wait_for(lambda: not self._refreshing, deadline.remaining_s):
+                    raise RequestTimedOutError("no broker answered a metadata request in time")
+                return self._view
+            self._refreshing = True
+            topics = sorted(self._topics)
+        try:
+            self.fetch(topics, deadline)
+            with self._lock:
+                self._last_refresh_s = time.monotonic()
+                return self._view
+        finally:
+            with self._refreshed:
+                self._refreshing = False
+                self._refreshed.notify_all()
+
+    def fetch(self, topics: list[str] | None, deadline: Deadline) -> ClusterView:
+        """What a broker says now about these topics (None: all), and nothing else; the cache learns of it too."""
+        answer = self.call_any(GetMetadata(topics), deadline)
+        if not isinstance(answer, Metadata):
+            raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
+        with self._lock:
+            self._view = merge(self._view, answer, topics)
+        return merge(ClusterView(), answer, topics)
+
+    def topic(self, name: str, deadline: Deadline) -> TopicView:
+        """The topic, from the cache or a broker. Raises UnknownTopicOrPartitionError once its absence is certain."""
+        view = self._view.topic(name)
+        if view is not None and not self.stale:
+            return view
+        self.use([name])
+        grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
+        attempt = 0
+        while True:
+            view = self.refresh(deadline).topic(name)
+            if view is not None:
+                return view
+            wait_s = self.backoff.wait_s(attempt)
+            if grace.expired or wait_s > deadline.remaining_s:
+                raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+            attempt += 1
+            if self.closing.wait(wait_s):
+                raise ClosedError("the client was closed during the call")
+
+    def call_any(self, request: Message, deadline: Deadline) -> CallResponse:
+        """A call that any broker answers: the next one is asked when one cannot be reached.
+
+        Raises the broker's typed error; BootstrapUnreachableError with every address and its reason when none was
+        reached by the deadline, or soon when none was ever reached.
+        """
+        if not self._view.brokers:
+            deadline = min(deadline, Deadline.after_ms(BOOTSTRAP_GRACE_MS), key=lambda one: one.at_s)
+        return call_with_retries(
+            lambda: self._ask_each(request, deadline),
+            deadline=deadline,
+            backoff=self.backoff,
+            closing=self.closing,
+            retry=lambda error: isinstance(error, BootstrapUnreachableError),
+        )
+
+    def call(self, address: Address, request: Message, deadline: Deadline) -> CallResponse:
+        """One call to one broker, without retries."""
+        timeout_ms = min(self._request_timeout_ms, deadline.remaining_ms)
+        try:
+            return self.pool.call(address, request, timeout_ms=max(1, timeout_ms))
+        except _UNANSWERED:
+            self._suspects[address] = time.monotonic()
+            raise
+
+    def suspect(self, address: Address) -> None:
+        """Ask this broker last for a while: a stream to it broke."""
+        self._suspects[address] = time.monotonic()
+
+    def close(self) -> None:
+        """Interrupt every wait and close the connections."""
+        self.closing.set()
+        with self._refreshed:
+            self._refreshed.notify_all()
+        self.pool.close()
+
+    def _ask_each(self, request: Message, deadline: Deadline) -> CallResponse:
+        reasons: list[str] = []
+        for address in self._candidates():
+            if reasons and deadline.expired:
+                break
+            timeout_ms = min(self._attempt_timeout_ms(request), self._request_timeout_ms, max(1, deadline.remaining_ms))
+            try:
+                answer = self.pool.call(address, request, timeout_ms=timeout_ms)
+            except _UNANSWERED as error:
+                self._suspects[address] = time.monotonic()
+                reasons.append(error.message if str(address) in error.message else f"{address}: {error.message}")
+            else:
+                self._suspects.pop(address, None)
+                return answer
+        raise BootstrapUnreachableError("no broker answered: " + "; ".join(reasons))
+
+    def _attempt_timeout_ms(self, request: Message) -> int:
+        """Only a read may be given up early: a change that was sent twice fails the second time."""
+        return ATTEMPT_TIMEOUT_MS if isinstance(request, GetMetadata | InitProducerId) else self._request_timeout_ms
+
+    def _candidates(self) -> list[Address]:
+        """Live brokers in any order, then the bootstrap addresses; those that failed lately last."""
+        live = [address_of(broker) for broker in self._view.brokers.values() if not broker.fenced]
+        fallback = [address for address in self._bootstrap if address not in live]
+        self._rng.shuffle(live)
+        self._rng.shuffle(fallback)
+        return sorted([*live, *fallback], key=lambda address: self._suspects.get(address, 0.0))

@@ -1,0 +1,114 @@
+"""Offsets by time, from the partitions' leaders: earliest, latest, or the first at or after a moment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from spark_broker.client.cluster_view import address_of
+from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
+from spark_broker.client.retry import Deadline
+from spark_broker.errors import (
+    ClosedError,
+    LeaderNotAvailableError,
+    SparkBrokerError,
+    UnknownServerError,
+    UnknownTopicOrPartitionError,
+    error_from_code,
+)
+from spark_broker.model import TopicPartition
+from spark_broker.protocol.messages import BrokerMetadata, ListOffsets, OffsetInfo, Offsets, OffsetSpec
+
+Failures = dict[TopicPartition, SparkBrokerError]
+
+
+class _Lookup:
+    """One lookup of many partitions: those that fail are asked for again, of whoever leads them then."""
+
+    def __init__(self, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+        self._metadata = metadata
+        self._deadline = deadline
+        self._missing = dict(wanted)
+        self._grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
+        self.found: dict[TopicPartition, OffsetInfo] = {}
+        self.failures: Failures = {}
+
+    def run(self) -> None:
+        """Until everything is found, has failed for good, or the deadline has passed."""
+        self._metadata.use({tp.topic for tp in self._missing})
+        attempt = 0
+        while True:
+            self.failures = {}
+            for broker, specs in self._by_leader().items():
+                self._ask(broker, specs)
+            final = all(self._is_final(error) for error in self.failures.values())
+            wait_s = self._metadata.backoff.wait_s(attempt)
+            if not self._missing or final or wait_s > self._deadline.remaining_s:
+                return
+            attempt += 1
+            if self._metadata.closing.wait(wait_s):
+                raise ClosedError("the client was closed during the call")
+            self._metadata.refresh(self._deadline)
+
+    def _is_final(self, error: SparkBrokerError) -> bool:
+        if isinstance(error, UnknownTopicOrPartitionError):
+            return self._grace.expired
+        return not error.retriable
+
+    def _by_leader(self) -> dict[BrokerMetadata, list[tuple[TopicPartition, OffsetSpec]]]:
+        view = self._metadata.view
+        if any(view.partition(tp.topic, tp.partition) is None for tp in self._missing):
+            view = self._metadata.refresh(self._deadline)
+        grouped: dict[BrokerMetadata, list[tuple[TopicPartition, OffsetSpec]]] = {}
+        for tp, timestamp_ms in self._missing.items():
+            topic, leader = view.topic(tp.topic), view.leader(tp.topic, tp.partition)
+            if topic is None or tp.partition >= len(topic.partitions):
+                self.failures[tp] = UnknownTopicOrPartitionError(f"{tp} does not exist")
+            elif leader is None:
+                self.failures[tp] = LeaderNotAvailableError(f"{tp} has no leader")
+            else:
+                spec = OffsetSpec(topic.topic_id, tp.partition, leader[1].leader_epoch, timestamp_ms)
+                grouped.setdefault(leader[0], []).append((tp, spec))
+        return grouped
+
+    def _ask(self, broker: BrokerMetadata, specs: list[tuple[TopicPartition, OffsetSpec]]) -> None:
+        by_key = {(spec.topic_id, spec.partition): tp for tp, spec in specs}
+        try:
+            answer = self._metadata.call(address_of(broker), ListOffsets([spec for _, spec in specs]), self._deadline)
+            if not isinstance(answer, Offsets):
+                raise UnknownServerError(f"ListOffsets was answered with {type(answer).__name__}")
+        except SparkBrokerError as error:
+            self.failures.update(dict.fromkeys(by_key.values(), error))
+            return
+        for info in answer.partitions:
+            tp = by_key.get((info.topic_id, info.partition))
+            if tp is None:
+                continue
+            if info.error_code:
+                self.failures[tp] = error_from_code(info.error_code, info.error_message)
+            else:
+                self.found[tp] = info
+                self._missing.pop(tp, None)
+
+
+def lookup_offsets(
+    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, OffsetInfo]:
+    """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure."""
+    lookup = _Lookup(metadata, wanted, deadline)
+    lookup.run()
+    for error in lookup.failures.values():
+        raise error
+    return lookup.found
+
+
+def try_lookup_offsets(
+    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline
+) -> tuple[dict[TopicPartition, OffsetInfo], Failures]:
+    """As `lookup_offsets`, but partitions that failed are returned beside those that were found."""
+    lookup = _Lookup(metadata, wanted, deadline)
+    lookup.run()
+    return lookup.found, lookup.failures
+
+
+def at_time(partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+    return dict.fromkeys(partitions, timestamp_ms)

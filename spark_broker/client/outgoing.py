@@ -1,0 +1,131 @@
+"""A micro-batch on its way to the log: encoded once, numbered once per producer identity, sent as often as it takes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import RecordMetadata, TopicPartition
+from spark_broker.protocol.arrow_message import renumber
+from spark_broker.protocol.ipc_message import head_length
+
+Outcome = RecordMetadata | SparkBrokerError
+
+
+class Identity(NamedTuple):
+    """Under whose name batches are numbered."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class OutgoingBatch:
+    """One micro-batch of one partition. Its mutable fields are guarded by the sender's lock."""
+
+    __slots__ = (
+        "body",
+        "complete",
+        "correlation_id",
+        "deadline_s",
+        "error",
+        "head",
+        "identity",
+        "last_error",
+        "rows",
+        "schema_id",
+        "sequence",
+        "size_bytes",
+        "topic_id",
+        "topic_partition",
+    )
+
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        topic_id: str,
+        schema_id: int,
+        rows: int,
+        message: bytes,
+        complete: Callable[[Outcome], None],
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.schema_id = schema_id
+        self.rows = rows
+        # Numbering rewrites the head alone; the body is never copied again.
+        split = head_length(message)
+        self.head = bytearray(message[:split])
+        self.body = memoryview(message)[split:]
+        self.size_bytes = len(message)
+        self.complete = complete
+        self.deadline_s = 0.0
+        self.identity: Identity | None = None
+        self.sequence = -1
+        self.correlation_id = -1
+        self.error: SparkBrokerError | None = None
+        self.last_error: SparkBrokerError | None = None
+
+    def number(self, identity: Identity, sequence: int) -> None:
+        """Give the batch its place. A retry keeps it: the broker knows the batch by it."""
+        self.identity = identity
+        self.sequence = sequence
+        renumber(
+            self.head,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=sequence,
+        )
+
+    def forget_number(self) -> None:
+        """The batch is certainly not in the log: it may be numbered anew."""
+        self.identity = None
+        self.sequence = -1
+
+    def metadata(self, base_offset: int) -> RecordMetadata:
+        return RecordMetadata(self.topic_partition.topic, self.topic_partition.partition, base_offset, self.rows)
+
+
+class AppendResult:
+    """The Future of one `append`, which is done when each of its batches is."""
+
+    def __init__(self, batches: int) -> None:
+        self.future: Future[list[RecordMetadata]] = Future()
+        self.future.set_running_or_notify_cancel()
+        self._lock = threading.Lock()
+        self._outcomes: list[Outcome | None] = [None] * batches
+        self._missing = batches
+        if not batches:
+            self.future.set_result([])
+
+    def part(self, index: int) -> Callable[[Outcome], None]:
+        """Where batch number `index` reports its outcome."""
+        return lambda outcome: self._complete(index, outcome)
+
+    def _complete(self, index: int, outcome: Outcome) -> None:
+        with self._lock:
+            self._outcomes[index] = outcome
+            self._missing -= 1
+            if self._missing:
+                return
+        errors = [one for one in self._outcomes if isinstance(one, SparkBrokerError)]
+        if errors:
+            self.future.set_exception(errors[0])
+        else:
+            self.future.set_result([one for one in self._outcomes if isinstance(one, RecordMetadata)])
+
+
+def complete_records(futures: Sequence[Future[RecordMetadata]]) -> Callable[[Outcome], None]:
+    """Where a batch of `send` reports: record i of it has offset `base_offset + i`."""
+
+    def complete(outcome: Outcome) -> None:
+        for index, future in enumerate(futures):
+            if isinstance(outcome, SparkBrokerError):
+                future.set_exception(outcome)
+            else:
+                offset = outcome.base_offset + index if outcome.base_offset >= 0 else -1
+                future.set_result(RecordMetadata(outcome.topic, outcome.partition, offset, 1))
+
+    return complete

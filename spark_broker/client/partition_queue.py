@@ -1,0 +1,170 @@
+"""The batches of one partition that are not acknowledged yet, in the order in which they are stored.
+
+    not recovering: a prefix of `unacked` (`in_flight` batches) is sent, the rest waits its turn
+    recovering:     something failed. Nothing is sent; once every answer is in (`in_flight` 0), `settle` decides what
+                    each batch's error means, and the rest is sent again from the first unacknowledged one, in order
+
+Sequence numbers say what is certain. A broker that answers OUT_OF_ORDER_SEQUENCE_NUMBER to the first unacknowledged
+batch does not have it: numbers are missing before it. If they are those of a batch of ours that failed, this one gets a
+new number under a new producer id (KIP-360); otherwise acknowledged batches were lost, and the user must hear of it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.errors import (
+    OutOfOrderSequenceNumberError,
+    SparkBrokerError,
+    UnknownProducerIdError,
+    invariant,
+)
+from spark_broker.model import TopicPartition
+
+if TYPE_CHECKING:
+    from spark_broker.client.append_channel import AppendChannel
+
+SEQUENCE_LIMIT = 2**31
+"""Sequence numbers wrap to 0 here."""
+
+Completion = tuple[OutgoingBatch, Outcome]
+
+
+class PartitionQueue:
+    """Not thread-safe: the sender's lock covers it.
+
+    Invariants: 0 <= in_flight <= len(unacked); unless recovering, `unacked[:in_flight]` are those that are in flight.
+    """
+
+    def __init__(
+        self, topic_partition: TopicPartition, topic_id: str, identity: Identity | None, *, numbered: bool
+    ) -> None:
+        self.topic_partition = topic_partition
+        self.topic_id = topic_id
+        self.unacked: deque[OutgoingBatch] = deque()
+        self.in_flight = 0
+        self.channel: AppendChannel | None = None
+        self.leader_epoch = -1
+        self.ready = False  # whether it waits in its channel's line
+        self.recovering = False
+        self.settled = False
+        self.failed_epoch = -1
+        self.failures = 0
+        self.retry_at_s = 0.0
+        self.missing_since_s = 0.0
+        self.identity = identity
+        self._numbered = numbered
+        self._next_sequence = 0
+        self._gaps: Identity | None = None
+
+    @property
+    def needs_identity(self) -> bool:
+        return self._numbered and self.identity is None
+
+    def sendable(self, max_in_flight: int) -> OutgoingBatch | None:
+        """The next batch, if it may be sent now."""
+        if self.recovering or self.in_flight >= max_in_flight or self.in_flight >= len(self.unacked):
+            return None
+        batch = self.unacked[self.in_flight]
+        if not self._numbered or batch.identity is not None:
+            return batch
+        # A number under the new identity says nothing about batches of the old one: they go first, or order is lost.
+        settled = all(self.unacked[i].identity == self.identity for i in range(self.in_flight))
+        return batch if self.identity is not None and settled else None
+
+    def sent(self, batch: OutgoingBatch) -> None:
+        """The batch is about to be written; it gets its number if it has none."""
+        if self._numbered and batch.identity is None and self.identity is not None:
+            batch.number(self.identity, self._next_sequence)
+            self._next_sequence = (self._next_sequence + 1) % SEQUENCE_LIMIT
+        self.in_flight += 1
+
+    def acknowledged(self, batch: OutgoingBatch) -> None:
+        self._answered()
+        self.unacked.remove(batch)
+        self.failures = 0
+
+    def failed(self, batch: OutgoingBatch, error: SparkBrokerError) -> None:
+        """An attempt failed, for good or not: `settle` decides when all answers are in."""
+        self._answered()
+        batch.error = batch.last_error = error
+        self.stop()
+
+    def stop(self) -> None:
+        """Send nothing until settled and resumed."""
+        if not self.recovering:
+            self.recovering = True
+            self.settled = False
+            self.failed_epoch = self.leader_epoch
+
+    def expire(self, now_s: float) -> list[tuple[OutgoingBatch, bool]]:
+        """Take out the batches whose delivery time-out has passed, each with whether it is in flight."""
+        expired = []
+        while self.unacked and self.unacked[0].deadline_s <= now_s:
+            batch = self.unacked.popleft()
+            in_flight = batch.correlation_id >= 0
+            if in_flight:
+                self._answered()
+            if batch.identity is not None:
+                self._leave_gap(batch)
+            self.stop()
+            expired.append((batch, in_flight))
+        return expired
+
+    def settle(self) -> list[Completion]:
+        """What the errors of the last round mean: completes the batches that failed for good, keeps the others."""
+        invariant(self.in_flight == 0, "a partition is settled when every answer is in")
+        completions: list[Completion] = []
+        kept: deque[OutgoingBatch] = deque()
+        for batch in self.unacked:
+            error, batch.error = batch.error, None
+            verdict = None if error is None else self._verdict(batch, error, first=not kept)
+            if verdict is None:
+                kept.append(batch)
+            else:
+                self._leave_gap(batch)
+                completions.append((batch, verdict))
+        self.unacked = kept
+        self.settled = True
+        return completions
+
+    def fail_all(self, error: SparkBrokerError) -> list[Completion]:
+        """Take out every batch, in flight or not."""
+        completions: list[Completion] = [(batch, error) for batch in self.unacked]
+        self.unacked.clear()
+        self.in_flight = 0
+        return completions
+
+    def _verdict(self, batch: OutgoingBatch, error: SparkBrokerError, *, first: bool) -> SparkBrokerError | None:
+        """The error that ends the batch; None: it is sent again."""
+        if not isinstance(error, OutOfOrderSequenceNumberError | UnknownProducerIdError):
+            return None if error.retriable else error
+        if not first:
+            return None  # it follows one that is sent again
+        # UNKNOWN_PRODUCER_ID: the log has nothing of this producer, so it does not have this batch.
+        if isinstance(error, UnknownProducerIdError) or batch.identity == self._gaps:
+            self._renumber(batch)
+            return None
+        return error
+
+    def _renumber(self, batch: OutgoingBatch) -> None:
+        self._leave_gap(batch)
+        batch.forget_number()
+
+    def _leave_gap(self, batch: OutgoingBatch) -> None:
+        """Numbers after this batch's cannot be stored under its identity any more."""
+        if batch.identity is None:
+            return
+        self._gaps = batch.identity
+        if self.identity == batch.identity:
+            self.identity = None
+
+    def take_identity(self, identity: Identity) -> None:
+        self.identity = identity
+        self._next_sequence = 0
+
+    def _answered(self) -> None:
+        self.in_flight -= 1
+        invariant(self.in_flight >= 0, "an answer belongs to a batch in flight")

@@ -1,0 +1,86 @@
+"""Deadlines, exponential backoff with jitter, and the loop that retries what may be retried."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from threading import Event
+from typing import TypeVar
+
+from spark_broker.errors import ClosedError, SparkBrokerError
+
+T = TypeVar("T")
+
+JITTER = 0.2
+"""Waits differ by this share, so that clients that lost one broker do not come back in step."""
+
+
+class Deadline:
+    """A moment on the monotonic clock."""
+
+    __slots__ = ("at_s",)
+
+    def __init__(self, at_s: float) -> None:
+        self.at_s = at_s
+
+    @classmethod
+    def after_ms(cls, timeout_ms: float) -> Deadline:
+        return cls(time.monotonic() + timeout_ms / 1000)
+
+    @property
+    def remaining_s(self) -> float:
+        return max(0.0, self.at_s - time.monotonic())
+
+    @property
+    def remaining_ms(self) -> int:
+        return int(self.remaining_s * 1000)
+
+    @property
+    def expired(self) -> bool:
+        return time.monotonic() >= self.at_s
+
+
+class Backoff:
+    """Waits of `base_ms`, doubling up to `max_ms`, each with jitter."""
+
+    def __init__(self, base_ms: int, max_ms: int, *, rng: random.Random | None = None) -> None:
+        self._base_ms = base_ms
+        self._max_ms = max(base_ms, max_ms)
+        self._rng = rng if rng is not None else random.Random()
+
+    def wait_s(self, attempt: int) -> float:
+        """Seconds to wait after failed attempt number `attempt`, counted from 0."""
+        wait_ms = min(self._max_ms, self._base_ms << min(attempt, 30))
+        return wait_ms * self._rng.uniform(1 - JITTER, 1 + JITTER) / 1000
+
+
+def call_with_retries(
+    attempt: Callable[[], T],
+    *,
+    deadline: Deadline,
+    backoff: Backoff,
+    closing: Event,
+    retry: Callable[[SparkBrokerError], bool] = lambda error: error.retriable,
+    between: Callable[[SparkBrokerError], None] = lambda error: None,
+) -> T:
+    """The first result of `attempt` that is not a retriable error.
+
+    Raises what `attempt` raised last once the deadline has passed, any error that `retry` refuses at once, and
+    ClosedError when `closing` is set while it waits. `between` runs before each new attempt (a metadata refresh).
+    """
+    number = 0
+    while True:
+        if closing.is_set():
+            raise ClosedError("the client was closed during the call")
+        try:
+            return attempt()
+        except SparkBrokerError as error:
+            wait_s = backoff.wait_s(number)
+            if not retry(error) or wait_s > deadline.remaining_s:
+                raise
+            failure = error
+        number += 1
+        if closing.wait(wait_s):
+            raise ClosedError("the client was closed during the call")
+        between(failure)

@@ -1,0 +1,59 @@
+"""What a client's constructor takes: bootstrap addresses, and settings as keywords or as a mapping of dotted names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+from spark_broker.config import Config
+from spark_broker.errors import InvalidConfigError
+
+C = TypeVar("C", bound=Config)
+
+
+class Address(NamedTuple):
+    """Where a broker listens."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+def client_config(
+    kind: type[C],
+    bootstrap_servers: str | Sequence[str] | None,
+    config: Mapping[str, object] | None,
+    keywords: Mapping[str, object],
+) -> C:
+    """The client's settings; keywords (`linger_ms=5`) win over `config` (`{"linger.ms": 5}`). None is "not given".
+
+    Raises InvalidConfigError, which names the nearest known setting for one that is unknown.
+    """
+    values = dict(config or {})
+    values.update({name.replace("_", "."): value for name, value in keywords.items() if value is not None})
+    if bootstrap_servers is not None:
+        values["bootstrap.servers"] = bootstrap_servers
+    return kind.parse(values)
+
+
+def parse_addresses(servers: Sequence[str]) -> tuple[Address, ...]:
+    """The addresses of `bootstrap.servers`, each once. Raises InvalidConfigError that names each bad one."""
+    if not servers:
+        raise InvalidConfigError("bootstrap.servers is empty; give one `host:port` or more")
+    bad = [server for server in servers if _parse(server) is None]
+    if bad:
+        raise InvalidConfigError(f"bootstrap.servers: {', '.join(map(repr, bad))} is not `host:port`")
+    return tuple(dict.fromkeys(address for address in map(_parse, servers) if address is not None))
+
+
+def _parse(server: str) -> Address | None:
+    host, separator, port = server.strip().rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
+        return None
+    if (":" in host and not (host.startswith("[") and host.endswith("]"))) or any(
+        c.isspace() or c == "/" for c in host
+    ):
+        return None
+    return Address(host, int(port))

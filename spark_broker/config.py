@@ -1,0 +1,496 @@
+"""Every setting, declared once: its name, type, default, bounds and documentation.
+
+A setting is a field of one of the frozen classes below; its name is the field's with dots for underscores
+(`min_insync_replicas` is `min.insync.replicas`). Names and defaults are Kafka's wherever Kafka has the setting; where a
+default differs, the documentation of the setting says why. `python -m spark_broker.config` writes `conf/cluster.toml`
+and `docs/configuration.md` from here, and a test compares them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, cast
+
+from spark_broker.errors import InvalidConfigError
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+Check = Callable[[Any], str | None]
+"""A validator: None, or what is wrong with the value."""
+
+
+def at_least(low: int) -> Check:
+    return lambda value: None if value >= low else f"must be at least {low}"
+
+
+def between(low: int, high: int) -> Check:
+    return lambda value: None if low <= value <= high else f"must be from {low} to {high}"
+
+
+def one_of(*names: str) -> Check:
+    return lambda value: None if value in names else f"must be one of {', '.join(names)}"
+
+
+def setting(default: Any, doc: str, check: Check | None = None) -> Any:
+    """Declare a setting on a config class."""
+    return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Base of the config classes: parsing of names and values, with errors that name the nearest known setting."""
+
+    @classmethod
+    def setting_names(cls) -> dict[str, str]:
+        """Setting name to field name."""
+        return {field.name.replace("_", "."): field.name for field in dataclasses.fields(cls)}
+
+    @classmethod
+    def parse(cls, values: Mapping[str, object]) -> Self:
+        """Settings by dotted name; strings are converted. Raises InvalidConfigError."""
+        names = cls.setting_names()
+        parsed: dict[str, object] = {}
+        for name, value in values.items():
+            if name not in names:
+                raise InvalidConfigError(unknown_setting(name, names))
+            parsed[names[name]] = _convert(cls, names[name], value)
+        return cls(**parsed)
+
+    def with_values(self, values: Mapping[str, object]) -> Self:
+        """A copy with these settings (dotted names) replaced."""
+        changed = type(self).parse(values)
+        names = self.setting_names()
+        return dataclasses.replace(self, **{names[name]: getattr(changed, names[name]) for name in values})
+
+    def to_dict(self) -> dict[str, str]:
+        """Every setting as text, by dotted name."""
+        return {name: to_text(getattr(self, attribute)) for name, attribute in self.setting_names().items()}
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check = field.metadata.get("check")
+            problem = check(getattr(self, field.name)) if check else None
+            if problem:
+                name = field.name.replace("_", ".")
+                raise InvalidConfigError(f"{name} = {to_text(getattr(self, field.name))!r}: {problem}")
+
+
+def unknown_setting(name: str, known: Mapping[str, object] | list[str], what: str = "setting") -> str:
+    """The message for an unknown name: it names the nearest known one."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+
+
+def to_text(value: object) -> str:
+    """A value as it is written in a file or on the command line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def _convert(cls: type[Config], attribute: str, value: object) -> object:
+    default = next(f.default for f in dataclasses.fields(cls) if f.name == attribute)
+    try:
+        return _CONVERTERS[type(default)](value)
+    except (ValueError, TypeError):
+        name = attribute.replace("_", ".")
+        kind = _KIND_NAMES[type(default)]
+        raise InvalidConfigError(f"{name} = {value!r} is not {kind}") from None
+
+
+def _to_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise ValueError(value)
+
+
+def _to_int(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(value)
+    return int(value)
+
+
+def _to_str(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise ValueError(value)
+    return value
+
+
+def _to_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(value)
+    return float(value)
+
+
+def _to_tuple(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(item.strip() for item in value.split(",") if item.strip())
+    if isinstance(value, list | tuple):
+        return tuple(str(item) for item in value)
+    raise ValueError(value)
+
+
+_CONVERTERS: dict[type, Callable[[object], object]] = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_str,
+    tuple: _to_tuple,
+}
+_KIND_NAMES: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicConfig(Config):
+    """Settings of one topic. A cluster's `[topic]` table gives the defaults of topics created in it."""
+
+    min_insync_replicas: int = setting(
+        1, "With acks=all, refuse appends while fewer replicas than this are in sync.", at_least(1)
+    )
+    retention_ms: int = setting(
+        604_800_000, "Delete sealed segments whose newest append is older than this; -1 keeps them.", at_least(-1)
+    )
+    retention_bytes: int = setting(
+        -1, "Delete the oldest sealed segments of a partition beyond this size; -1: no limit.", at_least(-1)
+    )
+    segment_bytes: int = setting(
+        1_073_741_824, "Roll a segment before it grows beyond this size.", between(1024, INT32_MAX)
+    )
+    segment_ms: int = setting(604_800_000, "Roll a segment this long after its first append.", at_least(1))
+    max_message_bytes: int = setting(
+        16_777_216,
+        "Largest micro-batch that the topic takes. Kafka's default is 1 MiB; here the unit is a micro-batch of thousands "
+        "of rows, so it is 16 MiB.",
+        between(1, INT32_MAX),
+    )
+    flush_messages: int = setting(
+        INT64_MAX,
+        "Sync to disk after this many records, before they are acknowledged; 1 syncs every append.",
+        at_least(1),
+    )
+    key_columns: tuple[str, ...] = setting(
+        (),
+        "Columns whose values choose the partition of a row (typed topics). Empty: no key, except the default schema's `key`.",
+    )
+    timestamp_column: str = setting("", "Column that holds the record's timestamp (typed topics). Empty: append time.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterConfig(Config):
+    """Settings of the cluster: its brokers and its controller."""
+
+    log_dirs: str = setting(
+        "",
+        "Directory under which each broker keeps its own log directory. Empty: a directory for the application, removed at stop.",
+    )
+    metadata_dir: str = setting(
+        "",
+        "Directory (fsspec URL) of the metadata log. Empty: `metadata` under log.dirs. It must be reachable wherever the driver may start.",
+    )
+    broker_host: str = setting(
+        "",
+        "Address that brokers and the controller bind and advertise. Empty: 127.0.0.1 on local masters, the executor's address elsewhere.",
+    )
+    broker_rack: str = setting(
+        "", "Rack of every broker that this application starts (a failure domain above the host)."
+    )
+    num_partitions: int = setting(1, "Partitions of a topic that does not say.", at_least(1))
+    default_replication_factor: int = setting(1, "Replication factor of a topic that does not say.", at_least(1))
+    auto_create_topics_enable: bool = setting(
+        False,
+        "Create a topic on first append. Kafka's default is true; here a misspelt topic is an error, and typed topics need a schema.",
+    )
+    broker_heartbeat_interval_ms: int = setting(
+        500, "A broker's heartbeats to the controller. Kafka's default is 2000.", between(10, INT32_MAX)
+    )
+    broker_session_timeout_ms: int = setting(
+        9000,
+        "Fence a broker that has not been heard of for this long. A broken session fences sooner.",
+        between(100, INT32_MAX),
+    )
+    controller_reconnect_grace_ms: int = setting(
+        300,
+        "Wait this long for the same incarnation after a session broke while its port still answers.",
+        between(0, INT32_MAX),
+    )
+    replica_lag_time_max_ms: int = setting(
+        30_000, "Remove a follower from the ISR when it has not caught up for this long.", at_least(100)
+    )
+    replica_fetch_wait_max_ms: int = setting(500, "Longest wait of a follower's fetch.", between(1, 60_000))
+    replica_fetch_max_bytes: int = setting(
+        4_194_304, "Bytes of one partition in a follower's fetch. Kafka's default is 1 MiB.", at_least(1024)
+    )
+    replica_fetch_response_max_bytes: int = setting(
+        16_777_216, "Bytes of one follower's fetch. Kafka's default is 10 MiB.", at_least(1024)
+    )
+    replica_high_watermark_checkpoint_interval_ms: int = setting(
+        5000, "How often high watermarks are saved.", at_least(10)
+    )
+    replica_reassignment_delay_ms: int = setting(
+        30_000, "Move the replicas of a broker that is gone for this long to live brokers; -1: never.", at_least(-1)
+    )
+    replica_reassignment_max_partitions: int = setting(
+        10, "Self-healing moves at most this many partitions at once (throttle).", at_least(1)
+    )
+    log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", at_least(10))
+    log_flush_interval_ms: int = setting(
+        60_000, "How often open segments are synced in the background. Kafka leaves this to the system.", at_least(10)
+    )
+    leader_imbalance_check_interval_ms: int = setting(
+        300_000,
+        "How often the controller considers preferred-leader election (Kafka: leader.imbalance.check.interval.seconds).",
+        at_least(10),
+    )
+    auto_leader_rebalance_enable: bool = setting(
+        True, "Give partitions back to their preferred leaders from time to time."
+    )
+    leader_imbalance_per_broker_percentage: int = setting(
+        10, "Rebalance when more than this share of a broker's preferred partitions is led elsewhere.", between(0, 100)
+    )
+    offsets_topic_num_partitions: int = setting(
+        50, "Partitions of __consumer_offsets, when it is first made.", between(1, 1000)
+    )
+    offsets_topic_replication_factor: int = setting(
+        3, "Replication factor of __consumer_offsets; with fewer brokers it is their number.", at_least(1)
+    )
+    offsets_topic_snapshot_records: int = setting(
+        10_000,
+        "Commits in a partition of __consumer_offsets after which its live offsets are written as one snapshot.",
+        at_least(1),
+    )
+    metadata_log_max_records_between_snapshots: int = setting(
+        1000, "Records of the metadata log after which a snapshot is written.", at_least(1)
+    )
+    metadata_max_snapshots: int = setting(2, "Snapshots of the metadata log that are kept.", at_least(1))
+    request_timeout_ms: int = setting(30_000, "Deadline of requests between brokers and controller.", at_least(100))
+    socket_request_max_bytes: int = setting(104_857_600, "Largest request that a broker takes.", at_least(1024))
+    queued_max_requests: int = setting(
+        500, "Requests that may wait on one connection before reading from it stops.", at_least(1)
+    )
+    broker_start_timeout_ms: int = setting(
+        120_000, "How long BrokerCluster.start waits for its brokers.", at_least(1000)
+    )
+    broker_executor_resource: bool = setting(
+        False,
+        "Ask for one `broker` resource per broker (only where the workers declare it; otherwise no executor starts).",
+    )
+    controlled_shutdown_timeout_ms: int = setting(
+        15_000, "How long a controlled shutdown may take before the job is cancelled.", at_least(100)
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProducerConfig(Config):
+    """Settings of a Producer."""
+
+    bootstrap_servers: tuple[str, ...] = setting(
+        (), "Brokers to ask for metadata first, `host:port`; any one is enough."
+    )
+    client_id: str = setting("", "Name of this client in logs and errors.")
+    acks: str = setting(
+        "all", "0: do not wait; 1: the leader; all: every in-sync replica.", one_of("0", "1", "all", "-1")
+    )
+    enable_idempotence: bool = setting(
+        True, "Number the batches so that a retry stores nothing twice. Off with acks other than all."
+    )
+    linger_ms: int = setting(5, "`send` waits this long for more records before it appends a batch.", at_least(0))
+    batch_size: int = setting(16_384, "`send` appends a batch when its records reach this many bytes.", at_least(0))
+    buffer_memory: int = setting(
+        33_554_432, "Bytes that may wait to be acknowledged; then append blocks.", at_least(1024)
+    )
+    max_block_ms: int = setting(60_000, "How long append may block for the buffer or for metadata.", at_least(0))
+    max_in_flight_requests_per_connection: int = setting(5, "Unacknowledged batches of one partition.", between(1, 5))
+    compression_type: str = setting("none", "Compression of the Arrow buffers.", one_of("none", "lz4", "zstd"))
+    delivery_timeout_ms: int = setting(
+        120_000, "Time after which an append that is not acknowledged fails.", at_least(1)
+    )
+    request_timeout_ms: int = setting(30_000, "Deadline of one request; then it is sent again.", at_least(1))
+    retry_backoff_ms: int = setting(
+        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", at_least(1)
+    )
+    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
+    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsumerConfig(Config):
+    """Settings of a Consumer."""
+
+    bootstrap_servers: tuple[str, ...] = setting(
+        (), "Brokers to ask for metadata first, `host:port`; any one is enough."
+    )
+    client_id: str = setting("", "Name of this client in logs and errors.")
+    group_id: str = setting("", "Group under whose name offsets are committed. Empty: none.")
+    auto_offset_reset: str = setting(
+        "latest",
+        "Where to start without a committed offset, or when it is out of range.",
+        one_of("earliest", "latest", "none"),
+    )
+    enable_auto_commit: bool = setting(
+        True, "Commit the positions of what poll handed out, from time to time and at close."
+    )
+    auto_commit_interval_ms: int = setting(5000, "How often positions are committed automatically.", at_least(1))
+    fetch_min_bytes: int = setting(1, "A fetch waits for this many bytes, up to fetch.max.wait.ms.", at_least(1))
+    fetch_max_wait_ms: int = setting(500, "Longest wait of a fetch.", between(0, 60_000))
+    fetch_max_bytes: int = setting(52_428_800, "Bytes of one fetch; one batch is returned even if larger.", at_least(1))
+    max_partition_fetch_bytes: int = setting(
+        4_194_304,
+        "Bytes of one partition in a fetch; one batch is returned even if larger. Kafka's default is 1 MiB.",
+        at_least(1),
+    )
+    request_timeout_ms: int = setting(30_000, "Deadline of one request; then it is sent again.", at_least(1))
+    default_api_timeout_ms: int = setting(60_000, "Deadline of commit, position and other calls.", at_least(1))
+    retry_backoff_ms: int = setting(
+        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", at_least(1)
+    )
+    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
+    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminConfig(Config):
+    """Settings of an Admin."""
+
+    bootstrap_servers: tuple[str, ...] = setting((), "Brokers to ask first, `host:port`; any one is enough.")
+    client_id: str = setting("", "Name of this client in logs and errors.")
+    request_timeout_ms: int = setting(30_000, "Deadline of one request.", at_least(1))
+    default_api_timeout_ms: int = setting(60_000, "Deadline of a call, with its retries.", at_least(1))
+    retry_backoff_ms: int = setting(
+        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", at_least(1)
+    )
+    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterSettings:
+    """What `conf/cluster.toml` holds: the `[cluster]` table and the `[topic]` defaults."""
+
+    cluster: ClusterConfig
+    topic: TopicConfig
+
+
+def load_cluster_settings(source: Mapping[str, object] | str | Path | None) -> ClusterSettings:
+    """Settings from a TOML file or from a mapping of dotted names (cluster and topic settings may be mixed in it).
+
+    Raises InvalidConfigError; the message names the nearest known setting.
+    """
+    if source is None:
+        return ClusterSettings(cluster=ClusterConfig(), topic=TopicConfig())
+    if isinstance(source, Mapping):
+        return _split(source)
+    path = Path(source)
+    try:
+        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidConfigError(f"the configuration file {path} does not exist") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidConfigError(f"{path}: {error}") from None
+    return _from_tables(tables)
+
+
+def _split(values: Mapping[str, object]) -> ClusterSettings:
+    topic_names, cluster_names = TopicConfig.setting_names(), ClusterConfig.setting_names()
+    unknown = [name for name in values if name not in topic_names and name not in cluster_names]
+    if unknown:
+        raise InvalidConfigError(unknown_setting(unknown[0], {**cluster_names, **topic_names}))
+    return ClusterSettings(
+        cluster=ClusterConfig.parse({k: v for k, v in values.items() if k in cluster_names}),
+        topic=TopicConfig.parse({k: v for k, v in values.items() if k in topic_names}),
+    )
+
+
+def _from_tables(tables: Mapping[str, object]) -> ClusterSettings:
+    for name, table in tables.items():
+        if name not in ("cluster", "topic"):
+            raise InvalidConfigError(unknown_setting(name, ["cluster", "topic"], "table"))
+        if not isinstance(table, Mapping):
+            raise InvalidConfigError(f"[{name}] must be a table")
+    cluster = cast("Mapping[str, object]", tables.get("cluster", {}))
+    topic = cast("Mapping[str, object]", tables.get("topic", {}))
+    return ClusterSettings(cluster=ClusterConfig.parse(_flatten(cluster)), topic=TopicConfig.parse(_flatten(topic)))
+
+
+def _flatten(table: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """TOML reads `a.b = 1` as nested tables; settings are dotted names."""
+    flat: dict[str, object] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(_flatten(value, name + "."))
+        else:
+            flat[name] = value
+    return flat
+
+
+def _toml_value(value: object) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def sample_toml() -> str:
+    """The text of `conf/cluster.toml`: every setting, commented out, at its default."""
+    lines = ["# Generated by `python -m spark_broker.config`. Uncomment a line to change its setting.", ""]
+    for title, cls in (("cluster", ClusterConfig), ("topic", TopicConfig)):
+        lines += [f"[{title}]"]
+        for field in dataclasses.fields(cls):
+            lines += [
+                f"# {field.metadata['doc']}",
+                f"#{field.name.replace('_', '.')} = {_toml_value(field.default)}",
+                "",
+            ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def reference_markdown() -> str:
+    """The text of `docs/configuration.md`."""
+    lines = [
+        "# Configuration",
+        "",
+        "Generated by `python -m spark_broker.config`. Names and defaults are Kafka's wherever Kafka has the setting.",
+    ]
+    for cls in (ClusterConfig, TopicConfig, ProducerConfig, ConsumerConfig, AdminConfig):
+        title = cls.__name__.removesuffix("Config")
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            (cls.__doc__ or "").strip(),
+            "",
+            "| Setting | Type | Default | Meaning |",
+            "|---|---|---|---|",
+        ]
+        for field in dataclasses.fields(cls):
+            kind = _KIND_NAMES[type(field.default)]
+            default = f"`{to_text(field.default)}`" if to_text(field.default) else "(empty)"
+            lines.append(f"| `{field.name.replace('_', '.')}` | {kind} | {default} | {field.metadata['doc']} |")
+    return "\n".join(lines) + "\n"
+
+
+def write_generated(root: Path) -> list[Path]:
+    """Write the generated files under the project's root; returns their paths."""
+    files = {root / "conf" / "cluster.toml": sample_toml(), root / "docs" / "configuration.md": reference_markdown()}
+    for path, text in files.items():
+        path.write_text(text, encoding="utf-8")
+    return list(files)
+
+
+if __name__ == "__main__":
+    write_generated(Path(__file__).resolve().parent.parent)

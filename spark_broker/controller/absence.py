@@ -1,0 +1,41 @@
+"""How long registered brokers have been away."""
+
+from __future__ import annotations
+
+from spark_broker.controller.image import MetadataImage
+
+
+class Absences:
+    """Since when each broker without a session has been away.
+
+    The clock runs only while some broker is live: after a restart, or after the loss of all, the first one that is back
+    must not at once drop the others, which Spark is still starting.
+    """
+
+    def __init__(self) -> None:
+        self._since_ms: dict[int, int] = {}
+        self._someone_live_since_ms: int | None = None
+
+    def all_left(self, image: MetadataImage, now_ms: int) -> None:
+        self._since_ms = dict.fromkeys(image.brokers, now_ms)
+        self._someone_live_since_ms = None
+
+    def left(self, broker_id: int, now_ms: int) -> None:
+        self._since_ms.setdefault(broker_id, now_ms)
+
+    def returned(self, broker_id: int) -> None:
+        self._since_ms.pop(broker_id, None)
+
+    def note_live(self, image: MetadataImage, now_ms: int) -> None:
+        """To be told of every image in which brokers changed."""
+        if not image.live_brokers():
+            self._someone_live_since_ms = None
+        elif self._someone_live_since_ms is None:
+            self._someone_live_since_ms = now_ms
+
+    def away_for(self, duration_ms: int, now_ms: int) -> frozenset[int]:
+        """Brokers that have been away for this long while others lived; with a negative duration none."""
+        start = self._someone_live_since_ms
+        if duration_ms < 0 or start is None:
+            return frozenset()
+        return frozenset(b for b, since in self._since_ms.items() if now_ms - max(since, start) >= duration_ms)

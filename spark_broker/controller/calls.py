@@ -1,0 +1,86 @@
+"""Calls to the controller: each is one decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.config import ClusterSettings
+from spark_broker.controller.describe import describe
+from spark_broker.controller.effects import Decision
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.isr import alter_partition
+from spark_broker.controller.leader_balance import elect_leaders
+from spark_broker.controller.producer_ids import allocate_producer_ids
+from spark_broker.controller.reassignment import reassign
+from spark_broker.controller.topics import (
+    NewTopicValues,
+    alter_topic_config,
+    create_partitions,
+    create_topic,
+    delete_topic,
+    offsets_topic_request,
+)
+from spark_broker.errors import InvalidRequestError
+from spark_broker.protocol.messages import (
+    AllocateProducerIds,
+    AlterPartition,
+    AlterTopicConfig,
+    CallRequest,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    ElectLeaders,
+    Empty,
+    EnsureOffsetsTopic,
+    GetMetadata,
+    ReassignPartition,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What a call's decision needs beside the image. `expected_brokers`: those that live or may soon be back."""
+
+    settings: ClusterSettings
+    new_topic: NewTopicValues | None
+    expected_brokers: int
+
+
+def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:
+    """The decision on a call. Raises the typed error that goes to the caller."""
+    match request:
+        case AlterPartition():
+            return alter_partition(image, request)
+        case AllocateProducerIds():
+            return allocate_producer_ids(image, request)
+        case GetMetadata():
+            return Decision((), describe(image, request.topics))
+        case CreateTopic():
+            return create_topic(image, request, _values(context), context.settings)
+        case EnsureOffsetsTopic():
+            return _ensure_offsets_topic(image, context)
+        case DeleteTopic():
+            return delete_topic(image, request)
+        case CreatePartitions():
+            return create_partitions(image, request)
+        case AlterTopicConfig():
+            return alter_topic_config(image, request, context.settings)
+        case ElectLeaders():
+            return elect_leaders(image, request)
+        case ReassignPartition():
+            return reassign(image, request)
+        case _:
+            raise InvalidRequestError(f"{type(request).__name__} goes to a broker, not to the controller")
+
+
+def _values(context: CallContext) -> NewTopicValues:
+    if context.new_topic is None:
+        raise InvalidRequestError("the call may create a topic, but brought no id for it")
+    return context.new_topic
+
+
+def _ensure_offsets_topic(image: MetadataImage, context: CallContext) -> Decision:
+    request = offsets_topic_request(image, context.settings, context.expected_brokers)
+    if request is None:
+        return Decision((), Empty())
+    return create_topic(image, request, _values(context), context.settings)

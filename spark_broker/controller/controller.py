@@ -1,0 +1,293 @@
+"""The controller as one state machine: events and the time go in; records, and the effects after them, come out.
+
+The shell hands in one event after the other, appends the records of each outcome to the metadata log, and only then
+carries out its effects. `image` is ahead of the log by the outcomes that are not written yet, and is never shown to
+anyone before they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from spark_broker.config import ClusterSettings
+from spark_broker.controller import damage, fencing, shutdown
+from spark_broker.controller.absence import Absences
+from spark_broker.controller.calls import CallContext, answer
+from spark_broker.controller.effects import (
+    CloseSession,
+    Effect,
+    FenceBrokers,
+    LaunchNumber,
+    Note,
+    Outcome,
+    Reply,
+    Send,
+    SessionEffect,
+    StoppedBrokers,
+    Subscribe,
+)
+from spark_broker.controller.events import (
+    BrokerRegisters,
+    CallReceived,
+    ControllerStarted,
+    Event,
+    HeartbeatReceived,
+    LaunchRequested,
+    PortProbed,
+    SessionEnded,
+    SparkLost,
+    StopRequested,
+    Tick,
+)
+from spark_broker.controller.housekeeping import Housekeeping
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.records import ClusterRecord, ControllerEpochRecord, LaunchRecord, MetadataRecord
+from spark_broker.controller.registration import Registration, RegistrationRules, register
+from spark_broker.controller.sessions import HAS_STREAM, Session, Sessions, SessionTimes
+from spark_broker.errors import (
+    BrokerIdNotRegisteredError,
+    InvariantError,
+    SparkBrokerError,
+    StaleLaunchError,
+    invariant,
+)
+from spark_broker.protocol.messages import Heartbeat, HeartbeatAnswer, RegisterBroker, Registered, StopBroker
+
+MAX_LOST_LAUNCHES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _PendingStop:
+    call_id: int
+    broker_ids: tuple[int, ...]
+
+
+class Controller:
+    """The cluster's decisions. `shared_executor`: brokers may share one executor (plain `local[N]`)."""
+
+    def __init__(self, image: MetadataImage, settings: ClusterSettings, *, shared_executor: bool = False) -> None:
+        cluster = settings.cluster
+        self.image = image
+        self.sessions = Sessions(
+            SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms)
+        )
+        self._settings = settings
+        self._shared_executor = shared_executor
+        self._absences = Absences()
+        self._housekeeping = Housekeeping(cluster, self._absences, joined=set())
+        self._lost_launches: dict[int, None] = {}  # in order of their loss, the oldest goes when there are too many
+        self._shutdown_offsets: dict[int, int] = {}  # broker id to the end of the decision that began its shutdown
+        self._damage_known: dict[int, frozenset[tuple[int, str, int]]] = {}  # (broker epoch, topic id, number)
+        self._pending_stops: list[_PendingStop] = []
+        self._cluster_stops = False
+        self._records: list[MetadataRecord] = []
+        self._effects: list[Effect] = []
+
+    def handle(self, event: Event, now_ms: int) -> Outcome:
+        """Decide on one event. `now_ms` never falls from one event to the next."""
+        self._records, self._effects = [], []
+        self._dispatch(event, now_ms)
+        self._answer_stops()
+        return Outcome(tuple(self._records), tuple(self._effects))
+
+    def _dispatch(self, event: Event, now_ms: int) -> None:
+        match event:
+            case HeartbeatReceived():
+                self._heartbeat(event, now_ms)
+            case Tick():
+                self._tick(now_ms)
+            case CallReceived():
+                self._call(event, now_ms)
+            case BrokerRegisters():
+                self._register(event, now_ms)
+            case SessionEnded():
+                self._follow(self.sessions.ended(event.session_id, now_ms), now_ms)
+            case PortProbed():
+                probed = self.sessions.probed(event.broker_id, event.session_id, refused=event.refused, now_ms=now_ms)
+                self._follow(probed, now_ms)
+            case SparkLost():
+                self._spark_lost(event.launch, now_ms)
+            case LaunchRequested():
+                self._apply([LaunchRecord(self.image.last_launch + 1)])
+                self._effects.append(Reply(event.call_id, LaunchNumber(self.image.last_launch)))
+            case StopRequested():
+                self._stop(event)
+            case ControllerStarted():
+                self._start(event, now_ms)
+
+    def _apply(self, records: Sequence[MetadataRecord]) -> None:
+        if records:
+            self.image = self.image.apply(records)
+            self._records += records
+
+    def _start(self, event: ControllerStarted, now_ms: int) -> None:
+        """A higher epoch; what an older controller still says is refused from here on."""
+        if not self.image.cluster_id:
+            self._apply([ClusterRecord(event.cluster_id)])
+        self._apply([ControllerEpochRecord(self.image.controller_epoch + 1, event.writer)])
+        self._apply(fencing.fence_all(self.image))
+        self._absences.all_left(self.image, now_ms)
+
+    def _tick(self, now_ms: int) -> None:
+        self._follow(self.sessions.tick(now_ms), now_ms)
+        if not self._cluster_stops:
+            self._apply(self._housekeeping.tick(self.image, now_ms))
+
+    def _follow(self, effects: Iterable[SessionEffect], now_ms: int) -> None:
+        """Turn fences into decisions and pass the rest on."""
+        for effect in effects:
+            if isinstance(effect, FenceBrokers):
+                self._fence(effect, now_ms)
+            else:
+                self._effects.append(effect)
+
+    def _fence(self, fence: FenceBrokers, now_ms: int) -> None:
+        self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops))
+        self._effects.append(Note(f"fenced brokers {list(fence.broker_ids)}: {fence.reason}"))
+        for broker_id in fence.broker_ids:
+            self._absences.left(broker_id, now_ms)
+            self._shutdown_offsets.pop(broker_id, None)
+        self._absences.note_live(self.image, now_ms)
+
+    def _spark_lost(self, launch: int, now_ms: int) -> None:
+        self._lost_launches[launch] = None
+        while len(self._lost_launches) > MAX_LOST_LAUNCHES:
+            del self._lost_launches[next(iter(self._lost_launches))]
+        self._follow(self.sessions.lost(launch), now_ms)
+
+    # ---- registration ------------------------------------------------------------------------------------------
+
+    def _register(self, event: BrokerRegisters, now_ms: int) -> None:
+        try:
+            registration = self._registration(event.request, now_ms)
+        except SparkBrokerError as error:
+            if isinstance(error, InvariantError):
+                raise
+            self._effects.append(CloseSession(event.session_id, error))
+            self._effects.append(Note(f"launch {event.request.launch} may not register: {error}"))
+            return
+        self._apply(registration.records)
+        broker_id = registration.broker_id
+        away_long = broker_id in self._absences.away_for(self._settings.cluster.replica_reassignment_delay_ms, now_ms)
+        if registration.new_id or away_long:
+            self._housekeeping.joined.add(broker_id)
+        self._absences.returned(broker_id)
+        self._absences.note_live(self.image, now_ms)
+        if not registration.resumed:
+            self._shutdown_offsets.pop(broker_id, None)
+        self._follow(self.sessions.opened(event.session_id, self.image.brokers[broker_id], now_ms), now_ms)
+        how = "resumed its session" if registration.resumed else f"registered ({event.request.start_kind} start)"
+        self._effects += [
+            Send(event.session_id, self._registered(registration)),
+            Subscribe(event.session_id),
+            Note(f"broker {broker_id} of launch {event.request.launch} {how}"),
+        ]
+
+    def _registration(self, request: RegisterBroker, now_ms: int) -> Registration:
+        if self._cluster_stops:
+            raise StaleLaunchError("the cluster is being stopped")
+        rules = RegistrationRules(
+            connected=self.sessions.connected,
+            lost_launches=self._lost_launches,
+            lost_brokers=self._lost_brokers(now_ms),
+            shared_executor=self._shared_executor,
+        )
+        return register(self.image, request, rules)
+
+    def _lost_brokers(self, now_ms: int) -> frozenset[int]:
+        """Brokers that have been away for so long that their replicas are being made anew anyway."""
+        delay_ms = self._settings.cluster.replica_reassignment_delay_ms
+        return self._absences.away_for(delay_ms, now_ms) - self.sessions.connected
+
+    def _registered(self, registration: Registration) -> Registered:
+        cluster = self._settings.cluster
+        return Registered(
+            cluster_id=self.image.cluster_id,
+            controller_epoch=self.image.controller_epoch,
+            broker_id=registration.broker_id,
+            broker_epoch=registration.broker_epoch,
+            session_timeout_ms=cluster.broker_session_timeout_ms,
+            heartbeat_interval_ms=cluster.broker_heartbeat_interval_ms,
+        )
+
+    # ---- heartbeats --------------------------------------------------------------------------------------------
+
+    def _heartbeat(self, event: HeartbeatReceived, now_ms: int) -> None:
+        beat = event.heartbeat
+        session = self.sessions.of_stream(event.session_id)
+        if session is not None and session.broker_epoch == beat.broker_epoch:
+            session = self.sessions.heartbeat(event.session_id, beat.metadata_offset, event.received_ms)
+        else:
+            session = None
+        if session is None:
+            error = BrokerIdNotRegisteredError("the session of this stream is over")
+            self._effects.append(CloseSession(event.session_id, error))
+            return
+        self._set_damaged_aside(session, beat)
+        may_stop = beat.wants_shutdown and self._shut_down(session)
+        if not beat.wants_shutdown:
+            self._unfence_if_ready(session, beat, now_ms)
+        fenced = self.image.brokers[session.broker_id].fenced
+        self._effects.append(Send(event.session_id, HeartbeatAnswer(beat.sent_ms, fenced, may_stop)))
+
+    def _set_damaged_aside(self, session: Session, beat: Heartbeat) -> None:
+        """Once for each report: the replica may be made anew, and in sync again, while the broker repeats it."""
+        known = self._damage_known.get(session.broker_id, frozenset())
+        reported = {(session.broker_epoch, *key) for key in beat.damaged}
+        if reported - known:
+            self._damage_known[session.broker_id] = frozenset(reported)
+            new = sorted((topic_id, number) for _, topic_id, number in reported - known)
+            self._apply(damage.set_aside(self.image, session.broker_id, new))
+
+    def _unfence_if_ready(self, session: Session, beat: Heartbeat, now_ms: int) -> None:
+        broker = self.image.brokers[session.broker_id]
+        caught_up = beat.metadata_offset >= broker.epoch
+        if broker.fenced and not broker.in_controlled_shutdown and beat.ready and caught_up:
+            self._apply(fencing.unfence(self.image, broker.id))
+            self._absences.note_live(self.image, now_ms)
+
+    def _shut_down(self, session: Session) -> bool:
+        """Begin the broker's shutdown; True once every live broker has heard who took over from it."""
+        broker_id = session.broker_id
+        self._apply(shutdown.begin_shutdown(self.image, broker_id))
+        end = self._shutdown_offsets.setdefault(broker_id, self.image.next_offset)
+        others = [s for s in self.sessions.all() if s.broker_id != broker_id and self.image.is_live(s.broker_id)]
+        # The last record of the decision has the offset end - 1.
+        may_stop = self._cluster_stops or all(other.metadata_offset >= end - 1 for other in others)
+        if may_stop:
+            self.sessions.may_stop(session)
+        return may_stop
+
+    # ---- calls and commands ------------------------------------------------------------------------------------
+
+    def _call(self, event: CallReceived, now_ms: int) -> None:
+        cluster = self._settings.cluster
+        patience_ms = max(cluster.replica_reassignment_delay_ms, cluster.broker_session_timeout_ms)
+        expected = len(self.image.brokers) - len(self._absences.away_for(patience_ms, now_ms))
+        try:
+            decision = answer(self.image, event.request, CallContext(self._settings, event.new_topic, expected))
+        except SparkBrokerError as error:
+            if isinstance(error, InvariantError):
+                raise
+            self._effects.append(Reply(event.call_id, error))
+            return
+        self._apply(decision.records)
+        self._effects.append(Reply(event.call_id, decision.response))
+
+    def _stop(self, event: StopRequested) -> None:
+        sessions = [s for s in self.sessions.all() if event.launch in (None, s.launch)]
+        if event.launch is None:
+            self._cluster_stops = True
+            self._apply(shutdown.begin_cluster_shutdown(self.image, [s.broker_id for s in sessions]))
+        reason = "the cluster stops" if event.launch is None else "the broker is to stop"
+        self._effects += [Send(s.session_id, StopBroker(reason=reason)) for s in sessions if s.state in HAS_STREAM]
+        self._pending_stops.append(_PendingStop(event.call_id, tuple(sorted(s.broker_id for s in sessions))))
+
+    def _answer_stops(self) -> None:
+        connected = self.sessions.connected
+        done = [stop for stop in self._pending_stops if connected.isdisjoint(stop.broker_ids)]
+        for stop in done:
+            self._pending_stops.remove(stop)
+            self._effects.append(Reply(stop.call_id, StoppedBrokers(stop.broker_ids)))
+        invariant(len(self._pending_stops) <= 1000, "too many stops are pending")

@@ -1,0 +1,44 @@
+"""The image as clients see it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from spark_broker.controller.image import BrokerState, MetadataImage, TopicState
+from spark_broker.protocol.messages import BrokerMetadata, Metadata, PartitionMetadata, TopicMetadata
+
+
+def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> Metadata:
+    """The answer to GetMetadata; a name that does not exist is absent from it."""
+    if topics is None:
+        found = [image.topics[image.topic_ids[name]] for name in sorted(image.topic_ids)]
+    else:
+        found = [topic for name in topics if (topic := image.topic(name)) is not None]
+    return Metadata(
+        cluster_id=image.cluster_id,
+        controller_epoch=image.controller_epoch,
+        brokers=[_broker(image.brokers[id_]) for id_ in sorted(image.brokers)],
+        topics=[_topic(topic) for topic in found],
+    )
+
+
+def _broker(broker: BrokerState) -> BrokerMetadata:
+    return BrokerMetadata(
+        id=broker.id,
+        host=broker.host,
+        port=broker.port,
+        rack=broker.rack,
+        epoch=broker.epoch,
+        pid=broker.pid,
+        executor_id=broker.executor_id,
+        executor_pid=broker.executor_pid,
+        fenced=broker.fenced,
+    )
+
+
+def _topic(topic: TopicState) -> TopicMetadata:
+    partitions = [
+        PartitionMetadata(p, s.leader, s.leader_epoch, list(s.replicas), list(s.isr), s.partition_epoch)
+        for p, s in enumerate(topic.partitions)
+    ]
+    return TopicMetadata(topic.name, topic.topic_id, partitions, list(topic.schemas), dict(topic.config))

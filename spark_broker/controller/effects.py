@@ -1,0 +1,99 @@
+"""What the controller asks its shell to do, after the records of the same outcome are in the metadata log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.controller.records import MetadataRecord
+from spark_broker.errors import SparkBrokerError
+from spark_broker.protocol.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchNumber:
+    """The answer to a request for a launch number."""
+
+    launch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedBrokers:
+    """The answer to a request to stop brokers: all of these have left."""
+
+    broker_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Answer a call."""
+
+    call_id: int
+    result: Message | LaunchNumber | StoppedBrokers | SparkBrokerError
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to a broker on its session's stream."""
+
+    session_id: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """Send the whole image on this session's stream, and every later change of it."""
+
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    """End the stream with this error; what still comes on it is void."""
+
+    session_id: int
+    error: SparkBrokerError
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePort:
+    """Connect to the broker's port and report whether the connection was refused."""
+
+    broker_id: int
+    session_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class FenceBrokers:
+    """The sessions of these brokers are over: one decision for all of them."""
+
+    broker_ids: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something worth a line in the controller's log."""
+
+    text: str
+
+
+Effect = Reply | Send | Subscribe | CloseSession | ProbePort | Note
+SessionEffect = FenceBrokers | Send | CloseSession | ProbePort
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an event led to. The effects are carried out only once the records are committed."""
+
+    records: tuple[MetadataRecord, ...] = ()
+    effects: tuple[Effect, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Records, and the response to whoever asked."""
+
+    records: tuple[MetadataRecord, ...]
+    response: Message

@@ -1,0 +1,91 @@
+"""What happens to the controller. The shell turns messages, timers and commands into these, in one queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.controller.topics import NewTopicValues
+from spark_broker.protocol.messages import CallRequest, Heartbeat, RegisterBroker
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerStarted:
+    """The controller replayed the log and takes over as `writer`; `cluster_id` is for a log that has none yet."""
+
+    writer: str
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegisters:
+    session_id: int
+    request: RegisterBroker
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatReceived:
+    """`received_ms`: when the stream's thread read it, which may be earlier than when it is handled."""
+
+    session_id: int
+    heartbeat: Heartbeat
+    received_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnded:
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class PortProbed:
+    broker_id: int
+    session_id: int
+    refused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SparkLost:
+    """Spark reported the executor or task of this launch as lost."""
+
+    launch: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallReceived:
+    """A call; `new_topic` for those that may create one."""
+
+    call_id: int
+    request: CallRequest
+    new_topic: NewTopicValues | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequested:
+    call_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Stop the broker of this launch, or all of them (None) because the cluster stops."""
+
+    call_id: int
+    launch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed."""
+
+
+Event = (
+    ControllerStarted
+    | BrokerRegisters
+    | HeartbeatReceived
+    | SessionEnded
+    | PortProbed
+    | SparkLost
+    | CallReceived
+    | LaunchRequested
+    | StopRequested
+    | Tick
+)

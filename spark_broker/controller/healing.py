@@ -1,0 +1,46 @@
+"""Self-healing: the replicas of brokers that stay away are made anew on brokers that live."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.placement import Loads, loads_of, replacement
+from spark_broker.controller.reassignment import move, moves_in_progress
+from spark_broker.controller.records import MetadataRecord
+from spark_broker.model import NO_LEADER
+
+
+def heal(image: MetadataImage, gone: Collection[int], max_moves: int) -> tuple[MetadataRecord, ...]:
+    """Start to move replicas off the brokers `gone`, at most `max_moves` partitions being moved at once.
+
+    A partition without a leader has nobody to copy from, and one for which no other live broker is left stays as it is.
+    """
+    if not gone:
+        return ()
+    budget = max_moves - moves_in_progress(image)
+    loads = loads_of(image)
+    records: list[MetadataRecord] = []
+    for topic, number, state in image.partitions():
+        if gone_targets := [b for b in state.target_replicas if b in gone]:
+            if state.leader == NO_LEADER or (budget <= 0 and not state.reassigning):
+                continue
+            target = _healed(image, state, gone_targets, loads)
+            started = move(image, topic.topic_id, number, state, target)
+            budget -= bool(started) and not state.reassigning
+            records += started
+    return tuple(records)
+
+
+def _healed(image: MetadataImage, state: PartitionState, gone: Collection[int], loads: Loads) -> list[int]:
+    """The replicas with each that is gone replaced in its place, so that preferred leaders stay spread."""
+    target = list(state.target_replicas)
+    for position, broker in enumerate(target):
+        if broker in gone:
+            keep = [other for other in target if other not in gone]
+            found = replacement(image, keep, target, loads, leads=position == 0)
+            if found is not None:
+                target[position] = found
+                loads.replicas[found] += 1
+                loads.leaders[found] += position == 0
+    return target

@@ -1,0 +1,44 @@
+"""Which broker id a log directory has: the id belongs to the directory, not to the process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from spark_broker.controller.image import MetadataImage
+from spark_broker.errors import InconsistentClusterIdError
+from spark_broker.protocol.messages import RegisterBroker
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """`new_directory`: the id had another directory before (KIP-966: the replicas under it are empty)."""
+
+    broker_id: int
+    new_directory: bool = False
+
+
+def identify(image: MetadataImage, request: RegisterBroker, lost: Collection[int]) -> Identity:
+    """The id of the directory that asks.
+
+    `lost`: brokers whose directories count as lost; an empty directory may take such an id over. A directory that
+    claims an id that is not registered to it is refused, and kept: InconsistentClusterIdError.
+    """
+    owner = image.broker_of_directory(request.directory_id)
+    if owner is not None and request.broker_id in (-1, owner.id):
+        return Identity(owner.id)
+    if owner is not None or request.broker_id >= 0:
+        raise InconsistentClusterIdError(
+            f"the log directory {request.directory_id} claims broker id {request.broker_id}, which "
+            + (f"is not its own ({owner.id})" if owner is not None else "belongs to another directory")
+        )
+    free = [id_ for id_ in sorted(lost) if _may_take_over(image, id_)]
+    return Identity(free[0], new_directory=True) if free else Identity(image.next_broker_id)
+
+
+def _may_take_over(image: MetadataImage, broker_id: int) -> bool:
+    """Never the id of a partition's last ISR member: its empty successor would be taken for the one with the data."""
+    broker = image.brokers.get(broker_id)
+    if broker is None or not broker.fenced:
+        return False
+    return not any(state.isr == (broker_id,) for _, _, state in image.partitions())

@@ -1,0 +1,403 @@
+"""The immutable image of the cluster that metadata records build: in the controller, in every broker, and on replay.
+
+An image shares with its predecessor whatever did not change, so `delta.MetadataDelta` finds changes by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from spark_broker.controller.records import (
+    BrokerChangeRecord,
+    BrokerIdsRecord,
+    ClusterRecord,
+    ControllerEpochRecord,
+    LaunchRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+    PartitionRecord,
+    ProducerIdsRecord,
+    RegisterBrokerRecord,
+    RemoveTopicRecord,
+    SchemaRecord,
+    TopicConfigRecord,
+    TopicRecord,
+    UnregisterBrokerRecord,
+)
+from spark_broker.errors import invariant
+from spark_broker.model import NO_EPOCH, NO_LEADER
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerState:
+    """A registered broker. `epoch` is the offset of its registration in the metadata log."""
+
+    id: int
+    epoch: int
+    directory_id: str
+    incarnation: str
+    launch: int
+    host: str
+    port: int
+    rack: str | None
+    machine: str
+    executor_id: str
+    executor_pid: int
+    pid: int
+    pid_start_time: int
+    start_kind: str
+    fenced: bool = True
+    in_controlled_shutdown: bool = False
+
+    @property
+    def live(self) -> bool:
+        """Whether it may lead and join an ISR."""
+        return not self.fenced and not self.in_controlled_shutdown
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """A partition. `replicas` is in order of preference; while it moves: the new replicas, then `removing`."""
+
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]  # Invariant: a non-empty subset of replicas
+    leader: int  # Invariant: a member of isr, or NO_LEADER
+    leader_epoch: int  # Invariant: rises with every election, never falls
+    partition_epoch: int  # Invariant: rises with every change, never falls
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    damaged: tuple[int, ...] = ()  # last ISR members whose log was found damaged: never electable
+
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        """The replicas once the reassignment that runs (if any) is done."""
+        return tuple(broker for broker in self.replicas if broker not in self.removing)
+
+    @property
+    def reassigning(self) -> bool:
+        return bool(self.adding or self.removing)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicState:
+    """A topic. `partitions[p]` is partition p, `schemas[i]` the IPC schema message of schema id i."""
+
+    name: str
+    topic_id: str
+    config: Mapping[str, str]
+    internal: bool = False
+    schemas: tuple[bytes, ...] = ()
+    partitions: tuple[PartitionState, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataImage:
+    """Everything that the metadata log up to `next_offset` (exclusive) says."""
+
+    cluster_id: str = ""
+    controller_epoch: int = NO_EPOCH
+    controller_writer: str = ""
+    next_offset: int = 0
+    last_launch: int = 0
+    next_broker_id: int = 0
+    next_producer_id: int = 0
+    brokers: Mapping[int, BrokerState] = field(default_factory=lambda: MappingProxyType({}))
+    topics: Mapping[str, TopicState] = field(default_factory=lambda: MappingProxyType({}))  # by topic id
+    topic_ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # name to topic id
+
+    def apply(self, records: Sequence[MetadataRecord]) -> MetadataImage:
+        """The image after these records, of which the first has the offset `next_offset`."""
+        builder = _Builder(self)
+        for record in records:
+            builder.replay(record)
+        return replace(builder.build(), next_offset=self.next_offset + len(records))
+
+    def topic(self, name: str) -> TopicState | None:
+        topic_id = self.topic_ids.get(name)
+        return None if topic_id is None else self.topics[topic_id]
+
+    def partition(self, topic_id: str, partition: int) -> PartitionState | None:
+        topic = self.topics.get(topic_id)
+        if topic is None or not 0 <= partition < len(topic.partitions):
+            return None
+        return topic.partitions[partition]
+
+    def partitions(self) -> Iterator[tuple[TopicState, int, PartitionState]]:
+        """Every partition as (topic, number, state)."""
+        for topic in self.topics.values():
+            for number, state in enumerate(topic.partitions):
+                yield topic, number, state
+
+    def is_live(self, broker_id: int) -> bool:
+        """Whether the broker is registered, unfenced and not shutting down."""
+        broker = self.brokers.get(broker_id)
+        return broker is not None and broker.live
+
+    def live_brokers(self) -> list[BrokerState]:
+        """Live brokers in order of their ids."""
+        return [self.brokers[id_] for id_ in sorted(self.brokers) if self.brokers[id_].live]
+
+    def broker_of_directory(self, directory_id: str) -> BrokerState | None:
+        return next((b for b in self.brokers.values() if b.directory_id == directory_id), None)
+
+
+EMPTY_IMAGE = MetadataImage()
+
+
+def image_from_snapshot(records: Sequence[MetadataRecord], next_offset: int) -> MetadataImage:
+    """The image that `to_records` was given; a snapshot does not carry its own `next_offset`."""
+    return replace(EMPTY_IMAGE.apply(records), next_offset=next_offset)
+
+
+def to_records(image: MetadataImage) -> list[MetadataRecord]:
+    """A snapshot: records that rebuild an equal image with `image_from_snapshot`."""
+    records: list[MetadataRecord] = [
+        ClusterRecord(image.cluster_id),
+        ControllerEpochRecord(image.controller_epoch, image.controller_writer),
+        LaunchRecord(image.last_launch),
+        BrokerIdsRecord(image.next_broker_id),
+        ProducerIdsRecord(image.next_producer_id),
+    ]
+    for broker in image.brokers.values():
+        records += [_registration(broker), _liveness(broker)]
+    for topic in image.topics.values():
+        records += _topic_records(topic)
+    return records
+
+
+def _registration(broker: BrokerState) -> RegisterBrokerRecord:
+    return RegisterBrokerRecord(
+        broker_id=broker.id,
+        broker_epoch=broker.epoch,
+        directory_id=broker.directory_id,
+        incarnation=broker.incarnation,
+        launch=broker.launch,
+        host=broker.host,
+        port=broker.port,
+        rack=broker.rack,
+        machine=broker.machine,
+        executor_id=broker.executor_id,
+        executor_pid=broker.executor_pid,
+        pid=broker.pid,
+        pid_start_time=broker.pid_start_time,
+        start_kind=broker.start_kind,
+    )
+
+
+def _registered(record: RegisterBrokerRecord) -> BrokerState:
+    return BrokerState(
+        id=record.broker_id,
+        epoch=record.broker_epoch,
+        directory_id=record.directory_id,
+        incarnation=record.incarnation,
+        launch=record.launch,
+        host=record.host,
+        port=record.port,
+        rack=record.rack,
+        machine=record.machine,
+        executor_id=record.executor_id,
+        executor_pid=record.executor_pid,
+        pid=record.pid,
+        pid_start_time=record.pid_start_time,
+        start_kind=record.start_kind,
+    )
+
+
+def _liveness(broker: BrokerState) -> BrokerChangeRecord:
+    return BrokerChangeRecord(broker.id, broker.epoch, broker.fenced, broker.in_controlled_shutdown)
+
+
+def _topic_records(topic: TopicState) -> list[MetadataRecord]:
+    records: list[MetadataRecord] = [TopicRecord(topic.name, topic.topic_id, dict(topic.config), topic.internal)]
+    records += [SchemaRecord(topic.topic_id, i, schema) for i, schema in enumerate(topic.schemas)]
+    records += [partition_record(topic.topic_id, p, state) for p, state in enumerate(topic.partitions)]
+    return records
+
+
+def partition_record(topic_id: str, partition: int, state: PartitionState) -> PartitionRecord:
+    """The record that makes this partition."""
+    return PartitionRecord(
+        topic_id=topic_id,
+        partition=partition,
+        replicas=list(state.replicas),
+        isr=list(state.isr),
+        leader=state.leader,
+        leader_epoch=state.leader_epoch,
+        partition_epoch=state.partition_epoch,
+        adding=list(state.adding),
+        removing=list(state.removing),
+        damaged=list(state.damaged),
+    )
+
+
+class _Builder:
+    """Replays records on copies of only those maps that they change."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._image = image
+        self._brokers: dict[int, BrokerState] | None = None
+        self._topics: dict[str, TopicState] | None = None
+        self._topic_ids: dict[str, str] | None = None
+        self._partitions: dict[str, list[PartitionState]] = {}
+
+    def build(self) -> MetadataImage:
+        for topic_id, partitions in self._partitions.items():
+            self.topics[topic_id] = replace(self.topics[topic_id], partitions=tuple(partitions))
+        image = self._image
+        return replace(
+            image,
+            brokers=image.brokers if self._brokers is None else MappingProxyType(self._brokers),
+            topics=image.topics if self._topics is None else MappingProxyType(self._topics),
+            topic_ids=image.topic_ids if self._topic_ids is None else MappingProxyType(self._topic_ids),
+        )
+
+    @property
+    def brokers(self) -> dict[int, BrokerState]:
+        if self._brokers is None:
+            self._brokers = dict(self._image.brokers)
+        return self._brokers
+
+    @property
+    def topics(self) -> dict[str, TopicState]:
+        if self._topics is None:
+            self._topics = dict(self._image.topics)
+        return self._topics
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        if self._topic_ids is None:
+            self._topic_ids = dict(self._image.topic_ids)
+        return self._topic_ids
+
+    def _partitions_of(self, topic_id: str) -> list[PartitionState]:
+        if topic_id not in self._partitions:
+            self._partitions[topic_id] = list(self._topic(topic_id).partitions)
+        return self._partitions[topic_id]
+
+    def _topic(self, topic_id: str) -> TopicState:
+        invariant(topic_id in self.topics, f"a record names the unknown topic {topic_id}")
+        return self.topics[topic_id]
+
+    def _broker(self, broker_id: int, epoch: int) -> BrokerState:
+        broker = self.brokers.get(broker_id)
+        invariant(broker is not None and broker.epoch == epoch, f"a record names broker {broker_id} of epoch {epoch}")
+        return self.brokers[broker_id]
+
+    def replay(self, record: MetadataRecord) -> None:
+        match record:
+            case PartitionChangeRecord():
+                self._change_partition(record)
+            case PartitionRecord():
+                self._add_partition(record)
+            case RegisterBrokerRecord():
+                self._register(record)
+            case BrokerChangeRecord():
+                self._change_broker(record)
+            case UnregisterBrokerRecord():
+                self._broker(record.broker_id, record.broker_epoch)
+                del self.brokers[record.broker_id]
+            case TopicRecord() | SchemaRecord() | TopicConfigRecord() | RemoveTopicRecord():
+                self._replay_topic(record)
+            case _:
+                self._image = _replay_scalar(self._image, record)
+
+    def _register(self, record: RegisterBrokerRecord) -> None:
+        self.brokers[record.broker_id] = _registered(record)
+        next_id = max(self._image.next_broker_id, record.broker_id + 1)
+        self._image = replace(self._image, next_broker_id=next_id)
+
+    def _change_broker(self, record: BrokerChangeRecord) -> None:
+        broker = self._broker(record.broker_id, record.broker_epoch)
+        if record.fenced is not None:
+            broker = replace(broker, fenced=record.fenced)
+        if record.in_controlled_shutdown is not None:
+            broker = replace(broker, in_controlled_shutdown=record.in_controlled_shutdown)
+        self.brokers[broker.id] = broker
+
+    def _replay_topic(self, record: TopicRecord | SchemaRecord | TopicConfigRecord | RemoveTopicRecord) -> None:
+        match record:
+            case TopicRecord():
+                invariant(record.name not in self.topic_ids, f"the topic {record.name} is created twice")
+                self.topic_ids[record.name] = record.topic_id
+                config = MappingProxyType(dict(record.config))
+                self.topics[record.topic_id] = TopicState(record.name, record.topic_id, config, record.internal)
+            case SchemaRecord():
+                topic = self._topic(record.topic_id)
+                invariant(record.schema_id == len(topic.schemas), f"schema {record.schema_id} of {topic.name}: a gap")
+                self.topics[record.topic_id] = replace(topic, schemas=(*topic.schemas, record.schema))
+            case TopicConfigRecord():
+                config = MappingProxyType(dict(record.config))
+                self.topics[record.topic_id] = replace(self._topic(record.topic_id), config=config)
+            case RemoveTopicRecord():
+                del self.topic_ids[self._topic(record.topic_id).name]
+                del self.topics[record.topic_id]
+                self._partitions.pop(record.topic_id, None)
+
+    def _add_partition(self, record: PartitionRecord) -> None:
+        partitions = self._partitions_of(record.topic_id)
+        invariant(record.partition == len(partitions), f"partition {record.partition} of {record.topic_id}: a gap")
+        partitions.append(
+            _checked(
+                PartitionState(
+                    replicas=tuple(record.replicas),
+                    isr=tuple(record.isr),
+                    leader=record.leader,
+                    leader_epoch=record.leader_epoch,
+                    partition_epoch=record.partition_epoch,
+                    adding=tuple(record.adding),
+                    removing=tuple(record.removing),
+                    damaged=tuple(record.damaged),
+                )
+            )
+        )
+
+    def _change_partition(self, record: PartitionChangeRecord) -> None:
+        partitions = self._partitions_of(record.topic_id)
+        invariant(record.partition < len(partitions), f"partition {record.partition} of {record.topic_id} is unknown")
+        partitions[record.partition] = changed_partition(partitions[record.partition], record)
+
+
+def changed_partition(state: PartitionState, record: PartitionChangeRecord) -> PartitionState:
+    """The partition after the change: its partition epoch rises, and with an election its leader epoch."""
+    elected = record.leader is not None
+    return _checked(
+        PartitionState(
+            replicas=state.replicas if record.replicas is None else tuple(record.replicas),
+            isr=state.isr if record.isr is None else tuple(record.isr),
+            leader=state.leader if record.leader is None else record.leader,
+            leader_epoch=state.leader_epoch + elected,
+            partition_epoch=state.partition_epoch + 1,
+            adding=state.adding if record.adding is None else tuple(record.adding),
+            removing=state.removing if record.removing is None else tuple(record.removing),
+            damaged=state.damaged if record.damaged is None else tuple(record.damaged),
+        )
+    )
+
+
+def _checked(state: PartitionState) -> PartitionState:
+    invariant(bool(state.isr), "an ISR is never empty")
+    invariant(set(state.isr) <= set(state.replicas), f"the ISR {state.isr} is not within {state.replicas}")
+    invariant(state.leader == NO_LEADER or state.leader in state.isr, f"leader {state.leader} not in {state.isr}")
+    return state
+
+
+def _replay_scalar(image: MetadataImage, record: MetadataRecord) -> MetadataImage:
+    match record:
+        case ClusterRecord():
+            invariant(image.cluster_id in ("", record.cluster_id), "a cluster's id never changes")
+            return replace(image, cluster_id=record.cluster_id)
+        case ControllerEpochRecord():
+            invariant(record.epoch >= image.controller_epoch, "the controller epoch never falls")
+            return replace(image, controller_epoch=record.epoch, controller_writer=record.writer)
+        case LaunchRecord():
+            return replace(image, last_launch=max(image.last_launch, record.launch))
+        case BrokerIdsRecord():
+            return replace(image, next_broker_id=max(image.next_broker_id, record.next_broker_id))
+        case ProducerIdsRecord():
+            invariant(record.next_producer_id >= image.next_producer_id, "producer ids are given out once")
+            return replace(image, next_producer_id=record.next_producer_id)
+        case _:
+            invariant(False, f"no rule for the record {type(record).__name__}")
+            return image

@@ -1,0 +1,99 @@
+"""Moving a partition's replicas: the new ones join, and once they are in sync the old ones leave."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spark_broker.controller.effects import Decision
+from spark_broker.controller.election import elect
+from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
+from spark_broker.errors import InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
+from spark_broker.model import NO_LEADER
+from spark_broker.protocol.messages import Empty, ReassignPartition
+
+
+def reassign(image: MetadataImage, request: ReassignPartition) -> Decision:
+    """Start to move a partition to these replicas (preferred leader first). Raises UnknownTopicOrPartitionError,
+    InvalidReplicaAssignmentError."""
+    topic = image.topic(request.topic)
+    state = None if topic is None else image.partition(topic.topic_id, request.partition)
+    if topic is None or state is None:
+        raise UnknownTopicOrPartitionError(f"{request.topic}-{request.partition}")
+    check_assignment(image, request.replicas)
+    return Decision(tuple(move(image, topic.topic_id, request.partition, state, request.replicas)), Empty())
+
+
+def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
+    """Whether these may be a partition's replicas: distinct, registered brokers."""
+    unknown = [id_ for id_ in replicas if id_ not in image.brokers]
+    if not replicas or unknown or len(set(replicas)) != len(replicas):
+        problem = f"unknown brokers {unknown}" if unknown else "not distinct brokers"
+        raise InvalidReplicaAssignmentError(f"replicas {list(replicas)}: {problem}")
+
+
+def move(
+    image: MetadataImage, topic_id: str, partition: int, state: PartitionState, target: Sequence[int]
+) -> list[MetadataRecord]:
+    """The records that start the move (and end it, where no replica has to be made). A move that runs is replaced.
+
+    Current replicas that are no targets stay until the end as `removing`; so do ISR members of a move that is replaced.
+    """
+    started = replace(
+        state,
+        replicas=(*target, *(r for r in state.replicas if r not in target and _stays(state, r))),
+        adding=tuple(r for r in target if r not in state.isr and (r not in state.replicas or r in state.adding)),
+        removing=tuple(r for r in state.replicas if r not in target and _stays(state, r)),
+    )
+    if started == state:
+        return []
+    record = PartitionChangeRecord(
+        topic_id,
+        partition,
+        replicas=list(started.replicas),
+        adding=list(started.adding),
+        removing=list(started.removing),
+    )
+    done = complete(image, topic_id, partition, replace(started, partition_epoch=state.partition_epoch + 1))
+    return [record] if done is None else [record, done]
+
+
+def _stays(state: PartitionState, replica: int) -> bool:
+    """A replica that a replaced move was still making has nothing that anybody needs."""
+    return replica in state.isr or replica not in state.adding
+
+
+def complete(
+    image: MetadataImage, topic_id: str, partition: int, state: PartitionState
+) -> PartitionChangeRecord | None:
+    """The end of the move, once every added replica is in sync and one that stays can lead; else None."""
+    if not state.reassigning or not set(state.adding) <= set(state.isr):
+        return None
+    replicas = state.target_replicas
+    isr = tuple(broker for broker in state.isr if broker in replicas)
+    if not isr:
+        return None
+    leader = state.leader if state.leader in isr else elect(replace(state, replicas=replicas, isr=isr), image.is_live)
+    if leader == NO_LEADER:
+        return None
+    return PartitionChangeRecord(
+        topic_id,
+        partition,
+        leader=leader if leader != state.leader else None,
+        isr=list(isr) if isr != state.isr else None,
+        replicas=list(replicas),
+        adding=[],
+        removing=[],
+    )
+
+
+def moves_in_progress(image: MetadataImage) -> int:
+    """How many partitions are being moved: what the throttle counts."""
+    return sum(state.reassigning for _, _, state in image.partitions())
+
+
+def retry_completions(image: MetadataImage) -> tuple[MetadataRecord, ...]:
+    """Ends of moves that had to wait for something other than an ISR change (a live leader among those that stay)."""
+    moving = ((t.topic_id, p, s) for t, p, s in image.partitions() if s.reassigning)
+    return tuple(done for t, p, s in moving if (done := complete(image, t, p, s)) is not None)

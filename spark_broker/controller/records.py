@@ -1,0 +1,192 @@
+"""The metadata records: everything the controller ever decides, and all that its image is built from.
+
+Records are kept for years in `metadata.dir`, so their tags are numbers that are never used again; fields are only added
+at the end, with defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Struct
+
+from spark_broker.errors import InvalidRequestError
+from spark_broker.protocol.messages.common import BrokerId, Brokers, Epoch, Name, Offset, PartitionId, TopicId
+
+MAX_RECORDS_BYTES = 256 * 1024 * 1024
+"""Largest run of encoded records (a snapshot of a very large cluster)."""
+
+SchemaBytes = Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+TopicSettings = Annotated[dict[Name, Annotated[str, Meta(max_length=65_536)]], Meta(max_length=1000)]
+
+
+class Record(Struct, frozen=True, array_like=True, gc=False):
+    """Base of all records: stored as `[tag, field, field, ...]`."""
+
+
+class ClusterRecord(Record, frozen=True, tag=0):
+    """The cluster's id: the first record of its log."""
+
+    cluster_id: Name
+
+
+class ControllerEpochRecord(Record, frozen=True, tag=1):
+    """A controller took over; `writer` is the UUID that its files carry."""
+
+    epoch: Epoch
+    writer: Name
+
+
+class LaunchRecord(Record, frozen=True, tag=2):
+    """A launch number was given out; launches up to `launch` exist."""
+
+    launch: int
+
+
+class RegisterBrokerRecord(Record, frozen=True, tag=3):
+    """A broker's process registered. It is fenced until a heartbeat says that it is ready.
+
+    `broker_epoch` is this record's offset in the metadata log. start_kind: "clean", "process_crash" or "machine_crash".
+    """
+
+    broker_id: BrokerId
+    broker_epoch: Epoch
+    directory_id: Name
+    incarnation: Name
+    launch: int
+    host: Name
+    port: int
+    rack: Name | None
+    machine: Name
+    executor_id: Name
+    executor_pid: int
+    pid: int
+    pid_start_time: int
+    start_kind: Name
+
+
+class BrokerChangeRecord(Record, frozen=True, tag=4):
+    """None: unchanged. `broker_epoch` names the incarnation that the change is about."""
+
+    broker_id: BrokerId
+    broker_epoch: Epoch
+    fenced: bool | None = None
+    in_controlled_shutdown: bool | None = None
+
+
+class UnregisterBrokerRecord(Record, frozen=True, tag=5):
+    """The broker was removed for good. Its id is not given out again."""
+
+    broker_id: BrokerId
+    broker_epoch: Epoch
+
+
+class TopicRecord(Record, frozen=True, tag=6):
+    """A topic was created. `config` holds the settings that differ from the built-in defaults."""
+
+    name: Name
+    topic_id: TopicId
+    config: TopicSettings
+    internal: bool = False
+
+
+class SchemaRecord(Record, frozen=True, tag=7):
+    """The topic's schema `schema_id` (0, 1, ...): the IPC schema message as it is stored in segments."""
+
+    topic_id: TopicId
+    schema_id: int
+    schema: SchemaBytes
+
+
+class TopicConfigRecord(Record, frozen=True, tag=8):
+    """The topic's settings were replaced."""
+
+    topic_id: TopicId
+    config: TopicSettings
+
+
+class RemoveTopicRecord(Record, frozen=True, tag=9):
+    """The topic was deleted, with its partitions."""
+
+    topic_id: TopicId
+
+
+class PartitionRecord(Record, frozen=True, tag=10):
+    """A partition in full. Partitions of a topic come in the order of their numbers."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    replicas: Brokers
+    isr: Brokers
+    leader: BrokerId
+    leader_epoch: Epoch
+    partition_epoch: Epoch
+    adding: Brokers = []
+    removing: Brokers = []
+    damaged: Brokers = []
+
+
+class PartitionChangeRecord(Record, frozen=True, tag=11):
+    """A change of a partition; None: unchanged. It raises the partition epoch.
+
+    `leader` that is not None is an election: it raises the leader epoch even if the same broker wins (KAFKA-7164).
+    """
+
+    topic_id: TopicId
+    partition: PartitionId
+    leader: BrokerId | None = None
+    isr: Brokers | None = None
+    replicas: Brokers | None = None
+    adding: Brokers | None = None
+    removing: Brokers | None = None
+    damaged: Brokers | None = None
+
+
+class ProducerIdsRecord(Record, frozen=True, tag=12):
+    """Producer ids below `next_producer_id` were given out."""
+
+    next_producer_id: Offset
+
+
+class BrokerIdsRecord(Record, frozen=True, tag=13):
+    """Broker ids below `next_broker_id` were used (in snapshots, where the registrations may be gone)."""
+
+    next_broker_id: int
+
+
+MetadataRecord = (
+    ClusterRecord
+    | ControllerEpochRecord
+    | LaunchRecord
+    | RegisterBrokerRecord
+    | BrokerChangeRecord
+    | UnregisterBrokerRecord
+    | TopicRecord
+    | SchemaRecord
+    | TopicConfigRecord
+    | RemoveTopicRecord
+    | PartitionRecord
+    | PartitionChangeRecord
+    | ProducerIdsRecord
+    | BrokerIdsRecord
+)
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[MetadataRecord])
+
+
+def encode_records(records: Sequence[MetadataRecord]) -> bytes:
+    """Records as bytes, in order."""
+    return _encoder.encode(list(records))
+
+
+def decode_records(data: bytes | memoryview) -> list[MetadataRecord]:
+    """The records that `encode_records` wrote. Raises InvalidRequestError on anything else."""
+    if len(data) > MAX_RECORDS_BYTES:
+        raise InvalidRequestError(f"{len(data)} bytes of metadata records")
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequestError(f"metadata records that do not decode: {error}") from None

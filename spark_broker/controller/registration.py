@@ -1,0 +1,157 @@
+"""Whether a broker's process may register, and what its registration changes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from spark_broker.controller.election import change, elect
+from spark_broker.controller.identity import Identity, identify
+from spark_broker.controller.image import BrokerState, MetadataImage
+from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord, RegisterBrokerRecord
+from spark_broker.errors import (
+    DuplicateBrokerRegistrationError,
+    InconsistentClusterIdError,
+    InvalidRequestError,
+    StaleLaunchError,
+    UnsupportedVersionError,
+    invariant,
+)
+from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBroker
+
+START_KINDS = ("clean", "process_crash", "machine_crash")
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationRules:
+    """What the image does not say.
+
+    connected: brokers with a session. lost_launches: launches that Spark reported as lost. lost_brokers: brokers whose
+    directories count as lost. shared_executor: all brokers run in one executor (plain `local[N]`).
+    """
+
+    connected: Collection[int] = ()
+    lost_launches: Collection[int] = ()
+    lost_brokers: Collection[int] = ()
+    shared_executor: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """`resumed`: the same process came back; nothing changes, its epoch stays."""
+
+    broker_id: int
+    broker_epoch: int
+    resumed: bool
+    new_id: bool = False
+    records: tuple[MetadataRecord, ...] = field(default=())
+
+
+def register(image: MetadataImage, request: RegisterBroker, rules: RegistrationRules) -> Registration:
+    """Register a process. Raises UnsupportedVersionError, InvalidRequestError, InconsistentClusterIdError,
+    StaleLaunchError or DuplicateBrokerRegistrationError; then nothing changed."""
+    _check_request(image, request)
+    if request.launch in rules.lost_launches:
+        raise StaleLaunchError(f"Spark reported launch {request.launch} as lost")
+    identity = identify(image, request, rules.lost_brokers)
+    previous = image.brokers.get(identity.broker_id)
+    if previous is not None and _is_same_process(previous, request):
+        return Registration(previous.id, previous.epoch, resumed=True)
+    if previous is not None:
+        _check_launch(previous, request, rules)
+    if not rules.shared_executor:
+        _check_executor(image, identity.broker_id, request, rules)
+    record = _record(image, identity, request)
+    changes = _end_previous_incarnation(image, identity, request.start_kind)
+    return Registration(
+        broker_id=identity.broker_id,
+        broker_epoch=record.broker_epoch,
+        resumed=False,
+        new_id=previous is None,
+        records=(record, *changes),
+    )
+
+
+def _check_request(image: MetadataImage, request: RegisterBroker) -> None:
+    if request.version != PROTOCOL_VERSION:
+        raise UnsupportedVersionError(f"the broker speaks version {request.version}, the controller {PROTOCOL_VERSION}")
+    if request.cluster_id not in ("", image.cluster_id):
+        raise InconsistentClusterIdError(f"the broker is of cluster {request.cluster_id}, this is {image.cluster_id}")
+    if request.start_kind not in START_KINDS:
+        raise InvalidRequestError(f"start kind {request.start_kind!r}")
+    if not request.directory_id or not request.incarnation:
+        raise InvalidRequestError("a registration without a directory id or an incarnation")
+    if not 1 <= request.launch <= image.last_launch:
+        raise InvalidRequestError(f"launch {request.launch} was never given out")
+
+
+def _is_same_process(previous: BrokerState, request: RegisterBroker) -> bool:
+    return (
+        previous.incarnation == request.incarnation
+        and previous.launch == request.launch
+        and previous.directory_id == request.directory_id
+    )
+
+
+def _check_launch(previous: BrokerState, request: RegisterBroker, rules: RegistrationRules) -> None:
+    if request.launch < previous.launch:
+        raise StaleLaunchError(f"launch {request.launch} of broker {previous.id} is superseded by {previous.launch}")
+    # Spark's own retry of a task runs under the same launch: it waits until the earlier process is gone.
+    if request.launch == previous.launch and previous.id in rules.connected:
+        raise DuplicateBrokerRegistrationError(f"broker {previous.id} of launch {request.launch} is still connected")
+
+
+def _check_executor(
+    image: MetadataImage, broker_id: int, request: RegisterBroker, rules: RegistrationRules
+) -> None:
+    """One broker per executor: Spark may put two tasks on one, and the replicas of both would die together."""
+    for other in rules.connected:
+        broker = image.brokers.get(other)
+        if broker is None or other == broker_id:
+            continue
+        if (broker.machine, broker.executor_id) == (request.machine, request.executor_id):
+            raise DuplicateBrokerRegistrationError(
+                f"executor {request.executor_id} on {request.machine} already runs broker {other}"
+            )
+
+
+def _record(image: MetadataImage, identity: Identity, request: RegisterBroker) -> RegisterBrokerRecord:
+    return RegisterBrokerRecord(
+        broker_id=identity.broker_id,
+        broker_epoch=image.next_offset,
+        directory_id=request.directory_id,
+        incarnation=request.incarnation,
+        launch=request.launch,
+        host=request.host,
+        port=request.port,
+        rack=request.rack,
+        machine=request.machine,
+        executor_id=request.executor_id,
+        executor_pid=request.executor_pid,
+        pid=request.pid,
+        pid_start_time=request.pid_start_time,
+        start_kind=request.start_kind,
+    )
+
+
+def _end_previous_incarnation(image: MetadataImage, identity: Identity, start_kind: str) -> list[PartitionChangeRecord]:
+    """Its leaderships end: (epoch, offset) then names one batch, whatever the new process still has of them.
+
+    Only a machine crash or an empty directory takes the broker out of ISRs. A last member stays after a machine crash
+    and may lead again; its empty successor never can (KIP-966), which is why `identify` gives such an id to nobody.
+    """
+    broker_id = identity.broker_id
+    drop = identity.new_directory or start_kind == "machine_crash"
+    records = []
+    for topic, number, state in image.partitions():
+        if broker_id not in state.isr:
+            continue
+        leader = state.leader
+        if leader == broker_id:
+            leader = elect(state, lambda other: other != broker_id and image.is_live(other))
+        isr = tuple(member for member in state.isr if member != broker_id) if drop else state.isr
+        invariant(bool(isr) or not identity.new_directory, f"{topic.name}-{number} would be led by an empty replica")
+        record = change(topic.topic_id, number, state, leader=leader, isr=isr or state.isr)
+        if record is not None:
+            records.append(record)
+    return records

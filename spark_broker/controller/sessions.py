@@ -1,0 +1,261 @@
+"""Sessions of brokers: who is there, who is in doubt, and who has to be fenced.
+
+A session is a stream. When it ends, the broker's port is probed: refused means that the process is gone, so the broker
+is fenced now; while it answers, the same process has `controller.reconnect.grace.ms` to come back. If several streams
+end within that time, or this controller was late itself, the fault may be ours: then only those whose port is refused
+are fenced before `broker.session.timeout.ms`.
+
+A fence by time-out counts from the *receipt* of the last heartbeat. The broker's lease counts from its sending, so the
+lease has ended by then; the other fences rest on epochs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from spark_broker.controller.effects import CloseSession, FenceBrokers, ProbePort, Send, SessionEffect
+from spark_broker.controller.image import BrokerState
+from spark_broker.errors import BrokerIdNotRegisteredError, StaleLaunchError, invariant
+from spark_broker.protocol.messages import StopBroker
+
+
+class State(Enum):
+    OPEN = auto()  # the stream is there
+    STOPPING = auto()  # the broker was told that it may stop: the end of its stream is expected
+    BROKEN = auto()  # the stream ended; the same process may come back for a moment
+    UNCERTAIN = auto()  # the stream ended while others did, or while we were late: wait for the time-out
+    FENCED = auto()  # over
+
+
+class Signal(Enum):
+    HEARTBEAT = auto()
+    MAY_STOP = auto()
+    STREAM_ENDED = auto()
+    PORT_REFUSED = auto()
+    PORT_ANSWERED = auto()
+    GRACE_ENDED = auto()
+    GRACE_ENDED_IN_DOUBT = auto()
+    TIMED_OUT = auto()
+    SPARK_LOST = auto()
+    REOPENED = auto()
+
+
+TRANSITIONS: dict[tuple[State, Signal], State] = {
+    (State.OPEN, Signal.HEARTBEAT): State.OPEN,
+    (State.OPEN, Signal.MAY_STOP): State.STOPPING,
+    (State.OPEN, Signal.STREAM_ENDED): State.BROKEN,
+    (State.OPEN, Signal.TIMED_OUT): State.FENCED,
+    (State.OPEN, Signal.SPARK_LOST): State.FENCED,
+    (State.OPEN, Signal.REOPENED): State.OPEN,
+    (State.STOPPING, Signal.HEARTBEAT): State.STOPPING,
+    (State.STOPPING, Signal.MAY_STOP): State.STOPPING,
+    (State.STOPPING, Signal.STREAM_ENDED): State.FENCED,
+    (State.STOPPING, Signal.TIMED_OUT): State.FENCED,
+    (State.STOPPING, Signal.SPARK_LOST): State.FENCED,
+    (State.STOPPING, Signal.REOPENED): State.OPEN,
+    (State.BROKEN, Signal.PORT_REFUSED): State.FENCED,
+    (State.BROKEN, Signal.PORT_ANSWERED): State.BROKEN,
+    (State.BROKEN, Signal.GRACE_ENDED): State.FENCED,
+    (State.BROKEN, Signal.GRACE_ENDED_IN_DOUBT): State.UNCERTAIN,
+    (State.BROKEN, Signal.TIMED_OUT): State.FENCED,
+    (State.BROKEN, Signal.SPARK_LOST): State.FENCED,
+    (State.BROKEN, Signal.REOPENED): State.OPEN,
+    (State.UNCERTAIN, Signal.PORT_REFUSED): State.FENCED,
+    (State.UNCERTAIN, Signal.PORT_ANSWERED): State.UNCERTAIN,
+    (State.UNCERTAIN, Signal.TIMED_OUT): State.FENCED,
+    (State.UNCERTAIN, Signal.SPARK_LOST): State.FENCED,
+    (State.UNCERTAIN, Signal.REOPENED): State.OPEN,
+}
+
+HAS_STREAM = (State.OPEN, State.STOPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimes:
+    """How long things may take. `probe_interval_ms`: a port that answered is tried again (a dying process closes its
+    sockets one by one). `late_ms`: ticks further apart than this mean that the controller itself was late."""
+
+    session_timeout_ms: int
+    reconnect_grace_ms: int
+    probe_interval_ms: int = 50
+    late_ms: int = 300
+
+
+@dataclass(slots=True)
+class Session:
+    """A broker's session. `deadline_ms`: when it is fenced unless it is heard of."""
+
+    session_id: int
+    broker_id: int
+    broker_epoch: int
+    launch: int
+    host: str
+    port: int
+    deadline_ms: int
+    state: State = State.OPEN
+    metadata_offset: int = -1
+    broken_at_ms: int = 0
+    next_probe_ms: int | None = None  # None: a probe is under way, or none is due
+
+    def move(self, signal: Signal) -> None:
+        invariant((self.state, signal) in TRANSITIONS, f"broker {self.broker_id}: {signal.name} in {self.state.name}")
+        self.state = TRANSITIONS[self.state, signal]
+
+
+class Sessions:
+    """The sessions of all brokers, by broker id. A fenced session is forgotten: its broker registers again."""
+
+    def __init__(self, times: SessionTimes) -> None:
+        self._times = times
+        self._sessions: dict[int, Session] = {}
+        self._last_tick_ms: int | None = None
+        self._late_at_ms: int | None = None
+        self._breaks: dict[int, int] = {}  # broker id to the time of its last break, for as long as the grace
+
+    @property
+    def connected(self) -> frozenset[int]:
+        """Brokers that have a session or may still come back to theirs."""
+        return frozenset(self._sessions)
+
+    def of_broker(self, broker_id: int) -> Session | None:
+        return self._sessions.get(broker_id)
+
+    def of_stream(self, session_id: int) -> Session | None:
+        return next((s for s in self._sessions.values() if s.session_id == session_id), None)
+
+    def all(self) -> Iterable[Session]:
+        return list(self._sessions.values())
+
+    def opened(self, session_id: int, broker: BrokerState, now_ms: int) -> list[SessionEffect]:
+        """A process registered on this stream. An earlier stream of the broker is told to stop."""
+        effects: list[SessionEffect] = []
+        previous = self._sessions.get(broker.id)
+        if previous is not None:
+            if previous.state in HAS_STREAM:
+                effects = _supersede(previous, superseded=previous.broker_epoch != broker.epoch)
+            previous.move(Signal.REOPENED)
+        self._sessions[broker.id] = Session(
+            session_id=session_id,
+            broker_id=broker.id,
+            broker_epoch=broker.epoch,
+            launch=broker.launch,
+            host=broker.host,
+            port=broker.port,
+            deadline_ms=now_ms + self._times.session_timeout_ms,
+        )
+        return effects
+
+    def heartbeat(self, session_id: int, metadata_offset: int, received_ms: int) -> Session | None:
+        """The session that the heartbeat keeps alive; None when the stream's session is over."""
+        session = self.of_stream(session_id)
+        if session is None or session.state not in HAS_STREAM:
+            return None
+        session.move(Signal.HEARTBEAT)
+        session.deadline_ms = max(session.deadline_ms, received_ms + self._times.session_timeout_ms)
+        session.metadata_offset = max(session.metadata_offset, metadata_offset)
+        return session
+
+    def may_stop(self, session: Session) -> None:
+        """The broker is about to be told that it may stop."""
+        session.move(Signal.MAY_STOP)
+
+    def ended(self, session_id: int, now_ms: int) -> list[SessionEffect]:
+        """The stream ended."""
+        session = self.of_stream(session_id)
+        if session is None or session.state not in HAS_STREAM:
+            return []
+        expected = session.state is State.STOPPING
+        session.move(Signal.STREAM_ENDED)
+        if expected:
+            return self._fence([session], "it stopped in order")
+        session.broken_at_ms = now_ms
+        self._breaks[session.broker_id] = now_ms
+        return [ProbePort(session.broker_id, session.session_id, session.host, session.port)]
+
+    def probed(self, broker_id: int, session_id: int, *, refused: bool, now_ms: int) -> list[SessionEffect]:
+        """The answer to a ProbePort. One about an earlier stream is void."""
+        session = self._sessions.get(broker_id)
+        if session is None or session.session_id != session_id or session.state in HAS_STREAM:
+            return []
+        if refused:
+            session.move(Signal.PORT_REFUSED)
+            return self._fence([session], "its stream ended and its port refuses connections")
+        session.move(Signal.PORT_ANSWERED)
+        session.next_probe_ms = now_ms + self._times.probe_interval_ms
+        return []
+
+    def lost(self, launch: int) -> list[SessionEffect]:
+        """Spark reports the loss of this launch: its broker is fenced, and nobody else."""
+        session = next((s for s in self._sessions.values() if s.launch == launch), None)
+        if session is None:
+            return []
+        return self._signal([session], Signal.SPARK_LOST, "Spark reported its executor or task as lost")
+
+    def tick(self, now_ms: int) -> list[SessionEffect]:
+        """Time passed: what is due. All fences that are due are one decision."""
+        self._notice_lateness(now_ms)
+        due = [s for s in self._sessions.values() if now_ms >= s.deadline_ms]
+        effects = self._signal(due, Signal.TIMED_OUT, "it was not heard of for broker.session.timeout.ms")
+        effects += self._end_graces(now_ms)
+        effects += self._probes(now_ms)
+        grace = self._times.reconnect_grace_ms
+        self._breaks = {b: at for b, at in self._breaks.items() if now_ms - at <= 2 * grace}
+        return effects
+
+    def _notice_lateness(self, now_ms: int) -> None:
+        """If we were late, heartbeats may lie unread: everybody gets the time that we lost."""
+        last, self._last_tick_ms = self._last_tick_ms, now_ms
+        if last is None or now_ms - last <= self._times.late_ms:
+            return
+        self._late_at_ms = now_ms
+        for session in self._sessions.values():
+            session.deadline_ms += now_ms - last
+
+    def _end_graces(self, now_ms: int) -> list[SessionEffect]:
+        grace = self._times.reconnect_grace_ms
+        over = [s for s in self._sessions.values() if s.state is State.BROKEN and now_ms - s.broken_at_ms >= grace]
+        doubtful = [s for s in over if self._in_doubt(s)]
+        for session in doubtful:
+            session.move(Signal.GRACE_ENDED_IN_DOUBT)
+        certain = [s for s in over if s not in doubtful]
+        return self._signal(certain, Signal.GRACE_ENDED, "its stream ended and it did not come back")
+
+    def _in_doubt(self, session: Session) -> bool:
+        if self._late_at_ms is not None and self._late_at_ms >= session.broken_at_ms:
+            return True
+        near = self._times.reconnect_grace_ms
+        others = (at for broker_id, at in self._breaks.items() if broker_id != session.broker_id)
+        return any(abs(at - session.broken_at_ms) <= near for at in others)
+
+    def _probes(self, now_ms: int) -> list[SessionEffect]:
+        effects: list[SessionEffect] = []
+        for session in self._sessions.values():
+            if session.next_probe_ms is not None and now_ms >= session.next_probe_ms:
+                session.next_probe_ms = None
+                effects.append(ProbePort(session.broker_id, session.session_id, session.host, session.port))
+        return effects
+
+    def _signal(self, sessions: list[Session], signal: Signal, reason: str) -> list[SessionEffect]:
+        had_stream = [s for s in sessions if s.state in HAS_STREAM]
+        for session in sessions:
+            session.move(signal)
+        closes = [CloseSession(s.session_id, BrokerIdNotRegisteredError(f"fenced: {reason}")) for s in had_stream]
+        return [*self._fence(sessions, reason), *closes]
+
+    def _fence(self, sessions: list[Session], reason: str) -> list[SessionEffect]:
+        for session in sessions:
+            invariant(session.state is State.FENCED, f"broker {session.broker_id} is fenced in {session.state.name}")
+            del self._sessions[session.broker_id]
+        return [FenceBrokers(tuple(sorted(s.broker_id for s in sessions)), reason)] if sessions else []
+
+
+def _supersede(previous: Session, *, superseded: bool) -> list[SessionEffect]:
+    if not superseded:
+        return [CloseSession(previous.session_id, BrokerIdNotRegisteredError("the broker opened another session"))]
+    reason = f"a later launch of broker {previous.broker_id} registered"
+    return [
+        Send(previous.session_id, StopBroker(superseded=True, reason=reason)),
+        CloseSession(previous.session_id, StaleLaunchError(reason)),
+    ]

@@ -1,0 +1,34 @@
+"""Controlled shutdown: a broker hands its partitions over before it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spark_broker.controller.fencing import leave
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord
+
+
+def begin_shutdown(image: MetadataImage, broker_id: int) -> tuple[MetadataRecord, ...]:
+    """The broker's leaderships move to other ISR members and it leaves the ISRs where others remain.
+
+    A partition that nobody else can lead stays with it until it stops. Empty when it is shutting down already.
+    """
+    broker = image.brokers[broker_id]
+    if broker.in_controlled_shutdown:
+        return ()
+    record = BrokerChangeRecord(broker_id, broker.epoch, in_controlled_shutdown=True)
+    return (record, *leave(image, [broker_id], keep_last_leader=True))
+
+
+def begin_cluster_shutdown(image: MetadataImage, broker_ids: Iterable[int]) -> tuple[MetadataRecord, ...]:
+    """All brokers stop: nobody is left to hand anything to, so no leader moves and no ISR shrinks.
+
+    Were they stopped in turn, every ISR would end as its last member, and a restart would depend on that one directory.
+    """
+    brokers = [image.brokers[id_] for id_ in sorted(broker_ids) if id_ in image.brokers]
+    return tuple(
+        BrokerChangeRecord(broker.id, broker.epoch, in_controlled_shutdown=True)
+        for broker in brokers
+        if not broker.in_controlled_shutdown
+    )

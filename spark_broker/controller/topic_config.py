@@ -1,0 +1,27 @@
+"""Settings of topics: validated by `config.TopicConfig`; what differs from the built-in defaults is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from spark_broker.config import TopicConfig
+
+_BUILT_IN = TopicConfig().to_dict()
+
+
+def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str, str]:
+    """What to store for a topic: the cluster's `[topic]` defaults with these values over them.
+
+    `TopicConfig.parse` of the result gives every setting. Raises InvalidConfigError, which names the nearest setting.
+    """
+    effective = defaults.with_values(values).to_dict()
+    return {name: value for name, value in effective.items() if value != _BUILT_IN[name]}
+
+
+def altered_config(
+    defaults: TopicConfig, current: Mapping[str, str], values: Mapping[str, str | None]
+) -> dict[str, str]:
+    """`current` (as stored) with settings set, or reset to the cluster's default (None). Raises InvalidConfigError."""
+    cluster = defaults.to_dict()
+    changed = {name: cluster.get(name, "") if value is None else value for name, value in values.items()}
+    return stored_config(TopicConfig.parse(current), changed)

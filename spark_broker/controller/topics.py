@@ -1,0 +1,179 @@
+"""Topics: create, delete, grow, change settings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_broker.config import ClusterSettings
+from spark_broker.controller.effects import Decision
+from spark_broker.controller.image import MetadataImage, PartitionState, TopicState, partition_record
+from spark_broker.controller.placement import loads_of, place
+from spark_broker.controller.reassignment import check_assignment
+from spark_broker.controller.records import (
+    MetadataRecord,
+    RemoveTopicRecord,
+    SchemaRecord,
+    TopicConfigRecord,
+    TopicRecord,
+)
+from spark_broker.controller.topic_config import altered_config, stored_config
+from spark_broker.errors import (
+    CoordinatorNotAvailableError,
+    InvalidPartitionsError,
+    InvalidReplicaAssignmentError,
+    InvalidTopicError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_PREFIX
+from spark_broker.protocol.messages import (
+    AlterTopicConfig,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    Empty,
+)
+
+MAX_PARTITIONS = 10_000
+"""Most partitions of one topic: one careless request must not fill the metadata log."""
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopicValues:
+    """What a pure decision cannot make up: the id (32 hex digits) and the stored form of the schema."""
+
+    topic_id: str
+    schema: bytes
+
+
+def create_topic(
+    image: MetadataImage, request: CreateTopic, values: NewTopicValues, settings: ClusterSettings
+) -> Decision:
+    """Create a topic. Raises InvalidTopicError, TopicAlreadyExistsError, InvalidPartitionsError,
+    InvalidReplicationFactorError, InvalidReplicaAssignmentError or InvalidConfigError."""
+    check_topic_name(request.name, internal=request.internal)
+    if image.topic(request.name) is not None:
+        raise TopicAlreadyExistsError(f"topic {request.name}")
+    config = stored_config(settings.topic, request.config)
+    replicas = _assignment(image, request, settings)
+    records: list[MetadataRecord] = [
+        TopicRecord(request.name, values.topic_id, config, request.internal),
+        SchemaRecord(values.topic_id, 0, values.schema),
+    ]
+    records += _new_partitions(image, values.topic_id, 0, replicas)
+    return Decision(tuple(records), Empty())
+
+
+def check_topic_name(name: str, *, internal: bool) -> None:
+    """Raises InvalidTopicError unless the name is legal; names that begin with `__` are internal topics'."""
+    if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
+        raise InvalidTopicError(f"topic name {name[:300]!r}")
+    if name.startswith(INTERNAL_PREFIX) != internal:
+        raise InvalidTopicError(f"topic name {name!r}: the prefix '__' is for internal topics, and only for them")
+
+
+def _assignment(image: MetadataImage, request: CreateTopic, settings: ClusterSettings) -> list[list[int]]:
+    cluster = settings.cluster
+    if request.assignment:
+        return _explicit_assignment(image, request)
+    partitions = cluster.num_partitions if request.partitions == -1 else request.partitions
+    factor = cluster.default_replication_factor if request.replication_factor == -1 else request.replication_factor
+    _check_partitions(partitions)
+    return place(image.live_brokers(), loads_of(image), partitions, factor)
+
+
+def _explicit_assignment(image: MetadataImage, request: CreateTopic) -> list[list[int]]:
+    _check_partitions(len(request.assignment))
+    if request.partitions not in (-1, len(request.assignment)):
+        raise InvalidReplicaAssignmentError(f"{request.partitions} partitions, {len(request.assignment)} assigned")
+    factor = request.replication_factor if request.replication_factor != -1 else len(request.assignment[0])
+    for replicas in request.assignment:
+        check_assignment(image, replicas)
+        if len(replicas) != factor:
+            raise InvalidReplicaAssignmentError(f"replicas {replicas}: the replication factor is {factor}")
+        if not any(image.is_live(broker) for broker in replicas):
+            raise InvalidReplicaAssignmentError(f"replicas {replicas}: none of these brokers is live")
+    return request.assignment
+
+
+def _check_partitions(partitions: int) -> None:
+    if not 1 <= partitions <= MAX_PARTITIONS:
+        raise InvalidPartitionsError(f"{partitions} partitions; a topic has from 1 to {MAX_PARTITIONS}")
+
+
+def _new_partitions(
+    image: MetadataImage, topic_id: str, first: int, assignment: Sequence[Sequence[int]]
+) -> list[MetadataRecord]:
+    records: list[MetadataRecord] = []
+    for number, replicas in enumerate(assignment, start=first):
+        isr = tuple(broker for broker in replicas if image.is_live(broker))
+        state = PartitionState(tuple(replicas), isr, isr[0], leader_epoch=0, partition_epoch=0)
+        records.append(partition_record(topic_id, number, state))
+    return records
+
+
+def offsets_topic_request(image: MetadataImage, settings: ClusterSettings, expected_brokers: int) -> CreateTopic | None:
+    """The request that creates `__consumer_offsets`; None when it exists.
+
+    `expected_brokers`: those that live or are likely to be back soon. Raises CoordinatorNotAvailableError while fewer
+    live than it is to have replicas: made too early, it would keep a single replica for good.
+    """
+    if image.topic(CONSUMER_OFFSETS_TOPIC) is not None:
+        return None
+    live = len(image.live_brokers())
+    wanted = min(settings.cluster.offsets_topic_replication_factor, max(expected_brokers, 1))
+    if live < wanted:
+        raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS_TOPIC} waits for {wanted} brokers, {live} are live")
+    return CreateTopic(
+        name=CONSUMER_OFFSETS_TOPIC,
+        partitions=settings.cluster.offsets_topic_num_partitions,
+        replication_factor=wanted,
+        schema=b"",
+        # Offsets do not expire with retention: their coordinator moves the log start behind its snapshots.
+        config={"retention.ms": "-1", "retention.bytes": "-1"},
+        internal=True,
+    )
+
+
+def delete_topic(image: MetadataImage, request: DeleteTopic) -> Decision:
+    """Delete a topic and its records. Raises UnknownTopicOrPartitionError, InvalidTopicError."""
+    topic = _existing(image, request.name)
+    if topic.internal:
+        raise InvalidTopicError(f"the internal topic {topic.name} cannot be deleted")
+    return Decision((RemoveTopicRecord(topic.topic_id),), Empty())
+
+
+def create_partitions(image: MetadataImage, request: CreatePartitions) -> Decision:
+    """Grow a topic to `total` partitions, with the replication factor of its first.
+
+    Raises UnknownTopicOrPartitionError, InvalidTopicError, InvalidPartitionsError or InvalidReplicationFactorError."""
+    topic = _existing(image, request.name)
+    if topic.internal:
+        raise InvalidTopicError(f"the internal topic {topic.name} cannot grow: keys would change their partition")
+    have = len(topic.partitions)
+    if request.total <= have:
+        raise InvalidPartitionsError(f"topic {topic.name} has {have} partitions, {request.total} were asked for")
+    _check_partitions(request.total)
+    factor = len(topic.partitions[0].target_replicas)
+    replicas = place(image.live_brokers(), loads_of(image), request.total - have, factor)
+    return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas)), Empty())
+
+
+def alter_topic_config(image: MetadataImage, request: AlterTopicConfig, settings: ClusterSettings) -> Decision:
+    """Set or reset settings. Raises UnknownTopicOrPartitionError, InvalidConfigError."""
+    topic = _existing(image, request.name)
+    config = altered_config(settings.topic, topic.config, request.values)
+    if config == topic.config:
+        return Decision((), Empty())
+    return Decision((TopicConfigRecord(topic.topic_id, config),), Empty())
+
+
+def _existing(image: MetadataImage, name: str) -> TopicState:
+    topic = image.topic(name)
+    if topic is None:
+        raise UnknownTopicOrPartitionError(f"topic {name}")
+    return topic

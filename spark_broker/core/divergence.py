@@ -1,0 +1,49 @@
+"""Where two logs part: found by the leader from its epoch history, turned into a cut by the follower from its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPosition:
+    """What a follower says with its fetch: the leader epoch it follows, its log end and the epoch of its last batch."""
+
+    leader_epoch: int
+    fetch_offset: int
+    last_fetched_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Diverging:
+    """The follower's log is not a prefix of the leader's: cut it at its own end of `epoch`, or at `end_offset`."""
+
+    epoch: int
+    end_offset: int
+
+
+def find_divergence(epochs: EpochHistory, log_end_offset: int, position: FetchPosition) -> Diverging | None:
+    """KIP-279: the logs agree below `fetch_offset` exactly when the epoch of its last batch reaches that far here."""
+    if position.last_fetched_epoch == UNDEFINED_EPOCH:
+        behind = position.fetch_offset <= log_end_offset
+        return None if behind else Diverging(UNDEFINED_EPOCH, log_end_offset)
+    if position.last_fetched_epoch > epochs.latest_epoch:
+        return Diverging(epochs.latest_epoch, log_end_offset)
+    end = epochs.end_of(position.last_fetched_epoch, log_end_offset)
+    if end.epoch == UNDEFINED_EPOCH:
+        # Our history begins later: what the follower has is older than our log start, or conflicts with it.
+        return None if position.fetch_offset <= end.end_offset else Diverging(UNDEFINED_EPOCH, end.end_offset)
+    if end.epoch < position.last_fetched_epoch or end.end_offset < position.fetch_offset:
+        return Diverging(end.epoch, end.end_offset)
+    return None
+
+
+def truncation_offset(epochs: EpochHistory, log_end_offset: int, diverging: Diverging) -> int:
+    """KIP-279: the smaller of the leader's and the follower's end of the epoch; the next fetch repeats the question."""
+    mine = epochs.end_of(diverging.epoch, log_end_offset)
+    ends = [diverging.end_offset, log_end_offset]
+    if mine.end_offset >= 0:
+        ends.append(mine.end_offset)
+    return min(ends)

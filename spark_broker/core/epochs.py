@@ -1,0 +1,98 @@
+"""The leader-epoch history of a partition: which leader epoch wrote from which offset on.
+
+Truncation goes by this history and by nothing else (KIP-101, KIP-279).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+from spark_broker.errors import InvariantError, invariant
+
+UNDEFINED_EPOCH = -1
+UNDEFINED_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStart:
+    """`epoch` wrote the records from `start_offset` (inclusive) on."""
+
+    epoch: int
+    start_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnd:
+    """The largest known epoch that is not above the one asked for, and its end (exclusive); -1 and -1: unknown."""
+
+    epoch: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EpochHistory:
+    """Immutable; a change returns a new history.
+
+    Invariant: epochs and start offsets both strictly increase.
+    """
+
+    entries: tuple[EpochStart, ...] = ()
+
+    def __post_init__(self) -> None:
+        for before, after in zip(self.entries, self.entries[1:], strict=False):
+            if before.epoch >= after.epoch or before.start_offset >= after.start_offset:
+                raise InvariantError(f"the epoch history does not increase: {before}, {after}")
+
+    @staticmethod
+    def from_pairs(pairs: list[tuple[int, int]]) -> EpochHistory:
+        return EpochHistory(tuple(EpochStart(epoch, start) for epoch, start in pairs))
+
+    def to_pairs(self) -> list[tuple[int, int]]:
+        return [(entry.epoch, entry.start_offset) for entry in self.entries]
+
+    @property
+    def latest_epoch(self) -> int:
+        return self.entries[-1].epoch if self.entries else UNDEFINED_EPOCH
+
+    def assign(self, epoch: int, start_offset: int) -> EpochHistory:
+        """`epoch` writes from `start_offset` on. An epoch that wrote nothing leaves no entry."""
+        if self.entries and epoch == self.latest_epoch:
+            return self
+        invariant(epoch > self.latest_epoch, f"epoch {epoch} after {self.latest_epoch}")
+        kept = tuple(entry for entry in self.entries if entry.start_offset < start_offset)
+        return EpochHistory((*kept, EpochStart(epoch, start_offset)))
+
+    def end_of(self, epoch: int, log_end_offset: int) -> EpochEnd:
+        """Where `epoch`, or else the largest one below it, ends."""
+        if epoch == UNDEFINED_EPOCH or not self.entries or epoch > self.latest_epoch:
+            return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
+        if epoch == self.latest_epoch:
+            return EpochEnd(epoch, log_end_offset)
+        after = bisect_right(self.entries, epoch, key=lambda entry: entry.epoch)
+        if after == 0:
+            # All that we know is newer: whatever `epoch` wrote ends where our history begins.
+            return EpochEnd(UNDEFINED_EPOCH, self.entries[0].start_offset)
+        return EpochEnd(self.entries[after - 1].epoch, self.entries[after].start_offset)
+
+    def epoch_at(self, offset: int) -> int:
+        """The epoch that wrote `offset`; -1 when unknown."""
+        after = bisect_right(self.entries, offset, key=lambda entry: entry.start_offset)
+        return self.entries[after - 1].epoch if after else UNDEFINED_EPOCH
+
+    def truncate_to(self, end_offset: int) -> EpochHistory:
+        """Forget what begins at or past `end_offset`.
+
+        KAFKA-10706: also when the log itself is not longer than that.
+        """
+        if not self.entries or self.entries[-1].start_offset < end_offset:
+            return self
+        return EpochHistory(tuple(entry for entry in self.entries if entry.start_offset < end_offset))
+
+    def start_at(self, log_start_offset: int) -> EpochHistory:
+        """Forget epochs that end at or before `log_start_offset`; the one that spans it begins there."""
+        after = bisect_right(self.entries, log_start_offset, key=lambda entry: entry.start_offset)
+        if after == 0 or (after == 1 and self.entries[0].start_offset == log_start_offset):
+            return self
+        spanning = EpochStart(self.entries[after - 1].epoch, log_start_offset)
+        return EpochHistory((spanning, *self.entries[after:]))

@@ -1,0 +1,63 @@
+"""What a partition replica is told: the controller's word, what is on disk, batches written, a leader's answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.core.divergence import Diverging, FetchPosition
+from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.producers import NO_PRODUCER, ProducerStates
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the controller says of the partition. `leader` -1: none."""
+
+    leader: int
+    leader_epoch: int
+    partition_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What was found on disk when the replica was opened."""
+
+    log_start_offset: int
+    log_end_offset: int
+    high_watermark: int
+    epochs: EpochHistory
+    producers: ProducerStates
+
+
+@dataclass(frozen=True, slots=True)
+class BatchInfo:
+    """A batch of the log as the state machine sees it. `next_offset` is exclusive."""
+
+    base_offset: int
+    next_offset: int
+    leader_epoch: int
+    append_time_ms: int
+    producer_id: int = NO_PRODUCER
+    producer_epoch: int = -1
+    sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class AppendGrant:
+    """Where the leader's next batch goes."""
+
+    base_offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A leader's answer to a follower that asked from `position` on: the shell has its batches, or a divergence."""
+
+    position: FetchPosition
+    leader_epoch: int
+    high_watermark: int
+    log_start_offset: int
+    diverging: Diverging | None = None

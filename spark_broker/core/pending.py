@@ -1,0 +1,51 @@
+"""Appends with acks=all that wait for the high watermark."""
+
+from __future__ import annotations
+
+from bisect import insort
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class PendingAppend:
+    """Answered once the high watermark is at `required_offset` or past it. Times are the caller's milliseconds."""
+
+    required_offset: int
+    base_offset: int
+    deadline_ms: int
+    token: object
+
+
+class PendingAppends:
+    """In order of the offset that they wait for. Bounded by the requests that connections may have open."""
+
+    def __init__(self) -> None:
+        self._waiting: list[PendingAppend] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, append: PendingAppend) -> None:
+        if not self._waiting or self._waiting[-1].required_offset <= append.required_offset:
+            self._waiting.append(append)
+        else:  # a retry of a batch that is older than the newest
+            insort(self._waiting, append, key=lambda waiting: waiting.required_offset)
+
+    def take_committed(self, high_watermark: int) -> list[PendingAppend]:
+        count = 0
+        for append in self._waiting:
+            if append.required_offset > high_watermark:
+                break
+            count += 1
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
+
+    def take_expired(self, now_ms: int) -> list[PendingAppend]:
+        expired = [append for append in self._waiting if append.deadline_ms <= now_ms]
+        if expired:
+            self._waiting = [append for append in self._waiting if append.deadline_ms > now_ms]
+        return expired
+
+    def take_all(self) -> list[PendingAppend]:
+        taken, self._waiting = self._waiting, []
+        return taken

@@ -1,0 +1,450 @@
+"""One replica of one partition, as a pure state machine.
+
+An event is a method: it takes what happened and the time, changes the state and returns effects for the shell to carry
+out in order. The shell holds the partition's lock meanwhile, and tells the replica of every write that it has done.
+
+    event                offline     follower               leader
+    ------------------------------------------------------------------------------------------------------------
+    assign(leader=me)    -> leader   -> leader              new epoch, or new ISR
+    assign(leader=other) -> follower new epoch              -> follower: refuse pending, truncate by epochs
+    prepare_append       refuse      refuse                 accept, recognise a retry, or refuse
+    appended             invariant   invariant              log end up; perhaps high watermark, acknowledgements
+    follower_fetch       refuse      refuse                 progress, high watermark, ISR growth; or divergence
+    fetched              ignore      truncate/append/restart ignore
+    follower_appended    invariant   log end up             invariant
+    tick                 -           -                      ISR shrink, expiry of pending appends
+    isr_refused          -           -                      forget the proposal, if it certainly was not taken
+    stop                 all -> stopped, for good: pending appends refused, assignments ignored
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+
+from spark_broker.core.divergence import Diverging, FetchPosition, find_divergence, truncation_offset
+from spark_broker.core.effects import (
+    Acknowledge,
+    AdvanceLogStart,
+    Effect,
+    HighWatermarkAdvanced,
+    ProposeIsr,
+    Refuse,
+    RestartLog,
+    SaveEpochs,
+    TruncateLog,
+)
+from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.events import AppendGrant, Assignment, BatchInfo, Fetched, LogState
+from spark_broker.core.pending import PendingAppend, PendingAppends
+from spark_broker.core.producers import NO_PRODUCER, ProducerStates, StoredBatch
+from spark_broker.core.progress import FollowerProgress
+from spark_broker.errors import (
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidRequestError,
+    NotEnoughReplicasError,
+    NotLeaderOrFollowerError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    StaleBrokerEpochError,
+    UnknownLeaderEpochError,
+    invariant,
+)
+
+__all__ = [
+    "ACKS_ALL",
+    "AppendGrant",
+    "Assignment",
+    "BatchInfo",
+    "Diverging",
+    "FetchPosition",
+    "Fetched",
+    "LogState",
+    "Replica",
+    "Role",
+]
+
+ACKS_ALL = -1
+
+CERTAIN_REFUSALS = frozenset({IneligibleReplicaError.code, InvalidRequestError.code})
+"""What the controller answers after it has compared the epochs: the proposal was looked at and not taken."""
+
+
+class Role(Enum):
+    OFFLINE = "offline"
+    FOLLOWER = "follower"
+    LEADER = "leader"
+    STOPPED = "stopped"
+
+
+class Replica:
+    """The replica of a partition on broker `me`. Not thread-safe: the shell's partition lock covers it.
+
+    Invariants: log_start_offset <= high_watermark <= log_end_offset; the high watermark never falls; the leader epoch
+    and the partition epoch never fall; `proposed_isr` is None unless this replica leads.
+    """
+
+    def __init__(self, me: int, log: LogState, *, min_insync_replicas: int, lag_max_ms: int) -> None:
+        self.me = me
+        self.role = Role.OFFLINE
+        self.assignment = Assignment(leader=-1, leader_epoch=-1, partition_epoch=-1, replicas=(), isr=())
+        self.log_start_offset = log.log_start_offset
+        self.log_end_offset = log.log_end_offset
+        self.high_watermark = min(max(log.high_watermark, log.log_start_offset), log.log_end_offset)
+        self.epochs = log.epochs.truncate_to(log.log_end_offset)
+        self._epochs_saved = False  # the file may name epochs that begin past the log end
+        self.producers = log.producers
+        self.min_insync_replicas = min_insync_replicas
+        self.lag_max_ms = lag_max_ms
+        self.leader_epoch_start_offset = 0  # of the epoch in which this replica leads
+        self.followers: dict[int, FollowerProgress] = {}
+        self.proposed_isr: tuple[int, ...] | None = None
+        self.pending = PendingAppends()
+
+    # ---- assignments -------------------------------------------------------------------------------------------
+
+    def assign(self, assignment: Assignment, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
+        """The controller's word. `broker_epochs`: every registered broker's current epoch. Older words are ignored."""
+        current = self.assignment
+        if self.role is Role.STOPPED:
+            return []
+        if (assignment.leader_epoch, assignment.partition_epoch) < (current.leader_epoch, current.partition_epoch):
+            return []
+        new_epoch = assignment.leader_epoch > current.leader_epoch or self.role is Role.OFFLINE
+        self.assignment = assignment
+        if assignment.leader != self.me:
+            return self._follow() if new_epoch else []
+        effects = self._lead(broker_epochs, now_ms) if new_epoch else []
+        self._update_followers(broker_epochs, now_ms)
+        if assignment.partition_epoch > current.partition_epoch:
+            self.proposed_isr = None
+        return effects + self._advance_high_watermark()
+
+    def _follow(self) -> list[Effect]:
+        self.role = Role.FOLLOWER
+        self.followers.clear()
+        self.proposed_isr = None
+        refused = self._refuse_pending(NotLeaderOrFollowerError("the leader changed before the batch was committed"))
+        return [*self._set_epochs(self.epochs.truncate_to(self.log_end_offset)), *refused]
+
+    def _lead(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
+        """Invariant: (epoch, log end) is in the history before the first append or read of the epoch."""
+        # Led before, the epoch would name two batches at one offset where the log has lost its end since.
+        invariant(self.assignment.leader_epoch > self.epochs.latest_epoch, "elected in an epoch that the log has seen")
+        self.role = Role.LEADER
+        self.leader_epoch_start_offset = self.log_end_offset
+        self.proposed_isr = None
+        self.followers = {
+            broker: FollowerProgress(broker_epochs.get(broker, -1), now_ms)
+            for broker in self.assignment.replicas
+            if broker != self.me
+        }
+        return self._set_epochs(self.epochs.assign(self.assignment.leader_epoch, self.log_end_offset))
+
+    def _update_followers(self, broker_epochs: Mapping[int, int], now_ms: int) -> None:
+        """A follower that came back as a new incarnation has proved nothing yet (KAFKA-14139)."""
+        known = self.followers
+        self.followers = {}
+        for broker in self.assignment.replicas:
+            if broker == self.me:
+                continue
+            progress = known.get(broker)
+            epoch = broker_epochs.get(broker, -1)
+            if progress is None or progress.broker_epoch != epoch:
+                progress = FollowerProgress(epoch, progress.last_caught_up_ms if progress else now_ms)
+            self.followers[broker] = progress
+
+    def stop(self, error: SparkBrokerError) -> list[Effect]:
+        """For good: the topic is deleted, the disk failed, or the broker leaves. No later assignment revives it."""
+        self.role = Role.STOPPED
+        self.proposed_isr = None
+        return self._refuse_pending(error)
+
+    def _refuse_pending(self, error: SparkBrokerError) -> list[Effect]:
+        return [Refuse(append.token, error) for append in self.pending.take_all()]
+
+    def _set_epochs(self, history: EpochHistory) -> list[Effect]:
+        if history == self.epochs and self._epochs_saved:
+            return []
+        self.epochs, self._epochs_saved = history, True
+        return [SaveEpochs(history)]
+
+    # ---- the leader: appends -----------------------------------------------------------------------------------
+
+    @property
+    def effective_min_isr(self) -> int:
+        return min(self.min_insync_replicas, max(len(self.assignment.replicas), 1))
+
+    def check_leader(self, leader_epoch: int) -> None:
+        """Every request names the leader epoch that it believes in. -1: whichever (KIP-320)."""
+        if leader_epoch >= 0 and leader_epoch < self.assignment.leader_epoch:
+            raise FencedLeaderEpochError(
+                f"the request names leader epoch {leader_epoch}, current is {self.assignment.leader_epoch}"
+            )
+        if leader_epoch > self.assignment.leader_epoch:
+            raise UnknownLeaderEpochError(
+                f"the request names leader epoch {leader_epoch}, known is {self.assignment.leader_epoch}"
+            )
+        if self.role is not Role.LEADER:
+            raise NotLeaderOrFollowerError(f"broker {self.me} does not lead; broker {self.assignment.leader} does")
+
+    def prepare_append(
+        self, leader_epoch: int, acks: int, producer_id: int, producer_epoch: int, sequence: int
+    ) -> AppendGrant | StoredBatch:
+        """Where the batch goes, or where it already is. Raises the error that refuses it; nothing has changed then."""
+        self.check_leader(leader_epoch)
+        if producer_id != NO_PRODUCER:
+            stored = self.producers.check(producer_id, producer_epoch, sequence)
+            if stored is not None:
+                return stored
+        if acks == ACKS_ALL and len(self.assignment.isr) < self.effective_min_isr:
+            raise NotEnoughReplicasError(
+                f"the ISR has {len(self.assignment.isr)} of the {self.effective_min_isr} replicas that must be in sync"
+            )
+        return AppendGrant(self.log_end_offset, self.assignment.leader_epoch)
+
+    def appended(self, batch: BatchInfo, now_ms: int) -> list[Effect]:
+        """The shell has written the batch that `prepare_append` granted."""
+        del now_ms
+        invariant(self.role is Role.LEADER, "only a leader appends")
+        invariant(batch.base_offset == self.log_end_offset, "appended elsewhere than granted")
+        self._remember(batch)
+        return self._advance_high_watermark()
+
+    def await_commit(self, token: object, base_offset: int, next_offset: int, deadline_ms: int) -> list[Effect]:
+        """acks=all for a batch that is in the log, new or a retry: acknowledge when it is committed."""
+        if next_offset <= self.high_watermark:
+            return [Acknowledge(token, base_offset)]
+        self.pending.add(PendingAppend(next_offset, base_offset, deadline_ms, token))
+        return []
+
+    def _remember(self, batch: BatchInfo) -> None:
+        self.log_end_offset = batch.next_offset
+        if batch.producer_id != NO_PRODUCER:
+            stored = StoredBatch(batch.sequence, batch.base_offset, batch.next_offset - 1)
+            self.producers.appended(batch.producer_id, batch.producer_epoch, stored, batch.append_time_ms)
+
+    # ---- the leader: followers and the ISR ---------------------------------------------------------------------
+
+    def follower_fetch(
+        self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int], now_ms: int
+    ) -> tuple[Diverging | None, list[Effect]]:
+        """A follower asks from its log end on. `live`: brokers that may be in an ISR, with their epochs.
+
+        Raises the error that the follower gets. A divergence changes nothing. A follower that ends below the log start
+        gets no batches: the answer names the log start, and the follower begins anew there.
+        """
+        self.check_leader(position.leader_epoch)
+        progress = self._progress(follower, broker_epoch)
+        diverging = find_divergence(self.epochs, self.log_end_offset, position)
+        if diverging is not None:
+            return diverging, []
+        progress.fetched(position.fetch_offset, self.log_end_offset, now_ms)
+        return None, [*self._advance_high_watermark(), *self._grow_isr(follower, live)]
+
+    def follower_idle(self, follower: int, broker_epoch: int, now_ms: int) -> None:
+        """The follower still pulls this partition, from where it was at its last `follower_fetch`."""
+        progress = self.followers.get(follower)
+        if self.role is Role.LEADER and progress is not None and progress.broker_epoch == broker_epoch:
+            progress.fetched(progress.log_end_offset, self.log_end_offset, now_ms)
+
+    def _progress(self, follower: int, broker_epoch: int) -> FollowerProgress:
+        progress = self.followers.get(follower)
+        if progress is None:
+            raise NotLeaderOrFollowerError(f"broker {follower} is no replica of this partition")
+        if broker_epoch < progress.broker_epoch:
+            raise StaleBrokerEpochError(f"broker {follower} has epoch {progress.broker_epoch}, not {broker_epoch}")
+        if broker_epoch > progress.broker_epoch:
+            raise UnknownLeaderEpochError(f"broker {follower} with epoch {broker_epoch} is not known here yet")
+        return progress
+
+    @property
+    def maximal_isr(self) -> frozenset[int]:
+        """Current and proposed ISR: whichever the controller decides, what is committed is in all of it."""
+        return frozenset(self.assignment.isr) | frozenset(self.proposed_isr or ())
+
+    def _advance_high_watermark(self) -> list[Effect]:
+        """The smallest log end of the maximal ISR; it stands still while the ISR is below the minimum."""
+        if self.role is not Role.LEADER or len(self.assignment.isr) < self.effective_min_isr:
+            return []
+        ends = [self.log_end_offset]
+        for broker in self.maximal_isr - {self.me}:
+            progress = self.followers.get(broker)
+            ends.append(progress.log_end_offset if progress else -1)
+        return self._raise_high_watermark(min(ends))
+
+    def _raise_high_watermark(self, offset: int) -> list[Effect]:
+        offset = min(offset, self.log_end_offset)
+        if offset <= self.high_watermark:
+            return []
+        self.high_watermark = offset
+        committed = self.pending.take_committed(offset)
+        return [HighWatermarkAdvanced(offset), *(Acknowledge(a.token, a.base_offset) for a in committed)]
+
+    def _grow_isr(self, follower: int, live: Mapping[int, int]) -> list[Effect]:
+        """A follower joins past both the high watermark and the start of the leader's epoch (KNOWN_BUGS 11)."""
+        progress = self.followers[follower]
+        needed = max(self.high_watermark, self.leader_epoch_start_offset)
+        if self.proposed_isr is not None or follower in self.assignment.isr or progress.log_end_offset < needed:
+            return []
+        if live.get(follower) != progress.broker_epoch:
+            return []
+        return [self._propose((*self.assignment.isr, follower), live)]
+
+    def _propose(self, isr: tuple[int, ...], broker_epochs: Mapping[int, int]) -> ProposeIsr:
+        self.proposed_isr = isr
+        members = tuple((broker, broker_epochs.get(broker, -1)) for broker in isr)
+        return ProposeIsr(self.assignment.leader_epoch, self.assignment.partition_epoch, members)
+
+    def tick(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
+        """Time passes: slow followers leave the ISR, appends that waited too long fail."""
+        expired: list[Effect] = [
+            Refuse(append.token, RequestTimedOutError("the batch was not committed in time; it may be later"))
+            for append in self.pending.take_expired(now_ms)
+        ]
+        return [*expired, *self._shrink_isr(broker_epochs, now_ms)]
+
+    def _shrink_isr(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
+        if self.role is not Role.LEADER or self.proposed_isr is not None:
+            return []
+        lagging = {
+            broker
+            for broker in self.assignment.isr
+            if (progress := self.followers.get(broker)) is not None
+            and (
+                progress.lacks(self.high_watermark) or progress.is_lagging(self.log_end_offset, now_ms, self.lag_max_ms)
+            )
+        }
+        if not lagging:
+            return []
+        kept = tuple(broker for broker in self.assignment.isr if broker not in lagging)
+        epochs = {**broker_epochs}
+        epochs.update({broker: p.broker_epoch for broker, p in self.followers.items()})
+        return [self._propose(kept, epochs)]
+
+    def isr_refused(self, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
+        """The controller's answer to the proposal that was made at these epochs is an error.
+
+        A stale epoch may mean that an earlier copy of the proposal, whose answer was lost, has been taken: its members
+        count until the newer state of the partition arrives.
+        """
+        current = (self.assignment.leader_epoch, self.assignment.partition_epoch)
+        if current != (leader_epoch, partition_epoch) or error_code not in CERTAIN_REFUSALS:
+            return []
+        self.proposed_isr = None
+        return self._advance_high_watermark()
+
+    # ---- the follower ------------------------------------------------------------------------------------------
+
+    def fetch_position(self) -> FetchPosition:
+        last_epoch = self.epochs.epoch_at(self.log_end_offset - 1)
+        return FetchPosition(self.assignment.leader_epoch, self.log_end_offset, last_epoch)
+
+    def awaits(self, answer: Fetched) -> bool:
+        """Whether the answer is to this replica as it is now.
+
+        A late one (of a fetcher that was replaced meanwhile) is ignored: cut where the log parted *then*, it could lose
+        what the leader has counted since.
+        """
+        same_epoch = answer.leader_epoch == self.assignment.leader_epoch
+        return self.role is Role.FOLLOWER and same_epoch and answer.position == self.fetch_position()
+
+    def fetched(self, answer: Fetched) -> list[Effect]:
+        """The leader's answer. Batches that follow our log end are then written by the shell (`follower_appended`)."""
+        if not self.awaits(answer):
+            return []
+        if answer.diverging is not None:
+            return self._truncate(answer.diverging)
+        if answer.log_start_offset > self.log_end_offset:
+            return [
+                RestartLog(f"the leader's log starts at {answer.log_start_offset}, ours ends at {self.log_end_offset}")
+            ]
+        return self.advance_log_start(answer.log_start_offset)
+
+    def _truncate(self, diverging: Diverging) -> list[Effect]:
+        offset = truncation_offset(self.epochs, self.log_end_offset, diverging)
+        if offset < self.high_watermark:
+            # KAFKA-7897: a sparse history never truncates committed records; this replica is made anew.
+            return [
+                RestartLog(
+                    f"the leader's log parts from ours at {offset}, below the high watermark {self.high_watermark}"
+                )
+            ]
+        return self.truncate_to(offset)
+
+    def truncate_to(self, offset: int) -> list[Effect]:
+        """Cut the log at `offset`. The shell rebuilds the producers and installs them with `producers_rebuilt`.
+
+        The history first: when only that was done, the batches left over complete it again at the next start.
+        """
+        invariant(offset >= self.high_watermark, "truncation below the high watermark")
+        effects = self._set_epochs(self.epochs.truncate_to(offset))
+        if offset < self.log_end_offset:
+            effects.append(TruncateLog(offset))
+            self.log_end_offset = offset
+        return effects
+
+    def producers_rebuilt(self, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
+        """A cut may fall on a batch's beginning below the offset asked for; all follow the log (KAFKA-5435)."""
+        invariant(log_end_offset >= self.high_watermark, "a cut below the high watermark")
+        self.producers = producers
+        self.log_end_offset = log_end_offset
+        return self._set_epochs(self.epochs.truncate_to(log_end_offset))
+
+    def follower_appended(self, batches: Sequence[BatchInfo], leader_high_watermark: int) -> list[Effect]:
+        """The shell has written these batches of the leader's, unchanged."""
+        invariant(self.role is Role.FOLLOWER, "only a follower copies")
+        history = self.epochs
+        for batch in batches:
+            invariant(batch.base_offset == self.log_end_offset, "a gap in what the leader sent")
+            invariant(batch.leader_epoch <= self.assignment.leader_epoch, "a batch from a later epoch")
+            if batch.leader_epoch != history.latest_epoch:
+                history = history.assign(batch.leader_epoch, batch.base_offset)
+            self._remember(batch)
+        return [*self._set_epochs(history), *self._raise_high_watermark(leader_high_watermark)]
+
+    def restarted(self, log: LogState) -> None:
+        """The log was dropped and begins anew at the leader's log start, the only thing known to be committed."""
+        self.log_start_offset = log.log_start_offset
+        self.log_end_offset = log.log_end_offset
+        self.high_watermark = log.log_start_offset
+        self.epochs = log.epochs
+        self._epochs_saved = False
+        self.producers = log.producers
+
+    # ---- reads and the log start -------------------------------------------------------------------------------
+
+    def check_read(self, leader_epoch: int, offset: int) -> int:
+        """The offset below which a consumer may read from `offset` on: the high watermark. Equal: nothing yet."""
+        self.check_leader(leader_epoch)
+        if self.log_start_offset <= offset <= self.log_end_offset:
+            return max(self.high_watermark, offset)
+        if offset > self.log_end_offset and self.high_watermark < self.leader_epoch_start_offset:
+            raise OffsetNotAvailableError("the new leader does not know yet what is committed")
+        raise OffsetOutOfRangeError(f"offset {offset} is outside {self.log_start_offset} to {self.high_watermark}")
+
+    def latest_offset(self, leader_epoch: int) -> int:
+        """The high watermark; never lower than one shown before (KIP-207)."""
+        self.check_leader(leader_epoch)
+        if self.high_watermark < self.leader_epoch_start_offset:
+            raise OffsetNotAvailableError("the new leader does not know yet what is committed")
+        return self.high_watermark
+
+    def advance_log_start(self, offset: int) -> list[Effect]:
+        """`offset` is the beginning of a batch. KAFKA-9491: the high watermark is never below the log start."""
+        if offset <= self.log_start_offset:
+            return []
+        # A follower's leader has vouched for it: what lies below its log start is committed.
+        bound = self.high_watermark if self.role is Role.LEADER else self.log_end_offset
+        invariant(offset <= bound, "log start past what is committed")
+        self.log_start_offset = offset
+        raised = self._raise_high_watermark(offset)
+        return [AdvanceLogStart(offset), *self._set_epochs(self.epochs.start_at(offset)), *raised]
+
+    def configure(self, min_insync_replicas: int) -> list[Effect]:
+        """The topic's min.insync.replicas changed."""
+        self.min_insync_replicas = min_insync_replicas
+        return self._advance_high_watermark()

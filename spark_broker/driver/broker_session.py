@@ -1,0 +1,60 @@
+"""The controller's end of a broker's session: what goes down the stream; the controller never waits for it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+from spark_broker.errors import NetworkError
+from spark_broker.protocol.messages import Message
+from spark_broker.transport.server import ServerStream
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING_MESSAGES = 10_000
+"""A broker that takes nothing (stopped by a signal) does not fill the controller's memory: its session is given up."""
+
+
+class BrokerSession:
+    """A stream and the thread that sends on it. A stopped broker blocks that thread, and nothing else."""
+
+    def __init__(self, session_id: int, stream: ServerStream) -> None:
+        self.session_id = session_id
+        self._stream = stream
+        self._waiting: queue.Queue[Message | None] = queue.Queue(MAX_WAITING_MESSAGES)
+        self._closed = threading.Event()
+        self._sender = threading.Thread(target=self._send_all, name=f"session-{session_id}", daemon=True)
+        self._sender.start()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
+    def send(self, message: Message) -> None:
+        """Send after everything that was sent before; void once the session is closed."""
+        if not self.closed:
+            self._put(message)
+
+    def close(self, last: Message | None = None) -> None:
+        """Send `last` and then nothing more."""
+        if not self.closed:
+            self._closed.set()
+            if last is not None:
+                self._put(last)
+            self._put(None)
+
+    def _put(self, message: Message | None) -> None:
+        try:
+            self._waiting.put_nowait(message)
+        except queue.Full:
+            logger.warning("session %d: the broker takes no messages; its session is given up", self.session_id)
+            self._closed.set()
+
+    def _send_all(self) -> None:
+        while (message := self._waiting.get()) is not None:
+            try:
+                self._stream.send(message)
+            except NetworkError:
+                self._closed.set()
+                return

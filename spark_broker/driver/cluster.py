@@ -1,0 +1,272 @@
+"""A cluster in the user's own Spark session: the controller in a child process, brokers on the executors."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from spark_broker.broker.spec import BrokerSpec
+from spark_broker.config import ClusterSettings, load_cluster_settings
+from spark_broker.driver.controller_link import ControllerLink
+from spark_broker.driver.controller_pipe import BrokerStatus
+from spark_broker.driver.directories import Directories, choose_directories
+from spark_broker.driver.executors import Executor, is_local, is_loopback, is_stopped
+from spark_broker.driver.hosts import BrokerHost
+from spark_broker.driver.launcher import BrokerLauncher
+from spark_broker.driver.nest import NestHost
+from spark_broker.driver.room import check_executor_count, check_resource, wait_for_executors
+from spark_broker.driver.session import LOOPBACK, check_room, check_session
+from spark_broker.driver.task_host import TaskHost
+from spark_broker.driver.view import ClusterStatus, cluster_status, description, to_html
+from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
+from spark_broker.model import ClusterDescription
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+
+T = TypeVar("T")
+
+Progress = Callable[[str, int, int], None]
+"""Told of a start's progress: what is awaited ("executors" or "brokers"), how many there are, how many are needed."""
+
+LogConfig = Mapping[str, object] | str | Path | None
+
+
+class BrokerCluster:
+    """A running cluster. Make one with `BrokerCluster.start`; it is a context manager. Safe for use by many threads."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        settings: ClusterSettings,
+        directories: Directories,
+        controller: ControllerLink,
+        host: BrokerHost,
+    ) -> None:
+        self._spark = spark
+        self._settings = settings
+        self._directories = directories
+        self._controller = controller
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._launcher = BrokerLauncher(host, controller, self._spec, self._abandon)
+        atexit.register(self._at_exit)
+
+    @classmethod
+    def start(
+        cls,
+        spark: SparkSession,
+        brokers: int = 3,
+        config: LogConfig = None,
+        *,
+        on_progress: Progress | None = None,
+    ) -> Self:
+        """Start `brokers` brokers on the session's executors and wait until all of them are live.
+
+        `config` is a TOML file or a mapping of dotted names. Raises UnsupportedSparkError where the session cannot host
+        brokers, ClusterStartError where there are too few executors or brokers do not come up in time,
+        InvalidConfigError, and InconsistentClusterIdError where the directories are another cluster's.
+        """
+        check_session(spark)
+        settings = load_cluster_settings(config)
+        check_executor_count(spark.sparkContext, brokers)
+        check_resource(spark.sparkContext, settings.cluster)
+        check_room(spark, brokers)
+        cluster = cls._open(spark, settings)
+        try:
+            cluster._launch(brokers, on_progress or _silent)
+        except BaseException:
+            cluster._end(timeout_s=0.0)
+            raise
+        return cluster
+
+    @classmethod
+    def _open(cls, spark: SparkSession, settings: ClusterSettings) -> Self:
+        sc = spark.sparkContext
+        local = is_local(sc.master)
+        directories = choose_directories(settings.cluster, sc.applicationId)
+        try:
+            controller = ControllerLink.start(
+                settings, directories, host=_controller_host(spark, settings), shared_executor=local
+            )
+        except SparkBrokerError:
+            directories.remove_temporary()
+            raise
+        host: BrokerHost = NestHost(sc) if local else TaskHost(sc, resource=settings.cluster.broker_executor_resource)
+        return cls(spark, settings, directories, controller, host)
+
+    def _launch(self, brokers: int, on_progress: Progress) -> None:
+        deadline = time.monotonic() + self._settings.cluster.broker_start_timeout_ms / 1000
+        wait_for_executors(self._launcher, brokers, deadline, on_progress)
+        for _ in range(brokers):
+            self._launcher.add_slot()
+        self._wait_live(
+            lambda live: len(live) >= brokers,
+            deadline,
+            lambda live: on_progress("brokers", min(live, brokers), brokers),
+        )
+
+    # What is running.
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """`host:port,host:port`: the live brokers, any one of which is enough for a client."""
+        self._check_open()
+        return ",".join(f"{broker.host}:{broker.port}" for broker in self._controller.live_brokers())
+
+    @property
+    def cluster_id(self) -> str:
+        return self._controller.cluster_id
+
+    @property
+    def log_dirs(self) -> str:
+        """The directory under which each broker keeps its own log directory."""
+        return self._directories.log_dirs
+
+    @property
+    def metadata_dir(self) -> str:
+        """The directory, or URL, of the metadata log."""
+        return self._directories.metadata_dir
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the cluster has ended: by `stop`, or with its Spark session."""
+        return self._stopped
+
+    def describe(self) -> ClusterDescription:
+        """The cluster as its controller sees it, like `Admin.describe_cluster`. Raises ClosedError once stopped."""
+        self._check_open()
+        return description(self._controller.metadata())
+
+    def status(self) -> ClusterStatus:
+        """Brokers with what they lead, partitions without a leader or with too few replicas, and recent failures."""
+        self._check_open()
+        failures = tuple(str(failure) for failure in self._launcher.failures())
+        return cluster_status(self._controller.metadata(), self._directories, failures)
+
+    def add_broker(self) -> int:
+        """Start one more broker on a free executor, wait until it is live, and return its id.
+
+        Raises ClusterStartError where no executor is free.
+        """
+        self._check_open()
+        if self._launcher.free_executors() == 0:
+            raise ClusterStartError("no executor is free: every one has a broker; give the Spark application one more")
+        deadline = time.monotonic() + self._settings.cluster.broker_start_timeout_ms / 1000
+        slot = self._launcher.add_slot()
+        return self._wait_live(lambda live: self._ids_in(slot, live), deadline)[0]
+
+    def _ids_in(self, slot: int, live: list[BrokerStatus]) -> list[int]:
+        launches = {placement.launch for placement in self._launcher.running() if placement.slot == slot}
+        return [broker.id for broker in live if broker.launch in launches]
+
+    def _wait_live(
+        self, find: Callable[[list[BrokerStatus]], T], deadline: float, tell: Callable[[int], None] = lambda _: None
+    ) -> T:
+        """Wait until `find` finds something among the live brokers; returns it."""
+        pause = threading.Event()
+        while True:
+            live = self._controller.live_brokers()
+            tell(len(live))
+            if found := find(live):
+                return found
+            failure = self._launcher.fatal()
+            if failure is not None:
+                raise failure
+            if self._launcher.session_over:
+                raise ClusterStartError("the Spark session ended while brokers started")
+            if time.monotonic() > deadline:
+                raise ClusterStartError(f"{len(live)} brokers are live after broker.start.timeout.ms{self._why()}")
+            pause.wait(POLL_S)
+
+    def _why(self) -> str:
+        failures = self._launcher.failures()
+        return f"; the last failure was {failures[-1]}" if failures else "; none has failed, they are slow or wait"
+
+    # The end.
+
+    def stop(self) -> None:
+        """Stop in order: brokers hand over, sync and leave; then the controller ends. Does nothing the second time."""
+        self._end(self._settings.cluster.controlled_shutdown_timeout_ms / 1000)
+
+    def _end(self, timeout_s: float) -> None:
+        with self._lock:
+            if self._stopped:
+                return
+            self._stopped = True
+        self._launcher.begin_stop()
+        if timeout_s > 0 and not self._launcher.session_over:
+            self._controller.stop_brokers(timeout_s)
+        if not self._launcher.stop(timeout_s) and timeout_s > 0:
+            logger.warning("brokers did not leave within controlled.shutdown.timeout.ms and were ended by force")
+        self._controller.close()
+        self._directories.remove_temporary()
+
+    def _at_exit(self) -> None:
+        """The driver's Python ends without `stop`. Its JVM would start executors while it ends, with a flood of errors:
+        so the session is stopped, too."""
+        self.stop()
+        if not is_stopped(self._spark.sparkContext):
+            self._spark.stop()
+
+    def _abandon(self) -> None:
+        """The Spark session has ended, and every broker with it: only the controller is left to end."""
+        if not self._stopped:
+            logger.warning("the Spark session has ended, and the cluster with it; stop the cluster before the session")
+            threading.Thread(target=self._end, args=(0.0,), name="cluster-end", daemon=True).start()
+
+    def _check_open(self) -> None:
+        if self._stopped:
+            raise ClosedError("the cluster is stopped")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def __repr__(self) -> str:
+        state = "stopped" if self._stopped else self.bootstrap_servers
+        return f"<BrokerCluster {self.cluster_id}: {state}>"
+
+    def _repr_html_(self) -> str:
+        return "<p>a stopped spark-broker cluster</p>" if self._stopped else to_html(self.status())
+
+    def _spec(self, launch: int, executor: Executor) -> BrokerSpec:
+        cluster = self._settings.cluster
+        return BrokerSpec(
+            cluster_id=self.cluster_id,
+            controller_host=self._controller.host,
+            controller_port=self._controller.port,
+            launch=launch,
+            log_dirs=self.log_dirs,
+            host=cluster.broker_host or (LOOPBACK if is_loopback(self._spark.sparkContext.master) else executor.host),
+            rack=cluster.broker_rack or None,
+            executor_id=executor.id,
+            settings=cluster.to_dict(),
+            topic_defaults=self._settings.topic.to_dict(),
+        )
+
+
+def _controller_host(spark: SparkSession, settings: ClusterSettings) -> str:
+    """Where the controller listens: where executors already find the driver."""
+    sc = spark.sparkContext
+    if is_loopback(sc.master):
+        return LOOPBACK
+    return settings.cluster.broker_host or sc.getConf().get("spark.driver.host") or LOOPBACK
+
+
+def _silent(what: str, ready: int, needed: int) -> None:
+    """Progress that nobody asked for."""

@@ -1,0 +1,242 @@
+"""The driver's side of the controller's process: start it, tell it of losses, ask it for launch numbers, end it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Self
+
+from spark_broker import errors
+from spark_broker.driver.controller_pipe import (
+    MAX_LINE_BYTES,
+    Answer,
+    Command,
+    ControllerConfig,
+    ControllerStatus,
+    Started,
+    error_of,
+    from_line,
+    to_line,
+)
+from spark_broker.errors import (
+    ClosedError,
+    ClusterStartError,
+    InvalidRequestError,
+    NotControllerError,
+    RequestTimedOutError,
+    SparkBrokerError,
+)
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
+
+
+class ControllerClient:
+    """A running controller process. Safe for use by many threads; every wait has a deadline.
+
+    Raises NotControllerError from every call once the process has ended, and ClosedError after `close`.
+    """
+
+    def __init__(self, process: subprocess.Popen[bytes], config: ControllerConfig) -> None:
+        self._process = process
+        self._config = config
+        self._changed = threading.Condition()
+        self._started: Started | None = None
+        self._answers: dict[int, Answer | None] = {}  # by command id; None: awaited
+        self._next_id = 0
+        self._ended = False
+        self._closed = False
+        self._reader = threading.Thread(target=self._read, name="controller-answers", daemon=True)
+
+    @classmethod
+    def start(cls, config: ControllerConfig, *, timeout_s: float = START_TIMEOUT_S) -> Self:
+        """Start the process and wait until it serves.
+
+        Raises the error that kept it from serving (InconsistentClusterIdError, MetadataStoreError, ...) or
+        ClusterStartError.
+        """
+        process = subprocess.Popen(
+            [sys.executable, "-m", "spark_broker.driver.controller_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=_environment(),
+            start_new_session=True,  # Ctrl-C in the driver's terminal is the driver's, which then stops the cluster
+        )
+        client = cls(process, config)
+        try:
+            client._begin(timeout_s)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _begin(self, timeout_s: float) -> None:
+        self._reader.start()
+        self._write(to_line(self._config))
+        with self._changed:
+            self._changed.wait_for(lambda: self._started is not None or self._ended, timeout_s)
+            started = self._started
+        if started is None:
+            raise ClusterStartError(f"the controller's process did not serve within {timeout_s} s; see its stderr")
+        if (error := error_of(started)) is not None:
+            raise error
+
+    # ---- what it is --------------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> str:
+        return self._config.host
+
+    @property
+    def port(self) -> int:
+        return self._serving().port
+
+    @property
+    def cluster_id(self) -> str:
+        return self._serving().cluster_id
+
+    @property
+    def controller_epoch(self) -> int:
+        return self._serving().controller_epoch
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self._process.poll() is None
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether a signal ended the process. One that ended by itself could not go on: deposed, or a bug."""
+        return (self._process.poll() or 0) < 0
+
+    def _serving(self) -> Started:
+        if self._started is None:
+            raise NotControllerError("the controller's process does not serve")
+        return self._started
+
+    # ---- commands ----------------------------------------------------------------------------------------------
+
+    def new_launch(self, timeout_s: float = COMMAND_TIMEOUT_S) -> int:
+        """The next launch number, committed in the metadata log."""
+        return self._ask("new_launch", timeout_s).launch
+
+    def spark_loss(self, launch: int, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
+        """Spark reports the executor or task of this launch as lost: its broker is fenced, and it only."""
+        self._ask("spark_loss", timeout_s, launch)
+
+    def stop_brokers(self, timeout_s: float) -> tuple[int, ...]:
+        """Controlled shutdown of all brokers; returns the ids of those that have left, once all have.
+
+        Raises RequestTimedOutError when some have not; nobody can register any more either way.
+        """
+        return tuple(self._ask("stop_brokers", timeout_s).broker_ids)
+
+    def stop_broker(self, launch: int, timeout_s: float) -> tuple[int, ...]:
+        """Controlled shutdown of one launch; its partitions move to other brokers. Empty: it was not there."""
+        return tuple(self._ask("stop_broker", timeout_s, launch).broker_ids)
+
+    def status(self, timeout_s: float = COMMAND_TIMEOUT_S) -> ControllerStatus:
+        """The registered brokers and the state of the partitions, as committed."""
+        status = self._ask("status", timeout_s).status
+        if status is None:
+            raise InvalidRequestError("the controller's process answered without a status")
+        return status
+
+    def _ask(self, cmd: str, timeout_s: float, launch: int = -1) -> Answer:
+        with self._changed:
+            self._check_usable()
+            self._next_id += 1
+            command = Command(id=self._next_id, cmd=cmd, launch=launch)
+            self._answers[command.id] = None
+            self._write(to_line(command))
+            try:
+                self._changed.wait_for(lambda: self._answers[command.id] is not None or self._ended, timeout_s)
+            finally:
+                answer = self._answers.pop(command.id)
+            if answer is None:
+                self._check_usable()
+                raise RequestTimedOutError(f"the controller did not answer {cmd} within {timeout_s} s")
+        if (error := error_of(answer)) is not None:
+            raise error
+        return answer
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("the controller is closed")
+        if self._ended:
+            raise NotControllerError(f"the controller's process ended (status {self._process.poll()}); see its stderr")
+
+    def _write(self, line: bytes) -> None:
+        if self._process.stdin is None:
+            raise NotControllerError("the controller's process has no stdin")
+        try:
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise NotControllerError(f"the controller's process takes no commands: {error}") from None
+
+    # ---- answers -----------------------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        try:
+            while line := self._read_line():
+                self._take(line)
+        except (OSError, ValueError, SparkBrokerError) as error:
+            logger.warning("the controller's answers cannot be read: %s", error)
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+
+    def _read_line(self) -> bytes:
+        return b"" if self._process.stdout is None else self._process.stdout.readline(MAX_LINE_BYTES)
+
+    def _take(self, line: bytes) -> None:
+        with self._changed:
+            if self._started is None:
+                self._started = from_line(line, Started)
+            else:
+                answer = from_line(line, Answer)
+                if answer.id in self._answers:  # else its asker has given up
+                    self._answers[answer.id] = answer
+            self._changed.notify_all()
+
+    def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:
+        """End the process. Brokers are not stopped by this: see `stop_brokers`."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.notify_all()
+        if self._process.stdin is not None:
+            try:
+                self._process.stdin.close()  # the process ends at the end of its input
+            except OSError as error:
+                logger.info("the controller's process was gone already: %s", error)
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout_s)
+        if self._reader.ident is not None:
+            self._reader.join(timeout_s)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+
+
+def _environment() -> dict[str, str]:
+    """The driver's, with this package found where the driver found it (a checkout need not be installed)."""
+    root = str(Path(errors.__file__).resolve().parents[1])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

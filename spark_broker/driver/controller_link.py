@@ -1,0 +1,139 @@
+"""The controller as the cluster sees it: its process, told and asked over a pipe, and its answers to clients' calls.
+
+A controller whose process was killed is started again on the same port, under a higher epoch, and the brokers find it
+there. One that ended by itself is not: another driver may have taken over, and the two would depose each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Self
+
+import msgspec
+
+from spark_broker.config import ClusterSettings
+from spark_broker.driver.controller_client import ControllerClient
+from spark_broker.driver.controller_pipe import BrokerStatus, ControllerConfig
+from spark_broker.driver.directories import Directories, cluster_ids_in
+from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.protocol.messages import GetMetadata, Metadata
+from spark_broker.transport.client import Connection
+
+logger = logging.getLogger(__name__)
+
+WATCH_INTERVAL_S = 0.2
+
+
+class ControllerLink:
+    """A running controller. Safe for use by many threads."""
+
+    def __init__(self, client: ControllerClient, config: ControllerConfig, request_timeout_ms: int) -> None:
+        self._client = client
+        self._config = msgspec.structs.replace(config, port=client.port)
+        self._request_timeout_ms = request_timeout_ms
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # held while the process is replaced or closed
+        self._watch = threading.Thread(target=self._keep, name="controller-watch", daemon=True)
+        self._connection = Connection(client.host, client.port)
+        # The log may name brokers of an earlier run as live: nobody has looked yet whether they are.
+        brokers = client.status().brokers
+        self._earlier_launches = max((broker.launch for broker in brokers), default=-1)
+        self._watch.start()
+
+    @classmethod
+    def start(cls, settings: ClusterSettings, directories: Directories, *, host: str, shared_executor: bool) -> Self:
+        """Start the controller's process. Raises what kept it from serving, such as InconsistentClusterIdError."""
+        config = ControllerConfig(
+            cluster=settings.cluster.to_dict(),
+            topic=settings.topic.to_dict(),
+            metadata_dir=directories.metadata_dir,
+            host=host,
+            known_cluster_ids=cluster_ids_in(directories.log_dirs),
+            shared_executor=shared_executor,
+        )
+        client = ControllerClient.start(config)
+        try:
+            return cls(client, config, settings.cluster.request_timeout_ms)
+        except SparkBrokerError:
+            client.close()
+            raise
+
+    @property
+    def host(self) -> str:
+        return self._config.host
+
+    @property
+    def port(self) -> int:
+        return self._config.port
+
+    @property
+    def cluster_id(self) -> str:
+        return self._client.cluster_id
+
+    @property
+    def pid(self) -> int:
+        """Of the process that serves now."""
+        return self._client.pid
+
+    def new_launch(self) -> int:
+        """The next launch number, committed in the metadata log."""
+        return self._client.new_launch()
+
+    def spark_loss(self, launch: int) -> None:
+        """Spark says that this launch is over: fence it, and only it."""
+        self._client.spark_loss(launch)
+
+    def live_brokers(self) -> list[BrokerStatus]:
+        """The brokers of this run that are live."""
+        return [b for b in self._client.status().brokers if not b.fenced and self._is_ours(b.launch)]
+
+    def metadata(self) -> Metadata:
+        """What a client's GetMetadata answers; brokers of an earlier run that are not back count as fenced."""
+        answer = self._connection.call(GetMetadata(), timeout_ms=self._request_timeout_ms)
+        if not isinstance(answer, Metadata):
+            raise InvariantError(f"GetMetadata was answered with {type(answer).__name__}")
+        back = {broker.id for broker in self._client.status().brokers if self._is_ours(broker.launch)}
+        brokers = [b if b.id in back else msgspec.structs.replace(b, fenced=True) for b in answer.brokers]
+        return msgspec.structs.replace(answer, brokers=brokers)
+
+    def stop_brokers(self, timeout_s: float) -> None:
+        """Controlled shutdown of every broker. What goes wrong is logged: the launcher ends the rest by force."""
+        try:
+            self._client.stop_brokers(timeout_s)
+        except SparkBrokerError as error:
+            logger.warning("the controlled shutdown did not end in order: %s", error)
+
+    def close(self) -> None:
+        """End the process."""
+        self._closed.set()
+        with self._lock:
+            self._client.close()
+        self._connection.close()
+
+    def _keep(self) -> None:
+        while not self._closed.wait(WATCH_INTERVAL_S):
+            if self._client.alive:
+                continue
+            if not self._client.was_killed:
+                logger.error("the controller's process ended by itself; see its stderr. Stop the cluster.")
+                return
+            self._restart()
+
+    def _restart(self) -> None:
+        logger.warning("the controller's process was killed and is started again")
+        with self._lock:
+            if self._closed.is_set():
+                return
+            killed = self._client
+            try:
+                # Its log directories carry the cluster's id by now: a lost metadata log must not become a new cluster.
+                config = msgspec.structs.replace(self._config, known_cluster_ids=[killed.cluster_id])
+                self._client = ControllerClient.start(config)
+            except SparkBrokerError as error:
+                logger.warning("the controller did not start: %s", error)
+                return
+            killed.close()
+
+    def _is_ours(self, launch: int) -> bool:
+        return launch > self._earlier_launches

@@ -1,0 +1,106 @@
+"""What the driver and its controller's process say to each other: one line of JSON each, over stdin and stdout."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from spark_broker.errors import InvalidRequestError, SparkBrokerError, error_from_code
+
+MAX_LINE_BYTES = 64 * 1024 * 1024
+
+T = TypeVar("T")
+
+
+class ControllerConfig(Struct, frozen=True, kw_only=True):
+    """What a controller is started with: the first line on its stdin.
+
+    `cluster` and `topic` are settings by dotted name. `metadata_dir` is an absolute path or fsspec URL. `host` is bound
+    and given to brokers; `port` 0: any free one. `known_cluster_ids`: what the log directories carry.
+    `shared_executor`: brokers may share one executor (plain `local[N]`).
+    """
+
+    cluster: dict[str, str]
+    topic: dict[str, str]
+    metadata_dir: str
+    host: str = "127.0.0.1"
+    port: int = 0
+    known_cluster_ids: list[str] = []
+    shared_executor: bool = False
+    log_level: str = "WARNING"
+
+
+class Started(Struct, frozen=True, kw_only=True):
+    """The first line of the controller's answer: it serves, or why it does not (`error_code` other than 0)."""
+
+    port: int = -1
+    cluster_id: str = ""
+    controller_epoch: int = -1
+    error_code: int = 0
+    error_message: str = ""
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """cmd: new_launch, spark_loss (launch), stop_brokers, stop_broker (launch) or status."""
+
+    id: int
+    cmd: str
+    launch: int = -1
+
+
+class BrokerStatus(Struct, frozen=True, kw_only=True):
+    """A registered broker. `fenced`: it is not live, perhaps for a long time."""
+
+    id: int
+    epoch: int
+    launch: int
+    host: str
+    port: int
+    rack: str | None
+    machine: str
+    executor_id: str
+    executor_pid: int
+    pid: int
+    fenced: bool
+    in_controlled_shutdown: bool
+
+
+class ControllerStatus(Struct, frozen=True, kw_only=True):
+    """The committed state, in short."""
+
+    cluster_id: str
+    controller_epoch: int
+    brokers: list[BrokerStatus]
+    topics: int
+    leaderless_partitions: int
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """The answer to the command with this id."""
+
+    id: int
+    error_code: int = 0
+    error_message: str = ""
+    launch: int = -1
+    broker_ids: list[int] = []
+    status: ControllerStatus | None = None
+
+
+def to_line(message: Struct) -> bytes:
+    """The message as a line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def from_line(line: bytes, kind: type[T]) -> T:
+    """The message of a line. Raises InvalidRequestError."""
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequestError(f"a line that is no {kind.__name__}: {error}") from None
+
+
+def error_of(message: Started | Answer) -> SparkBrokerError | None:
+    """The error that the message carries."""
+    return error_from_code(message.error_code, message.error_message) if message.error_code else None

@@ -1,0 +1,299 @@
+"""The controller as a server: sessions of brokers, calls, and the commands of the driver."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from spark_broker.config import ClusterSettings
+from spark_broker.controller.controller import Controller
+from spark_broker.controller.effects import (
+    CloseSession,
+    Effect,
+    LaunchNumber,
+    Note,
+    ProbePort,
+    Reply,
+    Send,
+    StoppedBrokers,
+    Subscribe,
+)
+from spark_broker.controller.events import (
+    BrokerRegisters,
+    CallReceived,
+    ControllerStarted,
+    Event,
+    HeartbeatReceived,
+    LaunchRequested,
+    PortProbed,
+    SessionEnded,
+    SparkLost,
+    StopRequested,
+)
+from spark_broker.controller.image import MetadataImage, to_records
+from spark_broker.controller.records import MetadataRecord, encode_records
+from spark_broker.controller.topics import NewTopicValues
+from spark_broker.driver.broker_session import BrokerSession
+from spark_broker.driver.controller_loop import ControllerLoop, now_ms
+from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.driver.port_probe import port_refuses
+from spark_broker.driver.topic_schema import check_columns, stored_schema
+from spark_broker.errors import (
+    ClusterStartError,
+    InvalidRequestError,
+    NotControllerError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    invariant,
+)
+from spark_broker.protocol.messages import (
+    AlterTopicConfig,
+    CallRequest,
+    CreateTopic,
+    EnsureOffsetsTopic,
+    Heartbeat,
+    Message,
+    MetadataUpdate,
+    RegisterBroker,
+)
+from spark_broker.protocol.schema import schema_from_bytes
+from spark_broker.protocol.wire import error_response
+from spark_broker.transport.server import Server, ServerStream
+
+logger = logging.getLogger(__name__)
+
+SESSION_STREAM = "session"
+MAX_PROBES = 8
+CLOSE_TIMEOUT_S = 5.0
+
+Result = Message | LaunchNumber | StoppedBrokers
+
+
+class ControllerService:
+    """A controller that serves from `start` on. `on_failure` is told once, when it cannot go on: then end the process.
+
+    `log` is replayed and checked (`check_cluster_id`); this controller takes it over under a higher epoch.
+    """
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        log: MetadataLog,
+        on_failure: Callable[[BaseException], None],
+        *,
+        shared_executor: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._log = log
+        self._on_failure = on_failure
+        self._ids = itertools.count(1)
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._calls: dict[int, Future[Result]] = {}
+        self._sessions: dict[int, BrokerSession] = {}
+        self._subscribed: set[int] = set()  # only the loop's thread uses it
+        self._probes = ThreadPoolExecutor(MAX_PROBES, thread_name_prefix="probe")
+        self._controller = Controller(log.image, settings, shared_executor=shared_executor)
+        self._loop = ControllerLoop(self._controller, log, self, self._fail)
+        self._server: Server | None = None
+
+    def start(self, host: str, port: int) -> None:
+        """Take over the metadata log and serve. Raises StaleControllerEpochError, MetadataStoreError or, when the
+        address cannot be bound, ClusterStartError."""
+        self._loop.step([ControllerStarted(self._log.writer, uuid.uuid4().hex)])
+        try:
+            self._server = Server(host, port, self._call, {SESSION_STREAM: self._session}, self._fail)
+        except (pa.ArrowException, flight.FlightError, OSError) as error:
+            raise ClusterStartError(f"the controller cannot serve on {host}:{port}: {error}") from error
+        self._loop.start()
+
+    @property
+    def port(self) -> int:
+        invariant(self._server is not None, "the controller does not serve yet")
+        return int(self._server.port) if self._server is not None else -1
+
+    @property
+    def image(self) -> MetadataImage:
+        """What is committed."""
+        return self._log.image
+
+    def close(self) -> None:
+        """Stop deciding. The server cannot be shut down in order (see `transport.server`): end the process."""
+        self._loop.stop()
+        if self._loop.is_alive():
+            self._loop.join(CLOSE_TIMEOUT_S)  # it may still hand out probes
+        self._fail_calls(NotControllerError("the controller is being closed"))
+        self._probes.shutdown(wait=False, cancel_futures=True)
+
+    # ---- commands of the driver --------------------------------------------------------------------------------
+
+    def new_launch(self, timeout_s: float) -> int:
+        """The next launch number, committed."""
+        result = self._ask(LaunchRequested, timeout_s)
+        return result.launch if isinstance(result, LaunchNumber) else -1
+
+    def spark_loss(self, launch: int) -> None:
+        """Spark reports the loss of this launch."""
+        self._loop.submit(SparkLost(launch))
+
+    def stop_brokers(self, launch: int | None, timeout_s: float) -> tuple[int, ...]:
+        """Controlled shutdown of one launch, or of all brokers (None); returns who has left. RequestTimedOutError."""
+        result = self._ask(lambda call_id: StopRequested(call_id, launch), timeout_s)
+        return result.broker_ids if isinstance(result, StoppedBrokers) else ()
+
+    # ---- calls -------------------------------------------------------------------------------------------------
+
+    def _call(self, request: CallRequest) -> Message:
+        new_topic = self._new_topic(request)
+        timeout_s = self._settings.cluster.request_timeout_ms / 1000
+        result = self._ask(lambda call_id: CallReceived(call_id, request, new_topic), timeout_s)
+        invariant(isinstance(result, Message), f"a call was answered with {type(result).__name__}")
+        return result if isinstance(result, Message) else error_response(InvalidRequestError())
+
+    def _new_topic(self, request: CallRequest) -> NewTopicValues | None:
+        match request:
+            case CreateTopic():
+                config = {**self._settings.topic.to_dict(), **request.config}
+                return NewTopicValues(uuid.uuid4().hex, stored_schema(request.schema, config))
+            case EnsureOffsetsTopic():
+                return NewTopicValues(uuid.uuid4().hex, stored_schema(b"", {}))
+            case AlterTopicConfig():
+                self._check_columns(request)
+        return None
+
+    def _check_columns(self, request: AlterTopicConfig) -> None:
+        topic = self.image.topic(request.name)
+        if topic is not None:
+            values = {name: value for name, value in request.values.items() if value is not None}
+            check_columns(schema_from_bytes(topic.schemas[-1]), values)
+
+    def _ask(self, make_event: Callable[[int], Event], timeout_s: float) -> Result:
+        """Submit the event of a call and wait for its reply. Raises the reply's error, or RequestTimedOutError."""
+        call_id = next(self._ids)
+        future: Future[Result] = Future()
+        with self._lock:
+            if self._failure is not None:
+                raise NotControllerError(f"the controller failed: {self._failure}")
+            self._calls[call_id] = future
+        try:
+            self._loop.submit(make_event(call_id))
+            return future.result(timeout_s)
+        except FutureTimeoutError:
+            raise RequestTimedOutError(f"the controller did not decide within {timeout_s} s") from None
+        finally:
+            with self._lock:
+                self._calls.pop(call_id, None)
+
+    # ---- sessions ----------------------------------------------------------------------------------------------
+
+    def _session(self, stream: ServerStream) -> None:
+        received = stream.receive()
+        if received is None:
+            return
+        if not isinstance(received[0], RegisterBroker):
+            raise InvalidRequestError("a session begins with RegisterBroker")
+        session = BrokerSession(next(self._ids), stream)
+        with self._lock:
+            self._sessions[session.session_id] = session
+        try:
+            self._loop.submit(BrokerRegisters(session.session_id, received[0]))
+            self._listen(session, stream)
+        finally:
+            with self._lock:
+                self._sessions.pop(session.session_id, None)
+            session.close()
+            self._loop.submit(SessionEnded(session.session_id))
+
+    def _listen(self, session: BrokerSession, stream: ServerStream) -> None:
+        while not session.closed and (received := stream.receive()) is not None:
+            if not isinstance(received[0], Heartbeat):
+                raise InvalidRequestError(f"{type(received[0]).__name__} does not belong on a session")
+            self._loop.submit(HeartbeatReceived(session.session_id, received[0], now_ms()))
+
+    # ---- effects (in the loop's thread) ------------------------------------------------------------------------
+
+    def publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
+        """Send committed records to every broker that has what comes before them."""
+        if not self._subscribed:
+            return
+        image = self._log.image
+        update = MetadataUpdate(image.controller_epoch, first_offset, image.next_offset, encode_records(records))
+        for session_id in list(self._subscribed):
+            self._send(session_id, update)
+
+    def carry(self, effect: Effect) -> None:
+        """Carry one effect out."""
+        match effect:
+            case Send():
+                self._send(effect.session_id, effect.message)
+            case Subscribe():
+                self._subscribe(effect.session_id)
+            case CloseSession():
+                self._close_session(effect.session_id, effect.error)
+            case ProbePort():
+                self._probes.submit(self._probe, effect)
+            case Reply():
+                self._reply(effect)
+            case Note():
+                logger.info("%s", effect.text)
+
+    def _send(self, session_id: int, message: Message) -> None:
+        session = self._sessions.get(session_id)
+        if session is None or session.closed:
+            self._subscribed.discard(session_id)
+        else:
+            session.send(message)
+
+    def _subscribe(self, session_id: int) -> None:
+        image = self._log.image
+        snapshot = encode_records(to_records(image))
+        self._send(session_id, MetadataUpdate(image.controller_epoch, 0, image.next_offset, snapshot, snapshot=True))
+        self._subscribed.add(session_id)
+
+    def _close_session(self, session_id: int, error: SparkBrokerError) -> None:
+        self._subscribed.discard(session_id)
+        session = self._sessions.get(session_id)
+        if session is not None:
+            logger.info("session %d is closed: %s", session_id, error)
+            session.close(error_response(error))
+
+    def _probe(self, effect: ProbePort) -> None:
+        refused = port_refuses(effect.host, effect.port)
+        self._loop.submit(PortProbed(effect.broker_id, effect.session_id, refused))
+
+    def _reply(self, effect: Reply) -> None:
+        with self._lock:
+            future = self._calls.get(effect.call_id)
+        if future is None or future.done():
+            return  # its caller has given up, or the controller failed
+        if isinstance(effect.result, SparkBrokerError):
+            future.set_exception(effect.result)
+        else:
+            future.set_result(effect.result)
+
+    # ---- failure -----------------------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            first = self._failure is None
+            self._failure = self._failure or error
+        self._loop.stop()
+        self._fail_calls(NotControllerError(f"the controller failed: {error}"))
+        if first:
+            self._on_failure(error)
+
+    def _fail_calls(self, error: SparkBrokerError) -> None:
+        with self._lock:
+            futures: Collection[Future[Result]] = list(self._calls.values())
+            self._calls.clear()
+        for future in futures:
+            if not future.done():
+                future.set_exception(error)

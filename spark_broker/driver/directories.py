@@ -1,0 +1,66 @@
+"""Where a cluster's data lies: the brokers' log directories and the metadata log."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_broker.config import ClusterConfig
+from spark_broker.errors import InvalidConfigError
+from spark_broker.storage.directory import SLOT_PREFIX, read_meta
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Directories:
+    """Absolute places. `temporary`: they were made for this application and go with it."""
+
+    log_dirs: str
+    metadata_dir: str
+    temporary: bool
+
+    def remove_temporary(self) -> None:
+        """Remove what was made for this application, on this machine."""
+        if self.temporary:
+            shutil.rmtree(self.log_dirs, ignore_errors=True)
+
+
+def choose_directories(config: ClusterConfig, application: str) -> Directories:
+    """`log.dirs` and `metadata.dir` as absolute places; a temporary directory where `log.dirs` is empty.
+
+    Raises InvalidConfigError where `log.dirs` is not a local directory.
+    """
+    temporary = not config.log_dirs
+    if temporary:
+        log_dirs = tempfile.mkdtemp(prefix=f"spark-broker-{application}-")
+        logger.warning("log.dirs is empty: the records lie in %s and are removed when the cluster stops", log_dirs)
+    else:
+        log_dirs = _absolute("log.dirs", config.log_dirs)
+    return Directories(log_dirs, _metadata_dir(config.metadata_dir, log_dirs), temporary)
+
+
+def cluster_ids_in(log_dirs: str) -> list[str]:
+    """The clusters whose log directories lie there, as far as this machine sees them. Raises DamagedLogError."""
+    metas = (read_meta(path) for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*"))
+    return sorted({meta.cluster_id for meta in metas if meta is not None})
+
+
+def _metadata_dir(given: str, log_dirs: str) -> str:
+    if not given:
+        return str(Path(log_dirs) / "metadata")
+    return given if "://" in given else str(Path(given).expanduser().resolve())
+
+
+def _absolute(name: str, given: str) -> str:
+    if "://" in given or "," in given:
+        raise InvalidConfigError(f"{name} = {given!r}: one local directory, under which each broker keeps its own")
+    path = Path(given).expanduser().resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidConfigError(f"{name} = {given!r} cannot be made: {error}") from None
+    return str(path)

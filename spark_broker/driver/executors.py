@@ -1,0 +1,105 @@
+"""Spark's executors as the launcher needs them: which are alive, and how to run a job on exactly one of them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark import RDD, SparkContext
+from pyspark.serializers import NoOpSerializer
+
+LOCAL_EXECUTOR_ID = "driver"
+
+_LOCAL = re.compile(r"local(\[.*\])?$")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]$")
+
+
+@dataclass(frozen=True)
+class Executor:
+    """A live executor: Spark's id for it, the host that Spark knows it by, and its cores."""
+
+    id: str
+    host: str
+    cores: int
+
+
+def is_local(master: str | None) -> bool:
+    """Whether the application has one executor, inside the driver (`local`, `local[4]`, `local[*]`)."""
+    return _LOCAL.match(master or "") is not None
+
+
+def is_loopback(master: str | None) -> bool:
+    """Whether every process of the application is on this machine (`local...` and `local-cluster[...]`)."""
+    return is_local(master) or _LOCAL_CLUSTER.match(master or "") is not None
+
+
+def local_slots(sc: SparkContext) -> int:
+    """Tasks that a local master runs at once; 0 where the master is not local."""
+    found = re.match(r"local(?:\[([^,\]]+)(?:,.*)?\])?$", sc.master or "")
+    if found is None:
+        return 0
+    threads = (found.group(1) or "1").strip()
+    if threads == "*":
+        return int(_jvm(sc).java.lang.Runtime.getRuntime().availableProcessors())
+    return int(threads)
+
+
+def expected_executors(sc: SparkContext) -> int | None:
+    """How many executors the application is going to have, where its settings say so."""
+    cluster = _LOCAL_CLUSTER.match(sc.master or "")
+    if cluster is not None:
+        return int(cluster.group(1))
+    instances = sc.getConf().get("spark.executor.instances")
+    return int(instances) if instances else None
+
+
+def live_executors(sc: SparkContext) -> list[Executor]:
+    """The executors that Spark holds for alive, in order of their number."""
+    listed = _scala_context(sc).statusStore().executorList(True)
+    executors = [listed.apply(i) for i in range(listed.size())]
+    found = [
+        Executor(str(e.id()), _host(str(e.hostPort())), int(e.totalCores()))
+        for e in executors
+        if e.isActive() and e.id() != LOCAL_EXECUTOR_ID
+    ]
+    return sorted(found, key=lambda e: (len(e.id), e.id))
+
+
+def pinned_rdd(sc: SparkContext, executor: Executor, row: bytes) -> RDD[bytes]:
+    """An RDD of one partition and one row that prefers this executor.
+
+    PySpark's `parallelize` takes no locations; Scala's `makeRDD` does.
+    """
+    jvm = _jvm(sc)
+    locations = jvm.java.util.ArrayList()
+    locations.add(f"executor_{executor.host}_{executor.id}")
+    rows = jvm.java.util.ArrayList()
+    rows.add(jvm.scala.Tuple2(bytearray(row), jvm.PythonUtils.toSeq(locations)))
+    any_class = getattr(getattr(jvm, "scala.reflect.ClassTag$"), "MODULE$").Any()
+    scala_rdd = _scala_context(sc).makeRDD(jvm.PythonUtils.toSeq(rows), any_class)
+    return RDD(scala_rdd.toJavaRDD(), sc, NoOpSerializer())
+
+
+def is_stopped(sc: SparkContext) -> bool:
+    """Whether the context was stopped: by the user, or because the application or its JVM is gone."""
+    java_context = sc._jsc
+    try:
+        return java_context is None or bool(java_context.sc().isStopped())
+    except (Py4JError, OSError):
+        return True
+
+
+def _scala_context(sc: SparkContext) -> Any:
+    return sc._jsc.sc()
+
+
+def _jvm(sc: SparkContext) -> Any:
+    return sc._jvm
+
+
+def _host(host_port: str) -> str:
+    # A new executor is listed by its host alone until its block manager has registered; an IPv6 host is in brackets.
+    host, colon, port = host_port.rpartition(":")
+    return host if colon and port.isdigit() and (":" not in host or host.endswith("]")) else host_port

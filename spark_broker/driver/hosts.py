@@ -1,0 +1,48 @@
+"""Where brokers can run: what the launcher asks of a host, and what a host tells it.
+
+Two hosts exist: `TaskHost` (one Spark job per broker, one broker per executor) and `NestHost` (`local[N]`: one job for
+all).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from spark_broker.broker.spec import BrokerOutcome, BrokerSpec
+from spark_broker.driver.executors import Executor
+
+
+class HostListener(Protocol):
+    """What a host reports, from threads of its own. Calls return quickly."""
+
+    def executors_changed(self) -> None:
+        """`executors()` has a new answer."""
+
+    def executor_lost(self, launch: int) -> None:
+        """Spark no longer counts this launch's executor as alive; `run` returns soon."""
+
+    def session_ended(self) -> None:
+        """The Spark application is over: nothing can run any more."""
+
+
+class BrokerHost(Protocol):
+    """Runs brokers."""
+
+    @property
+    def shared_executor(self) -> bool:
+        """Whether all brokers share one executor."""
+
+    def open(self, listener: HostListener) -> None:
+        """Begin to watch executors."""
+
+    def executors(self) -> list[Executor]:
+        """The executors that are alive."""
+
+    def run(self, executor: Executor, spec: BrokerSpec) -> BrokerOutcome:
+        """Run one launch there; returns when it has ended, however it ended."""
+
+    def cancel(self, launch: int) -> None:
+        """End a launch by force. Its `run` returns soon after."""
+
+    def close(self) -> None:
+        """End everything that still runs, by force, and watch no longer."""

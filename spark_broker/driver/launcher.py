@@ -1,0 +1,277 @@
+"""Keeps the brokers running: a slot per broker, each a thread that launches its broker again whenever it ends.
+
+Slots are not brokers: a broker's id belongs to the log directory that its launch claims. Every launch has a number from
+the metadata log; a loss is reported under that number, and the next launch gets a higher one.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_broker.broker.spec import FAILED, MISPLACED, STOPPED, BrokerOutcome, BrokerSpec
+from spark_broker.driver.executors import Executor
+from spark_broker.driver.hosts import BrokerHost
+from spark_broker.errors import SparkBrokerError, error_from_code, invariant
+
+logger = logging.getLogger(__name__)
+
+BACKOFF_FIRST_S = 0.1
+BACKOFF_MAX_S = 5.0
+LASTED_S = 10.0
+"""A launch that ran this long was not a failed start: the next one follows without a pause."""
+
+EXECUTOR_WAIT_S = 5.0
+"""How long one wait for a free executor lasts before the slot looks again whether it is still wanted."""
+
+
+class LaunchController(Protocol):
+    """What the launcher needs of the controller."""
+
+    def new_launch(self) -> int:
+        """The next launch number, committed in the metadata log."""
+
+    def spark_loss(self, launch: int) -> None:
+        """Spark says that this launch is over: fence it, and only it."""
+
+
+SpecMaker = Callable[[int, Executor], BrokerSpec]
+"""The specification of a launch on an executor."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A launch that runs now, and where."""
+
+    slot: int
+    launch: int
+    executor: Executor
+
+
+@dataclass(frozen=True)
+class LaunchFailure:
+    """How a launch ended that was meant to go on."""
+
+    launch: int
+    executor_id: str
+    outcome: BrokerOutcome
+
+    def __str__(self) -> str:
+        detail = f": {self.outcome.error_message}" if self.outcome.error_message else ""
+        return f"launch {self.launch} on executor {self.executor_id} ended, {self.outcome.reason}{detail}"
+
+
+class BrokerLauncher:
+    """Launches brokers on a host, each again and again until `stop`. Safe for use by many threads."""
+
+    def __init__(
+        self,
+        host: BrokerHost,
+        controller: LaunchController,
+        make_spec: SpecMaker,
+        on_session_over: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._host = host
+        self._controller = controller
+        self._make_spec = make_spec
+        self._on_session_over = on_session_over
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._session_over = False
+        self._slots: list[threading.Thread] = []
+        self._taken: dict[int, Executor] = {}  # by slot; invariant: distinct executors, unless the host shares one
+        self._running: dict[int, Placement] = {}  # by slot
+        self._failures: collections.deque[LaunchFailure] = collections.deque(maxlen=20)
+        self._previous: dict[int, int] = {}  # by slot: its last launch whose process may still be there
+        host.open(self)
+
+    # What the host reports.
+
+    def executors_changed(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def executor_lost(self, launch: int) -> None:
+        self._report_loss(launch)
+
+    def session_ended(self) -> None:
+        with self._changed:
+            self._session_over = True
+            self._changed.notify_all()
+        self._on_session_over()
+
+    # What the cluster asks.
+
+    def add_slot(self) -> int:
+        """Launch one more broker, as soon as an executor is free for it; returns the slot."""
+        with self._changed:
+            invariant(not self._stopping, "a slot is added to a launcher that stops")
+            slot = len(self._slots)
+            thread = threading.Thread(target=self._keep, args=(slot,), name=f"broker-slot-{slot}", daemon=True)
+            self._slots.append(thread)
+        thread.start()
+        return slot
+
+    @property
+    def needs_executors(self) -> bool:
+        """Whether each broker needs an executor of its own."""
+        return not self._host.shared_executor
+
+    def wait_executors(self, count: int, timeout_s: float) -> int:
+        """Wait until `count` executors are alive; returns how many are."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._session_over or len(self._host.executors()) >= count, timeout_s)
+            return len(self._host.executors())
+
+    def free_executors(self) -> int:
+        """Executors without a broker. A host that shares its executor always has room."""
+        with self._changed:
+            return 1 if self._host.shared_executor else len(self._free())
+
+    def running(self) -> list[Placement]:
+        """The launches that run now."""
+        with self._changed:
+            return sorted(self._running.values(), key=lambda placement: placement.launch)
+
+    def failures(self) -> list[LaunchFailure]:
+        """The last few launches that did not last, oldest first."""
+        with self._changed:
+            return list(self._failures)
+
+    def fatal(self) -> SparkBrokerError | None:
+        """The last failure's error, where it is one that no repetition helps, such as another cluster's directory."""
+        failures = self.failures()
+        return _fatal_error(failures[-1].outcome) if failures else None
+
+    @property
+    def session_over(self) -> bool:
+        """Whether the Spark application has ended under the brokers."""
+        with self._changed:
+            return self._session_over
+
+    def begin_stop(self) -> None:
+        """Launch nothing any more. Brokers that run are not touched."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+
+    def stop(self, timeout_s: float) -> bool:
+        """Wait for the brokers to end; after `timeout_s` end the rest by force. Returns whether all left in order."""
+        self.begin_stop()
+        with self._changed:
+            in_order = self._changed.wait_for(lambda: not self._running, timeout_s)
+        self._host.close()
+        for thread in self._slots:
+            thread.join(timeout=BACKOFF_MAX_S)
+        return in_order
+
+    # A slot.
+
+    def _keep(self, slot: int) -> None:
+        backoff_s = BACKOFF_FIRST_S
+        while not self._is_over():
+            executor = self._claim(slot)
+            if executor is None:
+                continue
+            began = time.monotonic()
+            try:
+                outcome = self._launch(slot, executor)
+            except SparkBrokerError as error:
+                logger.warning("slot %d cannot launch a broker: %s", slot, error)
+                outcome = None
+            finally:
+                self._release(slot)
+            if outcome is not None and outcome.reason == STOPPED:
+                return  # a controlled shutdown: this broker, or the whole cluster, is meant to be gone
+            if time.monotonic() - began >= LASTED_S:
+                backoff_s = BACKOFF_FIRST_S
+            self._pause(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+
+    def _launch(self, slot: int, executor: Executor) -> BrokerOutcome:
+        launch = self._controller.new_launch()
+        spec = dataclasses.replace(self._make_spec(launch, executor), replaces=self._previous.get(slot, -1))
+        logger.info("launch %d starts on executor %s (%s)", launch, executor.id, executor.host)
+        with self._changed:
+            if self._stopping:
+                return BrokerOutcome(reason=STOPPED)
+            self._running[slot] = Placement(slot, launch, executor)
+        try:
+            outcome = self._host.run(executor, spec)
+        finally:
+            with self._changed:
+                del self._running[slot]
+                self._changed.notify_all()
+        if outcome.reason not in (MISPLACED, FAILED):  # those have ended by themselves and hold nothing
+            self._previous[slot] = launch
+        if outcome.reason != STOPPED:
+            self._note_end(launch, executor, outcome)
+        return outcome
+
+    def _note_end(self, launch: int, executor: Executor, outcome: BrokerOutcome) -> None:
+        with self._changed:
+            expected = self._stopping
+            if not expected:
+                failure = LaunchFailure(launch, executor.id, outcome)
+                self._failures.append(failure)
+                self._changed.notify_all()
+                logger.warning("%s", failure)
+        if not expected:
+            self._report_loss(launch)
+
+    def _report_loss(self, launch: int) -> None:
+        try:
+            self._controller.spark_loss(launch)
+        except SparkBrokerError as error:
+            # The controller fences by its own means too: a broken session, or the session's time-out.
+            logger.warning("launch %d: the controller did not take the loss signal: %s", launch, error)
+
+    def _claim(self, slot: int) -> Executor | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_over() or self._free(), EXECUTOR_WAIT_S)
+            free = self._free()
+            if self._is_over() or not free:
+                return None
+            chosen = self._most_distant(free)
+            self._taken[slot] = chosen
+            return chosen
+
+    def _free(self) -> list[Executor]:
+        executors = self._host.executors()
+        if self._host.shared_executor:
+            return executors
+        taken = {executor.id for executor in self._taken.values()}
+        return [executor for executor in executors if executor.id not in taken]
+
+    def _most_distant(self, free: list[Executor]) -> Executor:
+        """On the host with the fewest brokers: replicas can then lie on different hosts."""
+        brokers = collections.Counter(executor.host for executor in self._taken.values())
+        return min(free, key=lambda executor: brokers[executor.host])
+
+    def _release(self, slot: int) -> None:
+        with self._changed:
+            del self._taken[slot]
+            self._changed.notify_all()
+
+    def _is_over(self) -> bool:
+        with self._changed:
+            return self._stopping or self._session_over
+
+    def _pause(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(self._is_over, seconds)
+
+
+def _fatal_error(outcome: BrokerOutcome) -> SparkBrokerError | None:
+    """The broker's error where the same launch would fail again: a directory of another cluster, not a lock."""
+    if outcome.reason != FAILED:
+        return None
+    error = error_from_code(outcome.error_code, outcome.error_message)
+    passing = {"DUPLICATE_BROKER_REGISTRATION", "STALE_LAUNCH", "STALE_BROKER_EPOCH"}
+    return None if error.retriable or error.name in passing else error

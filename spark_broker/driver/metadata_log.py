@@ -1,0 +1,217 @@
+"""The metadata log: numbered immutable files, each created exclusively, and snapshots.
+
+Two controllers cannot both go on: the number that one has created is taken for the other, which then is deposed. Until
+a writer knows what became of its file it acts on nothing, and one that cannot find out stops for good.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Collection, Sequence
+
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, image_from_snapshot, to_records
+from spark_broker.controller.records import MetadataRecord
+from spark_broker.driver.metadata_file import MetadataFile, decode_file, encode_file, file_name, file_number
+from spark_broker.driver.metadata_store import MetadataStore, open_store
+from spark_broker.errors import (
+    InconsistentClusterIdError,
+    MetadataStoreError,
+    StaleControllerEpochError,
+    invariant,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_PAUSE_S = 0.1
+RETRY_DEADLINE_S = 15.0
+"""How long an append tries to find out what became of its file; brokers keep their leases for not much longer."""
+
+
+class MetadataLog:
+    """The log and the image that it builds. One thread appends.
+
+    `image` is the image of everything that is committed. A log that failed once refuses everything from then on.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        *,
+        records_between_snapshots: int = 1000,
+        snapshots_kept: int = 2,
+        retry_deadline_s: float = RETRY_DEADLINE_S,
+    ) -> None:
+        self._store = store
+        self._records_between_snapshots = records_between_snapshots
+        self._snapshots_kept = snapshots_kept
+        self._retry_deadline_s = retry_deadline_s
+        self._pause = threading.Event()
+        self._failure: MetadataStoreError | StaleControllerEpochError | None = None
+        self._snapshot_offset = 0
+        self.writer = uuid.uuid4().hex
+        self.image: MetadataImage = EMPTY_IMAGE
+        self.number = -1  # of the last file
+        self._guarded_replay()
+
+    @classmethod
+    def open(cls, url: str, *, records_between_snapshots: int = 1000, snapshots_kept: int = 2) -> MetadataLog:
+        """Replay the log at a path or fsspec URL. Raises MetadataStoreError when it is damaged or cannot be used."""
+        return cls(
+            open_store(url), records_between_snapshots=records_between_snapshots, snapshots_kept=snapshots_kept
+        )
+
+    def __str__(self) -> str:
+        return str(self._store)
+
+    @property
+    def empty(self) -> bool:
+        return self.number < 0
+
+    # ---- replay ------------------------------------------------------------------------------------------------
+
+    def _guarded_replay(self) -> None:
+        try:
+            self._replay()
+        except OSError as error:
+            raise MetadataStoreError(f"{self._store} cannot be read: {error}") from error
+
+    def _replay(self) -> None:
+        names = self._store.names()
+        snapshot = self._newest_snapshot([n for name in names if (n := file_number(name, snapshot=True)) is not None])
+        if snapshot is not None:
+            self.image = image_from_snapshot(snapshot.records, snapshot.offset)
+            self.number = snapshot.number
+            self._snapshot_offset = snapshot.offset
+        for number in sorted(n for name in names if (n := file_number(name)) is not None and n > self.number):
+            if number != self.number + 1:
+                raise MetadataStoreError(f"{self._store}: {file_name(self.number + 1)} is missing")
+            self._replay_file(self._read(number))
+
+    def _newest_snapshot(self, numbers: Sequence[int]) -> MetadataFile | None:
+        """The newest snapshot that is whole: the log files from the oldest kept snapshot on are there, too."""
+        damage: MetadataStoreError | None = None
+        for number in sorted(numbers, reverse=True):
+            try:
+                return self._read(number, snapshot=True)
+            except MetadataStoreError as error:
+                logger.warning("a snapshot is passed over: %s", error.message)
+                damage = error
+        if damage is not None:
+            raise damage
+        return None
+
+    def _read(self, number: int, *, snapshot: bool = False) -> MetadataFile:
+        name = file_name(number, snapshot=snapshot)
+        data = self._store.read(name)
+        if data is None:
+            raise MetadataStoreError(f"{self._store}: {name} is missing")
+        return decode_file(name, data)
+
+    def _replay_file(self, file: MetadataFile) -> None:
+        if file.offset != self.image.next_offset:
+            raise MetadataStoreError(f"{file.name} begins at {file.offset}, expected {self.image.next_offset}")
+        self.image = self.image.apply(file.records)
+        self.number = file.number
+
+    def check_cluster_id(self, found: Collection[str]) -> None:
+        """`found`: the cluster ids that log directories carry. Raises InconsistentClusterIdError, MetadataStoreError.
+
+        A new cluster over old data would hand out its topics' names again while the data lies there unreachable.
+        """
+        ids = {cluster_id for cluster_id in found if cluster_id}
+        if not ids:
+            return
+        if not self.image.cluster_id:
+            raise MetadataStoreError(
+                f"{self._store} holds no metadata, but log.dirs carry the cluster {', '.join(sorted(ids))}: "
+                "its metadata is elsewhere or lost"
+            )
+        if ids != {self.image.cluster_id}:
+            others = ", ".join(sorted(ids - {self.image.cluster_id}))
+            raise InconsistentClusterIdError(f"{self._store} is of {self.image.cluster_id}, log.dirs carry {others}")
+
+    # ---- append ------------------------------------------------------------------------------------------------
+
+    def append(self, records: Sequence[MetadataRecord]) -> int:
+        """Commit the records as the next file; returns the offset of the first. The image then includes them.
+
+        Raises StaleControllerEpochError when another controller has written the file (this one is deposed) and
+        MetadataStoreError when the store fails; in both cases the log takes nothing more.
+        """
+        if self._failure is not None:
+            raise self._failure
+        invariant(bool(records), "an append of no records")
+        offset = self.image.next_offset
+        image = self.image.apply(records)
+        invariant(image.controller_epoch >= 0, "the first append of a controller begins its epoch")
+        file = MetadataFile(self.number + 1, image.controller_epoch, offset, self.writer, tuple(records))
+        try:
+            self._commit(file)
+        except (MetadataStoreError, StaleControllerEpochError) as error:
+            self._failure = error
+            raise
+        self.image, self.number = image, file.number
+        if image.next_offset - self._snapshot_offset >= self._records_between_snapshots:
+            self._snapshot()
+        return offset
+
+    def _commit(self, file: MetadataFile) -> None:
+        """Create the file, or find out who did. Then check that its predecessor exists."""
+        data = encode_file(file)
+        deadline = time.monotonic() + self._retry_deadline_s
+        while True:
+            try:
+                if not self._store.create(file.name, data):
+                    self._check_ours(file.name, data)
+                self._check_predecessor(file)
+                return
+            except OSError as error:
+                logger.warning("the result of writing %s is unclear, trying again: %s", file.name, error)
+                if time.monotonic() > deadline:
+                    raise MetadataStoreError(f"{self._store}: {file.name} could not be written: {error}") from error
+            # The name may be ours already: the next create answers "exists", and the file is then read.
+            self._pause.wait(RETRY_PAUSE_S)
+
+    def _check_ours(self, name: str, data: bytes) -> None:
+        existing = self._store.read(name)
+        if existing is None:
+            raise FileNotFoundError(f"{name} exists, and does not")
+        if existing != data:
+            other = decode_file(name, existing)
+            raise StaleControllerEpochError(
+                f"{name} was written by controller epoch {other.controller_epoch} ({other.writer})"
+            )
+
+    def _check_predecessor(self, file: MetadataFile) -> None:
+        """A writer that slept through a whole snapshot finds its number free, because it was cleaned up long ago."""
+        if file.number > 0 and self._store.read(file_name(file.number - 1)) is None:
+            raise StaleControllerEpochError(f"{file_name(file.number - 1)} is gone: another controller cleaned it up")
+
+    # ---- snapshots ---------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> None:
+        """Write a snapshot and delete what lies behind it. Neither changes what the log says: a failure is no loss."""
+        image = self.image
+        snapshot = MetadataFile(
+            self.number, image.controller_epoch, image.next_offset, self.writer, tuple(to_records(image)), snapshot=True
+        )
+        try:
+            self._store.create(snapshot.name, encode_file(snapshot))
+            self._clean_up()
+        except OSError as error:
+            logger.warning("no snapshot of %s was written, or files behind it stay: %s", self._store, error)
+        self._snapshot_offset = image.next_offset  # after a failure, too: the next attempt is as many records away
+
+    def _clean_up(self) -> None:
+        """Delete files in ascending order, never the newest: a hole in the middle would look like a loss."""
+        names = self._store.names()
+        snapshots = sorted(n for name in names if (n := file_number(name, snapshot=True)) is not None)
+        kept = snapshots[-self._snapshots_kept :]
+        for number in sorted(n for name in names if (n := file_number(name)) is not None):
+            if number < min(kept[0], self.number):
+                self._store.delete(file_name(number))
+        for number in snapshots[: -self._snapshots_kept]:
+            self._store.delete(file_name(number, snapshot=True))

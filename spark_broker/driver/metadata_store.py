@@ -1,0 +1,190 @@
+"""Where the metadata log's files lie: stores that create a name at most once, whoever asks and however many at a time.
+
+Exclusive create is one adapter per kind of store. fsspec's own `mode="create"` on local files checks and then writes:
+of two writers, both can win.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+
+from spark_broker.errors import MetadataStoreError
+
+TEMPORARY_PREFIX = ".tmp-"
+PROBE_PREFIX = ".probe-"
+LEFT_OVER_AGE_S = 3600.0
+
+CONDITIONAL_PUT_PROTOCOLS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"})
+"""Object stores whose fsspec adapter turns `mode="create"` into one conditional PUT. Others check, and then write."""
+
+
+class MetadataStore(Protocol):
+    """A flat directory of immutable files. Every method may raise OSError: the result is then unknown."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Create the file with these bytes, durably, unless the name exists. False: it exists."""
+
+    def read(self, name: str) -> bytes | None:
+        """The file's bytes; None when it does not exist."""
+
+    def names(self) -> list[str]:
+        """The names of all files, sorted."""
+
+    def delete(self, name: str) -> None:
+        """Delete the file; one that does not exist is no error."""
+
+    def __str__(self) -> str:
+        """The store's address, for messages."""
+
+
+def open_store(url: str) -> MetadataStore:
+    """The store at a path or fsspec URL, after proof that it creates exclusively. Raises MetadataStoreError."""
+    protocol = fsspec.utils.get_protocol(url)
+    try:
+        store: MetadataStore
+        if protocol in ("file", "local"):
+            store = LocalStore(_local_path(url))
+        elif protocol in CONDITIONAL_PUT_PROTOCOLS:
+            filesystem, root = fsspec.core.url_to_fs(url)
+            store = ObjectStore(filesystem, root)
+        else:
+            raise MetadataStoreError(f"metadata.dir {url}: {protocol} is not known to create files exclusively")
+        check_exclusive(store)
+    except (OSError, ValueError, ImportError) as error:
+        raise MetadataStoreError(f"metadata.dir {url}: {error}") from error
+    return store
+
+
+def _local_path(url: str) -> str:
+    return os.path.abspath(unquote(urlsplit(url).path) if "://" in url else url.removeprefix("file:"))
+
+
+def check_exclusive(store: MetadataStore) -> None:
+    """Create a probe twice: a store that accepts both would let two controllers win. Raises MetadataStoreError."""
+    name = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+    try:
+        first, second = store.create(name, b"1"), store.create(name, b"2")
+        kept = store.read(name)
+    finally:
+        store.delete(name)
+    if not first or second or kept != b"1":
+        raise MetadataStoreError(f"{store} accepts a second create of the same name")
+
+
+class LocalStore:
+    """A local (or properly shared POSIX) directory: a temporary file, fsync, `link`, fsync of the directory."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        os.makedirs(path, exist_ok=True)
+        self._remove_left_overs()
+
+    def __str__(self) -> str:
+        return self._path
+
+    def _remove_left_overs(self) -> None:
+        """Of writers that crashed long ago; younger files may be those of one that is at work."""
+        for entry in os.scandir(self._path):
+            if entry.name.startswith((TEMPORARY_PREFIX, PROBE_PREFIX)):
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - entry.stat().st_mtime > LEFT_OVER_AGE_S:
+                        os.unlink(entry.path)
+
+    def create(self, name: str, data: bytes) -> bool:
+        temporary = os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        try:
+            self._write_synced(temporary, data)
+            try:
+                os.link(temporary, os.path.join(self._path, name))
+            except FileExistsError:
+                return False
+            self._sync_directory()
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        return True
+
+    def _write_synced(self, path: str, data: bytes) -> None:
+        with open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            _fsync(file.fileno(), path)
+
+    def _sync_directory(self) -> None:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            _fsync(descriptor, self._path)
+        finally:
+            os.close(descriptor)
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            with open(os.path.join(self._path, name), "rb") as file:
+                return file.read()
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        return sorted(os.listdir(self._path))
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._path, name))
+
+
+def _fsync(descriptor: int, path: str) -> None:
+    """A failed fsync is never retried: the kernel may have dropped the pages; a second call would report success."""
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        raise MetadataStoreError(f"fsync of {path} failed: {error}") from error
+
+
+class ObjectStore:
+    """An object store through fsspec; `create` is one conditional PUT."""
+
+    def __init__(self, filesystem: Any, root: str) -> None:
+        self._filesystem = filesystem
+        self._root = root.rstrip("/")
+
+    def __str__(self) -> str:
+        return str(self._filesystem.unstrip_protocol(self._root))
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def create(self, name: str, data: bytes) -> bool:
+        try:
+            self._filesystem.pipe_file(self._path(name), data, mode="create")
+        except FileExistsError:
+            return False
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        try:
+            return bytes(self._filesystem.cat_file(self._path(name)))
+        except FileNotFoundError:
+            return None
+
+    def names(self) -> list[str]:
+        return sorted(self._names())
+
+    def _names(self) -> Iterator[str]:
+        self._filesystem.invalidate_cache()  # listings are cached per process; another writer's file must show
+        try:
+            for path in self._filesystem.ls(self._root, detail=False):
+                yield str(path).rsplit("/", 1)[-1]
+        except FileNotFoundError:
+            return
+
+    def delete(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._filesystem.rm_file(self._path(name))

@@ -1,0 +1,18 @@
+"""Whether a broker's port refuses connections: its process is gone then, without a doubt."""
+
+from __future__ import annotations
+
+import socket
+
+CONNECT_TIMEOUT_S = 0.2
+
+
+def port_refuses(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:
+    """True only for a refusal. A port that answers, and a machine that cannot be reached, may have a live broker."""
+    try:
+        with socket.create_connection((host, port), timeout_s):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,41 @@
+"""The schema of a new topic: what the controller's pure decisions take as given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from spark_broker.config import TopicConfig, unknown_setting
+from spark_broker.errors import InvalidConfigError
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, normalize_schema, schema_from_bytes, schema_to_bytes
+
+
+def stored_schema(schema: bytes, config: Mapping[str, str]) -> bytes:
+    """The stored form of a requested schema; empty: Kafka's record. `config` is checked against its columns.
+
+    Raises InvalidSchemaError, InvalidConfigError.
+    """
+    stored = normalize_schema(schema_from_bytes(schema)) if schema else DEFAULT_SCHEMA
+    check_columns(stored, config)
+    return schema_to_bytes(stored)
+
+
+def check_columns(schema: pa.Schema, config: Mapping[str, str]) -> None:
+    """Whether `key.columns` and `timestamp.column` name columns that can be used so. Raises InvalidConfigError."""
+    settings = TopicConfig.parse({k: v for k, v in config.items() if k in ("key.columns", "timestamp.column")})
+    for name in settings.key_columns:
+        _check_exists(schema, "key.columns", name)
+        kind = schema.field(name).type
+        if pa.types.is_floating(kind):
+            raise InvalidConfigError(f"key.columns: {name} is {kind}; equal floats may differ in their bytes")
+    if settings.timestamp_column:
+        _check_exists(schema, "timestamp.column", settings.timestamp_column)
+        kind = schema.field(settings.timestamp_column).type
+        if not pa.types.is_timestamp(kind):
+            raise InvalidConfigError(f"timestamp.column: {settings.timestamp_column} is {kind}, not a timestamp")
+
+
+def _check_exists(schema: pa.Schema, setting: str, name: str) -> None:
+    if name not in schema.names:
+        raise InvalidConfigError(f"{setting}: {unknown_setting(name, list(schema.names), 'column')}")

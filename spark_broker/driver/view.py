@@ -1,0 +1,128 @@
+"""What a running cluster shows of itself: a status, and the same as a table in a notebook."""
+
+from __future__ import annotations
+
+import collections
+import html
+from dataclasses import dataclass
+
+from spark_broker.driver.directories import Directories
+from spark_broker.model import NO_LEADER, BrokerInfo, ClusterDescription
+from spark_broker.protocol.messages import BrokerMetadata, Metadata
+
+
+@dataclass(frozen=True)
+class BrokerStatus:
+    """A broker, and how many partitions it leads, holds a replica of, and is in sync for."""
+
+    broker: BrokerInfo
+    leaders: int
+    replicas: int
+    in_sync: int
+
+
+@dataclass(frozen=True)
+class ClusterStatus:
+    """The cluster at one moment, as its controller sees it. `failures`: launches that did not last, oldest first."""
+
+    cluster_id: str
+    controller_epoch: int
+    bootstrap_servers: str
+    log_dirs: str
+    metadata_dir: str
+    topics: int
+    partitions: int
+    leaderless_partitions: int
+    under_replicated_partitions: int
+    brokers: tuple[BrokerStatus, ...]
+    failures: tuple[str, ...]
+
+    @property
+    def live_brokers(self) -> tuple[BrokerStatus, ...]:
+        """Those that are not fenced."""
+        return tuple(status for status in self.brokers if not status.broker.fenced)
+
+
+COLUMNS = ("broker", "address", "executor", "pid", "leads", "replicas", "in sync", "state")
+
+
+def description(metadata: Metadata) -> ClusterDescription:
+    """The controller's answer as the public nouns."""
+    return ClusterDescription(
+        cluster_id=metadata.cluster_id,
+        controller_epoch=metadata.controller_epoch,
+        brokers=tuple(_broker(broker) for broker in metadata.brokers),
+    )
+
+
+def broker_statuses(metadata: Metadata) -> tuple[BrokerStatus, ...]:
+    """Every registered broker with its share of the partitions, internal topics included."""
+    partitions = [partition for topic in metadata.topics for partition in topic.partitions]
+    leaders = collections.Counter(partition.leader for partition in partitions)
+    replicas = collections.Counter(id_ for partition in partitions for id_ in partition.replicas)
+    in_sync = collections.Counter(id_ for partition in partitions for id_ in partition.isr)
+    return tuple(BrokerStatus(_broker(b), leaders[b.id], replicas[b.id], in_sync[b.id]) for b in metadata.brokers)
+
+
+def cluster_status(metadata: Metadata, directories: Directories, failures: tuple[str, ...]) -> ClusterStatus:
+    """The controller's answer as a status. Internal topics count."""
+    partitions = [partition for topic in metadata.topics for partition in topic.partitions]
+    return ClusterStatus(
+        cluster_id=metadata.cluster_id,
+        controller_epoch=metadata.controller_epoch,
+        bootstrap_servers=",".join(f"{b.host}:{b.port}" for b in metadata.brokers if not b.fenced),
+        log_dirs=directories.log_dirs,
+        metadata_dir=directories.metadata_dir,
+        topics=len(metadata.topics),
+        partitions=len(partitions),
+        leaderless_partitions=sum(partition.leader == NO_LEADER for partition in partitions),
+        under_replicated_partitions=sum(len(partition.isr) < len(partition.replicas) for partition in partitions),
+        brokers=broker_statuses(metadata),
+        failures=failures,
+    )
+
+
+def table_rows(status: ClusterStatus) -> list[tuple[str, ...]]:
+    """One row of `COLUMNS` per broker."""
+    return [
+        (
+            str(one.broker.id),
+            one.broker.address,
+            one.broker.executor_id,
+            str(one.broker.pid),
+            str(one.leaders),
+            str(one.replicas),
+            str(one.in_sync),
+            "fenced" if one.broker.fenced else "live",
+        )
+        for one in status.brokers
+    ]
+
+
+def to_html(status: ClusterStatus) -> str:
+    """The table that a notebook shows."""
+    head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table_rows(status)
+    )
+    caption = (
+        f"spark-broker cluster <code>{html.escape(status.cluster_id)}</code> at "
+        f"<code>{html.escape(status.bootstrap_servers)}</code>: {status.topics} topics, "
+        f"{status.partitions} partitions, {status.under_replicated_partitions} under-replicated, "
+        f"{status.leaderless_partitions} without a leader"
+    )
+    return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _broker(broker: BrokerMetadata) -> BrokerInfo:
+    return BrokerInfo(
+        id=broker.id,
+        host=broker.host,
+        port=broker.port,
+        rack=broker.rack,
+        epoch=broker.epoch,
+        pid=broker.pid,
+        executor_id=broker.executor_id,
+        executor_pid=broker.executor_pid,
+        fenced=broker.fenced,
+    )

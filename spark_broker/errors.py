@@ -1,0 +1,501 @@
+"""Every error of spark-broker, in one table.
+
+An error has a Kafka error code where Kafka has the error (codes from 1,000 are ours), says whether the same request
+may succeed later (`retriable`) and whether the client should fetch metadata first (`refresh_metadata`), and ends in a
+`hint`: what the user does next. Errors cross the wire as `(code, message)` and are raised again, as the same type, at
+the client that sent the request.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class SparkBrokerError(Exception):
+    """Base of every error that spark-broker raises on purpose."""
+
+    code: ClassVar[int] = -1
+    retriable: ClassVar[bool] = False
+    refresh_metadata: ClassVar[bool] = False
+    hint: ClassVar[str] = "This is a bug of spark-broker: please report it with the broker's log."
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+
+    @property
+    def name(self) -> str:
+        """The error's name in the table, as in Kafka: `NOT_LEADER_OR_FOLLOWER`."""
+        return _constant_name(type(self).__name__)
+
+    def __str__(self) -> str:
+        text = self.message or (type(self).__doc__ or "").strip().split("\n")[0]
+        return f"[{self.name}] {text} -> {self.hint}"
+
+
+def _constant_name(class_name: str) -> str:
+    stem = class_name.removesuffix("Error")
+    return "".join("_" + c if c.isupper() and i else c for i, c in enumerate(stem)).upper()
+
+
+class UnknownServerError(SparkBrokerError):
+    """The broker met an unexpected error while it served the request."""
+
+    code = -1
+
+
+class OffsetOutOfRangeError(SparkBrokerError):
+    """The requested offset is not within the partition's log."""
+
+    code = 1
+    hint = "Seek to an offset from log_start_offset to high_watermark, or set auto.offset.reset."
+
+
+class CorruptMessageError(SparkBrokerError):
+    """A batch failed its checksum or is not a valid Arrow message; nothing of it was stored."""
+
+    code = 2
+    hint = "Send the batch again; if it repeats, the producer or the network alters bytes."
+
+
+class UnknownTopicOrPartitionError(SparkBrokerError):
+    """The topic or partition does not exist, or this broker does not host it."""
+
+    code = 3
+    retriable = True
+    refresh_metadata = True
+    hint = "Check the name with `spark-broker topics list`, or create the topic."
+
+
+class LeaderNotAvailableError(SparkBrokerError):
+    """The partition has no leader: no in-sync replica is alive."""
+
+    code = 5
+    retriable = True
+    refresh_metadata = True
+    hint = "Wait until a broker of the partition's ISR is back (`spark-broker topics describe`)."
+
+
+class NotLeaderOrFollowerError(SparkBrokerError):
+    """The broker no longer leads the partition."""
+
+    code = 6
+    retriable = True
+    refresh_metadata = True
+    hint = "Refresh metadata and send to the new leader; the clients do so by themselves."
+
+
+class RequestTimedOutError(SparkBrokerError):
+    """The request was not answered within its deadline; an append may or may not have been stored."""
+
+    code = 7
+    retriable = True
+    refresh_metadata = True
+    hint = "Send it again (an idempotent producer stores nothing twice), or raise the time-out."
+
+
+class MessageTooLargeError(SparkBrokerError):
+    """The batch is larger than the topic's max.message.bytes; nothing was stored."""
+
+    code = 10
+    hint = "Append smaller batches, or raise max.message.bytes of the topic."
+
+
+class StaleControllerEpochError(SparkBrokerError):
+    """A controller with a higher epoch has taken over."""
+
+    code = 11
+    hint = "Stop the older driver; only one may run a cluster."
+
+
+class OffsetMetadataTooLargeError(SparkBrokerError):
+    """The metadata string of a committed offset is too long."""
+
+    code = 12
+    hint = "Shorten the metadata to 4,096 characters or fewer."
+
+
+class NetworkError(SparkBrokerError):
+    """The connection broke before the answer arrived."""
+
+    code = 13
+    retriable = True
+    refresh_metadata = True
+    hint = "The clients retry by themselves until delivery.timeout.ms."
+
+
+class CoordinatorNotAvailableError(SparkBrokerError):
+    """The partition of the internal topic that coordinates this group has no leader yet."""
+
+    code = 15
+    retriable = True
+    refresh_metadata = True
+    hint = "Retry; the clients do so by themselves."
+
+
+class InvalidTopicError(SparkBrokerError):
+    """The topic's name is not legal, or the operation is not allowed on an internal topic."""
+
+    code = 17
+    hint = "Use 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'; names that begin with '__' are internal."
+
+
+class RecordListTooLargeError(SparkBrokerError):
+    """The batch is larger than a segment may be; nothing was stored."""
+
+    code = 18
+    hint = "Append smaller batches, or raise segment.bytes of the topic."
+
+
+class NotEnoughReplicasError(SparkBrokerError):
+    """The ISR is smaller than min.insync.replicas; nothing was stored."""
+
+    code = 19
+    retriable = True
+    hint = "Wait for replicas to rejoin the ISR, or lower min.insync.replicas."
+
+
+class NotEnoughReplicasAfterAppendError(SparkBrokerError):
+    """The leader stored the batch, but the ISR became smaller than min.insync.replicas before it was committed."""
+
+    code = 20
+    retriable = True
+    hint = "Retry (an idempotent producer stores nothing twice)."
+
+
+class InvalidRequiredAcksError(SparkBrokerError):
+    """acks is not one of 0, 1 and all."""
+
+    code = 21
+    hint = "Set acks to 0, 1 or 'all'."
+
+
+class InvalidTimestampError(SparkBrokerError):
+    """A record's timestamp is outside the accepted range."""
+
+    code = 32
+    hint = "Timestamps are UTC microseconds from 1970 on; check the unit."
+
+
+class UnsupportedVersionError(SparkBrokerError):
+    """The peer speaks a protocol version that this one does not."""
+
+    code = 35
+    hint = "Use the same spark-broker version on clients and brokers."
+
+
+class TopicAlreadyExistsError(SparkBrokerError):
+    """A topic with this name exists."""
+
+    code = 36
+    hint = "Choose another name, or delete the topic first."
+
+
+class InvalidPartitionsError(SparkBrokerError):
+    """The number of partitions is not legal: it is at least 1 and never shrinks."""
+
+    code = 37
+    hint = "Ask for more partitions than the topic has; to shrink, create a new topic and copy."
+
+
+class InvalidReplicationFactorError(SparkBrokerError):
+    """The replication factor is below 1 or above the number of brokers."""
+
+    code = 38
+    hint = "Lower the replication factor or add brokers (`cluster.add_broker()`)."
+
+
+class InvalidReplicaAssignmentError(SparkBrokerError):
+    """A replica assignment names unknown or repeated brokers."""
+
+    code = 39
+    hint = "Name distinct, registered brokers (`spark-broker cluster status`)."
+
+
+class InvalidConfigError(SparkBrokerError):
+    """A setting is unknown or its value is not legal."""
+
+    code = 40
+    hint = "See docs/configuration.md for every setting, its type and default."
+
+
+class NotControllerError(SparkBrokerError):
+    """The controller cannot be reached, or this process is not it."""
+
+    code = 41
+    retriable = True
+    refresh_metadata = True
+    hint = "Retry; if it lasts, check that the cluster's driver is running."
+
+
+class InvalidRequestError(SparkBrokerError):
+    """The request could not be decoded or breaks a bound of the protocol."""
+
+    code = 42
+    hint = "Use a client of the same version; nothing was changed."
+
+
+class PolicyViolationError(SparkBrokerError):
+    """The operation is refused by a rule of the cluster."""
+
+    code = 44
+    hint = "The message names the rule."
+
+
+class OutOfOrderSequenceNumberError(SparkBrokerError):
+    """A batch's sequence number does not follow the last one stored for its producer."""
+
+    code = 45
+    hint = "An earlier batch of this producer failed; close the producer and open a new one."
+
+
+class DuplicateSequenceNumberError(SparkBrokerError):
+    """A batch's sequence number is older than those that the broker remembers: it was stored before."""
+
+    code = 46
+    hint = "The batch is already in the log; do not send it again."
+
+
+class InvalidProducerEpochError(SparkBrokerError):
+    """A newer producer with the same id has taken over."""
+
+    code = 47
+    hint = "Close this producer; the newer one goes on."
+
+
+class KafkaStorageError(SparkBrokerError):
+    """The broker's disk failed for this partition."""
+
+    code = 56
+    retriable = True
+    refresh_metadata = True
+    hint = "Another replica takes over; check the disk of the broker that the message names."
+
+
+class UnknownProducerIdError(SparkBrokerError):
+    """The broker has no state for this producer id and the batch is not its first."""
+
+    code = 59
+    hint = "Close the producer and open a new one; batches that failed may be sent again by it."
+
+
+class FencedLeaderEpochError(SparkBrokerError):
+    """The request names an older leader epoch than the partition's."""
+
+    code = 74
+    retriable = True
+    refresh_metadata = True
+    hint = "Refresh metadata and retry; the clients do so by themselves."
+
+
+class UnknownLeaderEpochError(SparkBrokerError):
+    """The request names a newer leader epoch than this broker has heard of."""
+
+    code = 75
+    retriable = True
+    refresh_metadata = True
+    hint = "Retry; the broker learns of the epoch within milliseconds."
+
+
+class StaleBrokerEpochError(SparkBrokerError):
+    """A later incarnation of this broker has registered."""
+
+    code = 77
+    hint = "The older incarnation exits; nothing is to be done."
+
+
+class OffsetNotAvailableError(SparkBrokerError):
+    """A new leader's high watermark has not reached the start of its epoch yet."""
+
+    code = 78
+    retriable = True
+    hint = "Retry; the clients do so by themselves."
+
+
+class InvalidUpdateVersionError(SparkBrokerError):
+    """A partition change names an older partition epoch than the current one."""
+
+    code = 95
+    hint = "The leader takes the newer state and decides again."
+
+
+class DuplicateBrokerRegistrationError(SparkBrokerError):
+    """Another live broker holds this id, executor or log directory."""
+
+    code = 101
+    hint = "The launcher tries again elsewhere; for a zombie, wait until it is gone."
+
+
+class BrokerIdNotRegisteredError(SparkBrokerError):
+    """The broker has no session with the controller."""
+
+    code = 102
+    retriable = True
+    hint = "The broker registers again by itself."
+
+
+class InconsistentTopicIdError(SparkBrokerError):
+    """The topic was deleted and created again under the same name."""
+
+    code = 103
+    refresh_metadata = True
+    hint = "Start again from the new topic's offsets; the old records are gone."
+
+
+class InconsistentClusterIdError(SparkBrokerError):
+    """The log directory or the peer belongs to another cluster; nothing in it was touched."""
+
+    code = 104
+    hint = "Point log.dirs and metadata.dir at directories of the same cluster, or at empty ones."
+
+
+class IneligibleReplicaError(SparkBrokerError):
+    """A replica may not join the ISR: it is fenced, shutting down or of an older incarnation."""
+
+    code = 107
+    hint = "The leader tries again once the broker has registered."
+
+
+class UnknownTopicIdError(SparkBrokerError):
+    """This broker knows no topic with this id."""
+
+    code = 100
+    retriable = True
+    refresh_metadata = True
+    hint = "Refresh metadata; the topic may have been deleted."
+
+
+# ---- ours --------------------------------------------------------------------------------------------------------
+
+
+class SchemaMismatchError(SparkBrokerError):
+    """A batch does not match the topic's schema; nothing was stored."""
+
+    code = 1000
+    hint = "Cast the batch to the topic's schema (`Admin.describe_topic(name).schema`) or evolve it."
+
+
+class InvalidSchemaError(SparkBrokerError):
+    """A topic schema uses a type that the log does not store."""
+
+    code = 1001
+    hint = "Use plain types: no dictionaries, no large or view types, timestamps in microseconds UTC."
+
+
+class BootstrapUnreachableError(SparkBrokerError):
+    """None of the bootstrap addresses answered."""
+
+    code = 1002
+    hint = "Check bootstrap.servers and that the cluster runs (`spark-broker cluster status`)."
+
+
+class DamagedLogError(SparkBrokerError):
+    """Stored bytes of a replica are invalid in a place that no crash explains."""
+
+    code = 1003
+    hint = "The replica is set aside (`*.damaged`) and fetched again from the leader; check the disk."
+
+
+class LogDirectoryLockedError(SparkBrokerError):
+    """Another live process holds the log directory."""
+
+    code = 1004
+    retriable = True
+    hint = "Wait for the process that the message names to end, or end it."
+
+
+class StorageFullError(SparkBrokerError):
+    """The broker's disk is full; nothing was stored, reads go on."""
+
+    code = 1005
+    retriable = True
+    hint = "Free space or lower retention.bytes / retention.ms."
+
+
+class ClosedError(SparkBrokerError):
+    """The client is closed."""
+
+    code = 1006
+    hint = "Open a new one."
+
+
+class BufferExhaustedError(SparkBrokerError):
+    """The producer's buffer stayed full for max.block.ms."""
+
+    code = 1007
+    hint = "Append more slowly, raise buffer.memory, or check that brokers acknowledge."
+
+
+class UnsupportedSparkError(SparkBrokerError):
+    """This Spark session or its settings cannot host brokers."""
+
+    code = 1008
+    hint = "Build the session with configure_spark(); a Connect session can read topics but not host brokers."
+
+
+class MetadataStoreError(SparkBrokerError):
+    """The metadata directory cannot be used: it is damaged, or its store has no exclusive create."""
+
+    code = 1009
+    hint = "Point metadata.dir at a local path or an object store with conditional puts."
+
+
+class ClusterStartError(SparkBrokerError):
+    """Brokers did not come up in time."""
+
+    code = 1010
+    hint = "Look at the executors' stderr (the message names it); are there enough executors and cores?"
+
+
+class MissingDependencyError(SparkBrokerError):
+    """An optional package is not installed."""
+
+    code = 1011
+    hint = "Install the extra that the message names."
+
+
+class StaleLaunchError(SparkBrokerError):
+    """A broker process of a superseded launch asked to register."""
+
+    code = 1012
+    hint = "The process exits; nothing is to be done."
+
+
+class InvalidDataError(SparkBrokerError):
+    """The data handed to the client cannot be turned into a record batch."""
+
+    code = 1013
+    hint = "Pass a RecordBatch, Table, pandas frame or list of dicts whose columns match the topic's schema."
+
+
+class InvariantError(SparkBrokerError):
+    """An invariant of spark-broker does not hold: our own bug. The broker stops rather than go on."""
+
+    code = 1099
+
+
+def _table() -> dict[int, type[SparkBrokerError]]:
+    table: dict[int, type[SparkBrokerError]] = {}
+    for kind in SparkBrokerError.__subclasses__():
+        if kind.code in table:
+            raise InvariantError(f"two errors have code {kind.code}")
+        table[kind.code] = kind
+    return table
+
+
+ERRORS: dict[int, type[SparkBrokerError]] = _table()
+"""Code to error type."""
+
+
+def error_from_code(code: int, message: str) -> SparkBrokerError:
+    """The error that a peer sent as `(code, message)`; an unknown code becomes `UnknownServerError`."""
+    kind = ERRORS.get(code)
+    if kind is None:
+        return UnknownServerError(f"error code {code}: {message}")
+    return kind(message)
+
+
+def invariant(condition: bool, message: str) -> None:
+    """Stop on a bug of our own. Not `assert`, which `python -O` removes."""
+    if not condition:
+        raise InvariantError(message)

@@ -1,0 +1,172 @@
+"""The nouns of the public interface: frozen, typed values that clients hand in and get back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NO_LEADER = -1
+"""Leader id of a partition that has none."""
+
+NO_EPOCH = -1
+"""Leader epoch where none is known."""
+
+INTERNAL_PREFIX = "__"
+CONSUMER_OFFSETS_TOPIC = "__consumer_offsets"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TopicPartition:
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMetadata:
+    """Where an acknowledged micro-batch (or record) is: rows `base_offset` up to `base_offset + count`, exclusive."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    count: int = 1
+
+    @property
+    def offset(self) -> int:
+        """Offset of the first record; of the record itself where `send` made it. -1 with acks=0."""
+        return self.base_offset
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """A registered broker. `pid` is its Python worker; `fenced` brokers lead nothing."""
+
+    id: int
+    host: str
+    port: int
+    rack: str | None = None
+    epoch: int = -1
+    pid: int = -1
+    executor_id: str = ""
+    executor_pid: int = -1
+    fenced: bool = False
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic to create. `schema=None` is Kafka's record (key, value, headers, timestamp)."""
+
+    name: str
+    partitions: int | None = None
+    replication_factor: int | None = None
+    schema: pa.Schema | None = None
+    config: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """One partition as its leader sees it. `high_watermark` is exclusive; both offsets are -1 without a leader."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    partition_epoch: int = 0
+    log_start_offset: int = -1
+    high_watermark: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic with its partitions, in order of their number."""
+
+    name: str
+    topic_id: str
+    partitions: tuple[PartitionInfo, ...]
+    schema: pa.Schema
+    schema_id: int
+    config: Mapping[str, str]
+    internal: bool = False
+
+    def _repr_html_(self) -> str:
+        columns = ("partition", "leader", "epoch", "replicas", "isr", "log start", "high watermark")
+        rows = [
+            (p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.log_start_offset, p.high_watermark)
+            for p in self.partitions
+        ]
+        return html_table(f"topic {self.name}", columns, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The cluster: its id, the controller's epoch and the registered brokers."""
+
+    cluster_id: str
+    controller_epoch: int
+    brokers: tuple[BrokerInfo, ...]
+
+    def _repr_html_(self) -> str:
+        columns = ("broker", "address", "rack", "epoch", "executor", "pid", "state")
+        rows = [
+            (b.id, b.address, b.rack, b.epoch, b.executor_id, b.pid, "fenced" if b.fenced else "live")
+            for b in self.brokers
+        ]
+        return html_table(f"cluster {self.cluster_id}, controller epoch {self.controller_epoch}", columns, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndMetadata:
+    """A committed position: the next offset to read, the leader epoch of the last record read, and a note."""
+
+    offset: int
+    leader_epoch: int = NO_EPOCH
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedBatch:
+    """Consecutive records of one partition: row i has offset `base_offset + i`.
+
+    `data` has the topic's columns. `timestamps_us` are the records' timestamps (UTC microseconds, int64 array).
+    """
+
+    topic: str
+    partition: int
+    base_offset: int
+    data: pa.RecordBatch
+    leader_epoch: int
+    append_time_ms: int
+    timestamps_us: pa.Array
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + int(self.data.num_rows)
+
+
+def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A description as an HTML table for notebooks; every text in it is escaped."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns)
+    body = "".join("<tr>" + "".join(f"<td>{escape(_cell(cell))}</td>" for cell in row) + "</tr>" for row in rows)
+    caption = f"<caption style='text-align: left'>{escape(title)}</caption>"
+    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(value: object) -> str:
+    if value is None or value == -1:
+        return "–"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,1 @@
+"""Messages between processes, their bounded codec, and the batch format. Never pickle."""

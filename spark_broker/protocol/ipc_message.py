@@ -1,0 +1,195 @@
+"""A bounded reader of the metadata of an encapsulated Arrow IPC message.
+
+The bytes come from clients, and the leader later overwrites some of them in place, so every offset is checked against
+the buffer before it is followed, and nothing that the reader followed may overlap the bytes that are overwritten:
+otherwise a crafted message could pass validation and change its own shape when the leader assigns its offset.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+from spark_broker.errors import CorruptMessageError
+from spark_broker.protocol.crc32c import Buffer
+
+CONTINUATION = 0xFFFFFFFF
+END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+METADATA_KEY = b"spark_broker"
+
+_PREFIX = struct.Struct("<II")
+_U16 = struct.Struct("<H")
+_I32 = struct.Struct("<i")
+_U32 = struct.Struct("<I")
+_I64 = struct.Struct("<q")
+_PAIR = struct.Struct("<qq")
+_METADATA_V5 = 4
+_RECORD_BATCH = 3
+
+
+class FieldNode(NamedTuple):
+    """Length and null count of one (possibly nested) column."""
+
+    length: int
+    null_count: int
+
+
+class BufferSpan(NamedTuple):
+    """Where one buffer lies in the body."""
+
+    offset: int
+    length: int
+
+
+class MessageMetadata(NamedTuple):
+    """A RecordBatch message: `head_bytes` up to the body; our value is at `value_at`, `value_bytes` long."""
+
+    head_bytes: int
+    body_bytes: int
+    row_count: int
+    nodes: list[FieldNode]
+    buffers: list[BufferSpan]
+    compressed: bool
+    value_at: int
+    value_bytes: int
+
+
+def head_length(message: Buffer) -> int:
+    """Bytes before the body: prefix and metadata. Raises CorruptMessageError when they are not all there."""
+    if len(message) < _PREFIX.size:
+        raise CorruptMessageError(f"a message of {len(message)} bytes")
+    continuation, metadata_bytes = _PREFIX.unpack_from(message)
+    if continuation != CONTINUATION:
+        raise CorruptMessageError("an Arrow message begins with 0xFFFFFFFF")
+    head = _PREFIX.size + int(metadata_bytes)
+    if metadata_bytes == 0 or head > len(message) or head % 8:
+        raise CorruptMessageError(f"metadata of {metadata_bytes} bytes in a message of {len(message)}")
+    return head
+
+
+def read_metadata(message: Buffer) -> MessageMetadata:
+    """Parse the head of the message (the body need not be there). Raises CorruptMessageError."""
+    head = head_length(message)
+    reader = _Reader(bytes(memoryview(message)[_PREFIX.size : head]))
+    try:
+        return reader.message(head)
+    except (struct.error, OverflowError):
+        raise CorruptMessageError("the metadata of an Arrow message points outside itself") from None
+
+
+class _Table(NamedTuple):
+    at: int
+    vtable_at: int
+    vtable_bytes: int
+    bytes: int
+
+
+class _Reader:
+    """Reads flatbuffer tables of one message; `touched` are the (start, end) ranges that it followed."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.touched: list[tuple[int, int]] = []
+
+    def message(self, head_bytes: int) -> MessageMetadata:
+        self._touch(0, 4)
+        root = self._table(_U32.unpack_from(self.data, 0)[0])
+        version = self._scalar(root, 0, _U16, 0)
+        kind = self.data[field] if (field := self._field(root, 1, 1)) else 0
+        if version != _METADATA_V5 or kind != _RECORD_BATCH:
+            raise CorruptMessageError(f"not a record batch of metadata V5 (version {version}, message type {kind})")
+        batch = self._child(root, 2)
+        body_bytes = self._scalar(root, 3, _I64, 0)
+        value_at, value_bytes = self._value(root)
+        metadata = MessageMetadata(
+            head_bytes=head_bytes,
+            body_bytes=body_bytes,
+            row_count=self._scalar(batch, 0, _I64, 0),
+            nodes=[FieldNode(*pair) for pair in self._pairs(batch, 1)],
+            buffers=[BufferSpan(*pair) for pair in self._pairs(batch, 2)],
+            compressed=self._compressed(batch),
+            value_at=value_at + _PREFIX.size,
+            value_bytes=value_bytes,
+        )
+        if self._field(batch, 4, 4):
+            raise CorruptMessageError("the batch uses view types")
+        self._check_disjoint(value_at, value_at + value_bytes)
+        return metadata
+
+    def _value(self, root: _Table) -> tuple[int, int]:
+        """Position and length of the value of the only custom metadata key. Not in `touched`."""
+        start, count = self._vector(self._field(root, 4, 4), 4)
+        if count != 1:
+            raise CorruptMessageError(f"the batch has {count} custom metadata keys; it must have one")
+        pair = self._table(start + _U32.unpack_from(self.data, start)[0])
+        key_at, key_bytes = self._vector(self._field(pair, 0, 4), 1)
+        if self.data[key_at : key_at + key_bytes] != METADATA_KEY:
+            raise CorruptMessageError("the custom metadata key of the batch is not ours")
+        value_at, value_bytes = self._vector(self._field(pair, 1, 4), 1)
+        self.touched[-1] = (value_at - 4, value_at)
+        return value_at, value_bytes
+
+    def _compressed(self, batch: _Table) -> bool:
+        field = self._field(batch, 3, 4)
+        if not field:
+            return False
+        table = self._table(field + _U32.unpack_from(self.data, field)[0])
+        self._field(table, 0, 1)
+        self._field(table, 1, 1)
+        return True
+
+    def _check_disjoint(self, start: int, end: int) -> None:
+        if any(low < end and start < high for low, high in self.touched):
+            raise CorruptMessageError("the custom metadata of the batch overlaps its other metadata")
+
+    def _touch(self, start: int, end: int) -> None:
+        if start < 0 or end > len(self.data):
+            raise CorruptMessageError("the metadata of an Arrow message points outside itself")
+        self.touched.append((start, end))
+
+    def _table(self, at: int) -> _Table:
+        self._touch(at, at + 4)
+        vtable_at = at - _I32.unpack_from(self.data, at)[0]
+        self._touch(vtable_at, vtable_at + 4)
+        vtable_bytes, table_bytes = struct.unpack_from("<HH", self.data, vtable_at)
+        if vtable_bytes < 4 or vtable_bytes % 2 or table_bytes < 4:
+            raise CorruptMessageError("a table of an Arrow message is malformed")
+        self._touch(vtable_at, vtable_at + vtable_bytes)
+        self._touch(at, at + table_bytes)
+        return _Table(at, vtable_at, vtable_bytes, table_bytes)
+
+    def _field(self, table: _Table, slot: int, size: int) -> int:
+        """Position of a field of `size` bytes; 0 when it is absent."""
+        entry = 4 + 2 * slot
+        if entry + 2 > table.vtable_bytes:
+            return 0
+        offset = int(_U16.unpack_from(self.data, table.vtable_at + entry)[0])
+        if offset == 0:
+            return 0
+        if offset < 4 or offset + size > table.bytes:
+            raise CorruptMessageError("a field of an Arrow message lies outside its table")
+        return table.at + offset
+
+    def _scalar(self, table: _Table, slot: int, kind: struct.Struct, default: int) -> int:
+        field = self._field(table, slot, kind.size)
+        return int(kind.unpack_from(self.data, field)[0]) if field else default
+
+    def _child(self, table: _Table, slot: int) -> _Table:
+        field = self._field(table, slot, 4)
+        if not field:
+            raise CorruptMessageError("an Arrow message lacks its header")
+        return self._table(field + _U32.unpack_from(self.data, field)[0])
+
+    def _vector(self, field: int, item_bytes: int) -> tuple[int, int]:
+        """Position of the first item and number of items of the vector that the field points at."""
+        if not field:
+            return 0, 0
+        at = field + int(_U32.unpack_from(self.data, field)[0])
+        self._touch(at, at + 4)
+        count = int(_U32.unpack_from(self.data, at)[0])
+        self._touch(at, at + 4 + count * item_bytes)
+        return at + 4, count
+
+    def _pairs(self, table: _Table, slot: int) -> list[tuple[int, int]]:
+        start, count = self._vector(self._field(table, slot, 4), _PAIR.size)
+        return list(_PAIR.iter_unpack(self.data[start : start + count * _PAIR.size]))

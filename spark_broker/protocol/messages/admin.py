@@ -1,0 +1,61 @@
+"""Administration: any broker passes these on to the controller."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from spark_broker.protocol.messages.common import Brokers, Message, Name, PartitionId, Text
+
+
+class CreateTopic(Message, frozen=True):
+    """`partitions`, `replication_factor` -1: the cluster's default. `schema`: IPC schema message, empty: Kafka's record.
+
+    `assignment[p]`: the replicas of partition p, preferred leader first; empty: placed by the controller.
+    """
+
+    name: Text
+    partitions: int
+    replication_factor: int
+    schema: bytes
+    config: dict[str, str]
+    assignment: Annotated[list[Brokers], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    internal: bool = False
+
+
+class DeleteTopic(Message, frozen=True):
+    name: Text
+
+
+class CreatePartitions(Message, frozen=True):
+    """`total`: how many partitions the topic is to have. Fewer than it has is refused."""
+
+    name: Text
+    total: int
+
+
+class AlterTopicConfig(Message, frozen=True):
+    """Set (text) or reset (None) settings of a topic."""
+
+    name: Text
+    values: dict[str, str | None]
+
+
+class ElectLeaders(Message, frozen=True):
+    """Preferred-leader election for these partitions; None: all."""
+
+    partitions: list[tuple[Name, PartitionId]] | None = None
+
+
+class ReassignPartition(Message, frozen=True):
+    """Move a partition's replicas; done when the new ones are in sync. Preferred leader first."""
+
+    topic: Name
+    partition: PartitionId
+    replicas: Brokers
+
+
+class EnsureOffsetsTopic(Message, frozen=True):
+    """Create `__consumer_offsets` if it does not exist."""

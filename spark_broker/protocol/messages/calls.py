@@ -1,0 +1,135 @@
+"""Calls to any broker: metadata, offsets, producer ids, committed offsets."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from spark_broker.protocol.messages.common import (
+    BrokerId,
+    Brokers,
+    Epoch,
+    Message,
+    Name,
+    Offset,
+    PartitionId,
+    Text,
+    TopicId,
+)
+
+
+class GetMetadata(Message, frozen=True):
+    """`topics=None`: all of them. A name that does not exist is absent from the response."""
+
+    topics: Annotated[list[Name], Meta(max_length=10_000)] | None = None
+
+
+class BrokerMetadata(Message, frozen=True):
+    id: BrokerId
+    host: Name
+    port: int
+    rack: Name | None
+    epoch: Epoch
+    pid: int
+    executor_id: Name
+    executor_pid: int
+    fenced: bool
+
+
+class PartitionMetadata(Message, frozen=True):
+    partition: PartitionId
+    leader: BrokerId
+    leader_epoch: Epoch
+    replicas: Brokers
+    isr: Brokers
+    partition_epoch: Epoch
+
+
+class TopicMetadata(Message, frozen=True):
+    """`schemas[i]` is the IPC schema message of schema id i; the last one is current."""
+
+    name: Name
+    topic_id: TopicId
+    partitions: list[PartitionMetadata]
+    schemas: list[bytes]
+    config: dict[str, str]
+
+
+class Metadata(Message, frozen=True):
+    cluster_id: Name
+    controller_epoch: Epoch
+    brokers: list[BrokerMetadata]
+    topics: list[TopicMetadata]
+
+
+class OffsetSpec(Message, frozen=True):
+    """`timestamp_ms`: -1 latest (the high watermark), -2 earliest (the log start), else the first at or after it."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+    timestamp_ms: int
+
+
+class ListOffsets(Message, frozen=True):
+    """To the partitions' leader."""
+
+    partitions: Annotated[list[OffsetSpec], Meta(max_length=10_000)]
+
+
+class OffsetInfo(Message, frozen=True):
+    """`offset` -1: no record at or after the timestamp."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    error_code: int
+    error_message: Text = ""
+    offset: Offset = -1
+    timestamp_ms: int = -1
+    leader_epoch: Epoch = -1
+    log_start_offset: Offset = -1
+    high_watermark: Offset = -1
+
+
+class Offsets(Message, frozen=True):
+    partitions: list[OffsetInfo]
+
+
+class InitProducerId(Message, frozen=True):
+    """A producer id that was never given out before."""
+
+
+class ProducerIdentity(Message, frozen=True):
+    producer_id: int
+    producer_epoch: int
+
+
+class CommittedOffset(Message, frozen=True):
+    topic: Name
+    partition: PartitionId
+    offset: Offset
+    leader_epoch: Epoch = -1
+    metadata: Annotated[str, Meta(max_length=4096)] = ""
+
+
+class OffsetCommit(Message, frozen=True):
+    """To the group's coordinator: the leader of partition `murmur2(group) mod n` of `__consumer_offsets`."""
+
+    group_id: Name
+    offsets: Annotated[list[CommittedOffset], Meta(max_length=10_000)]
+
+
+class OffsetFetch(Message, frozen=True):
+    """To the group's coordinator. `partitions=None`: every committed offset of the group."""
+
+    group_id: Name
+    partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=10_000)] | None = None
+
+
+class CommittedOffsets(Message, frozen=True):
+    offsets: list[CommittedOffset]
+
+
+class Empty(Message, frozen=True):
+    """Success, and nothing to say."""

@@ -1,0 +1,37 @@
+"""What all messages share: the base, bounded types, and the answer to a call that failed."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+PROTOCOL_VERSION = 1
+CALL_ACTION = "call"
+
+ACKS_ALL = -1
+
+LATEST_TIMESTAMP_MS = -1
+EARLIEST_TIMESTAMP_MS = -2
+
+Name = Annotated[str, Meta(max_length=249)]
+Text = Annotated[str, Meta(max_length=65_536)]
+TopicId = Annotated[str, Meta(min_length=32, max_length=32)]
+BrokerId = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+PartitionId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Epoch = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Milliseconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Brokers = Annotated[list[BrokerId], Meta(max_length=1000)]
+
+
+class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
+    """Base of all messages: sent as `[tag, field, field, ...]`."""
+
+
+class ErrorResponse(Message, frozen=True):
+    """The answer to any call that failed."""
+
+    error_code: int
+    error_message: Text = ""

@@ -1,0 +1,163 @@
+"""Between broker and controller: registration, heartbeats, metadata, ISR changes; and what a new follower asks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from spark_broker.protocol.messages.common import (
+    BrokerId,
+    Epoch,
+    Message,
+    Milliseconds,
+    Name,
+    Offset,
+    PartitionId,
+    Text,
+    TopicId,
+)
+
+
+class RegisterBroker(Message, frozen=True):
+    """First message of a session. `broker_id` -1: the directory has no id yet.
+
+    start_kind: "clean", "process_crash" or "machine_crash". `incarnation`: UUID of this process.
+    """
+
+    version: int
+    cluster_id: Name
+    launch: int
+    broker_id: BrokerId
+    directory_id: Name
+    incarnation: Name
+    start_kind: Name
+    host: Name
+    port: int
+    rack: Name | None
+    machine: Name
+    executor_id: Name
+    executor_pid: int
+    pid: int
+    pid_start_time: int
+
+
+class Registered(Message, frozen=True):
+    """The broker's id and epoch; metadata follows at once as a snapshot."""
+
+    cluster_id: Name
+    controller_epoch: Epoch
+    broker_id: BrokerId
+    broker_epoch: Epoch
+    session_timeout_ms: Milliseconds
+    heartbeat_interval_ms: Milliseconds
+
+
+class Heartbeat(Message, frozen=True):
+    """`sent_ms`: the broker's own clock, sent back. `ready`: its logs are open up to `metadata_offset`.
+
+    `damaged`: replicas whose log was set aside when they were opened; they leave the ISR before the broker is unfenced.
+    """
+
+    broker_epoch: Epoch
+    metadata_offset: Offset
+    sent_ms: int
+    ready: bool
+    wants_shutdown: bool = False
+    damaged: Annotated[list[tuple[TopicId, PartitionId]], Meta(max_length=100_000)] = msgspec.field(
+        default_factory=list
+    )
+
+
+class HeartbeatAnswer(Message, frozen=True):
+    """`fenced`: the controller does not (yet) count this broker as live. `shut_down`: it may stop now."""
+
+    sent_ms: int
+    fenced: bool
+    shut_down: bool = False
+
+
+class MetadataUpdate(Message, frozen=True):
+    """Committed metadata records `first_offset` up to `next_offset` (exclusive), encoded by `controller.records`.
+
+    `snapshot`: they rebuild the whole image, which replaces what the broker has.
+    """
+
+    controller_epoch: Epoch
+    first_offset: Offset
+    next_offset: Offset
+    records: bytes
+    snapshot: bool = False
+
+
+class StopBroker(Message, frozen=True):
+    """Controller to broker: leave in order (controlled shutdown), or at once when `superseded`."""
+
+    superseded: bool = False
+    reason: Text = ""
+
+
+class IsrMember(Message, frozen=True):
+    broker_id: BrokerId
+    broker_epoch: Epoch
+
+
+class AlterIsr(Message, frozen=True):
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+    partition_epoch: Epoch
+    isr: Annotated[list[IsrMember], Meta(max_length=1000)]
+
+
+class AlterPartition(Message, frozen=True):
+    """A leader asks the controller to change ISRs; each is a compare-and-set on the partition epoch."""
+
+    broker_id: BrokerId
+    broker_epoch: Epoch
+    changes: Annotated[list[AlterIsr], Meta(max_length=10_000)]
+
+
+class AlterIsrResult(Message, frozen=True):
+    topic_id: TopicId
+    partition: PartitionId
+    error_code: int
+    error_message: Text = ""
+
+
+class AlterPartitionResult(Message, frozen=True):
+    results: list[AlterIsrResult]
+
+
+class AllocateProducerIds(Message, frozen=True):
+    broker_id: BrokerId
+    broker_epoch: Epoch
+
+
+class ProducerIdBlock(Message, frozen=True):
+    first_id: int
+    count: int
+
+
+class ReplicaState(Message, frozen=True):
+    """Follower to leader: what a replica needs before it can start at the leader's log start (beyond offset 0)."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+
+
+class ProducerStateEntry(Message, frozen=True):
+    """`batches`: the last few as (first sequence, last sequence, base offset, last offset), oldest first."""
+
+    producer_id: int
+    producer_epoch: int
+    last_append_ms: int
+    batches: list[tuple[int, int, int, int]]
+
+
+class ReplicaStateAnswer(Message, frozen=True):
+    log_start_offset: Offset
+    epochs: list[tuple[int, int]]
+    producers: list[ProducerStateEntry]

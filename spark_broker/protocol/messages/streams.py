@@ -1,0 +1,140 @@
+"""Records on long-lived streams of opaque bytes: appends, consumers' fetches, followers' fetches."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from spark_broker.protocol.messages.common import (
+    BrokerId,
+    Epoch,
+    Message,
+    Milliseconds,
+    Offset,
+    PartitionId,
+    Size,
+    Text,
+    TopicId,
+)
+
+
+class AppendRequest(Message, frozen=True):
+    """One micro-batch for one partition; the payload is the encapsulated Arrow message with its placeholders.
+
+    acks: 0 (no response is sent), 1 or -1 (all).
+    """
+
+    correlation_id: int
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+    acks: Annotated[int, Meta(ge=-1, le=1)]
+    timeout_ms: Milliseconds
+    schema_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+
+
+class AppendResponse(Message, frozen=True):
+    """Rows got offsets from `base_offset` on; -1 with an error."""
+
+    correlation_id: int
+    error_code: int
+    error_message: Text = ""
+    base_offset: Offset = -1
+    append_time_ms: int = -1
+    log_start_offset: Offset = -1
+
+
+class FetchPartition(Message, frozen=True):
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+    offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    max_bytes: Size
+
+
+class FetchRequest(Message, frozen=True):
+    """Committed records from each partition's offset on; long-polls up to `max_wait_ms` for `min_bytes`.
+
+    `columns`: only these columns, sliced by the broker; None: frames as they are stored.
+    """
+
+    correlation_id: int
+    max_wait_ms: Milliseconds
+    min_bytes: Size
+    max_bytes: Size
+    partitions: Annotated[list[FetchPartition], Meta(max_length=10_000)]
+    columns: Annotated[list[Text], Meta(max_length=10_000)] | None = None
+
+
+class FetchedPartition(Message, frozen=True):
+    """`length` bytes of the payload are this partition's frames."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    error_code: int
+    error_message: Text = ""
+    leader_epoch: Epoch = -1
+    high_watermark: Offset = -1
+    log_start_offset: Offset = -1
+    length: Size = 0
+
+
+class FetchResponse(Message, frozen=True):
+    """The payload is the frames of all partitions, in order. A whole-request error is in `error_code`."""
+
+    correlation_id: int
+    partitions: Annotated[list[FetchedPartition], Meta(max_length=10_000)]
+    error_code: int = 0
+    error_message: Text = ""
+
+
+class ReplicaPartition(Message, frozen=True):
+    """`fetch_offset`: the follower's log end; `last_fetched_epoch`: the leader epoch of the batch before it, or -1."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+    fetch_offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    last_fetched_epoch: Epoch
+    log_start_offset: Offset = 0
+
+
+class ReplicaFetchRequest(Message, frozen=True):
+    """A follower's pull. The stream is the fetch session: `partitions` are those that are new or changed since the last
+    request on it, `forgotten` those that it no longer follows."""
+
+    correlation_id: int
+    broker_id: BrokerId
+    broker_epoch: Epoch
+    max_wait_ms: Milliseconds
+    max_bytes: Size
+    partitions: Annotated[list[ReplicaPartition], Meta(max_length=100_000)]
+    forgotten: Annotated[list[tuple[TopicId, PartitionId]], Meta(max_length=100_000)] = msgspec.field(
+        default_factory=list
+    )
+
+
+class ReplicaFetched(Message, frozen=True):
+    """`diverging_epoch` >= 0: nothing was read; truncate to min(own end of that epoch, `diverging_end_offset`)."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    error_code: int
+    error_message: Text = ""
+    leader_epoch: Epoch = -1
+    high_watermark: Offset = -1
+    log_start_offset: Offset = -1
+    diverging_epoch: Epoch = -1
+    diverging_end_offset: Offset = -1
+    length: Size = 0
+
+
+class ReplicaFetchResponse(Message, frozen=True):
+    """Partitions with something to say; the payload is their frames, in order."""
+
+    correlation_id: int
+    partitions: Annotated[list[ReplicaFetched], Meta(max_length=100_000)]
+    error_code: int = 0
+    error_message: Text = ""

@@ -1,0 +1,1 @@
+"""Topics as DataFrames: the Python Data Source behind `format("spark_broker")`."""

@@ -1,0 +1,118 @@
+"""Where a read begins and ends, as options say it: by name, by offset or by time, for all partitions or for each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from spark_broker.errors import InvalidConfigError
+from spark_broker.model import TopicPartition
+from spark_broker.spark.selection import PARTITION_MAX, is_int, parse_json
+
+LATEST_OFFSET = -1
+"""In JSON: the end of the partition."""
+
+EARLIEST_OFFSET = -2
+"""In JSON: its beginning."""
+
+_INT64_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class Earliest:
+    """The log start of every partition."""
+
+
+@dataclass(frozen=True)
+class Latest:
+    """The high watermark of every partition."""
+
+
+@dataclass(frozen=True)
+class ByOffset:
+    """An offset for each partition; `LATEST_OFFSET` and `EARLIEST_OFFSET` have their meaning."""
+
+    option: str
+    offsets: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True)
+class ByTimestamp:
+    """The first record at or after a moment (ms since 1970): for every partition, or for each its own."""
+
+    option: str
+    for_all_ms: int | None = None
+    timestamps_ms: Mapping[TopicPartition, int] | None = None
+
+    def of(self, tp: TopicPartition) -> int:
+        if self.timestamps_ms is not None:
+            return self.timestamps_ms[tp]
+        return self.for_all_ms or 0
+
+
+Bound = Earliest | Latest | ByOffset | ByTimestamp
+
+
+def parse_start(values: Mapping[str, str]) -> Bound:
+    """The start, from options by their canonical name; of several the first of startingTimestamp,
+    startingOffsetsByTimestamp and startingOffsets counts, as in Spark's Kafka source. Raises InvalidConfigError."""
+    timed = _timed(values, "starting")
+    if timed is not None:
+        return timed
+    text = values.get("startingOffsets", "earliest").strip()
+    if text.lower() == "earliest":
+        return Earliest()
+    if text.lower() == "latest":
+        raise InvalidConfigError("startingOffsets = 'latest': a batch read would always be empty; name offsets")
+    return ByOffset("startingOffsets", _offsets("startingOffsets", text, refused=LATEST_OFFSET))
+
+
+def parse_end(values: Mapping[str, str]) -> Bound:
+    """The end (exclusive), likewise. Raises InvalidConfigError."""
+    timed = _timed(values, "ending")
+    if timed is not None:
+        return timed
+    text = values.get("endingOffsets", "latest").strip()
+    if text.lower() == "latest":
+        return Latest()
+    if text.lower() == "earliest":
+        raise InvalidConfigError("endingOffsets = 'earliest': a batch read would always be empty; name offsets")
+    return ByOffset("endingOffsets", _offsets("endingOffsets", text, refused=EARLIEST_OFFSET))
+
+
+def _timed(values: Mapping[str, str], which: str) -> ByTimestamp | None:
+    option = f"{which}Timestamp"
+    if option in values:
+        text = values[option].strip()
+        if not text.isascii() or not text.isdigit() or int(text) > _INT64_MAX:
+            raise InvalidConfigError(f"{option} = {text!r} is not a time in milliseconds since 1970")
+        return ByTimestamp(option, for_all_ms=int(text))
+    option = f"{which}OffsetsByTimestamp"
+    if option not in values:
+        return None
+    return ByTimestamp(option, timestamps_ms=_by_partition(option, values[option], lambda ms: 0 <= ms <= _INT64_MAX))
+
+
+def _offsets(option: str, text: str, *, refused: int) -> dict[TopicPartition, int]:
+    offsets = _by_partition(option, text, lambda offset: EARLIEST_OFFSET <= offset <= _INT64_MAX)
+    for tp, offset in offsets.items():
+        if offset == refused:
+            name = "latest" if refused == LATEST_OFFSET else "earliest"
+            raise InvalidConfigError(f"{option}: {tp} has {refused} ({name}), which a batch read cannot use there")
+    return offsets
+
+
+def _by_partition(option: str, text: str, legal: Callable[[int], bool]) -> dict[TopicPartition, int]:
+    """`{"flights":{"0":23,"1":-2}}`. Raises InvalidConfigError."""
+    found = parse_json(option, text)
+    if not isinstance(found, dict) or not all(isinstance(numbers, dict) for numbers in found.values()):
+        raise InvalidConfigError(f'{option} = {text!r} is not of the form {{"flights":{{"0":23,"1":45}}}}')
+    values: dict[TopicPartition, int] = {}
+    for topic, numbers in found.items():
+        for partition, number in numbers.items():
+            if not partition.isascii() or not partition.isdigit() or int(partition) > PARTITION_MAX:
+                raise InvalidConfigError(f"{option}: {topic!r} cannot have a partition {partition!r}")
+            if not is_int(number) or not legal(number):
+                raise InvalidConfigError(f"{option}: {topic}-{partition} cannot be at {number!r}")
+            values[TopicPartition(topic, int(partition))] = number
+    return values

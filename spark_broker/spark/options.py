@@ -1,0 +1,148 @@
+"""The options of a read: those of Spark's Kafka source, `columns`, and the settings of a consumer.
+
+Names are compared without regard to case, since Spark hands them on in lower case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_broker.config import ConsumerConfig, unknown_setting
+from spark_broker.errors import InvalidConfigError
+from spark_broker.spark.bounds import Bound, parse_end, parse_start
+from spark_broker.spark.selection import Selection, parse_selection
+
+_OPTIONS = (
+    *("subscribe", "subscribePattern", "assign", "path", "paths"),
+    *("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp", "startingOffsetsByTimestampStrategy"),
+    *("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"),
+    *("minPartitions", "maxRecordsPerPartition", "includeHeaders", "failOnDataLoss", "columns"),
+)
+
+WITHOUT_EFFECT = (
+    *("groupIdPrefix", "kafka.group.id", "group.id"),  # a read commits nothing and joins no group
+    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # bounded by deadlines
+    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),  # of a stream
+)
+"""Options of Spark's Kafka source that a job may keep when it changes the format; a batch read has no use for them."""
+
+_ADDED_BY_SPARK = ("provider", "location", "owner", "comment", "external", "is_managed_location", "serialization.format")
+"""What Spark hands on beside the user's options for CREATE TABLE ... USING spark_broker."""
+
+_REPEATED_BY_SPARK = "option."
+"""There an option comes with this prefix as well, and when the table is read, with the prefix alone."""
+
+_SET_BY_THE_SOURCE = {
+    "auto.offset.reset": "use startingOffsets",
+    "enable.auto.commit": "a read commits nothing",
+    "auto.commit.interval.ms": "a read commits nothing",
+}
+
+PREFIX = "kafka."
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """A batch read. `settings` are those of the consumers that carry it out."""
+
+    selection: Selection
+    start: Bound
+    end: Bound
+    settings: ConsumerConfig
+    latest_if_no_timestamp: bool = False
+    min_partitions: int = 0
+    max_records_per_partition: int = 0
+    include_headers: bool = False
+    fail_on_data_loss: bool = True
+    columns: tuple[str, ...] | None = None
+
+
+def parse_options(options: Mapping[str, str]) -> ReadOptions:
+    """The read that these options describe.
+
+    Raises InvalidConfigError; for an unknown option it names the nearest known one.
+    """
+    values, settings = _sorted_out(options)
+    return ReadOptions(
+        selection=parse_selection(values),
+        start=parse_start(values),
+        end=parse_end(values),
+        settings=ConsumerConfig.parse(settings),
+        latest_if_no_timestamp=_strategy(values) == "latest",
+        min_partitions=_count(values, "minPartitions"),
+        max_records_per_partition=_count(values, "maxRecordsPerPartition"),
+        include_headers=_flag(values, "includeHeaders", default=False),
+        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        columns=_columns(values),
+    )
+
+
+def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Options by canonical name, and consumer settings without their prefix."""
+    canonical = {name.lower(): name for name in _OPTIONS}
+    ignored = {name.lower() for name in (*WITHOUT_EFFECT, *_ADDED_BY_SPARK)}
+    allowed = set(ConsumerConfig.setting_names()) - {*_SET_BY_THE_SOURCE, "group.id"}
+    values: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    plain = {given.lower().removeprefix(_REPEATED_BY_SPARK): value for given, value in options.items()}
+    for name, value in plain.items():
+        setting = name.removeprefix(PREFIX)
+        if name in canonical:
+            values[canonical[name]] = value
+        elif setting in allowed:
+            if settings.setdefault(setting, value) != value:
+                raise InvalidConfigError(f"{setting} and {PREFIX}{setting} differ; give one of them")
+        elif setting in _SET_BY_THE_SOURCE:
+            raise InvalidConfigError(f"{name} is set by the source: {_SET_BY_THE_SOURCE[setting]}")
+        elif name not in ignored:
+            raise InvalidConfigError(_unknown(name, [*_OPTIONS, *allowed]))
+    if "bootstrap.servers" not in settings:
+        raise InvalidConfigError("bootstrap.servers is missing; give one `host:port` or more of the cluster's brokers")
+    return values, settings
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    """The nearest name is looked for in lower case, which is how the option arrives, and shown as it is documented."""
+    shown = {one.lower(): one for one in known}
+    shown.update({PREFIX + one.lower(): PREFIX + one for one in known if "." in one})
+    message = unknown_setting(name, list(shown), "option")
+    for lower, one in shown.items():
+        if message.endswith(f"did you mean {lower!r}?"):
+            return message.replace(f"did you mean {lower!r}?", f"did you mean {one!r}?")
+    return message
+
+
+def _strategy(values: Mapping[str, str]) -> str:
+    name = "startingOffsetsByTimestampStrategy"
+    value = values.get(name, "error").strip().lower()
+    if value not in ("error", "latest"):
+        raise InvalidConfigError(f"{name} = {values[name]!r} must be error or latest")
+    return value
+
+
+def _count(values: Mapping[str, str], name: str) -> int:
+    """A positive number; 0: the option is absent."""
+    text = values.get(name)
+    if text is None:
+        return 0
+    if not text.strip().isdigit() or not text.isascii() or not 0 < int(text) < 2**63:
+        raise InvalidConfigError(f"{name} = {text!r} is not a positive number")
+    return int(text)
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = values.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidConfigError(f"{name} = {values[name]!r} is neither true nor false")
+    return text == "true"
+
+
+def _columns(values: Mapping[str, str]) -> tuple[str, ...] | None:
+    text = values.get("columns")
+    if text is None:
+        return None
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InvalidConfigError("columns names no column")
+    return names

@@ -1,0 +1,115 @@
+"""From options to ranges of offsets, once per query: a retried task reads what its first attempt would have read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.offset_lookup import lookup_offsets
+from spark_broker.client.retry import Deadline
+from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_broker.model import TopicPartition
+from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, OffsetInfo
+from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
+from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.ranges import OffsetRange, split_ranges
+from spark_broker.spark.selection import Assign, Selection
+
+Infos = Mapping[TopicPartition, OffsetInfo]
+
+
+def plan_ranges(
+    metadata: ClusterMetadata, options: ReadOptions, topics: Sequence[TopicView], deadline: Deadline
+) -> list[OffsetRange]:
+    """The ranges to read, none of them empty; ends are high watermarks or below.
+
+    Raises InvalidConfigError for offsets that do not name exactly the partitions of the read or end before they start,
+    OffsetOutOfRangeError for offsets that the partition does not have (unless failOnDataLoss is false), and
+    UnknownTopicOrPartitionError.
+    """
+    partitions = _partitions(options.selection, topics)
+    for bound in (options.start, options.end):
+        _check_named(bound, partitions)
+    infos = lookup_offsets(metadata, dict.fromkeys(partitions, EARLIEST_TIMESTAMP_MS), deadline)
+    starts = _resolve(metadata, options, options.start, infos, deadline)
+    ends = _resolve(metadata, options, options.end, infos, deadline)
+    ranges = []
+    for tp in partitions:
+        if starts[tp] > ends[tp] and isinstance(options.start, ByOffset) and isinstance(options.end, ByOffset):
+            raise InvalidConfigError(f"{tp}: startingOffsets {starts[tp]} is after endingOffsets {ends[tp]}")
+        ranges.append(OffsetRange(tp.topic, infos[tp].topic_id, tp.partition, starts[tp], ends[tp]))
+    return split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+
+
+def _partitions(selection: Selection, topics: Sequence[TopicView]) -> list[TopicPartition]:
+    every = [TopicPartition(topic.name, state.partition) for topic in topics for state in topic.partitions]
+    if not isinstance(selection, Assign):
+        return every
+    wanted = [TopicPartition(topic, number) for topic, numbers in selection.partitions.items() for number in numbers]
+    missing = [tp for tp in wanted if tp not in set(every)]
+    if missing:
+        raise UnknownTopicOrPartitionError(f"assign: {missing[0]} does not exist")
+    return wanted
+
+
+def _check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
+    """As in Spark's Kafka source, offsets are given for every partition or for none: a forgotten one is a mistake."""
+    named: Mapping[TopicPartition, int] | None = None
+    if isinstance(bound, ByOffset):
+        named = bound.offsets
+    elif isinstance(bound, ByTimestamp):
+        named = bound.timestamps_ms
+    if named is None:
+        return
+    option = bound.option if isinstance(bound, ByOffset | ByTimestamp) else ""
+    missing = sorted(set(partitions) - set(named))
+    if missing:
+        raise InvalidConfigError(f"{option} lacks {missing[0]}; name every partition (-1: latest, -2: earliest)")
+    extra = sorted(set(named) - set(partitions))
+    if extra:
+        raise InvalidConfigError(f"{option} names {extra[0]}, which is not among the partitions that are read")
+
+
+def _resolve(
+    metadata: ClusterMetadata, options: ReadOptions, bound: Bound, infos: Infos, deadline: Deadline
+) -> dict[TopicPartition, int]:
+    match bound:
+        case Earliest():
+            return {tp: info.log_start_offset for tp, info in infos.items()}
+        case Latest():
+            return {tp: info.high_watermark for tp, info in infos.items()}
+        case ByOffset():
+            return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
+        case ByTimestamp():
+            found = lookup_offsets(metadata, {tp: bound.of(tp) for tp in infos}, deadline)
+            return {tp: _timed(options, bound, tp, found[tp], infos[tp]) for tp in infos}
+
+
+def _named(bound: ByOffset, tp: TopicPartition, info: OffsetInfo, *, fail: bool) -> int:
+    offset = bound.offsets[tp]
+    if offset == LATEST_OFFSET:
+        return info.high_watermark
+    if offset == EARLIEST_OFFSET:
+        return info.log_start_offset
+    if info.log_start_offset <= offset <= info.high_watermark:
+        return offset
+    if fail:
+        raise OffsetOutOfRangeError(
+            f"{bound.option}: {tp} has offsets {info.log_start_offset} to {info.high_watermark}, not {offset}"
+            " (failOnDataLoss=false reads what there is)"
+        )
+    return min(max(offset, info.log_start_offset), info.high_watermark)
+
+
+def _timed(options: ReadOptions, bound: ByTimestamp, tp: TopicPartition, found: OffsetInfo, info: OffsetInfo) -> int:
+    """No record at or after the moment: as an end it is the latest; as a start it is an error unless told otherwise."""
+    if found.offset >= 0:
+        # A record that was committed between the two lookups belongs to the next read.
+        return min(found.offset, info.high_watermark)
+    if bound is options.end or options.latest_if_no_timestamp:
+        return info.high_watermark
+    raise OffsetOutOfRangeError(
+        f"{bound.option}: {tp} has no record at or after {bound.of(tp)}"
+        " (startingOffsetsByTimestampStrategy=latest begins at its end)"
+    )

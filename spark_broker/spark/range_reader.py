@@ -1,0 +1,180 @@
+"""Reads one range of offsets exactly, from whoever leads the partition meanwhile: an election fails no task."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+
+from spark_broker.client.cluster_view import TopicView, address_of
+from spark_broker.client.fetch_decoder import Projection, decode_fetched
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.offset_lookup import lookup_offsets
+from spark_broker.client.retry import Deadline
+from spark_broker.config import ConsumerConfig
+from spark_broker.errors import (
+    ClosedError,
+    CorruptMessageError,
+    InconsistentTopicIdError,
+    LeaderNotAvailableError,
+    OffsetNotAvailableError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    SparkBrokerError,
+)
+from spark_broker.model import ConsumedBatch
+from spark_broker.protocol.frame import HEADER_BYTES, unpack_header
+from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS
+from spark_broker.spark.fetch_session import FetchSession
+from spark_broker.spark.ranges import OffsetRange
+
+FIRST_ANSWER_TIMEOUT_MS = 2000
+"""A frozen leader takes requests and never answers. What is read is committed, so an answer takes milliseconds: another
+leader is looked for after this long; twice as long each time, for one that is only slow."""
+
+CORRUPT_ANSWERS_MAX = 3
+"""A damaged answer may be the network's doing; after this many in a row it is not."""
+
+_log = logging.getLogger(__name__)
+
+
+class RangeReader:
+    """The batches of one range, in order, each offset once. Used by one thread."""
+
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        part: OffsetRange,
+        settings: ConsumerConfig,
+        columns: list[str] | None,
+        *,
+        fail_on_data_loss: bool = True,
+    ) -> None:
+        self._metadata = metadata
+        self._part = part
+        self._settings = settings
+        self._columns = columns
+        self._fail_on_data_loss = fail_on_data_loss
+        self._position = part.start  # Invariant: every record before it was yielded, or given up as lost.
+        self._session: FetchSession | None = None
+        self._failures = 0
+        self._deadline = self._next_deadline()
+
+    def batches(self) -> Iterator[list[ConsumedBatch]]:
+        """One list for each answer of a leader; the last batch ends where the range does.
+
+        Raises InconsistentTopicIdError when the topic was made anew; OffsetOutOfRangeError when records are gone
+        (with failOnDataLoss=false they are passed over); any other typed error that lasted for
+        default.api.timeout.ms without progress.
+        """
+        try:
+            while self._position < self._part.end:
+                topic = self._topic()
+                try:
+                    found = self._fetch(topic)
+                except SparkBrokerError as error:
+                    self._drop_session()
+                    self._recover(error)
+                    continue
+                if found:
+                    yield found
+                    # However long Spark took to come back for more, it was not the cluster that was slow.
+                    self._deadline = self._next_deadline()
+        finally:
+            self._drop_session()
+
+    def _fetch(self, topic: TopicView) -> list[ConsumedBatch]:
+        session = self._session
+        if session is None:
+            session = self._open(topic)
+            session.request(self._position)
+        payload = session.answer(timeout_ms=self._answer_timeout_ms())
+        position = _position_after(payload, self._position)
+        if position < self._part.end:
+            session.request(position)
+        fetched = decode_fetched(payload, topic, self._part.partition, self._position, self._columns)
+        batches = [one.batch for one in fetched if one.batch is not None]
+        if position > self._position:
+            self._position = position
+            self._failures = 0
+            self._deadline = self._next_deadline()
+        elif self._deadline.expired:
+            raise OffsetNotAvailableError(f"{self._part.tp}: offset {self._position} is not committed any more")
+        return [cut for batch in batches if (cut := _until(batch, self._part.end)) is not None]
+
+    def _topic(self) -> TopicView:
+        topic = self._metadata.topic(self._part.topic, self._deadline)
+        if topic.topic_id != self._part.topic_id:
+            raise InconsistentTopicIdError(
+                f"topic {topic.name!r} was deleted and created again after the query was planned"
+            )
+        return topic
+
+    def _open(self, topic: TopicView) -> FetchSession:
+        leader = self._metadata.view.leader(self._part.topic, self._part.partition)
+        if leader is None:
+            raise LeaderNotAvailableError(f"{self._part.tp} has no leader")
+        broker, state = leader
+        # The decoder takes the timestamps from their column, which the caller need not have named.
+        asked = Projection(topic, self._columns).asked
+        self._session = FetchSession(address_of(broker), state.leader_epoch, self._part, asked, self._settings)
+        return self._session
+
+    def _recover(self, error: SparkBrokerError) -> None:
+        """Go on from the same position, with fresh metadata; or raise what no other leader would answer otherwise."""
+        if isinstance(error, OffsetOutOfRangeError):
+            self._skip_lost(error)
+            return
+        damaged = isinstance(error, CorruptMessageError) and self._failures < CORRUPT_ANSWERS_MAX
+        wait_s = self._metadata.backoff.wait_s(self._failures)
+        if not (error.retriable or damaged) or wait_s > self._deadline.remaining_s:
+            raise error
+        self._failures += 1
+        if self._metadata.closing.wait(wait_s):
+            raise ClosedError("the read was closed")
+        self._metadata.refresh(self._deadline)
+
+    def _skip_lost(self, error: OffsetOutOfRangeError) -> None:
+        """Retention or DeleteRecords moved the log start past the position, or an unclean election cut the log."""
+        tp, position = self._part.tp, self._position
+        if self._fail_on_data_loss:
+            raise OffsetOutOfRangeError(f"{tp}: records from offset {position} on are gone: {error.message}") from error
+        info = lookup_offsets(self._metadata, {tp: EARLIEST_TIMESTAMP_MS}, self._deadline)[tp]
+        lost_before = info.log_start_offset if info.log_start_offset > position else self._part.end
+        self._position = min(lost_before, self._part.end)
+        _log.warning("%s: records %d to %d (exclusive) are gone; reading on", tp, position, self._position)
+
+    def _answer_timeout_ms(self) -> int:
+        patience_ms = FIRST_ANSWER_TIMEOUT_MS << min(self._failures, 16)
+        remaining_ms = self._deadline.remaining_ms
+        if remaining_ms <= 0:
+            raise RequestTimedOutError(f"{self._part.tp}: no answer in time")
+        return max(1, min(patience_ms, self._settings.request_timeout_ms, remaining_ms))
+
+    def _next_deadline(self) -> Deadline:
+        return Deadline.after_ms(self._settings.default_api_timeout_ms)
+
+    def _drop_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+
+def _position_after(payload: memoryview, position: int) -> int:
+    """The offset after the last frame, from the headers alone, so that the next request leaves before decoding."""
+    at = 0
+    while at < len(payload):
+        header = unpack_header(payload, at)
+        position = max(position, header.next_offset)
+        at += HEADER_BYTES + header.length
+    return position
+
+
+def _until(batch: ConsumedBatch, end: int) -> ConsumedBatch | None:
+    """The part of the batch before offset `end`."""
+    rows = end - batch.base_offset
+    if rows <= 0:
+        return None
+    if rows >= batch.data.num_rows:
+        return batch
+    return replace(batch, data=batch.data.slice(0, rows), timestamps_us=batch.timestamps_us.slice(0, rows))

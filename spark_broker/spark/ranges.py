@@ -1,0 +1,48 @@
+"""Ranges of offsets: resolved once, when a query is planned, and split into the partitions of the DataFrame."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from spark_broker.model import TopicPartition
+
+
+@dataclass(frozen=True)
+class OffsetRange:
+    """Offsets `start` up to `end`, exclusive, of one partition of the topic with this id: one task's work."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+    @property
+    def tp(self) -> TopicPartition:
+        return TopicPartition(self.topic, self.partition)
+
+
+def split_ranges(ranges: Sequence[OffsetRange], *, min_partitions: int = 0, max_records: int = 0) -> list[OffsetRange]:
+    """The ranges that are not empty, cut so that there are about `min_partitions` of them, and none has more than
+    `max_records` offsets (0: no such wish). Sizes are even, as in Spark's Kafka source."""
+    pieces = [one for one in ranges if one.size > 0]
+    if max_records:
+        pieces = [piece for one in pieces for piece in _cut(one, -(-one.size // max_records))]
+    if len(pieces) >= min_partitions:
+        return pieces
+    total = sum(one.size for one in pieces)
+    return [piece for one in pieces for piece in _cut(one, max(1, round(one.size * min_partitions / total)))]
+
+
+def _cut(one: OffsetRange, parts: int) -> Iterable[OffsetRange]:
+    """The range in this many parts (or fewer, since none is empty) whose sizes differ by one at most."""
+    parts = min(parts, one.size)
+    bounds = [one.start + one.size * index // parts for index in range(parts + 1)]
+    for start, end in pairwise(bounds):
+        yield OffsetRange(one.topic, one.topic_id, one.partition, start, end)

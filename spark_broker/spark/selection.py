@@ -1,0 +1,105 @@
+"""Which topics and partitions a read names: `subscribe`, `subscribePattern`, `assign` or the path of `load`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_broker.errors import InvalidConfigError
+
+PARTITION_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Subscribe:
+    """All partitions of these topics."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubscribePattern:
+    """All partitions of the topics whose whole name matches; internal topics never do."""
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Assign:
+    """These partitions, by topic."""
+
+    partitions: Mapping[str, tuple[int, ...]]
+
+
+Selection = Subscribe | SubscribePattern | Assign
+
+_KINDS = ("subscribe", "subscribePattern", "assign")
+
+
+def parse_selection(values: Mapping[str, str]) -> Selection:
+    """The selection, from options by their canonical name. Raises InvalidConfigError unless there is exactly one."""
+    given = [name for name in (*_KINDS, "path", "paths") if name in values]
+    if len(given) != 1:
+        found = f"not {' and '.join(given)}" if given else "none was given"
+        raise InvalidConfigError(f"give one of {', '.join(_KINDS)} or a topic to load(); {found}")
+    name, value = given[0], values[given[0]]
+    if name == "subscribePattern":
+        return _pattern(value)
+    if name == "assign":
+        return Assign(parse_assign(value))
+    return Subscribe(_topics(name, _paths(value) if name == "paths" else value.split(",")))
+
+
+def _topics(name: str, names: list[str]) -> tuple[str, ...]:
+    topics = tuple(dict.fromkeys(topic.strip() for topic in names if topic.strip()))
+    if not topics:
+        raise InvalidConfigError(f"{name} names no topic")
+    return topics
+
+
+def _paths(text: str) -> list[str]:
+    """`load(["a", "b"])` arrives as a JSON list."""
+    found = parse_json("paths", text)
+    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+        raise InvalidConfigError(f"paths = {text!r} is not a JSON list of topics")
+    return found
+
+
+def _pattern(text: str) -> SubscribePattern:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise InvalidConfigError(f"subscribePattern = {text!r} is not a regular expression: {error}") from None
+    return SubscribePattern(text)
+
+
+def parse_assign(text: str) -> dict[str, tuple[int, ...]]:
+    """`{"flights":[0,1]}`: sorted partitions by topic. Raises InvalidConfigError."""
+    found = parse_json("assign", text)
+    if not isinstance(found, dict) or not found:
+        raise InvalidConfigError(f'assign = {text!r} is not of the form {{"flights":[0,1]}}')
+    return {topic: _partitions(topic, numbers) for topic, numbers in found.items()}
+
+
+def _partitions(topic: str, numbers: object) -> tuple[int, ...]:
+    if not isinstance(numbers, list) or not numbers or not all(is_int(number) for number in numbers):
+        raise InvalidConfigError(f"assign: the partitions of {topic!r} are not a list of numbers")
+    outside = [number for number in numbers if not 0 <= number <= PARTITION_MAX]
+    if outside:
+        raise InvalidConfigError(f"assign: {topic!r} cannot have a partition {outside[0]}")
+    return tuple(sorted(set(numbers)))
+
+
+def parse_json(name: str, text: str) -> object:
+    """The value of an option in JSON. Raises InvalidConfigError that says where it ends to be JSON."""
+    try:
+        value: object = json.loads(text)
+    except ValueError as error:
+        raise InvalidConfigError(f"{name} = {text!r} is not JSON: {error}") from None
+    return value
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,29 @@
+"""The settings that a log itself follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.config import TopicConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """Those of a topic's settings that its logs follow; -1 means no limit for the two retention settings."""
+
+    segment_bytes: int = 1_073_741_824
+    segment_ms: int = 604_800_000
+    retention_ms: int = 604_800_000
+    retention_bytes: int = -1
+    flush_messages: int = 2**63 - 1
+
+    @classmethod
+    def of_topic(cls, config: TopicConfig) -> LogConfig:
+        """The log's part of a topic's settings."""
+        return cls(
+            segment_bytes=config.segment_bytes,
+            segment_ms=config.segment_ms,
+            retention_ms=config.retention_ms,
+            retention_bytes=config.retention_bytes,
+            flush_messages=config.flush_messages,
+        )

@@ -1,0 +1,136 @@
+"""File primitives: whole writes, directory syncs, atomic replacement, and a descriptor that readers can share."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from spark_broker.protocol.crc32c import Buffer
+
+TEMPORARY_SUFFIX = ".tmp"
+_MAX_BUFFERS = 512
+_COPY_BYTES = 1 << 20
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+def is_full(error: OSError) -> bool:
+    """Whether the disk (or a quota) is full, as against broken."""
+    return error.errno in _FULL
+
+
+def write_fully(fd: int, parts: Sequence[Buffer], position: int) -> int:
+    """Write the parts one after the other from this byte on; returns the position after them. Raises OSError.
+
+    The file may hold some of the bytes when this raises.
+    """
+    for first in range(0, len(parts), _MAX_BUFFERS):
+        position = _write_some(fd, [memoryview(part) for part in parts[first : first + _MAX_BUFFERS]], position)
+    return position
+
+
+def _write_some(fd: int, views: list[memoryview], position: int) -> int:
+    while views:
+        written = os.pwritev(fd, views, position)
+        position += written
+        while views and written >= len(views[0]):
+            written -= len(views[0])
+            views.pop(0)
+        if views and written:
+            views[0] = views[0][written:]
+    return position
+
+
+def read_fully(fd: int, length: int, position: int) -> bytes:
+    """Up to `length` bytes from this position; fewer only at the end of the file."""
+    data = os.pread(fd, length, position)
+    if len(data) == length or not data:
+        return data
+    parts = [data]
+    while data and sum(map(len, parts)) < length:
+        data = os.pread(fd, length - sum(map(len, parts)), position + sum(map(len, parts)))
+        parts.append(data)
+    return b"".join(parts)
+
+
+def sync_directory(path: Path) -> None:
+    """Make creations, renames and deletions in the directory durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace the file with `data`, durably: after a crash it is the old file or the new one, whole."""
+    temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        write_fully(fd, [data], 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    sync_directory(path.parent)
+
+
+def copy_prefix(source: Path, target: Path, length: int) -> None:
+    """A new, synced file with the first `length` bytes of another."""
+    source_fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            for position in range(0, length, _COPY_BYTES):
+                data = read_fully(source_fd, min(_COPY_BYTES, length - position), position)
+                write_fully(target_fd, [data], position)
+            os.fsync(target_fd)
+        finally:
+            os.close(target_fd)
+    finally:
+        os.close(source_fd)
+
+
+class SharedFile:
+    """An open file whose descriptor is closed with its last use.
+
+    A reader pins it for one read. Without that, a close by the writer could hand the number of the descriptor to
+    another file between a reader's look-up and its pread.
+    """
+
+    def __init__(self, path: Path, flags: int) -> None:
+        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        self._lock = threading.Lock()
+        self._users = 1
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, for the owner, which has not released it."""
+        return self._fd
+
+    @contextmanager
+    def pinned(self) -> Iterator[int | None]:
+        """The descriptor for the length of the block; None when the file is closed already."""
+        fd = self._acquire()
+        try:
+            yield fd
+        finally:
+            if fd is not None:
+                self.release()
+
+    def _acquire(self) -> int | None:
+        with self._lock:
+            if self._users == 0:
+                return None
+            self._users += 1
+            return self._fd
+
+    def release(self) -> None:
+        """Give up one use; the owner's own is the first."""
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                os.close(self._fd)

@@ -1,0 +1,129 @@
+"""The dense index of one segment in memory: one entry per batch, in order of offset, position and running timestamp.
+
+Readers take `entries`, a view that is replaced and never changed: appends write beyond its end, and a cut makes a copy.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from spark_broker.errors import CorruptMessageError, DamagedLogError, invariant
+from spark_broker.protocol.frame import ENTRY_BYTES, ENTRY_DTYPE, BatchHeader, pack_entry, unpack_header
+
+Entries = npt.NDArray[np.void]
+_FIRST_CAPACITY = 16
+
+
+class EntryIndex:
+    """A growing array of entries. One writer; any number of readers of `entries`."""
+
+    def __init__(self, entries: Entries) -> None:
+        self._array = entries
+        self.entries = entries
+
+    @classmethod
+    def empty(cls) -> EntryIndex:
+        return cls(np.empty(0, ENTRY_DTYPE))
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> EntryIndex:
+        """From the content of an index file, a whole number of entries."""
+        invariant(len(data) % ENTRY_BYTES == 0, "an index is a whole number of entries")
+        return cls(np.frombuffer(data, ENTRY_DTYPE))
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def extend(self, packed: bytes) -> None:
+        """Append packed entries and show them to readers."""
+        added = np.frombuffer(packed, ENTRY_DTYPE)
+        count = len(self.entries)
+        if count + len(added) > len(self._array) or not self._array.flags.writeable:
+            grown = np.empty(max(2 * count, count + len(added), _FIRST_CAPACITY), ENTRY_DTYPE)
+            grown[:count] = self.entries
+            self._array = grown
+        self._array[count : count + len(added)] = added
+        self.entries = self._array[: count + len(added)]
+
+    def prefix(self, count: int) -> EntryIndex:
+        """A new index of the first `count` entries; readers of this one are not disturbed."""
+        return EntryIndex(self.entries[:count].copy())
+
+
+def header_at(entries: Entries, index: int) -> BatchHeader:
+    """The header of one entry; negative indices count from the end."""
+    return unpack_header(entries[index].tobytes(), verify=False)
+
+
+def headers_of(entries: Entries) -> list[BatchHeader]:
+    """The headers of these entries."""
+    data = entries.tobytes()
+    return [unpack_header(data, at, verify=False) for at in range(0, len(data), ENTRY_BYTES)]
+
+
+def end_position(entries: Entries, index: int = -1) -> int:
+    """The byte of the `.arrow` file after the batch."""
+    return int(entries["position"][index]) + int(entries["length"][index])
+
+
+def count_below(entries: Entries, offset: int) -> int:
+    """How many batches lie wholly below the offset: the index of the one that contains it, if one does."""
+    count = bisect_left(entries["base_offset"], offset)
+    if count and int(entries["base_offset"][count - 1]) + int(entries["last_offset_delta"][count - 1]) >= offset:
+        count -= 1
+    return count
+
+
+def count_within(entries: Entries, start: int, max_bytes: int) -> int:
+    """Index after the last batch of a run from `start` on that has at most `max_bytes`."""
+    limit = int(entries["position"][start]) + max_bytes
+    count = bisect_right(entries["position"], limit)
+    return count if count and end_position(entries, count - 1) <= limit else count - 1
+
+
+def find_timestamp(entries: Entries, timestamp_us: int) -> int:
+    """Index of the first batch whose running maximum reaches the timestamp; the number of batches if none does."""
+    return bisect_left(entries["max_timestamp_us"], timestamp_us)
+
+
+def pack_entries(headers: Sequence[BatchHeader], position: int) -> bytes:
+    """Consecutive entries whose first message begins at `position`."""
+    packed = []
+    for header in headers:
+        packed.append(pack_entry(header, position))
+        position += header.length
+    return b"".join(packed)
+
+
+def check_chain(entries: Entries, base_offset: int, *, verify_from: int = 0) -> None:
+    """Offsets and positions follow one another, and the CRCs from the `verify_from`-th entry on are right.
+
+    Raises DamagedLogError.
+    """
+    next_offsets = entries["base_offset"] + entries["last_offset_delta"] + 1
+    ends = entries["position"] + entries["length"]
+    contiguous = (
+        int(entries["base_offset"][0]) == base_offset
+        and bool(np.all(entries["base_offset"][1:] == next_offsets[:-1]))
+        and bool(np.all(entries["position"][1:] == ends[:-1]))
+        and bool(np.all(entries["last_offset_delta"] >= 0))
+        and bool(np.all(entries["length"] > 0))
+        and int(entries["position"][0]) > 0
+    )
+    if not contiguous:
+        raise DamagedLogError(f"the index of segment {base_offset} is not contiguous")
+    data = entries[verify_from:].tobytes()
+    for at in range(0, len(data), ENTRY_BYTES):
+        unpack_entry_checked(data, at, base_offset)
+
+
+def unpack_entry_checked(data: bytes, at: int, base_offset: int) -> BatchHeader:
+    """The header of an entry, its CRC checked. Raises DamagedLogError."""
+    try:
+        return unpack_header(data, at)
+    except CorruptMessageError as error:
+        raise DamagedLogError(f"the index of segment {base_offset}: {error.message}") from None

@@ -1,0 +1,469 @@
+"""The log of one partition replica: its segments, in order, as one run of batches.
+
+Threads: the caller holds the partition's lock for everything that writes (append, truncate, retention, close); `read`,
+`headers`, `offset_for_timestamp` and `flush` may run beside it. Readers work on snapshots: the tuple of segments and
+the entries of an index are replaced, never changed. A read checks the CRCs of what it got against its snapshot, so a
+cut in between can only make it fail, never give wrong bytes; it is then tried once more under the lock that cuts hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from spark_broker.errors import (
+    DamagedLogError,
+    KafkaStorageError,
+    OffsetOutOfRangeError,
+    SparkBrokerError,
+    StorageFullError,
+    invariant,
+)
+from spark_broker.protocol.crc32c import Buffer
+from spark_broker.protocol.frame import NO_TIMESTAMP, BatchHeader, Frame
+from spark_broker.storage.checkpoints import LogState, read_log_state, write_log_state
+from spark_broker.storage.config import LogConfig
+from spark_broker.storage.files import is_full, sync_directory
+from spark_broker.storage.index import Entries, count_below, count_within, find_timestamp, header_at, headers_of
+from spark_broker.storage.recovery import SchemaOf, recover_segments
+from spark_broker.storage.retention import expired_segments
+from spark_broker.storage.segment import Segment
+from spark_broker.storage.start_kind import StartKind
+
+MAX_LOADED_INDEXES = 4
+"""Indexes of sealed segments kept in memory, of one log."""
+
+T = TypeVar("T")
+
+
+class PartitionLog:
+    """An append-only log of batches. Offsets: `log_start_offset` inclusive, `log_end_offset` exclusive."""
+
+    def __init__(
+        self, directory: Path, config: LogConfig, schemas: SchemaOf, segments: Sequence[Segment], state: LogState
+    ) -> None:
+        self.directory = directory
+        self.config = config
+        """May be replaced while the log is open."""
+        self._schemas = schemas
+        self._segments = tuple(segments)
+        self._log_start_offset = state.log_start_offset
+        self._log_end_offset = segments[-1].next_offset if segments else state.log_start_offset
+        self._recovery_point = state.recovery_point
+        self._saved_state = state
+        self._directory_unsynced = False
+        self._cut_lock = threading.RLock()
+        self._loaded_lock = threading.Lock()
+        self._loaded: list[Segment] = []
+        self._unusable: SparkBrokerError | None = None
+        self._closed = False
+
+    @staticmethod
+    def open(directory: Path, config: LogConfig, schemas: SchemaOf, *, start: StartKind) -> PartitionLog:
+        """Recover the log of a partition's directory; nothing but a small read when it is empty.
+
+        `schemas` gives the schema message of a schema id. Raises DamagedLogError (set the directory aside and fetch the
+        replica again) or KafkaStorageError.
+        """
+        try:
+            state = read_log_state(directory)
+            segments = recover_segments(directory, start, state, schemas)
+        except OSError as error:
+            raise KafkaStorageError(f"cannot open the log in {directory}: {error}") from error
+        log = PartitionLog(directory, config, schemas, segments, state)
+        if log._log_end_offset < max(state.log_start_offset, state.recovery_point):
+            log.close(clean=False)
+            raise DamagedLogError(f"the log ends at {log._log_end_offset}; {state} was saved")
+        if start is StartKind.MACHINE_CRASH and segments:
+            log._recovery_point = log._log_end_offset  # Recovery has synced it.
+            with log._failing("open"):
+                log._save_state()
+        return log
+
+    # ---- what it is ----
+
+    @property
+    def log_start_offset(self) -> int:
+        return self._log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next batch gets."""
+        return self._log_end_offset
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below it is synced."""
+        return self._recovery_point
+
+    @property
+    def active_segment_base_offset(self) -> int:
+        """Where the last segment begins; the log end when there is none."""
+        segments = self._segments
+        return segments[-1].base_offset if segments else self._log_end_offset
+
+    @property
+    def max_timestamp_us(self) -> int:
+        """The running maximum of record timestamps; -1 for an empty log."""
+        segments = self._segments
+        return segments[-1].max_timestamp_us if segments else NO_TIMESTAMP
+
+    @property
+    def last_header(self) -> BatchHeader | None:
+        """The header of the last batch; None for an empty log."""
+        segments = self._segments
+        return segments[-1].last if segments else None
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of batches on disk, indexes not counted."""
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def segment_base_offsets(self) -> tuple[int, ...]:
+        return tuple(segment.base_offset for segment in self._segments)
+
+    # ---- append ----
+
+    def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
+        """Whether the leader's next batch, of `length` bytes, begins a segment (it then sets FIRST_OF_SEGMENT)."""
+        segments = self._segments
+        if not segments or segments[-1].sealed:
+            return True
+        active = segments[-1]
+        return (
+            active.size_bytes + length > self.config.segment_bytes
+            or schema_id != active.last.schema_id
+            or append_time_ms - active.first.append_time_ms >= self.config.segment_ms
+        )
+
+    def append(self, header: BatchHeader, message: Buffer) -> None:
+        """Append one batch at the log end. See `append_many`."""
+        self.append_many((Frame(header, message),))
+
+    def append_many(self, frames: Sequence[Frame]) -> None:
+        """Append consecutive batches from the log end on, as they are; when this returns, they are written.
+
+        A batch that is FIRST_OF_SEGMENT begins one. Raises StorageFullError (the batches that did not fit are gone
+        without a trace, the log goes on) or KafkaStorageError (the log refuses everything from then on).
+        """
+        self._check_usable()
+        self._check_contiguous(frames)
+        for group in _by_segment(frames):
+            with self._failing("append"):
+                self._append_group(group)
+            self._log_end_offset = group[-1].header.next_offset
+        if self._log_end_offset - self._recovery_point >= self.config.flush_messages:
+            self.flush()
+
+    def _append_group(self, group: Sequence[Frame]) -> None:
+        header = group[0].header
+        segments = self._segments
+        if not segments or header.first_of_segment:
+            self._roll(group)
+            return
+        active = segments[-1]
+        if active.sealed:
+            # The batches after the mark were cut off, and the new leader did not roll here: nor may this replica.
+            active = active.reopened()
+            self._segments = (*segments[:-1], active)
+        invariant(header.schema_id == active.last.schema_id, "a batch of another schema begins a segment")
+        active.append(group)
+
+    def _roll(self, group: Sequence[Frame]) -> None:
+        segments = self._segments
+        if segments and not segments[-1].sealed:
+            self._seal(segments[-1])
+        created = Segment.create(self.directory, self._schemas(group[0].header.schema_id), group)
+        self._directory_unsynced = True
+        self._segments = (*segments, created)
+
+    def _seal(self, segment: Segment) -> None:
+        segment.write_end_of_stream()
+        self._sync(segment)
+        segment.seal()
+        self._recovery_point = segment.next_offset
+        self._save_state()
+
+    def _check_contiguous(self, frames: Sequence[Frame]) -> None:
+        expected = self._log_end_offset
+        latest_us = self.max_timestamp_us
+        for number, (header, message) in enumerate(frames):
+            # A replica that starts at the leader's log start may get the batch that this offset lies within.
+            first = number == 0 and not self._segments and header.base_offset <= expected < header.next_offset
+            follows = first or header.base_offset == expected
+            invariant(follows, f"a batch at {header.base_offset} in a log that ends at {expected}")
+            invariant(header.length == len(message), "a header's length is its message's")
+            invariant(header.max_timestamp_us >= latest_us, "the maximum timestamp of a partition never falls")
+            expected, latest_us = header.next_offset, header.max_timestamp_us
+
+    # ---- read ----
+
+    def read(self, offset: int, *, max_bytes: int, end_offset: int) -> list[Frame]:
+        """Whole batches from the one that contains `offset` on, all of them below `end_offset` (exclusive).
+
+        At least one batch, however large, if there is one; otherwise at most `max_bytes`. Messages are views of what
+        was read, their CRCs checked. Raises OffsetOutOfRangeError, DamagedLogError or KafkaStorageError.
+        """
+        return self._consistently(lambda: self._read(offset, max_bytes, end_offset))
+
+    def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
+        log_end_offset = self._log_end_offset
+        if not self._log_start_offset <= offset <= log_end_offset:
+            raise OffsetOutOfRangeError(f"offset {offset}; the log has {self._log_start_offset} to {log_end_offset}")
+        limit = min(end_offset, log_end_offset)
+        segments = self._segments
+        frames: list[Frame] = []
+        for segment in segments[max(0, _segment_of(segments, offset)) :]:
+            if offset >= limit or (frames and max_bytes <= 0):
+                break
+            entries = self._entries(segment)
+            start = count_below(entries, offset)
+            if start == len(entries):
+                break  # Cut off since we looked at the log end.
+            fitting = max(count_within(entries, start, max_bytes), start if frames else start + 1)
+            stop = min(fitting, count_below(entries, limit))
+            if stop <= start:
+                break
+            found = segment.read(entries, start, stop)
+            frames += found
+            max_bytes -= sum(frame.header.length for frame in found)
+            offset = found[-1].header.next_offset
+            if stop < len(entries):
+                break
+        return frames
+
+    def headers(self, from_offset: int = 0) -> Iterator[BatchHeader]:
+        """Headers of all batches from the one that contains `from_offset` on, from the indexes alone: a snapshot."""
+        return iter(self._consistently(lambda: self._headers(from_offset)))
+
+    def _headers(self, from_offset: int) -> list[BatchHeader]:
+        segments = self._segments
+        headers: list[BatchHeader] = []
+        for segment in segments[max(0, _segment_of(segments, from_offset)) :]:
+            entries = self._entries(segment)
+            headers += headers_of(entries[count_below(entries, from_offset) :])
+        return headers
+
+    def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
+        """Base offset and header of the first batch whose running maximum reaches the timestamp; None if none does.
+
+        After retention the maximum may come from a deleted batch: the caller looks at the rows, and on from there.
+        """
+        return self._consistently(lambda: self._offset_for_timestamp(timestamp_us))
+
+    def _offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
+        segments, log_start_offset = self._segments, self._log_start_offset
+        position = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
+        position = max(position, _segment_of(segments, log_start_offset))
+        if position >= len(segments):
+            return None
+        entries = self._entries(segments[position])
+        found = max(find_timestamp(entries, timestamp_us), count_below(entries, log_start_offset))
+        if found >= len(entries):
+            return None
+        header = header_at(entries, found)
+        return header.base_offset, header
+
+    def _entries(self, segment: Segment) -> Entries:
+        if segment.sealed and not segment.loaded:
+            with self._loaded_lock:
+                self._loaded.append(segment)
+                if len(self._loaded) > MAX_LOADED_INDEXES:
+                    self._loaded.pop(0).unload()
+        return segment.entries()
+
+    def _consistently(self, read: Callable[[], T]) -> T:
+        self._check_usable()
+        try:
+            return read()
+        except (DamagedLogError, FileNotFoundError):
+            pass  # Perhaps a cut or a deletion got in between; nothing can while we hold its lock.
+        except OSError as error:
+            self._fail("read", error)
+        with self._cut_lock:
+            try:
+                return read()
+            except FileNotFoundError as error:
+                raise DamagedLogError(f"a file of the log in {self.directory} is gone: {error}") from None
+            except OSError as error:
+                self._fail("read", error)
+
+    # ---- cut ----
+
+    def truncate_to(self, offset: int) -> None:
+        """Make `offset` the log end; a batch that contains it goes entirely. Nothing when the log ends there or before.
+
+        The cut is synced: a machine crash does not bring back what was cut.
+        """
+        self._check_usable()
+        if offset >= self._log_end_offset:
+            return
+        segments = self._segments
+        if not segments or offset < segments[0].base_offset:
+            self.truncate_fully_and_start_at(offset)
+            return
+        with self._cut_lock, self._failing("truncate"):
+            position = _segment_of(segments, offset)
+            entries = self._entries(segments[position])
+            count = count_below(entries, offset)
+            boundary = header_at(entries, count).base_offset
+            # The recovery point goes back before anything else does: what is appended next is not synced.
+            self._recovery_point = min(self._recovery_point, boundary)
+            self._save_state()
+            for _ in segments[position + bool(count) :]:
+                self._drop_last()
+            if count:
+                self._segments = (*segments[:position], segments[position].cut(count))
+                self._log_end_offset = boundary
+            self._log_start_offset = min(self._log_start_offset, boundary)
+            self._save_state()
+            sync_directory(self.directory)
+
+    def _drop_last(self) -> None:
+        *kept, last = self._segments
+        self._segments = tuple(kept)
+        self._log_end_offset = last.base_offset
+        last.remove()
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Drop everything; the log is empty and begins at `offset`."""
+        self._check_usable()
+        with self._cut_lock, self._failing("restart"):
+            self._recovery_point = min(self._recovery_point, self._log_start_offset)
+            self._save_state()
+            while self._segments:
+                self._drop_last()
+            self._log_start_offset = self._log_end_offset = self._recovery_point = offset
+            self._save_state()
+
+    def advance_log_start(self, offset: int) -> list[int]:
+        """Raise the log start; delete segments wholly below it, but never the last. Returns their base offsets.
+
+        Raises OffsetOutOfRangeError past the log end; an offset at or below the log start changes nothing.
+        """
+        self._check_usable()
+        if offset > self._log_end_offset:
+            raise OffsetOutOfRangeError(f"log start {offset}; the log ends at {self._log_end_offset}")
+        if offset <= self._log_start_offset:
+            return []
+        with self._cut_lock, self._failing("delete"):
+            self._save(LogState(offset, self._recovery_point))
+            self._log_start_offset = offset
+            segments = self._segments
+            count = sum(segment.next_offset <= offset for segment in segments[:-1])
+            self._segments = segments[count:]
+            for segment in segments[:count]:
+                segment.remove()
+            if count:
+                sync_directory(self.directory)
+            return [segment.base_offset for segment in segments[:count]]
+
+    def retention_start(self, *, high_watermark: int, now_ms: int) -> int:
+        """Where the log would start if retention.ms (append time) and retention.bytes were applied now.
+
+        Only segments wholly below the high watermark would go, and never the last.
+        """
+        segments = self._segments
+        count = expired_segments(segments, self.config, high_watermark=high_watermark, now_ms=now_ms)
+        return max(segments[count].base_offset, self._log_start_offset) if count else self._log_start_offset
+
+    def apply_retention(self, *, high_watermark: int, now_ms: int) -> int:
+        """Delete what retention does not keep. Returns the log start offset."""
+        self.advance_log_start(self.retention_start(high_watermark=high_watermark, now_ms=now_ms))
+        return self._log_start_offset
+
+    # ---- sync, close ----
+
+    def flush(self) -> None:
+        """Sync what is not synced and move the recovery point. May run beside appends.
+
+        Raises KafkaStorageError when fsync fails; it is never tried again (the page cache may have dropped the data),
+        and the log refuses everything from then on.
+        """
+        self._check_usable()
+        with self._cut_lock:
+            segments = self._segments
+            if segments and segments[-1].next_offset > self._recovery_point:
+                end = segments[-1].next_offset
+                self._sync(segments[-1])
+                self._recovery_point = max(self._recovery_point, end)
+
+    def close(self, *, clean: bool) -> None:
+        """Close the files. `clean`: sync everything first, so that the next start may be CLEAN."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if clean:
+                self.flush()
+                with self._failing("close"):
+                    self._save_state()
+        finally:
+            with self._cut_lock:
+                for segment in self._segments:
+                    segment.close()
+                self._unusable = self._unusable or KafkaStorageError(f"the log in {self.directory} is closed")
+
+    def _sync(self, segment: Segment) -> None:
+        try:
+            segment.sync()
+            # Cleared before the sync: a segment that is made meanwhile sets it again.
+            unsynced, self._directory_unsynced = self._directory_unsynced, False
+            if unsynced:
+                sync_directory(self.directory)
+        except OSError as error:
+            self._unusable = KafkaStorageError(f"fsync failed in {self.directory}: {error}")
+            raise self._unusable from error
+
+    def _save_state(self) -> None:
+        self._save(LogState(self._log_start_offset, self._recovery_point))
+
+    def _save(self, state: LogState) -> None:
+        if state != self._saved_state:
+            write_log_state(self.directory, state)
+            self._saved_state = state
+
+    # ---- failure ----
+
+    def _check_usable(self) -> None:
+        if self._unusable is not None:
+            raise type(self._unusable)(self._unusable.message)
+
+    @contextmanager
+    def _failing(self, action: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self._fail(action, error)
+        except KafkaStorageError as error:
+            self._unusable = error
+            raise
+
+    def _fail(self, action: str, error: OSError) -> NoReturn:
+        """A full disk refuses one action, which has changed nothing; any other error of the disk ends the log's use."""
+        message = f"{action} in {self.directory}: {error}"
+        if is_full(error) and action != "restart":
+            raise StorageFullError(message) from error
+        self._unusable = KafkaStorageError(message)
+        raise self._unusable from error
+
+
+def _by_segment(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+    """Runs of frames that go into one segment."""
+    start = 0
+    for position, frame in enumerate(frames):
+        if position > start and frame.header.first_of_segment:
+            yield frames[start:position]
+            start = position
+    if frames:
+        yield frames[start:]
+
+
+def _segment_of(segments: Sequence[Segment], offset: int) -> int:
+    """Index of the segment that contains the offset, if one does; -1 when it lies before them all."""
+    return bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1

@@ -1,0 +1,310 @@
+"""One segment: an Arrow IPC stream (`.arrow`) and its dense index (`.index`).
+
+The active segment is open, read with pread and written with write. A sealed segment ends in Arrow's end-of-stream mark
+and is immutable: others may map it, so it is never cut in place (a page cut off under a map is SIGBUS); its files are
+replaced instead. A segment that exists has at least one batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_broker.errors import DamagedLogError, KafkaStorageError, invariant
+from spark_broker.protocol.crc32c import Buffer, crc32c
+from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader, Frame
+from spark_broker.protocol.ipc_message import END_OF_STREAM
+from spark_broker.storage.files import (
+    TEMPORARY_SUFFIX,
+    SharedFile,
+    copy_prefix,
+    is_full,
+    read_fully,
+    sync_directory,
+    write_fully,
+)
+from spark_broker.storage.index import Entries, EntryIndex, end_position, headers_of, pack_entries, unpack_entry_checked
+
+ARROW_SUFFIX = ".arrow"
+INDEX_SUFFIX = ".index"
+DELETED_SUFFIX = ".deleted"
+
+
+def segment_paths(directory: Path, base_offset: int) -> tuple[Path, Path]:
+    """The `.arrow` and the `.index` file of a segment."""
+    stem = f"{base_offset:020d}"
+    return directory / (stem + ARROW_SUFFIX), directory / (stem + INDEX_SUFFIX)
+
+
+class Segment:
+    """A run of batches in one pair of files. One writer; `entries` and `read` may be called from any thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        first: BatchHeader,
+        last: BatchHeader,
+        end: int,
+        *,
+        index: EntryIndex | None,
+        sealed: bool,
+    ) -> None:
+        self.directory = directory
+        self.base_offset = first.base_offset
+        self.arrow_path, self.index_path = segment_paths(directory, first.base_offset)
+        self.first = first
+        self.last = last
+        self.end = end  # Bytes of the `.arrow` file up to the last batch, without the end-of-stream mark.
+        self.sealed = sealed
+        self._index = index
+        self._arrow_file: SharedFile | None = None
+        self._index_file: SharedFile | None = None
+        if not sealed:
+            invariant(index is not None, "an active segment has its index in memory")
+            self._arrow_file = SharedFile(self.arrow_path, os.O_RDWR)
+            self._index_file = SharedFile(self.index_path, os.O_RDWR)
+
+    # ---- making one ----
+
+    @classmethod
+    def create(cls, directory: Path, schema_message: bytes, frames: Sequence[Frame]) -> Segment:
+        """A new active segment with these first batches. Raises OSError, and then leaves no file behind."""
+        headers = [frame.header for frame in frames]
+        paths = segment_paths(directory, headers[0].base_offset)
+        packed = pack_entries(headers, len(schema_message))
+        contents: tuple[list[Buffer], list[Buffer]] = ([schema_message, *(f.message for f in frames)], [packed])
+        made: list[Path] = []
+        try:
+            for path in paths:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+                made.append(path)
+            for path, parts in zip(paths, contents, strict=True):
+                _write_file(path, parts)
+            index = EntryIndex.empty()
+            index.extend(packed)
+            return cls(directory, headers[0], headers[-1], end_position(index.entries), index=index, sealed=False)
+        except OSError:
+            for path in reversed(made):
+                path.unlink()
+            raise
+
+    @classmethod
+    def from_index(cls, directory: Path, index: EntryIndex, *, sealed: bool) -> Segment:
+        """A segment whose files exist and agree with the index."""
+        headers = headers_of(index.entries[[0, -1]])
+        return cls(directory, headers[0], headers[1], end_position(index.entries), index=index, sealed=sealed)
+
+    @classmethod
+    def open_sealed(cls, directory: Path, base_offset: int) -> Segment:
+        """A sealed segment by its first and last entries; the index is loaded on use. Raises DamagedLogError."""
+        outer = _outer_entries(segment_paths(directory, base_offset)[1])
+        first, last = (unpack_entry_checked(outer, at, base_offset) for at in (0, ENTRY_BYTES))
+        if first.base_offset != base_offset:
+            raise DamagedLogError(f"segment {base_offset} begins with offset {first.base_offset}")
+        end = end_position(EntryIndex.from_bytes(outer).entries)
+        return cls(directory, first, last, end, index=None, sealed=True)
+
+    # ---- what it knows ----
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last batch."""
+        return self.last.next_offset
+
+    @property
+    def max_timestamp_us(self) -> int:
+        """The partition's running maximum at the segment's end."""
+        return self.last.max_timestamp_us
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the `.arrow` file, without an end-of-stream mark."""
+        return self.end
+
+    @property
+    def loaded(self) -> bool:
+        return self._index is not None
+
+    def entries(self) -> Entries:
+        """A snapshot of the index. Raises FileNotFoundError when the segment has been deleted."""
+        index = self._index
+        if index is None:
+            index = EntryIndex.from_bytes(self.index_path.read_bytes())
+            self._index = index
+        return index.entries
+
+    def unload(self) -> None:
+        """Forget the index of a sealed segment."""
+        if self.sealed:
+            self._index = None
+
+    # ---- reading ----
+
+    def read(self, entries: Entries, start: int, stop: int) -> list[Frame]:
+        """Batches `start` up to `stop` of the snapshot, in one read, CRCs checked.
+
+        Raises DamagedLogError when the bytes are not the batches', FileNotFoundError when the segment has been deleted.
+        """
+        position = int(entries["position"][start])
+        length = end_position(entries, stop - 1) - position
+        data = self._pread(length, position)
+        if len(data) != length:
+            raise DamagedLogError(f"{self.arrow_path.name} ends before byte {position + length}")
+        return _verified_frames(headers_of(entries[start:stop]), data)
+
+    def _pread(self, length: int, position: int) -> bytes:
+        file = self._arrow_file  # Once: the writer sets it to None when it seals the segment.
+        if file is not None:
+            with file.pinned() as fd:
+                if fd is not None:
+                    return read_fully(fd, length, position)
+        fd = os.open(self.arrow_path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return read_fully(fd, length, position)
+        finally:
+            os.close(fd)
+
+    # ---- writing ----
+
+    def append(self, frames: Sequence[Frame]) -> None:
+        """Write the messages, then their entries. On a full disk both files are cut back before OSError is raised.
+
+        Raises KafkaStorageError when they could not be cut back.
+        """
+        index, arrow_fd, index_fd = self._writable()
+        headers = [frame.header for frame in frames]
+        packed = pack_entries(headers, self.end)
+        try:
+            end = write_fully(arrow_fd, [frame.message for frame in frames], self.end)
+            write_fully(index_fd, [packed], len(index) * ENTRY_BYTES)
+        except OSError as error:
+            if is_full(error):
+                self._cut_files(len(index), self.end)
+            raise
+        index.extend(packed)
+        self.last, self.end = headers[-1], end
+
+    def write_end_of_stream(self) -> None:
+        """Write the mark that ends an Arrow stream. Raises OSError; on a full disk the mark is cut off again."""
+        index, arrow_fd, _ = self._writable()
+        try:
+            write_fully(arrow_fd, [END_OF_STREAM], self.end)
+        except OSError as error:
+            if is_full(error):
+                self._cut_files(len(index), self.end)
+            raise
+
+    def sync(self) -> None:
+        """fsync both files. Raises OSError, after which the page cache can no longer be trusted."""
+        arrow_file, index_file = self._arrow_file, self._index_file
+        if arrow_file is None or index_file is None:
+            return
+        with arrow_file.pinned() as arrow_fd, index_file.pinned() as index_fd:
+            if arrow_fd is not None and index_fd is not None:
+                os.fsync(arrow_fd)
+                os.fsync(index_fd)
+
+    def seal(self) -> None:
+        """Make the segment immutable; the end-of-stream mark is written and synced."""
+        self.sealed = True
+        self.close()
+        self.unload()
+
+    def cut(self, count: int) -> Segment:
+        """An active segment with the first `count` batches of this one, synced. Raises OSError or KafkaStorageError."""
+        index = EntryIndex(self.entries()).prefix(count)
+        end = end_position(index.entries)
+        if self.sealed:
+            self._replace_files(count, end)
+        else:
+            self._cut_files(count, end)
+            self.sync()
+            self.close()
+        return Segment.from_index(self.directory, index, sealed=False)
+
+    def reopened(self) -> Segment:
+        """An active segment with all batches of this sealed one. Raises OSError."""
+        return self.cut(len(self.entries()))
+
+    def remove(self) -> None:
+        """Delete both files. Raises OSError.
+
+        The first is renamed before anything goes, so that recovery can tell half a deletion from a lost file.
+        """
+        self.close()
+        deleted = self.arrow_path.with_name(self.arrow_path.name + DELETED_SUFFIX)
+        self.arrow_path.rename(deleted)
+        self.index_path.unlink()
+        deleted.unlink()
+
+    def close(self) -> None:
+        """Release the files; reads that are under way end first."""
+        for file in (self._arrow_file, self._index_file):
+            if file is not None:
+                file.release()
+        self._arrow_file = self._index_file = None
+
+    def _writable(self) -> tuple[EntryIndex, int, int]:
+        invariant(not self.sealed, f"segment {self.base_offset} is sealed")
+        if self._index is None or self._arrow_file is None or self._index_file is None:
+            raise KafkaStorageError(f"segment {self.arrow_path} is closed")
+        return self._index, self._arrow_file.fd, self._index_file.fd
+
+    def _cut_files(self, count: int, end: int) -> None:
+        # The index first: an entry promises that its message is there.
+        _, arrow_fd, index_fd = self._writable()
+        try:
+            os.ftruncate(index_fd, count * ENTRY_BYTES)
+            os.ftruncate(arrow_fd, end)
+        except OSError as error:
+            raise KafkaStorageError(f"cannot cut back {self.arrow_path}: {error}") from error
+
+    def _replace_files(self, count: int, end: int) -> None:
+        temporary = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in (self.index_path, self.arrow_path)]
+        try:
+            copy_prefix(self.index_path, temporary[0], count * ENTRY_BYTES)
+            copy_prefix(self.arrow_path, temporary[1], end)
+        except OSError:
+            for path in temporary:
+                with contextlib.suppress(FileNotFoundError):
+                    path.unlink()
+            raise
+        temporary[0].rename(self.index_path)
+        temporary[1].rename(self.arrow_path)
+        sync_directory(self.directory)
+
+
+def _verified_frames(headers: Sequence[BatchHeader], data: bytes) -> list[Frame]:
+    view, buffer = memoryview(data), pa.py_buffer(data)
+    frames = []
+    at = 0
+    for header in headers:
+        if crc32c(buffer.slice(at, header.length)) != header.message_crc:
+            raise DamagedLogError(f"the stored batch at offset {header.base_offset} fails its CRC")
+        frames.append(Frame(header, view[at : at + header.length]))
+        at += header.length
+    return frames
+
+
+def _write_file(path: Path, parts: Sequence[Buffer]) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        write_fully(fd, parts, 0)
+    finally:
+        os.close(fd)
+
+
+def _outer_entries(index_path: Path) -> bytes:
+    """The first and the last entry of an index file."""
+    fd = os.open(index_path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        if size == 0 or size % ENTRY_BYTES:
+            raise DamagedLogError(f"{index_path.name} has {size} bytes")
+        return read_fully(fd, ENTRY_BYTES, 0) + read_fully(fd, ENTRY_BYTES, size - ENTRY_BYTES)
+    finally:
+        os.close(fd)

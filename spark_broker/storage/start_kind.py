@@ -1,0 +1,16 @@
+"""How the process before this one ended, and so what its files may look like."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class StartKind(StrEnum):
+    """What may be wrong with the files of a log directory."""
+
+    CLEAN = "clean"
+    """Everything was synced and the marker written: nothing may be wrong."""
+    PROCESS_CRASH = "process_crash"
+    """The machine lived on: every write that returned is there; only the last may be unfinished."""
+    MACHINE_CRASH = "machine_crash"
+    """What was not synced may be missing or torn, in any order."""

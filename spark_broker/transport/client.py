@@ -1,0 +1,177 @@
+"""Connections to a broker or the controller: calls with a deadline, and streams with a deadline per message.
+
+Like the server, import this only after a fork. A Flight stream has no per-message time-out of its own (a call time-out
+would end the stream), so one background thread cancels the streams whose deadline has passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from spark_broker.errors import NetworkError, RequestTimedOutError, error_from_code
+from spark_broker.protocol import wire
+from spark_broker.protocol.messages import (
+    CALL_ACTION,
+    PROTOCOL_VERSION,
+    CallResponse,
+    ErrorResponse,
+    Message,
+    StreamMessage,
+)
+
+_TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
+
+_CHANNEL_OPTIONS = [
+    # A broker comes back on its port within milliseconds; gRPC's own first wait is a second, shared by all channels.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 1500),  # also the time that one attempt may take
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+
+
+class Connection:
+    """A connection to `host:port`. Safe for use by many threads. Nothing is sent before the first call or stream."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host = host
+        self.port = port
+        self._client = flight.FlightClient(f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS)
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def call(self, request: Message, *, timeout_ms: int) -> CallResponse:
+        """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
+        RequestTimedOutError."""
+        options = flight.FlightCallOptions(timeout=max(timeout_ms, 1) / 1000)
+        try:
+            action = flight.Action(CALL_ACTION, wire.encode_call(request))
+            body = next(iter(self._client.do_action(action, options))).body
+        except flight.FlightTimedOutError:
+            raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms") from None
+        except _TRANSPORT_ERRORS as error:
+            raise NetworkError(f"{self.address}: {_first_line(error)}") from None
+        return wire.decode_response(memoryview(body))
+
+    def open_stream(self, kind: str) -> ClientStream:
+        """Open a stream of messages. Raises NetworkError."""
+        descriptor = flight.FlightDescriptor.for_command(f"{kind}/{PROTOCOL_VERSION}".encode())
+        try:
+            writer, reader = self._client.do_exchange(descriptor)
+        except _TRANSPORT_ERRORS as error:
+            raise NetworkError(f"{self.address}: {_first_line(error)}") from None
+        return ClientStream(self.address, writer, reader)
+
+    def close(self) -> None:
+        """Close the connection. Streams that are open on it break."""
+        self._client.close()
+
+
+class ClientStream:
+    """A stream of messages: one thread may send while another receives."""
+
+    def __init__(self, address: str, writer: object, reader: object) -> None:
+        self.address = address
+        self._writer = writer
+        self._reader = reader
+        self._send_lock = threading.Lock()
+        # Monotonic seconds; 0: no deadline. Read by the reaper, which cancels the stream once it has passed.
+        self.receive_deadline = 0.0
+        self.send_deadline = 0.0
+        self.timed_out = False
+        self.closed = False
+        _reaper.watch(self)
+
+    def send(self, message: Message, *payload: wire.Buffer, timeout_ms: int = 30_000) -> None:
+        """Send a message. Raises NetworkError; RequestTimedOutError when the peer takes nothing for `timeout_ms`."""
+        data = pa.py_buffer(wire.encode(message, *payload))
+        with self._send_lock:
+            self.send_deadline = time.monotonic() + timeout_ms / 1000
+            try:
+                self._writer.write_metadata(data)  # type: ignore[attr-defined]
+            except _TRANSPORT_ERRORS as error:
+                raise self._failure(error) from None
+            finally:
+                self.send_deadline = 0.0
+
+    def receive(self, *, timeout_ms: int | None) -> tuple[StreamMessage, memoryview]:
+        """The next message and its payload; `timeout_ms=None` waits until `close`, from whichever thread.
+
+        Raises NetworkError, RequestTimedOutError (the stream is then broken) or the error that ended the stream.
+        """
+        self.receive_deadline = 0.0 if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        try:
+            chunk = self._reader.read_chunk()  # type: ignore[attr-defined]
+        except _TRANSPORT_ERRORS as error:
+            raise self._failure(error) from None
+        finally:
+            self.receive_deadline = 0.0
+        if chunk.app_metadata is None:
+            raise NetworkError(f"{self.address} sent a message without metadata")
+        message, payload = wire.decode(memoryview(chunk.app_metadata))
+        if isinstance(message, ErrorResponse):
+            raise error_from_code(message.error_code, message.error_message)
+        return message, payload
+
+    def _failure(self, error: BaseException) -> NetworkError | RequestTimedOutError:
+        if self.timed_out:
+            return RequestTimedOutError(f"{self.address} did not answer in time")
+        return NetworkError(f"{self.address}: {_first_line(error)}")
+
+    def close(self) -> None:
+        """Break the stream: a `receive` or `send` that waits in another thread raises NetworkError."""
+        self.closed = True
+        self._reader.cancel()  # type: ignore[attr-defined]
+
+    def __del__(self) -> None:
+        # Arrow prints to stderr about a broken stream that is freed without a close; after `cancel` a close cannot wait.
+        with contextlib.suppress(*_TRANSPORT_ERRORS):
+            self._reader.cancel()  # type: ignore[attr-defined]
+            self._writer.close()  # type: ignore[attr-defined]
+
+
+class _Reaper:
+    """Cancels streams whose deadline has passed: one thread for the whole process, started by the first stream."""
+
+    INTERVAL_S = 0.05
+
+    def __init__(self) -> None:
+        self._streams: weakref.WeakSet[ClientStream] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def watch(self, stream: ClientStream) -> None:
+        with self._lock:
+            self._streams.add(stream)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="stream-deadlines", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while not self._wake.wait(self.INTERVAL_S):
+            now = time.monotonic()
+            with self._lock:
+                streams = list(self._streams)
+            for stream in streams:
+                deadlines = (stream.receive_deadline, stream.send_deadline)
+                if not stream.timed_out and any(0 < deadline < now for deadline in deadlines):
+                    stream.timed_out = True
+                    stream.close()
+
+
+_reaper = _Reaper()
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    line = text.splitlines()[0] if text else type(error).__name__
+    return line.split(". gRPC client debug context", 1)[0]

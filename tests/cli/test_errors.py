@@ -1,0 +1,83 @@
+"""What the command line says of mistakes in its use and of what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+
+import pytest
+
+from spark_broker.cli import main as entry
+from tests.cli.conftest import Run
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def test_an_unknown_option_names_the_nearest(run: Run) -> None:
+    ended = run("topics", "create", "t", "--partition", "3")
+    assert ended.status == 2
+    assert "--partitions" in ended.err
+
+
+def test_an_unknown_command_names_the_nearest(run: Run) -> None:
+    ended = run("topics", "lst")
+    assert ended.status == 2
+    assert "'list'" in ended.err
+
+
+def test_nobody_answering_is_one_line_that_names_the_address(run: Run) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    ended = run("topics", "list", "--bootstrap-server", address, "--output", "json")
+    assert (ended.status, ended.out) == (1, "")
+    assert ended.err.startswith("error: [BOOTSTRAP_UNREACHABLE]")
+    assert address in ended.err
+
+
+def test_an_address_that_is_none_is_named(run: Run) -> None:
+    ended = run("topics", "list", "-b", "nowhere")
+    assert ended.status == 1
+    assert "'nowhere' is not `host:port`" in ended.err
+
+
+def test_without_a_cluster_the_ways_to_name_one_are_listed(run: Run) -> None:
+    ended = run("topics", "list")
+    assert ended.status == 1
+    assert "--bootstrap-server" in ended.err
+    assert "cluster start" in ended.err
+
+
+def test_a_missing_package_is_one_line(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rich" else found(name))
+    ended = run("topics", "list")
+    assert ended.status == 1
+    assert ended.err.count("\n") == 1
+    assert "pip install 'spark-broker[cli]'" in ended.err
+
+
+def test_an_error_is_red_on_a_terminal_and_one_line_everywhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry.print_error("first\n  second")
+    assert capsys.readouterr().err == "error: first second\n"
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    entry.print_error("first")
+    assert capsys.readouterr().err == f"{entry.RED}error: first{entry.PLAIN}\n"
+
+
+@pytest.mark.parametrize("command", ["topics", "cluster", "perf"])
+def test_a_command_without_arguments_explains_itself(run: Run, command: str) -> None:
+    ended = run(command, "--help")
+    assert ended.status == 0
+    assert "Usage: spark-broker" in ended.out
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    assert run("--version").out.startswith("spark-broker ")

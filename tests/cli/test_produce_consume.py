@@ -1,0 +1,150 @@
+"""`spark-broker produce` and `consume`: lines in, the same lines out, by place, number and form."""
+
+from __future__ import annotations
+
+import base64
+import threading
+
+import pyarrow as pa
+import pytest
+
+from spark_broker.client.producer import Producer
+from spark_broker.protocol.schema import TIMESTAMP_TYPE
+from tests.cli.conftest import Run
+from tests.client.fake_broker import FakeCluster
+from tests.support.waiting import eventually
+
+TYPED = pa.schema([("dest", pa.string()), ("delay", pa.int16()), ("at", TIMESTAMP_TYPE)])
+
+
+def values(cluster: FakeCluster, topic: str, partition: int = 0) -> list[object]:
+    return [row["value"] for row in cluster.rows(topic, partition)]
+
+
+def test_each_line_is_a_record_in_order(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    ended = run("produce", "t", "--output", "json", stdin=b"one\r\ntwo\n\nfour, unfinished")
+    assert ended.status == 0
+    assert ended.json == {"topic": "t", "records": 4, "batches": 2}
+    assert values(cluster, "t") == [b"one", b"two", b"", b"four, unfinished"]
+
+
+def test_nothing_in_is_nothing_stored(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    assert run("produce", "t", "-o", "json").json["records"] == 0
+    assert cluster.rows("t", 0) == []
+
+
+def test_a_separator_parts_key_and_value_at_its_first_place(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    assert run("produce", "t", "--key-separator", ":", stdin=b"a:1\nb:2:3\n").status == 0
+    assert [(row["key"], row["value"]) for row in cluster.rows("t", 0)] == [(b"a", b"1"), (b"b", b"2:3")]
+
+
+def test_a_line_without_the_separator_is_shown_and_not_sent(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    ended = run("produce", "t", "--key-separator", ":", stdin=b"a:1\nno key\n")
+    assert ended.status == 1
+    assert "'no key'" in ended.err
+    assert cluster.rows("t", 0) == []
+
+
+def test_a_typed_topic_takes_json_and_gives_it_back(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", schema=TYPED)
+    lines = b'{"dest":"SEA","delay":-3,"at":"2013-01-01T10:00:00Z"}\n{"delay":7,"dest":"LAX"}\n'
+    assert run("produce", "t", stdin=lines).status == 0
+    first, second = run("consume", "t", "-o", "json").json_lines
+    assert (first["dest"], first["delay"], first["at"]) == ("SEA", -3, "2013-01-01T10:00:00Z")
+    assert (second["dest"], second["at"], second["_offset"], second["_topic"]) == ("LAX", None, 1, "t")
+    assert run("consume", "t", "-o", "value").out.splitlines()[1] == '{"dest":"LAX","delay":7,"at":null}'
+
+
+@pytest.mark.parametrize("line", [b'{"dest": 5}', b'{"nowhere": 1}', b"not json", b'{"delay": 70000}'])
+def test_json_that_does_not_fit_the_columns_is_refused_whole(cluster: FakeCluster, run: Run, line: bytes) -> None:
+    cluster.create("t", schema=TYPED)
+    ended = run("produce", "t", stdin=b'{"dest": "SEA"}\n' + line + b"\n")
+    assert ended.status == 1
+    assert "INVALID_DATA" in ended.err
+    assert cluster.rows("t", 0) == []
+
+
+@pytest.fixture
+def ten(cluster: FakeCluster, run: Run) -> FakeCluster:
+    """A topic `t` of two partitions: 0 to 9 in the first, as two batches, and one record in the second."""
+    cluster.create("t", 2)
+    for lines in (b"0\n1\n2\n3\n4\n5\n", b"6\n7\n8\n9\n"):
+        run("produce", "t", "--partition", 0, stdin=lines)
+    run("produce", "t", "--partition", 1, stdin=b"other\n")
+    return cluster
+
+
+def test_everything_is_read_once_and_the_command_ends(ten: FakeCluster, run: Run) -> None:
+    assert sorted(run("consume", "t", "-o", "value").out.split()) == [*"0123456789", "other"]
+
+
+def test_an_offset_inside_a_batch_and_a_number_cut_it(ten: FakeCluster, run: Run) -> None:
+    ended = run("consume", "t", "-p", 0, "--offset", 4, "--num", 4, "-o", "value")
+    assert ended.out.split() == ["4", "5", "6", "7"]
+
+
+def test_json_names_the_place_as_the_dataframe_does(ten: FakeCluster, run: Run) -> None:
+    (record,) = run("consume", "t", "-p", 1, "-o", "json").json_lines
+    assert list(record) == ["topic", "partition", "offset", "timestamp", "key", "value", "headers"]
+    assert (record["topic"], record["partition"], record["offset"], record["value"]) == ("t", 1, 0, "other")
+
+
+def test_bytes_that_are_no_text_are_marked(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    run("produce", "t", stdin=b"\xff\xfe\n")
+    (record,) = run("consume", "t", "-o", "json").json_lines
+    assert base64.b64decode(record["value"]["base64"]) == b"\xff\xfe"
+
+
+def test_latest_without_follow_says_that_there_is_nothing(ten: FakeCluster, run: Run) -> None:
+    ended = run("consume", "t", "--offset", "latest")
+    assert (ended.status, ended.out) == (0, "")
+    assert "nothing to read" in ended.err
+
+
+def test_a_time_before_everything_reads_all_and_one_after_nothing(ten: FakeCluster, run: Run) -> None:
+    assert len(run("consume", "t", "--offset", "2001-01-01", "-o", "value").out.split()) == 11
+    assert run("consume", "t", "--offset", "2101-01-01T00:00:00+02:00", "-o", "value").out == ""
+
+
+def test_follow_goes_on_with_what_comes_later(ten: FakeCluster, run: Run) -> None:
+    """Twelve records are asked for and eleven are there: only what is appended meanwhile ends the command."""
+
+    def append_once_read() -> None:
+        eventually(lambda: any(one.offset == 1 for f in list(ten.fetches) for one in f.partitions))
+        with Producer(ten.bootstrap) as producer:
+            producer.append("t", [{"value": b"late"}], partition=1).result(30)
+
+    later = threading.Thread(target=append_once_read)
+    later.start()
+    ended = run("consume", "t", "--follow", "--num", 12, "-o", "value")
+    later.join(30)
+    assert ended.status == 0
+    assert sorted(ended.out.split()) == [*"0123456789", "late", "other"]
+
+
+def test_a_table_shows_the_first_records_and_how_to_see_more(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    run("produce", "t", stdin=b"".join(b"value-%d\n" % i for i in range(25)))
+    ended = run("consume", "t")
+    assert ended.out.count("value-") == 20
+    assert "20 of 25 records" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--offset", "soon"), "'soon': earliest, latest, a number, or a time"),
+        (("--partition", "7"), "partitions 0 to 1, not 7"),
+        (("-c", "fetch.max.byte=1"), "did you mean 'fetch.max.bytes'?"),
+    ],
+)
+def test_a_mistake_is_one_line(ten: FakeCluster, run: Run, arguments: tuple[str, ...], said: str) -> None:
+    ended = run("consume", "t", *arguments)
+    assert (ended.status, ended.out) == (1, "")
+    assert said in ended.err
+    assert ended.err.count("\n") == 1

@@ -1,0 +1,64 @@
+"""`spark-broker topics`: what it does, what it prints, and what a mistake gets."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from tests.cli.conftest import Run
+from tests.client.fake_broker import FakeCluster
+
+
+def test_a_topic_is_created_listed_described_grown_and_deleted(cluster: FakeCluster, run: Run) -> None:
+    assert run("topics", "create", "t", "--partitions", 2, "-c", "retention.ms=1000").status == 0
+    assert cluster.topics["t"].config == {"retention.ms": "1000"}
+    assert run("topics", "list").out == "t\n"
+    assert run("topics", "add-partitions", "t", "--partitions", 3).status == 0
+    described = run("topics", "describe", "t", "--output", "json").json
+    assert [one["partition"] for one in described["partitions"]] == [0, 1, 2]
+    assert run("topics", "delete", "t").status == 0
+    assert run("topics", "list", "-o", "json").json == []
+
+
+def test_columns_are_given_by_name_and_type(cluster: FakeCluster, run: Run) -> None:
+    columns = ("--column", "dest:string", "--column", "delay:int16", "--column", "at:timestamp")
+    assert run("topics", "create", "t", *columns, "-c", "key.columns=dest").status == 0
+    described = run("topics", "describe", "t", "-o", "json").json
+    assert described["schema"] == {"dest": "string", "delay": "int16", "at": "timestamp[us, tz=UTC]"}
+    assert cluster.topics["t"].parsed_schemas[0].field("delay").type == pa.int16()
+
+
+def test_a_column_of_no_type_is_refused_and_nothing_is_created(cluster: FakeCluster, run: Run) -> None:
+    ended = run("topics", "create", "t", "--column", "n:number")
+    assert ended.status == 1
+    assert "'number' is no type" in ended.err
+    assert cluster.topics == {}
+
+
+def test_a_table_shows_leaders_and_offsets_of_each_partition(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", 2)
+    lines = run("topics", "describe", "t").out.splitlines()
+    cells = [line.split() for line in lines if line.strip()[:1].isdigit()]
+    assert cells == [["0", "0", "0", "0,1,2", "0,1,2", "0", "0"], ["1", "1", "0", "0,1,2", "0,1,2", "0", "0"]]
+
+
+def test_an_existing_topic_is_an_error_unless_asked(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    ended = run("topics", "create", "t")
+    assert (ended.status, ended.out) == (1, "")
+    assert "TOPIC_ALREADY_EXISTS" in ended.err
+    assert run("topics", "create", "t", "--if-not-exists").status == 0
+
+
+def test_an_unknown_setting_names_the_nearest_before_anything_is_created(cluster: FakeCluster, run: Run) -> None:
+    ended = run("topics", "create", "t", "--config", "retention.m=5")
+    assert ended.status == 1
+    assert "did you mean 'retention.ms'?" in ended.err
+    assert cluster.topics == {}
+
+
+def test_an_error_is_one_line_with_what_to_do_next(cluster: FakeCluster, run: Run) -> None:
+    ended = run("topics", "describe", "nowhere")
+    assert ended.status == 1
+    assert ended.err.count("\n") == 1
+    assert ended.err.startswith("error: [UNKNOWN_TOPIC_OR_PARTITION] ")
+    assert "->" in ended.err

@@ -1,0 +1,510 @@
+"""A small cluster in memory behind real streams and calls: several brokers in one process that share one state.
+
+A test changes leaders, kills and freezes brokers (through a TCP proxy, so that clients see what they would see),
+and decides what happens to an append or a call by a hook. Every append that arrives is recorded.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from spark_broker.core.producers import ProducerStates, StoredBatch
+from spark_broker.errors import (
+    FencedLeaderEpochError,
+    InvalidRequestError,
+    LeaderNotAvailableError,
+    MessageTooLargeError,
+    NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
+    SparkBrokerError,
+    TopicAlreadyExistsError,
+    UnknownLeaderEpochError,
+    UnknownTopicIdError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC
+from spark_broker.protocol.arrow_message import assign, decode_batch, encode_batch, validate
+from spark_broker.protocol.crc32c import crc32c
+from spark_broker.protocol.frame import BatchHeader, Frame, encode_frames
+from spark_broker.protocol.messages import (
+    AlterTopicConfig,
+    AppendRequest,
+    AppendResponse,
+    BrokerMetadata,
+    CallRequest,
+    CommittedOffset,
+    CommittedOffsets,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    ElectLeaders,
+    Empty,
+    EnsureOffsetsTopic,
+    FetchedPartition,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    GetMetadata,
+    InitProducerId,
+    ListOffsets,
+    Message,
+    Metadata,
+    OffsetCommit,
+    OffsetFetch,
+    OffsetInfo,
+    Offsets,
+    OffsetSpec,
+    PartitionMetadata,
+    ProducerIdentity,
+    ReassignPartition,
+    TopicMetadata,
+)
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from spark_broker.transport.server import Server, ServerStream
+from tests.client.proxy import Proxy
+
+APPEND_TIME_MS = 1_700_000_000_000
+
+
+@dataclass
+class FakePartition:
+    """`high_watermark` None: everything is committed as soon as it is appended."""
+
+    leader: int
+    leader_epoch: int = 0
+    log_start_offset: int = 0
+    log: list[Frame] = field(default_factory=list)
+    producers: ProducerStates = field(default_factory=ProducerStates)
+    high_watermark: int | None = None
+
+    @property
+    def log_end_offset(self) -> int:
+        return self.log[-1].header.next_offset if self.log else self.log_start_offset
+
+    @property
+    def committed(self) -> int:
+        return self.log_end_offset if self.high_watermark is None else self.high_watermark
+
+
+@dataclass
+class FakeTopic:
+    name: str
+    partitions: list[FakePartition]
+    schemas: list[bytes]
+    config: dict[str, str]
+    topic_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def parsed_schemas(self) -> list[pa.Schema]:
+        return [schema_from_bytes(data) for data in self.schemas]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An append that reached a broker, whatever came of it."""
+
+    broker: int
+    partition: int
+    leader_epoch: int
+    producer_id: int
+    sequence: int
+    rows: int
+    body: bytes
+
+
+class Reaction:
+    """What a hook makes of an append."""
+
+
+class StoreSilently(Reaction):
+    """Store it and never answer."""
+
+
+class BreakAfterStoring(Reaction):
+    """Store it, then cut the broker's connections."""
+
+
+AppendHook = Callable[[int, AppendRequest, BatchHeader], "Reaction | SparkBrokerError | None"]
+CallHook = Callable[[int, CallRequest], "Message | None"]
+
+
+class FakeCluster:
+    """Brokers 0 to n-1. All state is under `lock`; `changed` is notified of every change."""
+
+    def __init__(self, brokers: int = 3) -> None:
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.topics: dict[str, FakeTopic] = {}
+        self.committed: dict[tuple[str, str, int], CommittedOffset] = {}
+        self.commits: list[OffsetCommit] = []
+        self.arrivals: list[Arrival] = []
+        self.fetches: list[FetchRequest] = []
+        self.calls: list[tuple[int, CallRequest]] = []
+        self.fenced: set[int] = set()
+        self.controller_epoch = 1
+        self.append_hook: AppendHook = lambda broker, request, header: None
+        self.call_hook: CallHook = lambda broker, request: None
+        self._next_producer_id = 1000
+        self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
+
+    @property
+    def bootstrap(self) -> str:
+        return ",".join(f"127.0.0.1:{broker.port}" for broker in self.brokers)
+
+    def create(
+        self,
+        name: str,
+        partitions: int = 1,
+        *,
+        schema: pa.Schema = DEFAULT_SCHEMA,
+        config: dict[str, str] | None = None,
+    ) -> FakeTopic:
+        leaders = [index % len(self.brokers) for index in range(partitions)]
+        topic = FakeTopic(name, [FakePartition(leader) for leader in leaders], [schema_to_bytes(schema)], config or {})
+        with self.changed:
+            self.topics[name] = topic
+            self.changed.notify_all()
+        return topic
+
+    def store(self, topic: str, partition: int, batch: pa.RecordBatch, *, schema_id: int = 0) -> int:
+        """Append a batch as if a producer had; returns its base offset."""
+        with self.changed:
+            part = self.topics[topic].partitions[partition]
+            base_offset = part.log_end_offset
+            self._append(part, encode_batch(batch, schema_id=schema_id), schema_id)
+            self.changed.notify_all()
+            return base_offset
+
+    def elect(self, topic: str, partition: int, leader: int) -> None:
+        """Another leader (or the same one), under a new epoch."""
+        with self.changed:
+            part = self.topics[topic].partitions[partition]
+            part.leader, part.leader_epoch = leader, part.leader_epoch + 1
+            self.changed.notify_all()
+
+    def kill(self, broker: int, *, fail_over: bool = True) -> None:
+        """Kill a broker; with `fail_over` the next live one leads its partitions."""
+        self.brokers[broker].proxy.kill()
+        if fail_over:
+            self.fence(broker)
+
+    def fence(self, broker: int) -> None:
+        """The controller counts the broker as lost and elects others."""
+        with self.changed:
+            self.fenced.add(broker)
+            live = [one.id for one in self.brokers if one.id not in self.fenced]
+            for topic in self.topics.values():
+                for index, part in enumerate(topic.partitions):
+                    if part.leader == broker:
+                        self.elect(topic.name, index, live[index % len(live)] if live else -1)
+            self.changed.notify_all()
+
+    def rows(self, topic: str, partition: int) -> list[dict[str, object]]:
+        """Every stored row."""
+        found = self.topics[topic]
+        with self.lock:
+            frames = list(found.partitions[partition].log)
+        schemas = found.parsed_schemas
+        return [row for f in frames for row in decode_batch(f.message, schemas[f.header.schema_id]).to_pylist()]
+
+    def close(self) -> None:
+        for broker in self.brokers:
+            broker.proxy.kill()
+        for broker in self.brokers:
+            broker.server.shutdown()
+
+    def find(self, topic_id: str, partition: int) -> tuple[FakeTopic, FakePartition]:
+        topic = next((topic for topic in self.topics.values() if topic.topic_id == topic_id), None)
+        if topic is None:
+            raise UnknownTopicIdError(f"no topic {topic_id}")
+        if partition >= len(topic.partitions):
+            raise UnknownTopicOrPartitionError(f"no partition {partition}")
+        return topic, topic.partitions[partition]
+
+    def led(self, broker: int, topic_id: str, partition: int, leader_epoch: int) -> tuple[FakeTopic, FakePartition]:
+        topic, part = self.find(topic_id, partition)
+        if part.leader != broker:
+            raise NotLeaderOrFollowerError(f"broker {broker} does not lead {topic.name}-{partition}")
+        if leader_epoch != part.leader_epoch:
+            kind = FencedLeaderEpochError if leader_epoch < part.leader_epoch else UnknownLeaderEpochError
+            raise kind(f"epoch {leader_epoch}, not {part.leader_epoch}")
+        return topic, part
+
+    def append(self, broker: int, request: AppendRequest, payload: memoryview) -> AppendResponse | Reaction:
+        with self.changed:
+            try:
+                message = bytearray(payload)
+                topic, part = self.find(request.topic_id, request.partition)
+                header = validate(message, topic.parsed_schemas[request.schema_id], max_uncompressed_bytes=2**31).header
+                self._record(broker, request, header, message)
+                reaction = self.append_hook(broker, request, header)
+                if isinstance(reaction, SparkBrokerError):
+                    raise reaction
+                self.led(broker, request.topic_id, request.partition, request.leader_epoch)
+                limit = int(topic.config.get("max.message.bytes", 2**31))
+                if len(message) > limit:
+                    raise MessageTooLargeError(f"{len(message)} bytes")
+                base_offset = self._store_once(part, header, message, request.schema_id)
+            except SparkBrokerError as error:
+                return AppendResponse(request.correlation_id, error.code, error.message)
+            self.changed.notify_all()
+            return reaction or AppendResponse(request.correlation_id, 0, "", base_offset)
+
+    def _store_once(self, part: FakePartition, header: BatchHeader, message: bytearray, schema_id: int) -> int:
+        if header.producer_id < 0:
+            return self._append(part, message, schema_id)
+        known = part.producers.check(header.producer_id, header.producer_epoch, header.base_sequence)
+        if known is not None:
+            return known.base_offset
+        base_offset = self._append(part, message, schema_id)
+        stored = StoredBatch(header.base_sequence, base_offset, base_offset + header.row_count - 1)
+        part.producers.appended(header.producer_id, header.producer_epoch, stored, APPEND_TIME_MS)
+        return base_offset
+
+    def _append(self, part: FakePartition, message: bytes | bytearray, schema_id: int) -> int:
+        base_offset = part.log_end_offset
+        header, stored = assign(
+            bytearray(message),
+            base_offset=base_offset,
+            leader_epoch=part.leader_epoch,
+            append_time_ms=APPEND_TIME_MS,
+            max_timestamp_us=APPEND_TIME_MS * 1000,
+            schema_id=schema_id,
+        )
+        part.log.append(Frame(header, bytes(stored)))
+        return base_offset
+
+    def _record(self, broker: int, request: AppendRequest, header: BatchHeader, message: bytearray) -> None:
+        arrival = Arrival(
+            broker,
+            request.partition,
+            request.leader_epoch,
+            header.producer_id,
+            header.base_sequence,
+            header.row_count,
+            bytes(message),
+        )
+        self.arrivals.append(arrival)
+
+    # ---- fetch ----------------------------------------------------------------------------------------------------
+
+    def fetch(
+        self, broker: int, request: FetchRequest, cancelled: Callable[[], bool]
+    ) -> tuple[FetchResponse, list[bytes]]:
+        with self.changed:
+            self.fetches.append(request)
+            waited_s = 0.0
+            while True:
+                answers, payload = self._read_all(broker, request)
+                failed = any(answer.error_code for answer in answers)
+                size = sum(len(part) for part in payload)
+                if failed or size >= request.min_bytes or waited_s * 1000 >= request.max_wait_ms or cancelled():
+                    return FetchResponse(request.correlation_id, answers), payload
+                self.changed.wait(0.02)
+                waited_s += 0.02
+
+    def _read_all(self, broker: int, request: FetchRequest) -> tuple[list[FetchedPartition], list[bytes]]:
+        answers, payload = [], []
+        for wanted in request.partitions:
+            try:
+                topic, part = self.led(broker, wanted.topic_id, wanted.partition, wanted.leader_epoch)
+                frames = self._read(part, wanted)
+            except SparkBrokerError as error:
+                answers.append(FetchedPartition(wanted.topic_id, wanted.partition, error.code, error.message))
+                continue
+            if request.columns is not None:
+                frames = [_projected(topic, frame, request.columns) for frame in frames]
+            data = b"".join(encode_frames(frames))
+            payload.append(data)
+            answers.append(
+                FetchedPartition(
+                    topic_id=wanted.topic_id,
+                    partition=wanted.partition,
+                    error_code=0,
+                    leader_epoch=part.leader_epoch,
+                    high_watermark=part.committed,
+                    log_start_offset=part.log_start_offset,
+                    length=len(data),
+                )
+            )
+        return answers, payload
+
+    def _read(self, part: FakePartition, wanted: FetchPartition) -> list[Frame]:
+        if not part.log_start_offset <= wanted.offset <= part.log_end_offset:
+            raise OffsetOutOfRangeError(f"{wanted.offset} is not in {part.log_start_offset}..{part.log_end_offset}")
+        frames: list[Frame] = []
+        size = 0
+        for frame in part.log:
+            if frame.header.next_offset <= wanted.offset:
+                continue
+            if frame.header.next_offset > part.committed or (frames and size + len(frame.message) > wanted.max_bytes):
+                break
+            frames.append(frame)
+            size += len(frame.message)
+        return frames
+
+    # ---- calls ----------------------------------------------------------------------------------------------------
+
+    def call(self, broker: int, request: CallRequest) -> Message:
+        with self.changed:
+            self.calls.append((broker, request))
+            self.changed.notify_all()
+        hooked = self.call_hook(broker, request)
+        if hooked is not None:
+            return hooked
+        with self.changed:
+            answer = self._answer(broker, request)
+            self.changed.notify_all()
+            return answer
+
+    def _answer(self, broker: int, request: CallRequest) -> Message:
+        match request:
+            case GetMetadata():
+                return self.metadata(request.topics)
+            case InitProducerId():
+                self._next_producer_id += 1
+                return ProducerIdentity(self._next_producer_id, 0)
+            case ListOffsets():
+                return Offsets([self._offset_info(broker, spec) for spec in request.partitions])
+            case OffsetCommit() | OffsetFetch():
+                return self._group(broker, request)
+            case _:
+                return self._administer(request)
+
+    def _administer(self, request: CallRequest) -> Message:
+        match request:
+            case CreateTopic():
+                if request.name in self.topics:
+                    raise TopicAlreadyExistsError(f"topic {request.name!r} exists")
+                schema = schema_from_bytes(request.schema) if request.schema else DEFAULT_SCHEMA
+                self.create(request.name, max(1, request.partitions), schema=schema, config=dict(request.config))
+            case DeleteTopic():
+                self._topic(request.name)
+                del self.topics[request.name]
+            case CreatePartitions():
+                topic = self._topic(request.name)
+                while len(topic.partitions) < request.total:
+                    topic.partitions.append(FakePartition(len(topic.partitions) % len(self.brokers)))
+            case AlterTopicConfig():
+                config = {**self._topic(request.name).config, **request.values}
+                self._topic(request.name).config = {name: value for name, value in config.items() if value is not None}
+            case EnsureOffsetsTopic():
+                if CONSUMER_OFFSETS_TOPIC not in self.topics:
+                    self.create(CONSUMER_OFFSETS_TOPIC, 3)
+            case ElectLeaders() | ReassignPartition():
+                return Empty()
+            case _:
+                raise InvalidRequestError(f"{type(request).__name__} is not a client's call")
+        return Empty()
+
+    def _topic(self, name: str) -> FakeTopic:
+        if name not in self.topics:
+            raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+        return self.topics[name]
+
+    def metadata(self, names: list[str] | None) -> Metadata:
+        """What every broker answers."""
+        wanted = self.topics.values() if names is None else [self.topics[n] for n in names if n in self.topics]
+        brokers = [
+            BrokerMetadata(one.id, "127.0.0.1", one.port, None, 1, 0, "", 0, one.id in self.fenced)
+            for one in self.brokers
+        ]
+        return Metadata("fake", self.controller_epoch, brokers, [self._topic_metadata(topic) for topic in wanted])
+
+    def _topic_metadata(self, topic: FakeTopic) -> TopicMetadata:
+        ids = [broker.id for broker in self.brokers]
+        partitions = [
+            PartitionMetadata(index, part.leader, part.leader_epoch, ids, ids, part.leader_epoch)
+            for index, part in enumerate(topic.partitions)
+        ]
+        return TopicMetadata(topic.name, topic.topic_id, partitions, topic.schemas, topic.config)
+
+    def _offset_info(self, broker: int, spec: OffsetSpec) -> OffsetInfo:
+        try:
+            _, part = self.led(broker, spec.topic_id, spec.partition, spec.leader_epoch)
+        except SparkBrokerError as error:
+            return OffsetInfo(spec.topic_id, spec.partition, error.code, error.message)
+        offset = {-1: part.committed, -2: part.log_start_offset}.get(spec.timestamp_ms, -1)
+        if spec.timestamp_ms >= 0 and spec.timestamp_ms <= APPEND_TIME_MS and part.log:
+            offset = part.log[0].header.base_offset
+        return OffsetInfo(
+            spec.topic_id,
+            spec.partition,
+            0,
+            offset=offset,
+            leader_epoch=part.leader_epoch,
+            log_start_offset=part.log_start_offset,
+            high_watermark=part.committed,
+        )
+
+    def _group(self, broker: int, request: OffsetCommit | OffsetFetch) -> Message:
+        topic = self.topics.get(CONSUMER_OFFSETS_TOPIC)
+        if topic is None:
+            raise LeaderNotAvailableError("no offsets topic")
+        if all(part.leader != broker for part in topic.partitions):
+            raise NotLeaderOrFollowerError("not the coordinator")
+        if isinstance(request, OffsetCommit):
+            self.commits.append(request)
+            for one in request.offsets:
+                self.committed[request.group_id, one.topic, one.partition] = one
+            return Empty()
+        wanted = request.partitions
+        return CommittedOffsets(
+            [
+                one
+                for (group, topic_name, partition), one in self.committed.items()
+                if group == request.group_id and (wanted is None or (topic_name, partition) in wanted)
+            ]
+        )
+
+
+def _projected(topic: FakeTopic, frame: Frame, columns: list[str]) -> Frame:
+    batch = decode_batch(frame.message, topic.parsed_schemas[frame.header.schema_id], columns)
+    message = encode_batch(batch, schema_id=frame.header.schema_id)
+    return Frame(frame.header._replace(length=len(message), message_crc=crc32c(message)), message)
+
+
+class FakeBroker:
+    """One server of the cluster, behind a proxy whose port clients see."""
+
+    def __init__(self, cluster: FakeCluster, broker_id: int) -> None:
+        self.id = broker_id
+        self._cluster = cluster
+        self.bugs: list[BaseException] = []
+        self.server = Server(
+            "127.0.0.1",
+            0,
+            lambda request: cluster.call(broker_id, request),
+            {"append": self._appends, "fetch": self._fetches},
+            self.bugs.append,
+        )
+        self.proxy = Proxy(self.server.port)
+
+    @property
+    def port(self) -> int:
+        return self.proxy.port
+
+    def _appends(self, stream: ServerStream) -> None:
+        while (received := stream.receive()) is not None:
+            request, payload = received
+            if not isinstance(request, AppendRequest):
+                raise InvalidRequestError("not an append")
+            answer = self._cluster.append(self.id, request, payload)
+            if isinstance(answer, BreakAfterStoring):
+                self.proxy.kill()
+                self.proxy.revive()
+            elif isinstance(answer, AppendResponse) and request.acks != 0:
+                stream.send(answer)
+
+    def _fetches(self, stream: ServerStream) -> None:
+        while (received := stream.receive()) is not None:
+            request, _ = received
+            if not isinstance(request, FetchRequest):
+                raise InvalidRequestError("not a fetch")
+            response, payload = self._cluster.fetch(self.id, request, lambda: stream.cancelled)
+            stream.send(response, *payload)

@@ -1,0 +1,170 @@
+"""The admin client answers with typed errors, from whichever broker is there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from spark_broker import Admin, NewTopic, TopicPartition
+from spark_broker.errors import (
+    BootstrapUnreachableError,
+    ClosedError,
+    InvalidConfigError,
+    InvalidSchemaError,
+    NotControllerError,
+    TopicAlreadyExistsError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC
+from spark_broker.protocol.messages import CallRequest, CreateTopic, Empty, ErrorResponse, Message
+from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from tests.client.fake_broker import FakeCluster
+
+
+@pytest.fixture
+def admin(cluster: FakeCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap) as found:
+        yield found
+
+
+def test_a_topic_is_created_described_and_deleted(cluster: FakeCluster, admin: Admin) -> None:
+    schema = pa.schema([("city", pa.large_string()), ("n", pa.int64())])
+    admin.create_topic(NewTopic("b", partitions=3, schema=schema, config={"key.columns": ["city"], "retention.ms": 5}))
+    admin.create_topics([NewTopic("a")])
+    assert admin.list_topics() == ["a", "b"]
+    topic = admin.describe_topic("b")
+    assert topic.schema == pa.schema([("city", pa.string()), ("n", pa.int64())])
+    assert topic.config == {"key.columns": "city", "retention.ms": "5"}
+    assert [(p.partition, p.leader, p.log_start_offset, p.high_watermark) for p in topic.partitions] == [
+        (0, 0, 0, 0),
+        (1, 1, 0, 0),
+        (2, 2, 0, 0),
+    ]
+    assert admin.describe_topic("a").schema == DEFAULT_SCHEMA
+    admin.delete_topic("b")
+    assert admin.list_topics() == ["a"]
+
+
+def test_create_topic_returns_when_every_partition_has_a_leader(cluster: FakeCluster, admin: Admin) -> None:
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        topic = cluster.topics.get("t")
+        if topic is not None and topic.partitions[1].leader < 0:
+            looks.append(request)
+            if len(looks) == 3:
+                cluster.elect("t", 1, 2)
+        elif isinstance(request, CreateTopic):
+            cluster.create("t", 2)
+            cluster.elect("t", 1, -1)
+            return Empty()
+        return None
+
+    looks: list[CallRequest] = []
+    cluster.call_hook = hook
+    admin.create_topic(NewTopic("t", partitions=2))
+    assert len(looks) == 3
+
+
+def test_a_change_is_tried_again_while_the_controller_is_away(cluster: FakeCluster, admin: Admin) -> None:
+    left = [NotControllerError("no controller")] * 3
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, CreateTopic) and left:
+            error = left.pop()
+            return ErrorResponse(error.code, error.message)
+        return None
+
+    cluster.call_hook = hook
+    admin.create_topic(NewTopic("t"))
+    assert admin.list_topics() == ["t"]
+
+
+def test_a_dead_broker_is_passed_over(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t", 3)
+    cluster.kill(0)
+    cluster.kill(1)
+    assert admin.list_topics() == ["t"]
+    assert [p.leader for p in admin.describe_topic("t").partitions] == [2, 2, 2]
+    assert [broker.id for broker in admin.describe_cluster().brokers] == [2]
+    assert [(b.id, b.fenced) for b in admin.describe_cluster(include_fenced=True).brokers] == [
+        (0, True),
+        (1, True),
+        (2, False),
+    ]
+
+
+def test_learned_brokers_are_asked_when_the_bootstrap_address_is_gone(cluster: FakeCluster) -> None:
+    with Admin(cluster.bootstrap.split(",", maxsplit=1)[0]) as admin:
+        assert len(admin.describe_cluster().brokers) == 3
+        cluster.kill(0)
+        assert admin.list_topics() == []
+
+
+def test_a_partition_without_a_leader_is_described_without_offsets(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t", 2)
+    cluster.elect("t", 0, -1)
+    first, second = admin.describe_topic("t").partitions
+    assert (first.leader, first.log_start_offset, first.high_watermark) == (-1, -1, -1)
+    assert (second.leader, second.log_start_offset, second.high_watermark) == (1, 0, 0)
+
+
+def test_errors_of_the_controller_come_back_as_their_type(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t")
+    with pytest.raises(TopicAlreadyExistsError, match="'t'"):
+        admin.create_topic(NewTopic("t"))
+    for act in (admin.delete_topic, admin.describe_topic, lambda name: admin.create_partitions(name, 3)):
+        with pytest.raises(UnknownTopicOrPartitionError, match="'nope'"):
+            act("nope")
+    with pytest.raises(InvalidSchemaError):
+        admin.create_topic(NewTopic("u", schema=pa.schema([("d", pa.dictionary(pa.int8(), pa.float16()))])))
+    assert admin.list_topics() == ["t"]
+
+
+def test_partitions_are_added_and_settings_are_changed(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t", config={"retention.ms": "1"})
+    admin.create_partitions("t", 3)
+    assert len(admin.describe_topic("t").partitions) == 3
+    admin.alter_topic_config("t", {"retention.ms": None, "max.message.bytes": 10, "key.columns": ["a", "b"]})
+    assert admin.describe_topic("t").config == {"max.message.bytes": "10", "key.columns": "a,b"}
+
+
+def test_internal_topics_are_hidden_unless_asked_for(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create(CONSUMER_OFFSETS_TOPIC)
+    assert admin.list_topics() == []
+    assert admin.list_topics(include_internal=True) == [CONSUMER_OFFSETS_TOPIC]
+    assert admin.describe_topic(CONSUMER_OFFSETS_TOPIC).internal
+
+
+def test_offsets_are_listed_by_time(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t").partitions[0].log_start_offset = 7
+    tp = TopicPartition("t", 0)
+    assert admin.list_offsets({tp: -2}) == admin.list_offsets({tp: -1}) == {tp: 7}
+
+
+@pytest.mark.parametrize("servers", ["localhost", "host:port", "", [], "a:1,b", "h:99999", "http://h:1", "::1:9"])
+def test_a_bad_bootstrap_address_is_named(servers: str | list[str]) -> None:
+    with pytest.raises(InvalidConfigError, match=r"bootstrap\.servers"):
+        Admin(servers)
+
+
+def test_unreachable_addresses_are_all_named() -> None:
+    with Admin("127.0.0.1:1,127.0.0.1:2") as admin, pytest.raises(BootstrapUnreachableError) as caught:
+        admin.list_topics()
+    assert "127.0.0.1:1" in str(caught.value)
+    assert "127.0.0.1:2" in str(caught.value)
+
+
+def test_a_closed_admin_client_says_so(cluster: FakeCluster) -> None:
+    admin = Admin(cluster.bootstrap)
+    admin.close()
+    admin.close()
+    with pytest.raises(ClosedError):
+        admin.list_topics()
+
+
+def test_the_package_loads_neither_spark_nor_grpc_before_a_client_is_made() -> None:
+    code = "import sys, spark_broker; print([m for m in ('pyspark', 'pyarrow.flight') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

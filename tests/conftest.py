@@ -1,0 +1,82 @@
+"""What every test may use: a wait with a deadline, and settings that make runs alike on every machine."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# When pytest is run without make, executors take interpreter and interface from here: set before Spark starts its JVM.
+os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+
+# No deadline: a slow machine is not a failure. Derandomized: `make test` gives the same answer twice; `full` explores.
+settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
+settings.register_profile(
+    "full", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+SPARK_TIMEOUT_S = 300
+"""A test with real executors may have to wait for the start of its shared cluster."""
+
+_TESTS = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Everything under tests/spark needs executors: it is marked `spark` and may take longer."""
+    for item in items:
+        if item.path.is_relative_to(_TESTS / "spark"):
+            item.add_marker("spark")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Flight servers that tests made in this process are never joined: at an ordinary exit their finalizers would hang."""
+    if "pyarrow.flight" in sys.modules and _exit_status is not None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_status)
+
+
+_exit_status: int | None = None
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Remember the outcome for `pytest_unconfigure`."""
+    global _exit_status  # noqa: PLW0603
+    _exit_status = int(exitstatus)
+
+
+class WaitUntil(Protocol):
+    """`wait_until(condition, what, timeout_s=30)`."""
+
+    def __call__(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None: ...
+
+
+@pytest.fixture(scope="session")
+def wait_until() -> WaitUntil:
+    """Wait until `condition()` is true; fails with `what` was awaited once `timeout_s` seconds have passed.
+
+    For states of other processes, which no condition variable reaches. The deadline bounds a hang; it measures nothing.
+    """
+
+    def wait(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
+        deadline = time.monotonic() + timeout_s
+        pause = threading.Event()
+        while not condition():
+            if time.monotonic() > deadline:
+                pytest.fail(f"waited {timeout_s} s in vain: {what}")
+            pause.wait(0.01)
+
+    return wait

@@ -1,0 +1,68 @@
+"""A task goes on through elections, frozen brokers and broken streams, and stops where going on would be wrong."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from spark_broker.errors import InconsistentTopicIdError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from tests.client.fake_broker import FakeCluster
+from tests.datasource.conftest import MakeRead
+from tests.datasource.test_planning import SCHEMA, fill, numbers
+
+SMALL_FETCHES = {"max.partition.fetch.bytes": "1024"}
+"""A batch or two for each answer, so that there is something left to read when the leader goes."""
+
+
+def test_a_new_leader_goes_on_where_the_old_one_stopped(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 20_000, per_batch=10_000)
+    batches = read(subscribe="t", **SMALL_FETCHES).batches()
+    first = next(batches)
+    cluster.kill(cluster.topics["t"].partitions[0].leader)
+    rest = list(batches)
+    assert rest
+    assert pa.Table.from_batches([first, *rest])["n"].to_pylist() == list(range(20_000))
+
+
+def test_a_leader_that_is_gone_before_the_task_starts_is_not_waited_for(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 3, 100)
+    query = read(subscribe="t")
+    cluster.kill(0)
+    assert query.table().num_rows == 300
+
+
+def test_a_fenced_epoch_is_refreshed_unseen(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 20_000, per_batch=10_000)
+    batches = read(subscribe="t", **SMALL_FETCHES).batches()
+    first = next(batches)
+    cluster.elect("t", 0, (cluster.topics["t"].partitions[0].leader + 1) % 3)
+    assert pa.Table.from_batches([first, *batches])["n"].to_pylist() == list(range(20_000))
+
+
+def test_records_that_are_gone_fail_the_task_unless_loss_is_accepted(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 50)
+    strict, lenient = read(subscribe="t"), read(subscribe="t", failOnDataLoss="false")
+    part = cluster.topics["t"].partitions[0]
+    part.log_start_offset = 20
+    del part.log[:2]
+    with pytest.raises(OffsetOutOfRangeError, match="records from offset 0 on are gone"):
+        strict.table()
+    assert lenient.table()["n"].to_pylist() == list(range(20, 50))
+
+
+def test_a_topic_that_was_made_anew_is_never_read_in_the_old_ones_place(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 5)
+    query = read(subscribe="t")
+    del cluster.topics["t"]
+    cluster.create("t", schema=SCHEMA)
+    cluster.store("t", 0, numbers(*range(900, 905)))
+    with pytest.raises(InconsistentTopicIdError, match="'t'"):
+        query.table()
+
+
+def test_a_topic_that_was_deleted_is_reported(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 5)
+    query = read(subscribe="t")
+    del cluster.topics["t"]
+    with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
+        query.table()

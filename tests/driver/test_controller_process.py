@@ -1,0 +1,191 @@
+"""The controller's process: started, asked, and gone with its driver."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_broker.driver.controller_client import ControllerClient
+from spark_broker.driver.controller_pipe import Answer, ControllerConfig, Started, from_line, to_line
+from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.errors import (
+    ClosedError,
+    ClusterStartError,
+    InvalidConfigError,
+    InvalidRequestError,
+    MetadataStoreError,
+    NotControllerError,
+    RequestTimedOutError,
+)
+from tests.conftest import WaitUntil
+from tests.driver.fake_broker import FakeBroker
+
+ROOT = Path(__file__).parents[2]
+
+
+def config(path: Path, **changes: object) -> ControllerConfig:
+    values: dict[str, object] = {"cluster": {}, "topic": {}, "metadata_dir": str(path / "metadata")}
+    return ControllerConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def controller(tmp_path: Path) -> Iterator[ControllerClient]:
+    client = ControllerClient.start(config(tmp_path))
+    yield client
+    client.close()
+
+
+def gone(pid: int) -> bool:
+    """Whether the process has ended (a zombie that nobody has waited for counts)."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state == "Z"
+
+
+def test_a_controller_says_who_it_is_and_commits_launch_numbers(controller: ControllerClient, tmp_path: Path) -> None:
+    assert controller.port > 0
+    assert controller.controller_epoch == 0
+    assert [controller.new_launch() for _ in range(3)] == [1, 2, 3]
+    log = MetadataLog.open(str(tmp_path / "metadata"))
+    assert (log.image.cluster_id, log.image.last_launch) == (controller.cluster_id, 3)
+
+
+def test_brokers_are_registered_reported_lost_and_shown(controller: ControllerClient, wait_until: WaitUntil) -> None:
+    launch = controller.new_launch()
+    broker = FakeBroker(controller.host, controller.port, launch, "d").wait_live()
+    (shown,) = controller.status().brokers
+    assert (shown.id, shown.launch, shown.fenced, shown.port) == (0, launch, False, broker.request.port)
+    controller.spark_loss(launch)
+    wait_until(lambda: controller.status().brokers[0].fenced, "the broker is fenced")
+    broker.die()
+
+
+def test_brokers_are_stopped_in_order_while_other_commands_go_on(controller: ControllerClient) -> None:
+    broker = FakeBroker(controller.host, controller.port, controller.new_launch(), "d").wait_live()
+    left: list[tuple[int, ...]] = []
+    stopper = threading.Thread(target=lambda: left.append(controller.stop_brokers(20)))
+    stopper.start()
+    broker.wait(lambda b: b.answers[-1].shut_down, "permission to stop")
+    assert controller.status().brokers[0].in_controlled_shutdown
+    broker.die()
+    stopper.join(20)
+    assert left == [(0,)]
+
+
+def test_a_stop_that_takes_too_long_is_given_up(controller: ControllerClient) -> None:
+    broker = FakeBroker(controller.host, controller.port, controller.new_launch(), "d").wait_live()
+    with pytest.raises(RequestTimedOutError):
+        controller.stop_broker(broker.request.launch, timeout_s=0.01)
+    assert controller.new_launch() == 2
+    broker.die()
+
+
+def test_a_restart_takes_over_under_a_higher_epoch(tmp_path: Path) -> None:
+    first = ControllerClient.start(config(tmp_path))
+    first.new_launch()
+    first.close()
+    second = ControllerClient.start(config(tmp_path, known_cluster_ids=[first.cluster_id]))
+    assert (second.cluster_id, second.controller_epoch) == (first.cluster_id, 1)
+    assert second.new_launch() == 2
+    second.close()
+
+
+def test_a_closed_controller_is_gone_and_says_so(controller: ControllerClient) -> None:
+    controller.close()
+    controller.close()
+    assert not controller.alive
+    with pytest.raises(ClosedError):
+        controller.new_launch()
+
+
+def test_a_killed_controller_is_noticed(controller: ControllerClient, wait_until: WaitUntil) -> None:
+    os.kill(controller.pid, signal.SIGKILL)
+    wait_until(lambda: not controller.alive, "the process ends")
+    with pytest.raises(NotControllerError):
+        controller.new_launch(timeout_s=20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"known_cluster_ids": ["of-another-time"]}, MetadataStoreError),
+        ({"cluster": {"num.partition": "3"}}, InvalidConfigError),
+        ({"metadata_dir": "memory://metadata"}, MetadataStoreError),
+        ({"host": "192.0.2.1"}, ClusterStartError),
+    ],
+)
+def test_what_keeps_a_controller_from_serving_is_a_typed_error(
+    tmp_path: Path, changes: dict[str, object], error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        ControllerClient.start(config(tmp_path, **changes))
+
+
+def test_a_second_controller_on_the_same_metadata_ends_the_first(tmp_path: Path, wait_until: WaitUntil) -> None:
+    first = ControllerClient.start(config(tmp_path))
+    second = ControllerClient.start(config(tmp_path))
+    with pytest.raises(NotControllerError):
+        first.new_launch()
+    wait_until(lambda: not first.alive, "the deposed controller ends")
+    assert second.new_launch() == 1
+    first.close()
+    second.close()
+
+
+DRIVER = """
+import os, sys
+from spark_broker.driver.controller_client import ControllerClient
+from spark_broker.driver.controller_pipe import ControllerConfig
+client = ControllerClient.start(ControllerConfig(cluster={}, topic={}, metadata_dir=sys.argv[1]))
+if sys.argv[2] == "fork" and os.fork() == 0:
+    sys.stdout.close()
+    os.read(0, 1)
+    os._exit(0)
+print(client.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "fork"])
+def test_the_controller_ends_with_its_driver(tmp_path: Path, wait_until: WaitUntil, how: str) -> None:
+    """Even when a forked child of the driver still holds the pipe open."""
+    driver = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(tmp_path / "metadata"), how],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert driver.stdin is not None
+    assert driver.stdout is not None
+    pid = int(driver.stdout.readline())
+    assert not gone(pid)
+    driver.kill()
+    driver.wait(20)
+    wait_until(lambda: gone(pid), "the controller ends with its driver")
+    driver.stdin.close()
+    driver.stdout.close()
+
+
+def test_a_line_that_is_no_command_is_answered_and_changes_nothing(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spark_broker.driver.controller_process"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    lines = [to_line(config(tmp_path)), b"not json\n", b'{"id": 7, "cmd": "dance"}\n', b'{"id": 8, "cmd": "status"}\n']
+    output, _ = process.communicate(b"".join(lines), timeout=60)
+    started, *answers = output.splitlines()
+    assert from_line(started, Started).port > 0
+    codes = [(answer.id, answer.error_code) for answer in (from_line(line, Answer) for line in answers)]
+    assert codes == [(-1, InvalidRequestError.code), (7, InvalidRequestError.code), (8, 0)]
+    assert process.returncode == 0

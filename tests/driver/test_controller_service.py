@@ -1,0 +1,304 @@
+"""The controller's shell over real streams: commit, then tell; sessions, probes and failures."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_broker.config import load_cluster_settings
+from spark_broker.driver.controller_service import ControllerService
+from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.errors import (
+    DuplicateBrokerRegistrationError,
+    InvalidConfigError,
+    InvalidRequestError,
+    InvalidSchemaError,
+    NotControllerError,
+    SparkBrokerError,
+    StaleControllerEpochError,
+    TopicAlreadyExistsError,
+)
+from spark_broker.protocol.messages import (
+    AlterTopicConfig,
+    CallResponse,
+    CreateTopic,
+    EnsureOffsetsTopic,
+    GetMetadata,
+    Heartbeat,
+    Message,
+    Metadata,
+)
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.transport.client import Connection
+from tests.driver.fake_broker import FakeBroker
+
+HOST = "127.0.0.1"
+
+
+class Running:
+    """A service on loopback, and the brokers that were started on it."""
+
+    def __init__(self, path: Path, **values: object) -> None:
+        self.path = path
+        self.failures: list[BaseException] = []
+        self.failed = threading.Event()
+        named = {name.replace("_", "."): value for name, value in values.items()}
+        self.service = ControllerService(load_cluster_settings(named), MetadataLog.open(str(path)), self._fail)
+        self.service.start(HOST, 0)
+        self.connection = Connection(HOST, self.service.port)
+        self.brokers: list[FakeBroker] = []
+
+    def _fail(self, error: BaseException) -> None:
+        self.failures.append(error)
+        self.failed.set()
+
+    def broker(self, directory: str = "", **changes: object) -> FakeBroker:
+        launch = self.service.new_launch(10)
+        broker = FakeBroker(HOST, self.service.port, launch, directory or f"directory-{launch}", **changes)
+        self.brokers.append(broker)
+        return broker
+
+    def live_brokers(self, count: int) -> list[FakeBroker]:
+        return [self.broker().wait_live() for _ in range(count)]
+
+    def call(self, request: Message) -> CallResponse:
+        return self.connection.call(request, timeout_ms=20_000)
+
+    def close(self) -> None:
+        for broker in self.brokers:
+            broker.die()
+        self.service.close()
+        self.connection.close()
+
+
+Start = Callable[..., Running]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a controller on the test's metadata directory."""
+    running: list[Running] = []
+
+    def begin(**values: object) -> Running:
+        running.append(Running(tmp_path / "metadata", **values))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.close()
+
+
+def test_a_broker_gets_its_id_then_a_snapshot_then_every_change(start: Start) -> None:
+    running = start()
+    first, second = running.live_brokers(2)
+    assert (first.id, second.id) == (0, 1)
+    running.call(CreateTopic("t", 1, 2, b"", {}))
+    for broker in (first, second):
+        broker.wait(lambda b: b.image == running.service.image, "the broker's metadata equals the controller's")
+        assert broker.updates[0].snapshot
+        assert not any(update.snapshot for update in broker.updates[1:])
+
+
+def test_what_brokers_hear_is_in_the_log_already(start: Start) -> None:
+    running = start()
+    (broker,) = running.live_brokers(1)
+    running.call(CreateTopic("t", 1, 1, b"", {}))
+    broker.wait(lambda b: b.partition(), "the topic")
+    assert MetadataLog.open(str(running.path)).image.topic("t") == broker.image.topic("t")
+
+
+def test_a_killed_brokers_leadership_moves_at_once(start: Start) -> None:
+    running = start(broker_session_timeout_ms=600_000, controller_reconnect_grace_ms=600_000)
+    brokers = running.live_brokers(3)
+    running.call(CreateTopic("t", 1, 3, b"", {}))
+    brokers[1].wait(lambda b: b.partition(), "the topic")
+    brokers[0].die()
+    brokers[1].wait(lambda b: (s := b.partition()) and s.leader == 1 and set(s.isr) == {1, 2}, "an election")
+
+
+def test_a_broker_whose_port_answers_may_come_back_to_its_session(start: Start) -> None:
+    running = start(broker_session_timeout_ms=600_000, controller_reconnect_grace_ms=600_000)
+    broker, other = running.live_brokers(2)
+    epoch = running.service.image.brokers[0].epoch
+    broker.end_stream()
+    again = FakeBroker(HOST, running.service.port, broker.request.launch, "", **_same_process(broker))
+    running.brokers.append(again)
+    again.wait_live()
+    assert (again.id, running.service.image.brokers[0].epoch) == (0, epoch)
+    assert other.image.brokers[0].live
+
+
+def _same_process(broker: FakeBroker) -> dict[str, object]:
+    return {
+        "directory_id": broker.request.directory_id,
+        "incarnation": broker.request.incarnation,
+        "executor_id": broker.request.executor_id,
+        "port": broker.request.port,
+        "broker_id": broker.id,
+    }
+
+
+def test_a_broker_that_does_not_come_back_is_fenced_after_the_grace(start: Start) -> None:
+    running = start(broker_session_timeout_ms=600_000, controller_reconnect_grace_ms=200)
+    broker, other = running.live_brokers(2)
+    broker.end_stream()
+    other.wait(lambda b: b.image.brokers[0].fenced, "the fence")
+
+
+def test_sparks_loss_signal_ends_the_session_of_its_launch(start: Start) -> None:
+    running = start(broker_session_timeout_ms=600_000)
+    broker, other = running.live_brokers(2)
+    running.service.spark_loss(broker.request.launch)
+    other.wait(lambda b: b.image.brokers[0].fenced, "the fence")
+    broker.wait(lambda b: b.error is not None, "the end of its session")
+    assert running.service.image.brokers[1].live
+
+
+def test_a_later_launch_of_a_directory_supersedes_the_session_of_the_earlier_one(start: Start) -> None:
+    running = start()
+    zombie = running.broker("d").wait_live()
+    replacement = running.broker("d", broker_id=0).wait_live()
+    zombie.wait(lambda b: b.stops and b.stops[-1].superseded, "the zombie is told to exit")
+    assert replacement.id == zombie.id == 0
+
+
+def test_a_refused_registration_is_a_typed_error_at_the_broker(start: Start) -> None:
+    running = start()
+    running.broker(executor_id="one").wait_live()
+    second = running.broker(executor_id="one")
+    second.wait(lambda b: b.error is not None, "the refusal")
+    assert isinstance(second.error, DuplicateBrokerRegistrationError)
+
+
+def test_brokers_leave_in_order_and_the_asker_hears_of_it(start: Start) -> None:
+    running = start()
+    brokers = running.live_brokers(3)
+    running.call(CreateTopic("t", 3, 3, b"", {}))
+    done: list[tuple[int, ...]] = []
+    stopper = threading.Thread(target=lambda: done.append(running.service.stop_brokers(None, 20)))
+    stopper.start()
+    for broker in brokers:
+        broker.wait(lambda b: b.answers[-1].shut_down, "permission to stop")
+        broker.die()
+    stopper.join(20)
+    assert done == [(0, 1, 2)]
+    topic = running.service.image.topic("t")
+    assert topic is not None
+    assert all(len(p.isr) == 3 for p in topic.partitions)
+
+
+def test_an_error_of_a_call_reaches_its_caller_with_its_type(start: Start) -> None:
+    running = start()
+    running.live_brokers(1)
+    running.call(CreateTopic("t", 1, 1, b"", {}))
+    with pytest.raises(TopicAlreadyExistsError):
+        running.call(CreateTopic("t", 1, 1, b"", {}))
+    with pytest.raises(InvalidSchemaError):
+        running.call(CreateTopic("u", 1, 1, b"no schema", {}))
+    assert not running.failures
+
+
+def test_the_default_schema_is_kafkas_record_and_a_typed_one_is_kept(start: Start) -> None:
+    running = start()
+    running.live_brokers(1)
+    typed = pa.schema([pa.field("dest", pa.string()), pa.field("delay", pa.float64())])
+    running.call(CreateTopic("default", 1, 1, b"", {}))
+    running.call(CreateTopic("typed", 1, 1, schema_to_bytes(typed), {"key.columns": "dest"}))
+    metadata = running.call(GetMetadata())
+    assert isinstance(metadata, Metadata)
+    schemas = {topic.name: topic.schemas for topic in metadata.topics}
+    assert schemas == {"default": [schema_to_bytes(DEFAULT_SCHEMA)], "typed": [schema_to_bytes(typed)]}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"key.columns": "dst"}, {"key.columns": "delay"}, {"timestamp.column": "dest"}, {"timestamp.column": "x"}],
+)
+def test_a_setting_that_names_an_unfit_column_is_refused(start: Start, config: dict[str, str]) -> None:
+    running = start()
+    running.live_brokers(1)
+    schema = schema_to_bytes(pa.schema([pa.field("dest", pa.string()), pa.field("delay", pa.float64())]))
+    with pytest.raises(InvalidConfigError):
+        running.call(CreateTopic("t", 1, 1, schema, config))
+    running.call(CreateTopic("t", 1, 1, schema, {}))
+    with pytest.raises(InvalidConfigError):
+        running.call(AlterTopicConfig("t", dict(config)))
+
+
+def test_the_offsets_topic_is_made_by_whoever_asks_first(start: Start) -> None:
+    running = start(offsets_topic_num_partitions=2)
+    running.live_brokers(1)
+    running.call(EnsureOffsetsTopic())
+    running.call(EnsureOffsetsTopic())
+    topic = running.service.image.topic("__consumer_offsets")
+    assert topic is not None
+    assert (len(topic.partitions), topic.internal) == (2, True)
+
+
+def test_a_session_that_does_not_begin_with_a_registration_is_refused(start: Start) -> None:
+    running = start()
+    stream = running.connection.open_stream("session")
+    stream.send(Heartbeat(0, 0, 0, ready=True))
+    with pytest.raises(InvalidRequestError):
+        stream.receive(timeout_ms=10_000)
+
+
+def test_many_calls_at_once_share_files(start: Start) -> None:
+    running = start()
+    running.live_brokers(1)
+    before = len(list(running.path.glob("*.log")))
+    barrier = threading.Barrier(16)
+    errors: list[SparkBrokerError] = []
+
+    def create(number: int) -> None:
+        barrier.wait()
+        try:
+            running.call(CreateTopic(f"t{number}", 1, 1, b"", {}))
+        except SparkBrokerError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=create, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert len(running.service.image.topics) == 16
+    assert 1 <= len(list(running.path.glob("*.log"))) - before <= 16
+
+
+def test_a_deposed_controller_fails_and_tells_nobody_of_its_decision(start: Start) -> None:
+    old = start()
+    (broker,) = old.live_brokers(1)
+    new = start()
+    known = broker.image.next_offset
+    with pytest.raises(NotControllerError):
+        old.call(CreateTopic("t", 1, 1, b"", {}))
+    assert old.failed.wait(20)
+    assert isinstance(old.failures[0], StaleControllerEpochError)
+    assert broker.image.next_offset == known
+    assert new.service.image.controller_epoch == old.service.image.controller_epoch + 1
+
+
+def test_a_restarted_controller_brings_everything_back(start: Start) -> None:
+    first = start()
+    brokers = [first.broker(f"d{number}").wait_live() for number in range(2)]
+    first.call(CreateTopic("t", 4, 2, b"", {}))
+    before = first.service.image
+    first.close()
+    second = start()
+    assert second.service.image.cluster_id == before.cluster_id
+    again = [
+        second.broker(f"d{number}", broker_id=broker.id, cluster_id=before.cluster_id, start_kind="process_crash")
+        for number, broker in enumerate(brokers)
+    ]
+    for broker in again:
+        broker.wait_live()
+        broker.wait(lambda b: all(state.leader >= 0 for _, _, state in b.image.partitions()), "leaders")
+    topic = second.service.image.topic("t")
+    assert topic is not None
+    assert all(len(p.isr) == 2 for p in topic.partitions)

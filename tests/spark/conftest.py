@@ -1,0 +1,38 @@
+"""One real Spark application for all tests of a run: a session takes 16 to 23 s to start, and a process has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_broker.driver.cluster import BrokerCluster
+
+MASTER = "local-cluster[3,2,1024]"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """Three executor JVMs of two cores each: one core for a broker, one for queries."""
+    from pyspark.sql import SparkSession
+
+    from spark_broker.driver.session import configure_spark
+
+    builder = SparkSession.builder.master(MASTER).appName("spark-broker tests").config("spark.ui.enabled", "false")
+    session = configure_spark(builder).getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
+    """Three brokers, shared by a module's tests. Not by the whole run: two clusters would leave queries no core."""
+    from spark_broker.driver.cluster import BrokerCluster
+
+    log_dirs = tmp_path_factory.mktemp("log-dirs")
+    with BrokerCluster.start(spark, 3, {"log.dirs": str(log_dirs)}) as started:
+        yield started

@@ -1,0 +1,105 @@
+"""A cluster in a user's session: what it says of itself, what it refuses, how it ends and comes back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_broker.driver.cluster import BrokerCluster
+from spark_broker.errors import (
+    ClusterStartError,
+    InvalidConfigError,
+    SparkBrokerError,
+)
+from spark_broker.protocol.messages import GetMetadata, Metadata
+from spark_broker.transport.client import Connection
+from tests.support.waiting import eventually
+
+
+def metadata_from(address: str) -> Metadata:
+    host, _, port = address.rpartition(":")
+    connection = Connection(host, int(port))
+    try:
+        answer = connection.call(GetMetadata(), timeout_ms=10_000)
+    finally:
+        connection.close()
+    assert isinstance(answer, Metadata)
+    return answer
+
+
+def refuses(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, int(port))) != 0
+
+
+def test_every_bootstrap_server_knows_the_whole_cluster(cluster: BrokerCluster) -> None:
+    addresses = cluster.bootstrap_servers.split(",")
+
+    assert len(addresses) == 3
+    for address in addresses:
+        answer = metadata_from(address)
+        assert answer.cluster_id == cluster.cluster_id
+        assert sorted(f"{b.host}:{b.port}" for b in answer.brokers) == sorted(addresses)
+
+
+def test_each_broker_is_the_python_worker_of_an_executor_of_its_own(cluster: BrokerCluster) -> None:
+    brokers = cluster.describe().brokers
+
+    assert [broker.id for broker in brokers] == [0, 1, 2]
+    assert len({broker.executor_id for broker in brokers}) == 3
+    for broker in brokers:
+        os.kill(broker.pid, 0)
+        command = Path(f"/proc/{broker.executor_pid}/cmdline").read_text().split("\0")
+        assert command[command.index("--executor-id") + 1] == broker.executor_id
+
+
+def test_queries_run_beside_the_brokers(cluster: BrokerCluster, spark: SparkSession) -> None:
+    assert cluster.status().live_brokers
+    assert spark.range(0, 1000, numPartitions=6).selectExpr("sum(id) AS total").collect()[0].total == 499_500
+
+
+def test_a_notebook_shows_a_row_for_each_broker(cluster: BrokerCluster) -> None:
+    shown = cluster._repr_html_()
+
+    assert shown.count("<tr>") == 1 + 3
+    assert all(address in shown for address in cluster.bootstrap_servers.split(","))
+
+
+def test_without_a_free_executor_no_broker_is_added(cluster: BrokerCluster) -> None:
+    with pytest.raises(ClusterStartError, match="no executor is free"):
+        cluster.add_broker()
+
+
+def test_a_killed_controller_comes_back_and_every_broker_finds_it(cluster: BrokerCluster) -> None:
+    epoch = cluster.describe().controller_epoch
+    pids = [broker.pid for broker in cluster.describe().brokers]
+
+    os.kill(cluster._controller.pid, signal.SIGKILL)
+
+    def is_back() -> bool:
+        try:
+            description = cluster.describe()
+        except SparkBrokerError:
+            return False
+        return description.controller_epoch > epoch and all(not broker.fenced for broker in description.brokers)
+
+    eventually(is_back, 60, "a controller with a higher epoch")
+    assert [broker.pid for broker in cluster.describe().brokers] == pids
+    assert all(not refuses(address) for address in cluster.bootstrap_servers.split(","))
+
+
+def test_more_brokers_than_executors_is_refused_at_once(spark: SparkSession) -> None:
+    with pytest.raises(ClusterStartError, match="4 brokers need 4 executors"):
+        BrokerCluster.start(spark, 4)
+
+
+def test_an_unknown_setting_names_the_nearest(spark: SparkSession) -> None:
+    with pytest.raises(InvalidConfigError, match=r"did you mean 'log\.dirs'"):
+        BrokerCluster.start(spark, 3, {"log.dir": "x"})

@@ -1,0 +1,83 @@
+"""`spark-submit jobs/cluster.py`, from its start to a signal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs.cluster import arguments
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.full
+def test_a_signal_to_spark_submit_ends_the_cluster_in_order(tmp_path: Path, name: str) -> None:
+    run_job(tmp_path, signal.Signals[name], "local[2]")
+
+
+def test_the_job_says_when_it_is_ready_and_ends_in_order_on_a_signal(tmp_path: Path) -> None:
+    ready = run_job(tmp_path, signal.SIGTERM, "local-cluster[2,1,1024]")
+
+    assert len({broker["executor_id"] for broker in ready["brokers"]}) == 2
+
+
+def run_job(directory: Path, number: signal.Signals, master: str) -> dict[str, list[dict[str, str]]]:
+    """Start the job, wait until it is ready, send it the signal; its ready file. Two brokers."""
+    ready_file = directory / "ready.json"
+    arguments_ = ["--brokers", "2", "--master", master, "--ready-file", str(ready_file)]
+    log = directory / "output"
+    with (
+        log.open("wb") as output,
+        subprocess.Popen(
+            [
+                str(SPARK_SUBMIT),
+                str(ROOT / "jobs" / "cluster.py"),
+                *arguments_,
+                "--set",
+                f"log.dirs={directory / 'logs'}",
+            ],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+        ) as job,
+    ):
+        try:
+            eventually(lambda: ready_file.exists() or job.poll() is not None, 150, "the ready file")
+            assert ready_file.exists(), log.read_text()
+            ready = json.loads(ready_file.read_text())
+            os.kill(job.pid, number)
+            status = job.wait(60)
+        finally:
+            job.kill()
+    said = log.read_text()
+    assert status == 0, said
+    assert "stopped" in said.splitlines()
+    assert f"bootstrap.servers = {ready['bootstrap_servers']}" in said
+    assert not ready_file.exists()
+    for broker in ready["brokers"]:
+        assert not Path(f"/proc/{broker['pid']}").exists()
+        assert (directory / "logs" / f"broker-{broker['id']}" / ".clean").exists()
+    return ready  # type: ignore[no-any-return]
+
+
+def test_a_setting_that_is_no_pair_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(["--set", "log.dirs"])
+
+    assert "NAME=VALUE" in capsys.readouterr().err
+
+
+def test_config_file_and_single_settings_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        arguments(["--config", "conf/cluster.toml", "--set", "num.partitions=3"])
+
+    assert "not both" in capsys.readouterr().err

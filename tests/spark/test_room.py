@@ -1,0 +1,134 @@
+"""Too few executors are said early and with numbers; directories are absolute, or temporary and gone afterwards."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_broker.config import ClusterConfig
+from spark_broker.driver.directories import choose_directories, cluster_ids_in
+from spark_broker.driver.executors import is_local, is_loopback
+from spark_broker.driver.room import check_executor_count, check_resource, wait_for_executors
+from spark_broker.errors import ClusterStartError, InvalidConfigError, UnsupportedSparkError
+
+FAR_AWAY = time.monotonic() + 3600
+
+
+def context(master: str, **conf: str) -> Any:
+    """As much of a SparkContext as these checks look at."""
+    settings = {name.replace("_", "."): value for name, value in conf.items()}
+    return SimpleNamespace(master=master, getConf=lambda: settings)
+
+
+class Executors:
+    """Comes up with one more executor each time somebody waits, up to `limit`."""
+
+    def __init__(self, limit: int, *, needs_executors: bool = True) -> None:
+        self.needs_executors = needs_executors
+        self._limit = limit
+        self._there = 0
+
+    def wait_executors(self, count: int, timeout_s: float) -> int:
+        del timeout_s
+        self._there = min(count, self._limit)
+        return self._there
+
+
+@pytest.mark.parametrize("master", ["local-cluster[2,2,1024]", "spark://head:7077"])
+def test_fewer_executors_than_brokers_is_an_error_that_names_both(master: str) -> None:
+    with pytest.raises(ClusterStartError, match=r"3 brokers need 3 executors.* has 2"):
+        check_executor_count(context(master, spark_executor_instances="2"), 3)
+
+
+def test_local_sessions_need_no_executor_per_broker() -> None:
+    check_executor_count(context("local[2]"), 3)
+    wait_for_executors(Executors(0, needs_executors=False), 3, FAR_AWAY, lambda *_: pytest.fail("nothing is awaited"))
+
+
+def test_no_brokers_is_an_error() -> None:
+    with pytest.raises(ClusterStartError, match="at least one"):
+        check_executor_count(context("local[2]"), 0)
+
+
+def test_waiting_reports_each_executor_and_ends_with_the_last() -> None:
+    told: list[tuple[str, int, int]] = []
+
+    wait_for_executors(Executors(5), 3, FAR_AWAY, lambda *progress: told.append(progress))
+
+    assert told == [("executors", 1, 3), ("executors", 2, 3), ("executors", 3, 3)]
+
+
+def test_a_number_of_executors_that_stays_too_small_is_an_error_before_the_deadline() -> None:
+    with pytest.raises(ClusterStartError, match="has 2"):
+        wait_for_executors(Executors(2), 3, FAR_AWAY, lambda *_: None, settle_s=0.05)
+
+
+def test_the_broker_resource_is_refused_where_executors_do_not_have_it() -> None:
+    config = ClusterConfig(broker_executor_resource=True)
+
+    with pytest.raises(UnsupportedSparkError, match=r"spark\.executor\.resource\.broker\.amount"):
+        check_resource(context("local-cluster[3,2,1024]"), config)
+    check_resource(context("local-cluster[3,2,1024]", spark_executor_resource_broker_amount="1"), config)
+
+
+@pytest.mark.parametrize(
+    ("master", "local", "loopback"),
+    [
+        ("local", True, True),
+        ("local[*]", True, True),
+        ("local[4,2]", True, True),
+        ("local-cluster[3,2,1024]", False, True),
+        ("spark://head:7077", False, False),
+        ("yarn", False, False),
+    ],
+)
+def test_masters_are_told_apart(master: str, local: bool, loopback: bool) -> None:
+    assert (is_local(master), is_loopback(master)) == (local, loopback)
+
+
+def test_without_log_dirs_the_data_is_temporary_and_goes(caplog: pytest.LogCaptureFixture) -> None:
+    directories = choose_directories(ClusterConfig(), "app-1")
+
+    assert Path(directories.log_dirs).is_dir()
+    assert "removed when the cluster stops" in caplog.text
+
+    directories.remove_temporary()
+    assert not Path(directories.log_dirs).exists()
+
+
+def test_given_directories_are_made_absolute_and_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    directories = choose_directories(ClusterConfig(log_dirs="data"), "app-1")
+    directories.remove_temporary()
+
+    assert directories.log_dirs == str(tmp_path / "data")
+    assert directories.metadata_dir == str(tmp_path / "data" / "metadata")
+    assert Path(directories.log_dirs).is_dir()
+
+
+def test_a_metadata_url_is_left_as_it_is(tmp_path: Path) -> None:
+    config = ClusterConfig(log_dirs=str(tmp_path), metadata_dir="s3://bucket/cluster")
+
+    assert choose_directories(config, "app-1").metadata_dir == "s3://bucket/cluster"
+
+
+def test_log_dirs_that_cannot_be_made_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    with pytest.raises(InvalidConfigError, match=r"log\.dirs"):
+        choose_directories(ClusterConfig(log_dirs=str(tmp_path / "file" / "below")), "app-1")
+
+
+def test_clusters_are_found_by_their_log_directories(tmp_path: Path) -> None:
+    for number, cluster_id in enumerate(("b", "a", "b")):
+        (tmp_path / f"broker-{number}").mkdir()
+        meta = f'{{"cluster_id": "{cluster_id}", "directory_id": "d{number}", "boot_id": "x"}}'
+        (tmp_path / f"broker-{number}" / "meta.json").write_text(meta)
+    (tmp_path / "broker-9").mkdir()
+
+    assert cluster_ids_in(str(tmp_path)) == ["a", "b"]

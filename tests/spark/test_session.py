@@ -1,0 +1,70 @@
+"""What `configure_spark` sets, keeps and refuses. No JVM is started: a builder is a bag of options until it is used."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_broker.driver.session import check_session, configure_spark
+from spark_broker.errors import UnsupportedSparkError
+
+
+@pytest.fixture(autouse=True)
+def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither spark-submit's environment nor what configure_spark puts into it outlives a test."""
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+
+
+def configured(**settings: str) -> dict[str, str]:
+    builder = SparkSession.Builder()
+    for name, value in settings.items():
+        builder = builder.config(name.replace("_", "."), value)
+    return {name: str(value) for name, value in configure_spark(builder)._options.items()}
+
+
+def test_it_sets_what_brokers_need() -> None:
+    options = configured(spark_master="local-cluster[3,2,1024]")
+
+    assert options["spark.speculation"] == "false"
+    assert options["spark.dynamicAllocation.enabled"] == "false"
+    assert options["spark.deploy.maxExecutorRetries"] == "-1"
+    assert options["spark.databricks.delta.snapshotPartitions"] == "2"
+    assert options["spark.driver.bindAddress"] == options["spark.driver.host"] == "127.0.0.1"
+
+
+def test_it_keeps_what_the_user_set() -> None:
+    options = configured(spark_master="local[2]", spark_driver_host="10.0.0.7", spark_ui_showConsoleProgress="true")
+
+    assert options["spark.driver.host"] == "10.0.0.7"
+    assert options["spark.ui.showConsoleProgress"] == "true"
+
+
+def test_addresses_of_a_real_cluster_are_left_alone() -> None:
+    assert "spark.driver.host" not in configured(spark_master="spark://head:7077")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("spark_executor_pyspark_memory", "1g"),
+        ("spark_speculation", "true"),
+        ("spark_dynamicAllocation_enabled", "true"),
+    ],
+)
+def test_it_refuses_settings_under_which_brokers_cannot_run(name: str, value: str) -> None:
+    with pytest.raises(UnsupportedSparkError, match=name.replace("_", r"\.")):
+        configured(**{name: value})
+
+
+def test_a_connect_session_cannot_host_brokers() -> None:
+    connect = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})
+
+    with pytest.raises(UnsupportedSparkError, match="Connect"):
+        check_session(connect())
+
+
+def test_what_is_no_session_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedSparkError, match="str is not a SparkSession"):
+        check_session("local[2]")

@@ -1,0 +1,48 @@
+"""Small files that are replaced whole."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_broker.errors import DamagedLogError
+from spark_broker.storage.checkpoints import (
+    LogState,
+    read_leader_epochs,
+    read_log_state,
+    write_leader_epochs,
+    write_log_state,
+)
+
+
+def test_leader_epochs_are_read_back_in_order(tmp_path: Path) -> None:
+    assert read_leader_epochs(tmp_path) == []
+    write_leader_epochs(tmp_path, [(0, 0), (3, 17)])
+    assert read_leader_epochs(tmp_path) == [(0, 0), (3, 17)]
+
+
+def test_a_write_that_dies_before_the_rename_leaves_the_old_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_log_state(tmp_path, LogState(1, 2))
+
+    def rename(source: Path, target: Path) -> None:
+        raise OSError("power cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", rename)
+        with pytest.raises(OSError, match="power cut"):
+            write_log_state(tmp_path, LogState(3, 4))
+    assert read_log_state(tmp_path) == LogState(1, 2)
+
+
+def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
+    write_log_state(tmp_path, LogState(1, 2))
+    path = tmp_path / "log-state.json"
+    data = path.read_bytes()
+    for at in range(len(data) - 1):
+        path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        with pytest.raises(DamagedLogError):
+            read_log_state(tmp_path)

@@ -1,0 +1,226 @@
+"""Claiming log directories: locks between real processes, identities, and how a directory was left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_broker.errors import (
+    DamagedLogError,
+    InconsistentClusterIdError,
+    InconsistentTopicIdError,
+    LogDirectoryLockedError,
+)
+from spark_broker.model import TopicPartition
+from spark_broker.storage.directory import LogDirectory, read_meta
+from spark_broker.storage.lock import DirectoryLock, Holder, process_start_time, read_holder
+from spark_broker.storage.start_kind import StartKind
+
+HOLD = """
+import sys
+from pathlib import Path
+from spark_broker.storage.directory import LogDirectory
+directory = LogDirectory.claim(Path(sys.argv[1]), cluster_id="c", launch=int(sys.argv[2]))
+directory.mark_recovered()
+print(directory.path, flush=True)
+sys.stdin.read()
+"""
+
+
+def claim(base: Path, cluster_id: str = "c", launch: int = 2) -> LogDirectory:
+    return LogDirectory.claim(base, cluster_id=cluster_id, launch=launch)
+
+
+@contextmanager
+def holding_process(base: Path, launch: int = 1) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has claimed a directory."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(base), str(launch)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline().strip(), "the other process claimed a directory"
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdin.close()
+        process.stdout.close()
+
+
+def test_directories_that_are_held_are_passed_over(tmp_path: Path) -> None:
+    with holding_process(tmp_path):
+        mine = claim(tmp_path)
+        assert mine.slot == 1
+        assert mine.is_new
+        assert mine.start_kind is StartKind.CLEAN
+
+
+def test_a_directory_outlives_its_holder_and_keeps_its_identity(tmp_path: Path) -> None:
+    first = claim(tmp_path)
+    first.update(broker_id=7, port=4000)
+    first.mark_clean()
+    first.release()
+    again = claim(tmp_path)
+    assert again.path == first.path
+    assert (again.meta.broker_id, again.meta.port) == (7, 4000)
+    assert again.meta.directory_id == first.meta.directory_id
+    assert not again.is_new
+
+
+def test_a_killed_holder_leaves_a_process_crash(tmp_path: Path) -> None:
+    with holding_process(tmp_path) as process:
+        process.kill()
+        process.wait(30)
+        mine = claim(tmp_path)
+        assert (mine.slot, mine.start_kind) == (0, StartKind.PROCESS_CRASH)
+
+
+def test_a_superseded_holder_is_killed_even_when_it_is_stopped(tmp_path: Path) -> None:
+    with holding_process(tmp_path, launch=1) as process:
+        process.send_signal(signal.SIGSTOP)
+        mine = LogDirectory.claim(tmp_path, cluster_id="c", launch=2, superseded=lambda holder: holder.launch < 2)
+        assert mine.slot == 0
+        assert process.wait(30) == -signal.SIGKILL
+        assert read_holder(mine.path) == Holder(os.getpid(), process_start_time(os.getpid()) or 0, 2)
+
+
+def test_a_pid_that_was_used_again_is_not_killed(tmp_path: Path) -> None:
+    with holding_process(tmp_path) as process:
+        lock_file = tmp_path / "broker-0" / ".lock"
+        holder = json.loads(lock_file.read_bytes())
+        lock_file.write_text(json.dumps({**holder, "start_time": holder["start_time"] - 1}))
+        with pytest.raises(LogDirectoryLockedError):
+            LogDirectory.claim(tmp_path, cluster_id="c", launch=2, superseded=lambda _: True, wait_ms=50)
+        assert process.poll() is None
+
+
+def test_a_claim_waits_for_a_holder_whose_pid_is_not_visible(tmp_path: Path) -> None:
+    held = DirectoryLock.acquire(tmp_path, launch=1)
+    with pytest.raises(LogDirectoryLockedError, match="held by"):
+        DirectoryLock.acquire(tmp_path, launch=2, wait_ms=50)
+    held.release()
+    DirectoryLock.acquire(tmp_path, launch=2).release()
+
+
+def test_a_child_process_does_not_hold_the_lock(tmp_path: Path) -> None:
+    lock = DirectoryLock.acquire(tmp_path, launch=1)
+    read_end, write_end = os.pipe()
+    ready_read, ready_write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(ready_write, b"x")
+        os.read(read_end, 1)  # Lives on after the parent has let go.
+        os._exit(0)
+    try:
+        os.read(ready_read, 1)
+        lock.release()
+        DirectoryLock.acquire(tmp_path, launch=2).release()
+    finally:
+        os.write(write_end, b"x")
+        os.waitpid(child, 0)
+        for fd in (read_end, write_end, ready_read, ready_write):
+            os.close(fd)
+
+
+def test_another_clusters_directory_is_refused_and_not_touched(tmp_path: Path) -> None:
+    claim(tmp_path).release()
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(InconsistentClusterIdError):
+        claim(tmp_path, cluster_id="other")
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def _boot_elsewhere(path: Path) -> None:
+    meta = json.loads((path / "meta.json").read_bytes())
+    (path / "meta.json").write_text(json.dumps({**meta, "boot_id": "another boot"}))
+
+
+def test_an_unmarked_end_under_another_boot_is_a_machine_crash_until_recovery_is_done(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    directory.release()
+    _boot_elsewhere(directory.path)
+    for _ in range(2):  # The first of these starts dies while it recovers.
+        again = claim(tmp_path)
+        assert again.start_kind is StartKind.MACHINE_CRASH
+        again.release()
+    again = claim(tmp_path)
+    again.mark_recovered()
+    again.release()
+    assert claim(tmp_path).start_kind is StartKind.PROCESS_CRASH
+
+
+def test_a_clean_stop_is_clean_once_and_also_after_a_reboot(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    directory.mark_clean()
+    directory.release()
+    _boot_elsewhere(directory.path)
+    again = claim(tmp_path)
+    assert again.start_kind is StartKind.CLEAN
+    again.release()
+    assert claim(tmp_path).start_kind is StartKind.PROCESS_CRASH
+
+
+def test_a_directory_with_partitions_and_no_identity_is_damage(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    directory.partition_directory("t", "id", 0)
+    directory.release()
+    (directory.path / "meta.json").unlink()
+    with pytest.raises(DamagedLogError):
+        claim(tmp_path)
+    assert read_meta(directory.path) is None
+
+
+def test_partitions_are_listed_deleted_and_set_aside(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    for topic, partition in (("b-1", 0), ("a", 10), ("a", 2), ("gone", 0), ("bad", 0), ("bad", 1)):
+        directory.partition_directory(topic, f"id of {topic}", partition)
+    directory.delete_partition("gone", 0)
+    directory.delete_partition("never", 0)
+    assert directory.set_aside("bad", 0).name == "bad-0.0.damaged"
+    directory.partition_directory("bad", "id of bad", 0)
+    assert directory.set_aside("bad", 0).name == "bad-0.1.damaged"
+    listed = [(p.topic, p.partition, p.topic_id) for p in directory.list_partitions()]
+    assert listed == [("a", 2, "id of a"), ("a", 10, "id of a"), ("b-1", 0, "id of b-1"), ("bad", 1, "id of bad")]
+
+
+def test_the_directory_of_an_older_topic_of_the_same_name_is_noticed(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    path = directory.partition_directory("t", "first", 0)
+    assert directory.partition_directory("t", "first", 0) == path
+    with pytest.raises(InconsistentTopicIdError):
+        directory.partition_directory("t", "second", 0)
+
+
+def test_a_deletion_that_was_cut_short_is_finished_at_the_next_claim(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    path = directory.partition_directory("t", "id", 0)
+    path.rename(path.with_name("t-0.0123.deleted"))
+    directory.release()
+    again = claim(tmp_path)
+    assert not list(again.path.glob("*.deleted"))
+
+
+def test_high_watermarks_survive_and_damage_to_them_is_noticed(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    assert directory.read_high_watermarks() == {}
+    marks = {TopicPartition("t", 0): 5, TopicPartition("t-1", 1): 2**40}
+    directory.write_high_watermarks(marks)
+    assert directory.read_high_watermarks() == marks
+    path = directory.path / "high-watermarks.json"
+    path.write_bytes(path.read_bytes().replace(b"5", b"6", 1))
+    with pytest.raises(DamagedLogError):
+        directory.read_high_watermarks()

@@ -1,0 +1,398 @@
+"""The metadata log on real files: one writer wins each number, and nothing committed is lost or made up."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from spark_broker.controller.image import EMPTY_IMAGE
+from spark_broker.controller.records import (
+    ClusterRecord,
+    ControllerEpochRecord,
+    LaunchRecord,
+    MetadataRecord,
+    ProducerIdsRecord,
+)
+from spark_broker.driver.metadata_file import MetadataFile, decode_file, encode_file, file_name
+from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.driver.metadata_store import LocalStore, ObjectStore, check_exclusive, open_store
+from spark_broker.errors import InconsistentClusterIdError, MetadataStoreError, StaleControllerEpochError
+
+BEGIN: list[MetadataRecord] = [ClusterRecord("c"), ControllerEpochRecord(0, "w")]
+
+
+def begun(path: Path, **options: int) -> MetadataLog:
+    """A log whose controller has taken over."""
+    log = MetadataLog.open(str(path), **options)
+    records: list[MetadataRecord] = [] if log.image.cluster_id else [ClusterRecord("c")]
+    log.append([*records, ControllerEpochRecord(log.image.controller_epoch + 1, log.writer)])
+    return log
+
+
+def log_files(path: Path) -> list[int]:
+    return sorted(int(p.stem) for p in path.glob("*.log"))
+
+
+class MemoryStore:
+    """A store in memory whose calls can be made to fail after, or before, they take effect."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.fail: Callable[[str, str], bool | None] = lambda call, name: None
+
+    def _maybe_fail(self, call: str, name: str, when: bool) -> None:
+        if self.fail(call, name) is when:
+            raise OSError("the network broke")
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._maybe_fail("create", name, False)
+        if name in self.files:
+            return False
+        self.files[name] = data
+        self._maybe_fail("create", name, True)
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        self._maybe_fail("read", name, False)
+        return self.files.get(name)
+
+    def names(self) -> list[str]:
+        return sorted(self.files)
+
+    def delete(self, name: str) -> None:
+        self._maybe_fail("delete", name, False)
+        self.files.pop(name, None)
+
+
+def test_an_empty_directory_is_an_empty_log(tmp_path: Path) -> None:
+    log = MetadataLog.open(str(tmp_path / "metadata"))
+    assert log.empty
+    assert log.image == EMPTY_IMAGE
+
+
+def test_what_was_appended_is_replayed(tmp_path: Path) -> None:
+    log = begun(tmp_path)
+    assert log.append([LaunchRecord(1), LaunchRecord(2)]) == 2
+    assert log.append([ProducerIdsRecord(1000)]) == 4
+    again = MetadataLog.open(str(tmp_path))
+    assert again.image == log.image
+    assert again.image.next_offset == 5
+    assert (again.number, again.writer != log.writer) == (2, True)
+
+
+def test_a_url_and_a_path_name_the_same_log(tmp_path: Path) -> None:
+    directory = tmp_path / "with space"
+    log = begun(directory)
+    assert MetadataLog.open(directory.as_uri()).image == log.image
+
+
+def test_a_second_controller_deposes_the_first(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    second = begun(tmp_path)
+    assert second.image.controller_epoch == first.image.controller_epoch + 1
+    for _ in range(2):
+        with pytest.raises(StaleControllerEpochError):
+            first.append([LaunchRecord(1)])
+    second.append([LaunchRecord(1)])
+
+
+def test_of_threads_that_race_for_a_number_exactly_one_wins(tmp_path: Path) -> None:
+    begun(tmp_path)
+    for _ in range(10):
+        logs = [MetadataLog.open(str(tmp_path)) for _ in range(4)]
+        barrier = threading.Barrier(len(logs))
+        won: list[str] = []
+
+        def race(log: MetadataLog, barrier: threading.Barrier = barrier, won: list[str] = won) -> None:
+            barrier.wait()
+            try:
+                log.append([LaunchRecord(log.image.last_launch + 1)])
+            except StaleControllerEpochError:
+                return
+            won.append(log.writer)
+
+        threads = [threading.Thread(target=race, args=(log,)) for log in logs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(won) == 1
+        newest = file_name(max(log_files(tmp_path)))
+        assert decode_file(newest, (tmp_path / newest).read_bytes()).writer == won[0]
+    assert MetadataLog.open(str(tmp_path)).image.last_launch == 10
+
+
+RACER = """
+import sys
+from spark_broker.controller.records import LaunchRecord
+from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.errors import StaleControllerEpochError
+won = []
+sys.stdin.readline()
+for _ in range(60):
+    log = MetadataLog.open(sys.argv[1])
+    try:
+        log.append([LaunchRecord(log.image.last_launch + 1)])
+    except StaleControllerEpochError:
+        continue
+    won.append(log.number)
+print(*won)
+"""
+
+
+def test_of_processes_that_race_exactly_one_wins_each_number(tmp_path: Path) -> None:
+    begun(tmp_path)
+    racers = [
+        subprocess.Popen(
+            [sys.executable, "-c", RACER, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        for _ in range(3)
+    ]
+    for racer in racers:
+        assert racer.stdin is not None
+        racer.stdin.write("go\n")
+        racer.stdin.flush()
+    won = [int(number) for racer in racers for number in racer.communicate(timeout=60)[0].split()]
+    assert all(racer.returncode == 0 for racer in racers)
+    assert sorted(won) == log_files(tmp_path)[1:]
+    assert MetadataLog.open(str(tmp_path)).image.last_launch == len(won)
+
+
+def test_an_unclear_result_that_was_a_success_is_found_out() -> None:
+    store = MemoryStore()
+    log = MetadataLog(store)
+    failures = iter([True])
+    store.fail = lambda call, name: next(failures, None) if call == "create" else None
+    log.append(BEGIN)
+    assert MetadataLog(store).image == log.image
+    assert len(store.files) == 1
+
+
+def test_an_unclear_result_that_was_a_failure_is_tried_again() -> None:
+    store = MemoryStore()
+    log = MetadataLog(store)
+    failures = iter([False, False])
+    store.fail = lambda call, name: next(failures, None) if call == "create" else None
+    log.append(BEGIN)
+    assert MetadataLog(store).image == log.image
+
+
+def test_an_unclear_result_behind_which_another_wrote_is_a_deposition() -> None:
+    store = MemoryStore()
+    MetadataLog(store).append(BEGIN)
+    log, other = MetadataLog(store), MetadataLog(store)
+
+    def other_is_quicker(call: str, name: str) -> bool | None:
+        if call != "create":
+            return None
+        store.fail = lambda call, name: None
+        other.append([ControllerEpochRecord(1, other.writer)])
+        return False
+
+    store.fail = other_is_quicker
+    with pytest.raises(StaleControllerEpochError):
+        log.append([LaunchRecord(1)])
+
+
+def test_a_writer_that_cannot_find_out_acts_on_nothing_any_more() -> None:
+    store = MemoryStore()
+    log = MetadataLog(store, retry_deadline_s=0)
+    log.append(BEGIN)
+    before = log.image
+    store.fail = lambda call, name: False
+    with pytest.raises(MetadataStoreError):
+        log.append([LaunchRecord(1)])
+    store.fail = lambda call, name: None
+    with pytest.raises(MetadataStoreError):
+        log.append([LaunchRecord(1)])
+    assert log.image == before
+
+
+def test_a_writer_that_slept_through_a_clean_up_is_deposed(tmp_path: Path) -> None:
+    sleeper = begun(tmp_path)
+    other = begun(tmp_path, records_between_snapshots=2, snapshots_kept=1)
+    for launch in range(1, 12):
+        other.append([LaunchRecord(launch)])
+    assert sleeper.number + 1 not in log_files(tmp_path)
+    with pytest.raises(StaleControllerEpochError):
+        sleeper.append([LaunchRecord(99)])
+    assert MetadataLog.open(str(tmp_path)).image == other.image
+
+
+def test_snapshots_replace_files_but_never_the_newest(tmp_path: Path) -> None:
+    log = begun(tmp_path, records_between_snapshots=5, snapshots_kept=2)
+    for launch in range(1, 41):
+        log.append([LaunchRecord(launch)])
+        files = log_files(tmp_path)
+        assert files == list(range(files[0], log.number + 1))
+    assert len(list(tmp_path.glob("*.snapshot"))) == 2
+    assert len(log_files(tmp_path)) <= 11
+    assert MetadataLog.open(str(tmp_path)).image == log.image
+
+
+def test_a_crash_between_any_two_steps_loses_nothing() -> None:
+    """Every prefix of the calls that a log with snapshots makes leaves a store that replays to what was committed."""
+    total = _calls_until_crash(10_000)[1]
+    for crash_at in range(1, total + 1):
+        store, _, committed, begun_append = _run_until_crash(crash_at)
+        image = MetadataLog(store).image
+        assert image in (committed, begun_append)
+
+
+def _calls_until_crash(crash_at: int) -> tuple[MemoryStore, int]:
+    store, calls, _, _ = _run_until_crash(crash_at)
+    return store, calls
+
+
+class _Crash(BaseException):
+    """The process is gone; nothing handles it."""
+
+
+def _run_until_crash(crash_at: int) -> tuple[MemoryStore, int, object, object]:
+    store = MemoryStore()
+    calls = 0
+
+    def count(call: str, name: str) -> bool | None:
+        nonlocal calls
+        calls += 1
+        if calls == crash_at:
+            raise _Crash
+        return None
+
+    log = MetadataLog(store, records_between_snapshots=3, snapshots_kept=1)
+    committed: object = log.image
+    attempted: object = log.image
+    appends: list[list[MetadataRecord]] = [BEGIN]
+    appends += [[LaunchRecord(launch)] for launch in range(1, 9)]
+    store.fail = count
+    try:
+        for records in appends:
+            attempted = log.image.apply(records)
+            log.append(records)
+            committed = log.image
+    except _Crash:
+        pass
+    store.fail = lambda call, name: None
+    return store, calls, committed, attempted
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "swap"])
+def test_a_damaged_file_is_never_passed_over(tmp_path: Path, damage: str) -> None:
+    log = begun(tmp_path)
+    for launch in range(1, 4):
+        log.append([LaunchRecord(launch)])
+    victim = tmp_path / file_name(2)
+    data = victim.read_bytes()
+    other = (tmp_path / file_name(1)).read_bytes()
+    changed = {"flip": data[:-1] + bytes([data[-1] ^ 1]), "cut": data[:-1], "empty": b"", "swap": other}[damage]
+    victim.write_bytes(changed)
+    with pytest.raises(MetadataStoreError, match=victim.name):
+        MetadataLog.open(str(tmp_path))
+
+
+def test_every_flipped_bit_of_a_file_is_noticed() -> None:
+    file = MetadataFile(7, 3, 40, "a" * 32, (LaunchRecord(5), ProducerIdsRecord(1000)))
+    data = encode_file(file)
+    assert decode_file(file.name, data) == file
+    for bit in range(len(data) * 8):
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << (bit % 8)
+        with pytest.raises(MetadataStoreError):
+            decode_file(file.name, bytes(changed))
+
+
+def test_a_missing_file_is_never_passed_over(tmp_path: Path) -> None:
+    log = begun(tmp_path)
+    for launch in range(1, 4):
+        log.append([LaunchRecord(launch)])
+    (tmp_path / file_name(2)).unlink()
+    with pytest.raises(MetadataStoreError, match="missing"):
+        MetadataLog.open(str(tmp_path))
+
+
+def test_a_damaged_snapshot_falls_back_on_the_one_before(tmp_path: Path) -> None:
+    log = begun(tmp_path, records_between_snapshots=5, snapshots_kept=2)
+    for launch in range(1, 21):
+        log.append([LaunchRecord(launch)])
+    newest = max(tmp_path.glob("*.snapshot"))
+    newest.write_bytes(newest.read_bytes()[:-1])
+    assert MetadataLog.open(str(tmp_path)).image == log.image
+
+
+def test_left_overs_of_a_crashed_writer_are_ignored_and_old_ones_removed(tmp_path: Path) -> None:
+    log = begun(tmp_path)
+    young, old = tmp_path / ".tmp-young", tmp_path / ".tmp-old"
+    for path in (young, old):
+        path.write_bytes(b"half a file")
+    os.utime(old, (0, 0))
+    assert MetadataLog.open(str(tmp_path)).image == log.image
+    assert young.exists()
+    assert not old.exists()
+
+
+def test_a_new_cluster_is_never_made_over_the_data_of_another(tmp_path: Path) -> None:
+    empty = MetadataLog.open(str(tmp_path / "empty"))
+    empty.check_cluster_id([])
+    with pytest.raises(MetadataStoreError, match="old-cluster"):
+        empty.check_cluster_id(["old-cluster"])
+    log = begun(tmp_path / "log")
+    log.check_cluster_id(["c", ""])
+    with pytest.raises(InconsistentClusterIdError, match="old-cluster"):
+        log.check_cluster_id(["c", "old-cluster"])
+
+
+def test_a_store_that_accepts_a_second_create_is_refused() -> None:
+    class Overwriting(MemoryStore):
+        def create(self, name: str, data: bytes) -> bool:
+            self.files[name] = data
+            return True
+
+    with pytest.raises(MetadataStoreError):
+        check_exclusive(Overwriting())
+    check_exclusive(MemoryStore())
+
+
+def test_a_store_that_only_checks_and_then_writes_is_refused() -> None:
+    with pytest.raises(MetadataStoreError, match="memory"):
+        open_store("memory://metadata")
+
+
+def test_a_directory_that_cannot_be_made_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MetadataStoreError):
+        open_store(str(tmp_path / "file" / "below"))
+    with pytest.raises(MetadataStoreError):
+        open_store("no-such-protocol://x")
+
+
+def test_the_local_store_leaves_no_trace_of_a_refused_create(tmp_path: Path) -> None:
+    store = LocalStore(str(tmp_path))
+    assert store.create("a", b"1")
+    assert not store.create("a", b"2")
+    assert (store.read("a"), store.names()) == (b"1", ["a"])
+    store.delete("a")
+    store.delete("a")
+    assert store.read("a") is None
+
+
+def test_the_object_store_asks_for_a_conditional_put() -> None:
+    filesystem = fsspec.filesystem("memory", skip_instance_cache=True)
+    store = ObjectStore(filesystem, "/metadata-log-test")
+    assert store.names() == []
+    assert store.create("a", b"1")
+    assert not store.create("a", b"2")
+    assert (store.read("a"), store.names(), store.read("b")) == (b"1", ["a"], None)
+    store.delete("a")
+    store.delete("a")
+    assert store.names() == []

@@ -1,0 +1,165 @@
+"""A cluster in memory: the controller's state machine, and brokers that are a few lines each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from spark_broker.config import ClusterSettings, load_cluster_settings
+from spark_broker.controller.controller import Controller
+from spark_broker.controller.effects import CloseSession, Effect, LaunchNumber, Note, Outcome, Reply, Send
+from spark_broker.controller.events import (
+    BrokerRegisters,
+    CallReceived,
+    ControllerStarted,
+    Event,
+    HeartbeatReceived,
+    LaunchRequested,
+    SessionEnded,
+    Tick,
+)
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState, TopicState
+from spark_broker.controller.topics import NewTopicValues
+from spark_broker.errors import SparkBrokerError
+from spark_broker.protocol.messages import (
+    PROTOCOL_VERSION,
+    CallRequest,
+    CreateTopic,
+    Heartbeat,
+    HeartbeatAnswer,
+    Message,
+    RegisterBroker,
+    Registered,
+)
+
+CLUSTER_ID = "test-cluster"
+
+
+def settings(**values: object) -> ClusterSettings:
+    """Settings by name with underscores for dots."""
+    return load_cluster_settings({name.replace("_", "."): value for name, value in values.items()})
+
+
+def registration(launch: int, directory: str, **changes: object) -> RegisterBroker:
+    """A first registration of an empty directory, on an executor of its own."""
+    values: dict[str, object] = {
+        "version": PROTOCOL_VERSION,
+        "cluster_id": "",
+        "launch": launch,
+        "broker_id": -1,
+        "directory_id": directory,
+        "incarnation": f"incarnation-{launch}",
+        "start_kind": "clean",
+        "host": "127.0.0.1",
+        "port": 9000 + launch,
+        "rack": None,
+        "machine": "machine",
+        "executor_id": f"executor-{launch}",
+        "executor_pid": 1,
+        "pid": 100 + launch,
+        "pid_start_time": 5,
+    }
+    return RegisterBroker(**{**values, **changes})  # type: ignore[arg-type]
+
+
+class Cluster:
+    """Drives a Controller; `now_ms` is the time. Every event's outcome is also replayed, as a broker would."""
+
+    def __init__(self, image: MetadataImage = EMPTY_IMAGE, shared_executor: bool = False, **values: object) -> None:
+        self.now_ms = 0
+        self.replayed = image
+        self.effects: list[Effect] = []
+        self.controller = Controller(image, settings(**values), shared_executor=shared_executor)
+        self._ids = itertools.count(1)
+        self.session_of: dict[int, int] = {}
+        self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.controller.image
+
+    def handle(self, event: Event) -> Outcome:
+        outcome = self.controller.handle(event, self.now_ms)
+        self.replayed = self.replayed.apply(outcome.records)
+        assert self.replayed == self.controller.image
+        self.effects = [effect for effect in outcome.effects if not isinstance(effect, Note)]
+        return Outcome(outcome.records, tuple(self.effects))
+
+    def tick(self, ms: int = 0, step_ms: int = 50) -> list[Effect]:
+        """Let time pass in ticks (at least one); returns all effects."""
+        effects: list[Effect] = []
+        end = self.now_ms + ms
+        while True:
+            self.now_ms = min(self.now_ms + step_ms, end)
+            effects += self.handle(Tick()).effects
+            if self.now_ms >= end:
+                return effects
+
+    def pass_time(self, ms: int, alive: Sequence[int] = ()) -> None:
+        """Let time pass while these brokers send heartbeats."""
+        for _ in range(0, ms, 500):
+            for broker in alive:
+                self.beat(broker)
+            self.tick(500)
+
+    def new_launch(self) -> int:
+        (reply,) = self.handle(LaunchRequested(next(self._ids))).effects
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.result, LaunchNumber)
+        return reply.result.launch
+
+    def register(self, request: RegisterBroker) -> Registered | SparkBrokerError:
+        session = next(self._ids)
+        for effect in self.handle(BrokerRegisters(session, request)).effects:
+            if isinstance(effect, CloseSession) and effect.session_id == session:
+                return effect.error
+            if isinstance(effect, Send) and isinstance(effect.message, Registered):
+                self.session_of[effect.message.broker_id] = session
+                return effect.message
+        raise AssertionError("a registration without an answer")
+
+    def beat(self, broker: int, *, wants_shutdown: bool = False, ready: bool = True) -> HeartbeatAnswer | None:
+        """A heartbeat of a broker that has all metadata."""
+        beat = Heartbeat(self.image.brokers[broker].epoch, self.image.next_offset, self.now_ms, ready, wants_shutdown)
+        outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms))
+        sent = [e.message for e in outcome.effects if isinstance(e, Send)]
+        return next((message for message in sent if isinstance(message, HeartbeatAnswer)), None)
+
+    def start_broker(self, directory: str, **changes: object) -> int:
+        """A launch that registers and becomes live; returns its broker id."""
+        answer = self.register(registration(self.new_launch(), directory, **changes))
+        assert isinstance(answer, Registered), answer
+        self.beat(answer.broker_id)
+        return answer.broker_id
+
+    def start_brokers(self, count: int, **changes: object) -> None:
+        for number in range(count):
+            self.start_broker(f"directory-{number}", **changes)
+
+    def end_session(self, broker: int) -> list[Effect]:
+        return list(self.handle(SessionEnded(self.session_of[broker])).effects)
+
+    def call(self, request: CallRequest) -> Message:
+        """The response of a call; raises its error."""
+        number = next(self._ids)
+        new_topic = NewTopicValues(f"{number:032x}", b"schema")
+        outcome = self.handle(CallReceived(number, request, new_topic))
+        (result,) = [e.result for e in outcome.effects if isinstance(e, Reply) and e.call_id == number]
+        if isinstance(result, SparkBrokerError):
+            raise result
+        assert isinstance(result, Message)
+        return result
+
+    def create_topic(
+        self, name: str = "t", partitions: int = 1, factor: int = 3, config: Mapping[str, str] | None = None
+    ) -> TopicState:
+        self.call(CreateTopic(name, partitions, factor, b"", dict(config or {})))
+        return self.topic(name)
+
+    def topic(self, name: str = "t") -> TopicState:
+        topic = self.image.topic(name)
+        assert topic is not None
+        return topic
+
+    def partition(self, name: str = "t", number: int = 0) -> PartitionState:
+        return self.topic(name).partitions[number]

@@ -1,0 +1,247 @@
+"""Replicas move: by hand, to heal, and to give a new broker its share. Leaders go back to where they are preferred."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from spark_broker.controller.events import SparkLost
+from spark_broker.controller.image import PartitionState
+from spark_broker.errors import InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
+from spark_broker.protocol.messages import AlterIsr, AlterPartition, ElectLeaders, IsrMember, ReassignPartition
+from tests.unit.controller.cluster import Cluster, registration
+
+
+def catch_up(cluster: Cluster, name: str = "t") -> int:
+    """Every live replica joins its ISR; returns how many partitions changed."""
+    changed = 0
+    topic = cluster.topic(name)
+    for number, state in enumerate(topic.partitions):
+        isr = [b for b in state.replicas if b in state.isr or cluster.image.is_live(b)]
+        if state.leader != -1 and set(isr) != set(state.isr):
+            members = [IsrMember(b, cluster.image.brokers[b].epoch) for b in isr]
+            change = AlterIsr(topic.topic_id, number, state.leader_epoch, state.partition_epoch, members)
+            cluster.call(AlterPartition(state.leader, cluster.image.brokers[state.leader].epoch, [change]))
+            changed += 1
+    return changed
+
+
+def settle(cluster: Cluster, alive: list[int]) -> None:
+    """Time passes and replicas catch up, until nothing moves any more."""
+    for _ in range(200):
+        cluster.pass_time(500, alive=alive)
+        if not catch_up(cluster) and not any(p.reassigning for p in cluster.topic().partitions):
+            return
+    raise AssertionError("the replicas never come to rest")
+
+
+def replica_counts(cluster: Cluster) -> Counter[int]:
+    return Counter(b for p in cluster.topic().partitions for b in p.replicas)
+
+
+def test_a_move_adds_first_and_removes_when_the_new_replicas_are_in_sync() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(4)
+    cluster.create_topic(factor=2)
+    assert cluster.partition().replicas == (0, 1)
+    cluster.call(ReassignPartition("t", 0, [2, 3]))
+    moving = cluster.partition()
+    assert (moving.replicas, moving.adding, moving.removing) == ((2, 3, 0, 1), (2, 3), (0, 1))
+    assert (moving.isr, moving.leader) == ((0, 1), 0)
+    catch_up(cluster)
+    moved = cluster.partition()
+    assert (moved.replicas, moved.adding, moved.removing) == ((2, 3), (), ())
+    assert (set(moved.isr), moved.leader, moved.leader_epoch) == ({2, 3}, 2, moving.leader_epoch + 1)
+
+
+def test_a_move_that_only_drops_or_reorders_replicas_is_done_at_once() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.create_topic()
+    cluster.call(ReassignPartition("t", 0, [1, 0]))
+    state = cluster.partition()
+    assert (state.replicas, set(state.isr), state.leader, state.reassigning) == ((1, 0), {0, 1}, 0, False)
+
+
+def test_a_move_can_be_taken_back() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.create_topic(factor=1)
+    cluster.call(ReassignPartition("t", 0, [1]))
+    cluster.call(ReassignPartition("t", 0, [0]))
+    assert cluster.partition().replicas == (0,)
+    assert not cluster.partition().reassigning
+
+
+@pytest.mark.parametrize("replicas", [[], [0, 0], [0, 9]])
+def test_a_move_to_what_is_no_replica_set_is_refused(replicas: list[int]) -> None:
+    cluster = Cluster()
+    cluster.start_brokers(2)
+    cluster.create_topic(factor=1)
+    with pytest.raises(InvalidReplicaAssignmentError):
+        cluster.call(ReassignPartition("t", 0, replicas))
+    with pytest.raises(UnknownTopicOrPartitionError):
+        cluster.call(ReassignPartition("t", 1, [0]))
+
+
+def test_replicas_of_a_broker_that_stays_away_are_made_anew_on_others() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(4)
+    cluster.create_topic(partitions=8, factor=3)
+    cluster.handle(SparkLost(2))
+    cluster.pass_time(29_000, alive=[0, 2, 3])
+    assert not any(p.reassigning for p in cluster.topic().partitions)
+    cluster.pass_time(1_500, alive=[0, 2, 3])
+    assert any(p.reassigning for p in cluster.topic().partitions)
+    settle(cluster, [0, 2, 3])
+    assert all(set(p.replicas) == set(p.isr) == {0, 2, 3} for p in cluster.topic().partitions)
+
+
+def test_healing_is_throttled() -> None:
+    cluster = Cluster(replica_reassignment_max_partitions=2)
+    cluster.start_brokers(3)
+    cluster.create_topic(partitions=9, factor=2)
+    cluster.handle(SparkLost(2))
+    cluster.pass_time(35_000, alive=[0, 2])
+    assert sum(p.reassigning for p in cluster.topic().partitions) == 2
+    settle(cluster, [0, 2])
+    assert replica_counts(cluster)[1] == 0
+
+
+def test_healing_leaves_alone_what_has_no_broker_left_to_go_to() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.create_topic(factor=3)
+    cluster.handle(SparkLost(2))
+    cluster.pass_time(40_000, alive=[0, 2])
+    assert set(cluster.partition().replicas) == {0, 1, 2}
+    assert not cluster.partition().reassigning
+
+
+def test_healing_leaves_alone_what_has_nobody_to_copy_from() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(2)
+    topic = cluster.create_topic(partitions=2, factor=1)
+    lost = topic.partitions[0].leader
+    cluster.handle(SparkLost(cluster.image.brokers[lost].launch))
+    cluster.pass_time(40_000, alive=[1 - lost])
+    assert cluster.partition().replicas == (lost,)
+
+
+def test_healing_goes_to_another_failure_domain() -> None:
+    cluster = Cluster()
+    for number, machine in enumerate(["a", "a", "b", "b", "c"]):
+        cluster.start_broker(f"directory-{number}", machine=machine)
+    cluster.create_topic(partitions=1, factor=2)
+    kept, lost = cluster.partition().replicas
+    cluster.handle(SparkLost(cluster.image.brokers[lost].launch))
+    alive = [b for b in range(5) if b != lost]
+    cluster.pass_time(31_000, alive=alive)
+    settle(cluster, alive)
+    machines = {cluster.image.brokers[b].machine for b in cluster.partition().replicas}
+    assert kept in cluster.partition().replicas
+    assert len(machines) == 2
+
+
+def test_healing_that_lost_its_own_target_chooses_another() -> None:
+    cluster = Cluster(replica_reassignment_delay_ms=1000)
+    cluster.start_brokers(4)
+    cluster.create_topic(factor=2)
+    cluster.handle(SparkLost(cluster.image.brokers[1].launch))
+    cluster.pass_time(2_000, alive=[0, 2, 3])
+    (first,) = cluster.partition().adding
+    cluster.handle(SparkLost(cluster.image.brokers[first].launch))
+    other = 5 - first
+    cluster.pass_time(3_000, alive=[0, other])
+    assert cluster.partition().adding == (other,)
+    settle(cluster, [0, other])
+    assert set(cluster.partition().replicas) == {0, other}
+
+
+def test_healing_can_be_switched_off() -> None:
+    cluster = Cluster(replica_reassignment_delay_ms=-1)
+    cluster.start_brokers(3)
+    cluster.create_topic(factor=2)
+    cluster.handle(SparkLost(cluster.image.brokers[1].launch))
+    cluster.pass_time(100_000, alive=[0, 2])
+    assert set(cluster.partition().replicas) == {0, 1}
+
+
+def test_a_new_broker_is_given_its_share_of_replicas_and_leaders() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.create_topic(partitions=12, factor=3)
+    cluster.start_broker("fresh")
+    settle(cluster, [0, 1, 2, 3])
+    counts = replica_counts(cluster)
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert all(len(set(p.replicas)) == len(p.isr) == 3 for p in cluster.topic().partitions)
+    preferred = Counter(p.replicas[0] for p in cluster.topic().partitions)
+    assert preferred[3] >= 2
+
+
+def test_a_broker_that_comes_back_after_healing_gets_replicas_again() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(4)
+    cluster.create_topic(partitions=8, factor=2)
+    cluster.handle(SparkLost(cluster.image.brokers[1].launch))
+    cluster.pass_time(31_000, alive=[0, 2, 3])
+    settle(cluster, [0, 2, 3])
+    assert replica_counts(cluster)[1] == 0
+    cluster.register(registration(cluster.new_launch(), "directory-1", broker_id=1))
+    cluster.beat(1)
+    settle(cluster, [0, 1, 2, 3])
+    assert replica_counts(cluster)[1] >= 3
+
+
+def leaders(partitions: tuple[PartitionState, ...]) -> list[int]:
+    return [p.leader for p in partitions]
+
+
+def back_after_a_failover(**values: object) -> Cluster:
+    cluster = Cluster(**values)  # type: ignore[arg-type]
+    cluster.start_brokers(3)
+    cluster.create_topic(partitions=3)
+    cluster.handle(SparkLost(1))
+    cluster.register(registration(cluster.new_launch(), "directory-0", broker_id=0))
+    cluster.beat(0)
+    catch_up(cluster)
+    assert leaders(cluster.topic().partitions) == [1, 1, 2]
+    return cluster
+
+
+def test_leaders_go_back_on_demand() -> None:
+    cluster = back_after_a_failover()
+    cluster.call(ElectLeaders([("t", 0)]))
+    assert leaders(cluster.topic().partitions) == [0, 1, 2]
+    before = cluster.image
+    cluster.call(ElectLeaders())
+    assert cluster.image == before
+    with pytest.raises(UnknownTopicOrPartitionError):
+        cluster.call(ElectLeaders([("t", 9)]))
+
+
+def test_leaders_go_back_by_themselves_after_the_interval() -> None:
+    cluster = back_after_a_failover(leader_imbalance_check_interval_ms=60_000)
+    cluster.pass_time(50_000, alive=[0, 1, 2])
+    assert leaders(cluster.topic().partitions) == [1, 1, 2]
+    cluster.pass_time(15_000, alive=[0, 1, 2])
+    assert leaders(cluster.topic().partitions) == [0, 1, 2]
+
+
+def test_leaders_stay_where_they_are_when_told_so() -> None:
+    cluster = back_after_a_failover(leader_imbalance_check_interval_ms=1000, auto_leader_rebalance_enable=False)
+    cluster.pass_time(10_000, alive=[0, 1, 2])
+    assert leaders(cluster.topic().partitions) == [1, 1, 2]
+
+
+def test_a_preferred_leader_that_is_not_in_sync_does_not_lead() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.create_topic()
+    cluster.handle(SparkLost(1))
+    cluster.register(registration(cluster.new_launch(), "directory-0", broker_id=0))
+    cluster.beat(0)
+    cluster.call(ElectLeaders())
+    assert cluster.partition().leader == 1

@@ -1,0 +1,162 @@
+"""Whatever happens, in whatever order: the invariants of partitions and epochs hold, and every replay agrees."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spark_broker.controller.effects import ProbePort
+from spark_broker.controller.events import PortProbed, SparkLost
+from spark_broker.controller.image import PartitionState, image_from_snapshot, to_records
+from spark_broker.controller.records import decode_records, encode_records
+from spark_broker.errors import SparkBrokerError
+from spark_broker.protocol.messages import (
+    AlterIsr,
+    AlterPartition,
+    CallRequest,
+    CreatePartitions,
+    CreateTopic,
+    DeleteTopic,
+    ElectLeaders,
+    IsrMember,
+    ReassignPartition,
+)
+from tests.unit.controller.cluster import Cluster, registration
+
+BROKERS = 4
+brokers = st.integers(0, BROKERS - 1)
+
+
+class ClusterMachine(RuleBasedStateMachine):
+    """Brokers come, go, catch up and stop; topics and replicas move; the driver restarts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster(replica_reassignment_delay_ms=2000)
+        self.seen: dict[tuple[str, int], PartitionState] = {}
+        self.controller_epoch = -1
+
+    @initialize()
+    def start(self) -> None:
+        self.cluster.start_brokers(BROKERS)
+        self.cluster.create_topic("a", 3, 3)
+        self.cluster.create_topic("b", 2, 2)
+
+    def connected(self, broker: int) -> bool:
+        return broker in self.cluster.controller.sessions.connected
+
+    @rule(broker=brokers, refused=st.booleans())
+    def end_session(self, broker: int, refused: bool) -> None:
+        for effect in self.cluster.end_session(broker):
+            if isinstance(effect, ProbePort):
+                self.cluster.handle(PortProbed(effect.broker_id, effect.session_id, refused))
+
+    @rule(broker=brokers)
+    def spark_loss(self, broker: int) -> None:
+        self.cluster.handle(SparkLost(self.cluster.image.brokers[broker].launch))
+
+    @rule(broker=brokers, kind=st.sampled_from(["clean", "process_crash", "machine_crash"]))
+    def new_process(self, broker: int, kind: str) -> None:
+        directory = self.cluster.image.brokers[broker].directory_id
+        request = registration(self.cluster.new_launch(), directory, broker_id=broker, start_kind=kind)
+        self.cluster.register(request)
+
+    @rule(broker=brokers, wants_shutdown=st.booleans())
+    def heartbeat(self, broker: int, wants_shutdown: bool) -> None:
+        self.cluster.beat(broker, wants_shutdown=wants_shutdown)
+
+    @rule(ms=st.integers(0, 12_000))
+    def pass_time(self, ms: int) -> None:
+        self.cluster.pass_time(ms, alive=[b for b in range(BROKERS) if self.connected(b)])
+
+    @rule()
+    def empty_directory_registers(self) -> None:
+        if len(self.cluster.image.brokers) < 2 * BROKERS:
+            launch = self.cluster.new_launch()
+            self.cluster.register(registration(launch, f"extra-{launch}"))
+
+    @rule(data=st.data())
+    def alter_isr(self, data: st.DataObject) -> None:
+        topic = self.cluster.image.topic("a")
+        if topic is None:
+            return
+        number = data.draw(st.integers(0, len(topic.partitions) - 1))
+        state = topic.partitions[number]
+        if state.leader == -1:
+            return
+        others = data.draw(st.sets(st.sampled_from(state.replicas)))
+        members = [IsrMember(b, self.cluster.image.brokers[b].epoch) for b in {state.leader, *others}]
+        epochs = (state.leader_epoch, state.partition_epoch - data.draw(st.sampled_from([0, 0, 0, 1])))
+        change = AlterIsr(topic.topic_id, number, *epochs, members)
+        leader = self.cluster.image.brokers[state.leader]
+        self.call(AlterPartition(leader.id, leader.epoch, [change]))
+
+    @rule(replicas=st.lists(brokers, min_size=1, max_size=3, unique=True), number=st.integers(0, 2))
+    def move(self, replicas: list[int], number: int) -> None:
+        self.call(ReassignPartition("a", number, replicas))
+
+    @rule(request=st.sampled_from([ElectLeaders(), DeleteTopic("b"), CreateTopic("b", 2, 2, b"", {})]))
+    def administer(self, request: CallRequest) -> None:
+        self.call(request)
+
+    @rule(total=st.integers(1, 6))
+    def grow(self, total: int) -> None:
+        self.call(CreatePartitions("a", total))
+
+    @rule()
+    def restart_the_driver(self) -> None:
+        now_ms = self.cluster.now_ms
+        sessions = self.cluster.session_of
+        self.cluster = Cluster(self.cluster.image, replica_reassignment_delay_ms=2000)
+        self.cluster.now_ms = now_ms
+        self.cluster.session_of = dict.fromkeys(sessions, -1)
+
+    def call(self, request: CallRequest) -> None:
+        before = self.cluster.image
+        try:
+            self.cluster.call(request)
+        except SparkBrokerError:
+            assert self.cluster.image == before
+
+    @invariant()
+    def epochs_only_rise_and_every_election_has_its_own(self) -> None:
+        image = self.cluster.image
+        assert image.controller_epoch >= self.controller_epoch
+        self.controller_epoch = image.controller_epoch
+        for topic, number, state in image.partitions():
+            before = self.seen.get((topic.topic_id, number))
+            self.seen[topic.topic_id, number] = state
+            if before is not None:
+                assert state.leader_epoch >= before.leader_epoch
+                assert state.partition_epoch >= before.partition_epoch
+                assert (state == before) == (state.partition_epoch == before.partition_epoch)
+                if state.leader != before.leader:
+                    assert state.leader_epoch > before.leader_epoch
+
+    @invariant()
+    def every_isr_is_a_part_of_the_replicas_and_has_its_leader(self) -> None:
+        for _, _, state in self.cluster.image.partitions():
+            assert state.isr
+            assert set(state.isr) <= set(state.replicas)
+            assert len(set(state.replicas)) == len(state.replicas)
+            assert set(state.adding) <= set(state.replicas)
+            assert set(state.removing) <= set(state.replicas)
+            assert state.leader == -1 or state.leader in state.isr
+
+    @invariant()
+    def only_unfenced_brokers_lead_and_whoever_can_lead_does(self) -> None:
+        image = self.cluster.image
+        for _, _, state in image.partitions():
+            if state.leader != -1:
+                assert not image.brokers[state.leader].fenced
+            else:
+                assert not any(image.is_live(broker) for broker in state.isr)
+
+    @invariant()
+    def a_snapshot_rebuilds_the_image(self) -> None:
+        image = self.cluster.image
+        records = decode_records(encode_records(to_records(image)))
+        assert image_from_snapshot(records, image.next_offset) == image
+
+
+TestClusterMachine = ClusterMachine.TestCase

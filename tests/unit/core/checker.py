@@ -1,0 +1,119 @@
+"""What must hold after every step of a cluster, whatever happened; a Violation names the rule that does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from spark_broker.core.replica import Replica, Role
+from spark_broker.errors import OffsetNotAvailableError
+from tests.unit.core.harness import Cluster, Node
+from tests.unit.core.memory_log import Entry
+
+
+class Violation(AssertionError):
+    """A rule of the replicated log is broken."""
+
+
+def require(condition: bool, rule: str) -> None:
+    if not condition:
+        raise Violation(rule)
+
+
+@dataclass(slots=True)
+class Checker:
+    """Remembers what was seen before: what is committed once never changes, and nothing that was shown falls."""
+
+    committed: dict[int, Entry] = field(default_factory=dict)  # by base offset
+    named: dict[tuple[int, int], int] = field(default_factory=dict)  # (leader epoch, base offset) to value
+    high_watermarks: dict[tuple[int, int], int] = field(default_factory=dict)  # by broker and process
+    shown: dict[int, tuple[int, int]] = field(default_factory=dict)  # leader epoch to first and last latest offset
+
+    def check(self, cluster: Cluster) -> None:
+        for node in cluster.nodes.values():
+            self._check_names(node)
+            if node.replica is not None:
+                self._check_replica(node, node.replica)
+                self._check_committed(node, node.replica)
+                self._check_shown(node.replica)
+        self._check_latest_never_falls()
+        self._check_acknowledged(cluster)
+
+    def _check_names(self, node: Node) -> None:
+        """Epoch and offset name one batch, on every disk and at all times."""
+        for entry in node.log.entries:
+            value = self.named.setdefault((entry.info.leader_epoch, entry.base_offset), entry.value)
+            require(value == entry.value, f"epoch {entry.info.leader_epoch}, offset {entry.base_offset}: two batches")
+
+    def _check_replica(self, node: Node, replica: Replica) -> None:
+        log = node.log
+        require(replica.log_end_offset == log.log_end_offset, f"broker {node.id}: the log ends elsewhere")
+        require(replica.log_start_offset == log.log_start_offset, f"broker {node.id}: the log starts elsewhere")
+        ordered = replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset
+        require(ordered, f"broker {node.id}: the high watermark is outside the log")
+        self._check_high_watermark(node, replica)
+        require(replica.producers == log.rebuilt_producers(), f"broker {node.id}: producers differ from the log")
+        for entry in log.entries:
+            offset = max(entry.base_offset, replica.log_start_offset)
+            epoch = replica.epochs.epoch_at(offset)
+            require(epoch == entry.info.leader_epoch, f"broker {node.id}: epoch history differs at {offset}")
+        require(log.state().epochs == replica.epochs.truncate_to(log.log_end_offset), f"broker {node.id}: epochs on disk")
+
+    def _check_high_watermark(self, node: Node, replica: Replica) -> None:
+        """It never falls while the process lives, except where the log was dropped and began anew."""
+        key = (node.id, node.run)
+        before = self.high_watermarks.get(key, 0)
+        anew = replica.role is Role.FOLLOWER and replica.high_watermark == replica.log_start_offset
+        require(replica.high_watermark >= before or anew, f"broker {node.id}: the high watermark fell")
+        self.high_watermarks[key] = replica.high_watermark
+
+    def _check_committed(self, node: Node, replica: Replica) -> None:
+        """KNOWN_BUGS 13: below the high watermark, everybody has the same batches, for ever."""
+        for entry in node.log.entries:
+            if entry.info.next_offset <= replica.high_watermark:
+                known = self.committed.setdefault(entry.base_offset, entry)
+                require(known == entry, f"broker {node.id}: committed records at {entry.base_offset} differ")
+
+    def _check_shown(self, replica: Replica) -> None:
+        if replica.role is not Role.LEADER:
+            return
+        try:
+            latest = replica.latest_offset(replica.assignment.leader_epoch)
+        except OffsetNotAvailableError:
+            return
+        first, _ = self.shown.get(replica.assignment.leader_epoch, (latest, latest))
+        self.shown[replica.assignment.leader_epoch] = (first, latest)
+
+    def _check_latest_never_falls(self) -> None:
+        """KIP-207: a client goes to newer leaders only, and none of them shows less than an older one did."""
+        in_order = [self.shown[epoch] for epoch in sorted(self.shown)]
+        for (_, last), (first, _) in pairwise(in_order):
+            require(last <= first, f"the latest offset fell from {last} to {first}")
+
+    @staticmethod
+    def _check_acknowledged(cluster: Cluster) -> None:
+        """Whoever may be elected has everything that was acknowledged, at the offset that the client heard."""
+        for broker in cluster.controller.assignment.isr:
+            node = cluster.nodes[broker]
+            if node.data_lost:
+                continue
+            stored = {entry.value: entry.base_offset for entry in node.log.entries}
+            for value, offset in cluster.acknowledged.items():
+                kept = stored.get(value) == offset or offset < node.log.log_start_offset
+                require(kept, f"broker {broker} is in the ISR without the acknowledged batch {value} at {offset}")
+
+
+def check_healed(cluster: Cluster) -> None:
+    """Once everybody is back and all has been said, every replica is the same and complete."""
+    logs = [node.log for node in cluster.nodes.values()]
+    start = max(log.log_start_offset for log in logs)
+    contents = [[entry for entry in log.entries if entry.info.next_offset > start] for log in logs]
+    require(all(content == contents[0] for content in contents), "the replicas differ after everything has healed")
+    for broker in cluster.nodes:
+        replica = cluster.replica(broker)
+        require(replica.high_watermark == logs[0].log_end_offset, f"broker {broker}: not everything is committed")
+    require(set(cluster.controller.assignment.isr) == set(cluster.nodes), "the ISR is not complete")
+    seen: set[int] = set()
+    for entry in contents[0]:
+        require(entry.value not in seen, f"the batch {entry.value} is stored twice")
+        seen.add(entry.value)

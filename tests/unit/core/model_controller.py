@@ -1,0 +1,136 @@
+"""The controller in a few lines: ISR-only election, and every change a compare-and-set on the partition's epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from spark_broker.core.effects import ProposeIsr
+from spark_broker.core.events import Assignment
+from spark_broker.errors import (
+    FencedLeaderEpochError,
+    IneligibleReplicaError,
+    InvalidUpdateVersionError,
+    SparkBrokerError,
+    StaleBrokerEpochError,
+)
+from spark_broker.model import NO_LEADER
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What a broker is told: the partition, every registered broker's epoch, and which of them are live."""
+
+    assignment: Assignment
+    broker_epochs: Mapping[int, int]
+    live: frozenset[int]
+
+    @property
+    def live_epochs(self) -> dict[int, int]:
+        return {broker: epoch for broker, epoch in self.broker_epochs.items() if broker in self.live}
+
+
+@dataclass(slots=True)
+class ModelController:
+    """`history` is the metadata log: what a broker has heard of is a prefix of it."""
+
+    metadata: Metadata
+    history: list[Metadata] = field(default_factory=list)
+
+    @staticmethod
+    def of(replicas: tuple[int, ...]) -> ModelController:
+        assignment = Assignment(replicas[0], 0, 0, replicas, replicas)
+        metadata = Metadata(assignment, dict.fromkeys(replicas, 1), frozenset(replicas))
+        return ModelController(metadata, [metadata])
+
+    @property
+    def assignment(self) -> Assignment:
+        return self.metadata.assignment
+
+    def is_live(self, broker: int) -> bool:
+        return broker in self.metadata.live
+
+    # ---- brokers -----------------------------------------------------------------------------------------------
+
+    def fence(self, *gone: int, shrink: bool = True) -> None:
+        """They leave the ISR, if it has a live leader without them. `shrink=False`: a restarted driver knows nobody."""
+        self._brokers(live=self.metadata.live - set(gone))
+        leader, isr = self.assignment.leader, self.assignment.isr
+        if leader in gone or leader == NO_LEADER:
+            leader = self._electable()
+        if leader != NO_LEADER and shrink:
+            isr = tuple(broker for broker in isr if broker not in gone)
+        self._change(leader, isr)
+
+    def register(self, broker: int, *, data_lost: bool) -> int:
+        """A new incarnation: its predecessor's leadership ends. Returns the broker epoch; it is not live yet."""
+        epoch = max(self.metadata.broker_epochs.values()) + 1
+        self._brokers(live=self.metadata.live - {broker}, epochs={**self.metadata.broker_epochs, broker: epoch})
+        leader, isr = self.assignment.leader, self.assignment.isr
+        if leader == broker:
+            leader = self._electable()
+        if data_lost:
+            isr = tuple(member for member in isr if member != broker) or isr
+        self._change(leader, isr)
+        return epoch
+
+    def unfence(self, broker: int) -> None:
+        """The broker is ready: it leads when nobody does and it is in the ISR."""
+        self._brokers(live=self.metadata.live | {broker})
+        if self.assignment.leader == NO_LEADER and broker in self.assignment.isr:
+            self._change(broker, self.assignment.isr)
+
+    def move_leader(self, broker: int) -> bool:
+        """Preferred-leader balance: only to a live member of the ISR."""
+        possible = broker != self.assignment.leader and broker in self.assignment.isr and self.is_live(broker)
+        if possible:
+            self._change(broker, self.assignment.isr)
+        return possible
+
+    # ---- the ISR -----------------------------------------------------------------------------------------------
+
+    def alter_isr(self, sender: int, broker_epoch: int, proposal: ProposeIsr) -> SparkBrokerError | None:
+        """Take the proposal, or say why not."""
+        current = self.assignment
+        if self.metadata.broker_epochs[sender] != broker_epoch:
+            return StaleBrokerEpochError(f"broker {sender}")
+        if (proposal.leader_epoch, current.leader) != (current.leader_epoch, sender):
+            return FencedLeaderEpochError(f"leader epoch {proposal.leader_epoch}")
+        if proposal.partition_epoch != current.partition_epoch:
+            return InvalidUpdateVersionError(f"partition epoch {proposal.partition_epoch}")
+        for broker, epoch in proposal.isr:
+            if broker not in current.isr and self.metadata.live_epochs.get(broker) != epoch:
+                return IneligibleReplicaError(f"broker {broker} of epoch {epoch}")
+        self._change(current.leader, tuple(broker for broker, _ in proposal.isr))
+        return None
+
+    # ---- changes -----------------------------------------------------------------------------------------------
+
+    def _electable(self) -> int:
+        return next((b for b in self.assignment.replicas if b in self.assignment.isr and self.is_live(b)), NO_LEADER)
+
+    def _change(self, leader: int, isr: tuple[int, ...]) -> None:
+        current = self.assignment
+        if (leader, isr) == (current.leader, current.isr):
+            return
+        self._publish(
+            replace(
+                self.metadata,
+                assignment=Assignment(
+                    leader=leader,
+                    leader_epoch=current.leader_epoch + (leader != current.leader),
+                    partition_epoch=current.partition_epoch + 1,
+                    replicas=current.replicas,
+                    isr=isr,
+                ),
+            )
+        )
+
+    def _brokers(self, *, live: frozenset[int], epochs: Mapping[int, int] | None = None) -> None:
+        changed = replace(self.metadata, live=live, broker_epochs=epochs or self.metadata.broker_epochs)
+        if changed != self.metadata:
+            self._publish(changed)
+
+    def _publish(self, metadata: Metadata) -> None:
+        self.metadata = metadata
+        self.history.append(metadata)

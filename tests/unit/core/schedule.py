@@ -1,0 +1,246 @@
+"""A random run of a cluster: a seed decides how often what happens, then what happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spark_broker.core.producers import SEQUENCE_LIMIT
+from spark_broker.core.replica import ACKS_ALL
+from spark_broker.errors import (
+    DuplicateSequenceNumberError,
+    NotEnoughReplicasError,
+    OutOfOrderSequenceNumberError,
+    SparkBrokerError,
+    UnknownProducerIdError,
+)
+from tests.unit.core.checker import Checker, Violation, check_healed
+from tests.unit.core.harness import LAG_MAX_MS, Answer, Cluster, Outcome, Producer, Request
+
+IN_FLIGHT_MAX = 5
+MESSAGES_MAX = 6
+CLIENT_ID = 7
+FOREIGN_ID = 99
+FIRST_SEQUENCE_BEFORE_WRAP = SEQUENCE_LIMIT - 3
+
+
+@dataclass(slots=True)
+class Client:
+    """An idempotent producer: it repeats, in order, what no leader has acknowledged; five batches at most are open."""
+
+    numbers: Callable[[], int]
+    next_sequence: int = 0
+    open: list[tuple[int, int]] = field(default_factory=list)  # sequence number and value
+    sent_to: tuple[int, int] = (-1, -1)  # broker and leader epoch
+    sent: int = 0  # of `open`, to `sent_to`
+    waiting: list[tuple[int, Outcome]] = field(default_factory=list)
+
+    def send(self, cluster: Cluster, broker: int) -> None:
+        """The next batch that this leader has not heard of, perhaps a new one."""
+        self.collect()
+        epoch = cluster.replica(broker).assignment.leader_epoch
+        if self.sent_to != (broker, epoch):
+            self.sent_to, self.sent, self.waiting = (broker, epoch), 0, []
+        if self.sent == len(self.open):
+            if self.open and self.next_sequence - self.open[0][0] >= IN_FLIGHT_MAX:
+                return
+            self.open.append((self.next_sequence, self.numbers()))
+            self.next_sequence += 1
+        sequence, value = self.open[self.sent]
+        try:
+            outcome = cluster.append(broker, value, rows=1 + value % 3, producer=Producer(CLIENT_ID, 0, sequence))
+        except NotEnoughReplicasError:
+            return
+        except (OutOfOrderSequenceNumberError, DuplicateSequenceNumberError, UnknownProducerIdError) as error:
+            # A deposed leader may lack what its successor has; the successor itself never does.
+            if epoch == cluster.controller.assignment.leader_epoch:
+                raise Violation(f"the leader refused a retry: {error}") from error
+            return
+        self.sent += 1
+        self.waiting.append((sequence, outcome))
+
+    def collect(self) -> None:
+        """Take note of answers; after a refusal everything open is sent again."""
+        for sequence, outcome in self.waiting:
+            if outcome.base_offset is not None:
+                known = [number for number, _ in self.open]
+                if sequence in known:
+                    self.sent -= known.index(sequence) < self.sent
+                    self.open = [batch for batch in self.open if batch[0] != sequence]
+            elif outcome.error is not None:
+                self.sent = 0
+        self.waiting = [waiting for waiting in self.waiting if not waiting[1].answered]
+
+
+WEIGHTS = {
+    "send": 20, "send_plainly": 4, "send_unjudged": 1, "fetch": 40, "ask": 8, "serve": 8, "apply": 8, "drop": 1,
+    "deliver": 16, "decide": 8, "fence": 1.5, "unfence": 8, "crash": 1, "start": 8, "lose_machine": 0.3,
+    "checkpoint": 2, "tick": 2, "move_leader": 2, "restart_controller": 0.3, "advance_log_start": 0.5,
+}  # fmt: skip
+"""How often each step is tried. Every seed makes some of them rare and some frequent: runs differ in kind."""
+
+
+class Schedule:
+    """One run. The same seed gives the same run."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.cluster = Cluster(min_insync_replicas=self.rng.choice([1, 2, 2]))
+        self.checker = Checker()
+        self.next_value = 0
+        self.client = Client(self._new_value)
+        self.foreign_sequence = 0
+        self.requests: list[Request] = []
+        self.answers: list[Answer] = []
+        names = sorted(WEIGHTS)
+        self.steps = [getattr(self, name) for name in names]
+        self.weights = [WEIGHTS[name] * self.rng.choice([0.2, 1, 1, 1, 3]) for name in names]
+
+    def run(self, steps: int) -> None:
+        """Raises Violation; any other error of the replicas is their own invariant."""
+        for _ in range(steps):
+            self.rng.choices(self.steps, self.weights)[0]()
+            self.checker.check(self.cluster)
+        self.heal()
+
+    def heal(self) -> None:
+        """Everybody comes back; then all replicas agree."""
+        for broker, node in self.cluster.nodes.items():
+            if node.replica is None:
+                self.cluster.start(broker)
+            self.cluster.controller.unfence(broker)
+        for _ in range(4):
+            self.cluster.settle()
+            self.checker.check(self.cluster)
+        check_healed(self.cluster)
+
+    def _new_value(self) -> int:
+        self.next_value += 1
+        return self.next_value
+
+    def _any_running(self) -> int | None:
+        running = self.cluster.running()
+        return self.rng.choice(running) if running else None
+
+    def _any_leader(self) -> int | None:
+        leaders = self.cluster.leaders()
+        return self.rng.choice(leaders) if leaders else None
+
+    # ---- clients -----------------------------------------------------------------------------------------------
+
+    def send(self) -> None:
+        if (leader := self._any_leader()) is not None:
+            self.client.send(self.cluster, leader)
+
+    def send_plainly(self) -> None:
+        """Not idempotent, and never repeated."""
+        if (leader := self._any_leader()) is None:
+            return
+        value = self._new_value()
+        try:
+            self.cluster.append(leader, value, acks=self.rng.choice([0, 1, ACKS_ALL]), rows=1 + value % 3)
+        except NotEnoughReplicasError:
+            return
+
+    def send_unjudged(self) -> None:
+        if (leader := self._any_leader()) is not None:
+            self.foreign_sequence += self.rng.choice([1, 2, 7])
+            producer = Producer(FOREIGN_ID, 0, self.foreign_sequence)
+            self.cluster.append_unjudged(leader, self._new_value(), producer)
+
+    # ---- replication -------------------------------------------------------------------------------------------
+
+    def fetch(self) -> None:
+        self.cluster.fetch(self.rng.choice(list(self.cluster.nodes)), max_batches=self.rng.choice([1, 2, 100]))
+
+    def ask(self) -> None:
+        request = self.cluster.ask(self.rng.choice(list(self.cluster.nodes)))
+        if request is not None and len(self.requests) < MESSAGES_MAX:
+            self.requests.append(request)
+
+    def serve(self) -> None:
+        if self.requests and len(self.answers) < MESSAGES_MAX:
+            request = self.requests.pop(self.rng.randrange(len(self.requests)))
+            answer = self.cluster.serve(request, max_batches=self.rng.choice([1, 100]))
+            self.answers += [answer] if answer else []
+
+    def apply(self) -> None:
+        if self.answers:
+            self.cluster.apply(self.answers.pop(self.rng.randrange(len(self.answers))))
+
+    def drop(self) -> None:
+        """A connection breaks."""
+        messages: list[list[Request]] | list[list[Answer]] = self.rng.choice([[self.requests], [self.answers]])
+        messages[0].clear()
+
+    # ---- metadata ----------------------------------------------------------------------------------------------
+
+    def deliver(self) -> None:
+        """A broker hears more of the metadata log, often all of it."""
+        if (broker := self._any_running()) is not None:
+            newest = len(self.cluster.controller.history) - 1
+            heard = self.cluster.nodes[broker].heard
+            self.cluster.deliver(broker, self.rng.choice([newest, self.rng.randint(heard, newest)]))
+
+    def decide(self) -> None:
+        if (broker := self._any_running()) is not None:
+            self.cluster.decide(broker, answer_lost=self.rng.random() < 0.3)
+
+    def fence(self) -> None:
+        """A broker, often the leader, loses its session; it may go on as a zombie."""
+        leader = self.cluster.controller.assignment.leader
+        brokers = list(self.cluster.nodes)
+        self.cluster.controller.fence(self.rng.choice([leader, *brokers] if leader in brokers else brokers))
+
+    def unfence(self) -> None:
+        """A running broker's session is back, with the process that it had."""
+        if (broker := self._any_running()) is not None:
+            self.cluster.controller.unfence(broker)
+
+    def move_leader(self) -> None:
+        self.cluster.controller.move_leader(self.rng.choice(list(self.cluster.nodes)))
+
+    def restart_controller(self) -> None:
+        self.cluster.controller.fence(*self.cluster.nodes, shrink=False)
+
+    # ---- processes ---------------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        if (broker := self._any_running()) is not None:
+            self.cluster.crash(broker)
+            if self.rng.random() < 0.7:
+                self.cluster.controller.fence(broker)
+
+    def lose_machine(self) -> None:
+        """Only while another broker holds what this one may be the last but one to have (DESIGN 3)."""
+        others = [b for b in self.cluster.controller.assignment.isr if not self.cluster.nodes[b].data_lost]
+        if (broker := self._any_running()) is not None and len([b for b in others if b != broker]) >= 1:
+            self.cluster.crash(broker, lost_batches=self.rng.randint(1, 4))
+            self.cluster.controller.fence(broker)
+
+    def start(self) -> None:
+        stopped = [broker for broker in self.cluster.nodes if broker not in self.cluster.running()]
+        if stopped:
+            self.cluster.start(self.rng.choice(stopped))
+
+    def checkpoint(self) -> None:
+        if (broker := self._any_running()) is not None:
+            self.cluster.checkpoint(broker)
+
+    def tick(self) -> None:
+        self.cluster.tick(self.rng.choice([10, 1000, LAG_MAX_MS // 2, LAG_MAX_MS + 1]))
+
+    def advance_log_start(self) -> None:
+        if (leader := self._any_leader()) is not None:
+            entries = self.cluster.nodes[leader].log.entries[:4]
+            if entries:
+                self.cluster.advance_log_start(leader, self.rng.choice(entries).info.next_offset)
+
+
+def run(seed: int, steps: int = 200) -> None:
+    """Raises Violation when a rule is broken, and says with which seed."""
+    try:
+        Schedule(seed).run(steps)
+    except (Violation, SparkBrokerError, AssertionError) as error:
+        raise Violation(f"seed {seed}, {steps} steps: {error}") from error

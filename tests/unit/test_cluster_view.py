@@ -1,0 +1,83 @@
+"""What a client believes of the cluster never goes back, whichever broker answers."""
+
+from __future__ import annotations
+
+from spark_broker.client.cluster_view import ClusterView, merge
+from spark_broker.protocol.messages import BrokerMetadata, Metadata, PartitionMetadata, TopicMetadata
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+
+TOPIC_ID = "0" * 32
+OTHER_ID = "1" * 32
+SCHEMA = schema_to_bytes(DEFAULT_SCHEMA)
+
+
+def broker(broker_id: int, *, fenced: bool = False) -> BrokerMetadata:
+    return BrokerMetadata(broker_id, "h", 1, None, 1, 0, "", 0, fenced)
+
+
+def answer(
+    *states: tuple[int, int],
+    topic_id: str = TOPIC_ID,
+    controller_epoch: int = 1,
+    schemas: int = 1,
+    fenced: bool = False,
+) -> Metadata:
+    """Metadata of one topic; a state is (leader, leader epoch)."""
+    partitions = [
+        PartitionMetadata(n, leader, epoch, [1, 2], [1, 2], epoch) for n, (leader, epoch) in enumerate(states)
+    ]
+    topic = TopicMetadata("t", topic_id, partitions, [SCHEMA] * schemas, {})
+    return Metadata("c", controller_epoch, [broker(1, fenced=fenced), broker(2)], [topic])
+
+
+def leaders(view: ClusterView) -> list[tuple[int, int]]:
+    topic = view.topic("t")
+    assert topic is not None
+    return [(state.leader, state.leader_epoch) for state in topic.partitions]
+
+
+def test_a_leader_epoch_never_goes_back() -> None:
+    view = merge(ClusterView(), answer((1, 5), (2, 7)), ["t"])
+    view = merge(view, answer((2, 4), (1, 8)), ["t"])
+    assert leaders(view) == [(1, 5), (1, 8)]
+
+
+def test_a_topic_created_anew_begins_at_its_own_epochs() -> None:
+    view = merge(ClusterView(), answer((1, 5)), ["t"])
+    view = merge(view, answer((2, 0), topic_id=OTHER_ID), ["t"])
+    assert leaders(view) == [(2, 0)]
+
+
+def test_partitions_and_schemas_are_never_lost_to_a_broker_that_lags_behind() -> None:
+    view = merge(ClusterView(), answer((1, 1), (1, 1), schemas=2), ["t"])
+    view = merge(view, answer((1, 1)), ["t"])
+    topic = view.topic("t")
+    assert topic is not None
+    assert len(topic.partitions) == 2
+    assert topic.schema_id == 1
+
+
+def test_an_older_controllers_brokers_are_ignored() -> None:
+    view = merge(ClusterView(), answer((1, 1), controller_epoch=2, fenced=True), ["t"])
+    view = merge(view, answer((1, 1), controller_epoch=1), ["t"])
+    assert view.controller_epoch == 2
+    assert view.live_broker(1) is None
+    assert view.leader("t", 0) is None, "nobody waits for a fenced leader"
+
+
+def test_a_topic_that_is_missing_from_an_answer_about_it_is_gone() -> None:
+    view = merge(ClusterView(), answer((1, 1)), ["t"])
+    empty = Metadata("c", 1, [broker(1)], [])
+    assert merge(view, empty, ["other"]).topic("t") is not None
+    assert merge(view, empty, ["t"]).topic("t") is None
+    assert merge(view, empty, None).topic("t") is None
+
+
+def test_what_is_decoded_of_a_topic_is_kept_while_only_leaders_change() -> None:
+    view = merge(ClusterView(), answer((1, 1)), ["t"])
+    before = view.topic("t")
+    assert before is not None
+    assert before.schemas
+    after = merge(view, answer((2, 2)), ["t"]).topic("t")
+    assert after is not None
+    assert after.schemas is before.schemas

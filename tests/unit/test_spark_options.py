@@ -1,0 +1,178 @@
+"""Options of a read: those of Spark's Kafka source, whatever their case; a mistake is a typed error that helps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from spark_broker.errors import InvalidConfigError
+from spark_broker.model import TopicPartition
+from spark_broker.spark.bounds import ByOffset, ByTimestamp, Earliest, Latest
+from spark_broker.spark.options import WITHOUT_EFFECT, ReadOptions, parse_options
+from spark_broker.spark.selection import Assign, Subscribe, SubscribePattern
+
+SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
+
+
+def parse(**options: str) -> ReadOptions:
+    return parse_options({**SERVERS, "subscribe": "flights", **options})
+
+
+def test_a_job_for_sparks_kafka_source_needs_another_format_name_and_nothing_else() -> None:
+    kafka = {
+        "kafka.bootstrap.servers": "a:1,b:2",
+        "subscribe": "flights, trains,flights",
+        "startingOffsets": "earliest",
+        "endingOffsets": "latest",
+        "includeHeaders": "true",
+        "failOnDataLoss": "false",
+        "minPartitions": "8",
+        "kafka.request.timeout.ms": "1234",
+        **dict.fromkeys(WITHOUT_EFFECT, "1"),
+    }
+    found = parse_options({name.lower(): value for name, value in kafka.items()})
+    assert found.selection == Subscribe(("flights", "trains"))
+    assert (found.start, found.end) == (Earliest(), Latest())
+    assert (found.include_headers, found.fail_on_data_loss, found.min_partitions) == (True, False, 8)
+    assert found.settings.bootstrap_servers == ("a:1", "b:2")
+    assert found.settings.request_timeout_ms == 1234
+
+
+def test_the_defaults_are_those_of_a_batch_read_of_kafka() -> None:
+    found = parse()
+    assert (found.start, found.end) == (Earliest(), Latest())
+    assert (found.include_headers, found.fail_on_data_loss, found.min_partitions, found.columns) == (
+        False,
+        True,
+        0,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "selection"),
+    [
+        ({"subscribe": "a"}, Subscribe(("a",))),
+        ({"path": "a"}, Subscribe(("a",))),
+        ({"paths": '["a","b"]'}, Subscribe(("a", "b"))),
+        ({"subscribepattern": "fl.*"}, SubscribePattern("fl.*")),
+        ({"assign": '{"a":[2,0,2],"b":[1]}'}, Assign({"a": (0, 2), "b": (1,)})),
+    ],
+)
+def test_topics_are_named_in_any_of_these_ways(options: dict[str, str], selection: object) -> None:
+    assert parse_options({**SERVERS, **options}).selection == selection
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"subscribe": "a", "assign": '{"a":[0]}'},
+        {"subscribe": "a", "path": "a"},
+        {"subscribe": " , "},
+        {"subscribepattern": "fl(*"},
+        {"assign": "[1]"},
+        {"assign": "{}"},
+        {"assign": '{"a":[]}'},
+        {"assign": '{"a":["0"]}'},
+        {"assign": '{"a":[true]}'},
+        {"assign": '{"a":[-1]}'},
+        {"assign": "{"},
+        {"paths": '"a"'},
+    ],
+)
+def test_a_selection_that_is_not_exactly_one_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidConfigError):
+        parse_options({**SERVERS, **options})
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("startingoffset", "'startingOffsets'"),
+        ("subscibe", "'subscribe'"),
+        ("bootstrap.server", "'bootstrap.servers'"),
+        ("kafka.requst.timeout.ms", "'kafka.request.timeout.ms'"),
+        ("faiondataloss", "'failOnDataLoss'"),
+        ("column", "'columns'"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_one_as_it_is_written_in_the_documentation(given: str, meant: str) -> None:
+    with pytest.raises(InvalidConfigError, match="did you mean") as raised:
+        parse(**{given: "1"})
+    assert meant in str(raised.value)
+
+
+def test_settings_that_the_source_decides_are_refused_with_what_to_use() -> None:
+    with pytest.raises(InvalidConfigError, match="startingOffsets"):
+        parse(**{"kafka.auto.offset.reset": "latest"})
+
+
+def test_no_address_is_an_error_and_two_that_differ_are_too() -> None:
+    with pytest.raises(InvalidConfigError, match=r"bootstrap\.servers is missing"):
+        parse_options({"subscribe": "a"})
+    with pytest.raises(InvalidConfigError, match="differ"):
+        parse(**{"kafka.bootstrap.servers": "elsewhere:1"})
+
+
+def test_offsets_are_given_for_each_partition() -> None:
+    found = parse(
+        startingOffsets='{"flights":{"0":23,"1":-2}}', endingOffsets=json.dumps({"flights": {"0": 50, "1": -1}})
+    )
+    assert found.start == ByOffset(
+        "startingOffsets", {TopicPartition("flights", 0): 23, TopicPartition("flights", 1): -2}
+    )
+    assert found.end == ByOffset("endingOffsets", {TopicPartition("flights", 0): 50, TopicPartition("flights", 1): -1})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"startingOffsets": "latest"},
+        {"endingOffsets": "earliest"},
+        {"startingOffsets": "soon"},
+        {"startingOffsets": "[]"},
+        {"startingOffsets": '{"flights":5}'},
+        {"startingOffsets": '{"flights":{"0":-1}}'},
+        {"endingOffsets": '{"flights":{"0":-2}}'},
+        {"startingOffsets": '{"flights":{"0":-3}}'},
+        {"startingOffsets": '{"flights":{"0":1.5}}'},
+        {"startingOffsets": '{"flights":{"zero":1}}'},
+        {"startingOffsets": '{"flights":{"-1":1}}'},
+        {"endingOffsets": '{"flights":{"0":9223372036854775808}}'},
+        {"startingTimestamp": "yesterday"},
+        {"startingTimestamp": "-5"},
+        {"endingOffsetsByTimestamp": '{"flights":{"0":-5}}'},
+        {"startingOffsetsByTimestampStrategy": "guess"},
+        {"minPartitions": "0"},
+        {"minPartitions": "many"},
+        {"includeHeaders": "yes"},
+        {"failOnDataLoss": ""},
+        {"columns": " , "},
+        {"kafka.request.timeout.ms": "soon"},
+    ],
+)
+def test_a_value_that_is_not_legal_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidConfigError):
+        parse(**options)
+
+
+def test_a_time_for_all_comes_before_times_for_each_and_those_before_offsets() -> None:
+    offsets = {"startingOffsets": '{"flights":{"0":1}}'}
+    each = {"startingOffsetsByTimestamp": '{"flights":{"0":2000}}'}
+    every = {"startingTimestamp": "3000"}
+    tp = TopicPartition("flights", 0)
+    assert parse(**offsets, **each, **every).start == ByTimestamp("startingTimestamp", for_all_ms=3000)
+    assert parse(**offsets, **each).start == ByTimestamp("startingOffsetsByTimestamp", timestamps_ms={tp: 2000})
+    assert parse(endingTimestamp="4000").end == ByTimestamp("endingTimestamp", for_all_ms=4000)
+
+
+def test_columns_are_a_list() -> None:
+    assert parse(columns="dest, _offset,dest").columns == ("dest", "_offset")
+
+
+def test_a_table_made_with_create_table_brings_its_options_with_a_prefix() -> None:
+    table = {"provider": "spark_broker", "owner": "me", **{f"option.{name}": value for name, value in SERVERS.items()}}
+    assert parse_options({**table, "option.subscribe": "a"}).selection == Subscribe(("a",))
+    assert parse_options({**table, "option.subscribe": "a", "subscribe": "a"}).selection == Subscribe(("a",))

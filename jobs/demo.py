@@ -39,6 +39,7 @@ from jobs.flights import read_flights
 from jobs.produce import TOPIC
 from spark_broker.client.admin import Admin
 from spark_broker.errors import SparkBrokerError
+from spark_broker.model import BrokerInfo
 
 MASTER = "local-cluster[3,2,1024]"
 BROKERS = 3
@@ -49,6 +50,7 @@ ELECTION_TIMEOUT_S = 30.0
 REJOIN_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 POLL_S = 0.05
+LOOK_S = 0.25
 
 
 @dataclass
@@ -58,12 +60,12 @@ class Story:
     began: float = field(default_factory=time.monotonic)
     acks: list[Ack] = field(default_factory=list)
     snapshots: list[Snapshot] = field(default_factory=list)
-    victim: int = -1
-    victim_pid: int = -1
-    victim_leads: int = 0
+    victim: BrokerInfo | None = None
+    killed: float = 0.0
     killed_at_rows: int = 0
     elected_s: float = 0.0
     rejoined_s: float | None = None
+    look_again: float = 0.0
     result: Result | None = None
 
 
@@ -153,58 +155,81 @@ def append_and_kill(
         def acknowledged(rows: int) -> Callable[[], bool]:
             return lambda: show(tail.read()) >= rows
 
+        process.wait_until(acknowledged(1), "a row was acknowledged", PRODUCE_TIMEOUT_S)
+        story.snapshots.append(demo_snapshot.take(admin, TOPIC, "before"))
         process.wait_until(acknowledged(total // 3), "a third of the rows was acknowledged", PRODUCE_TIMEOUT_S)
-        story.killed_at_rows = tail.rows
-        kill_busiest(admin, console, story)
-        process.wait_until(acknowledged(total), "all rows were acknowledged", PRODUCE_TIMEOUT_S)
+        kill_busiest(story, console)
+        story.killed_at_rows = show(tail.read())
+        if story.killed_at_rows >= total:
+            raise DemoError("all rows were acknowledged before the kill: it proves nothing. Lower --rate")
+        await_election(admin, story)
+        done = acknowledged(total)
+
+        def finished() -> bool:
+            look_for_rejoin(admin, story)
+            return done()
+
+        process.wait_until(finished, "all rows were acknowledged", PRODUCE_TIMEOUT_S)
         if process.wait(STOP_TIMEOUT_S) != 0:
             raise DemoError(f"produce.py: {process.last_line()} (its log: {process.log})")
     story.acks = tail.acks
     say(console, f"{total:,} rows are acknowledged; the producer went on by itself", time.monotonic() - began)
 
 
-def kill_busiest(admin: Admin, console: Console, story: Story) -> None:
-    """`kill -9` the JVM of the executor whose broker leads the most partitions, and watch the election."""
-    before = demo_snapshot.take(admin, TOPIC, "before")
-    victim = before.busiest()
-    story.victim, story.victim_pid, story.victim_leads = victim.id, victim.executor_pid, before.leads()[victim.id]
-    began = time.monotonic()
+def kill_busiest(story: Story, console: Console) -> None:
+    """`kill -9` the JVM of the executor whose broker leads the most partitions."""
+    before = story.snapshots[0]
+    victim = story.victim = before.busiest()
+    story.killed = time.monotonic()
     kill(victim.executor_pid)
     console.print(
         f"[bold red]✗[/] kill -9 {victim.executor_pid}: executor {victim.executor_id} with broker {victim.id}, "
-        f"which led {story.victim_leads} of {len(before.topic.partitions)} partitions"
+        f"which led {before.leads()[victim.id]} of {len(before.topic.partitions)} partitions"
     )
+
+
+def await_election(admin: Admin, story: Story) -> None:
+    """Wait until brokers that live lead every partition. Raises DemoError when that takes too long."""
     pause = threading.Event()
-    while not _elected(during := demo_snapshot.take(admin, TOPIC, "during"), victim.id, victim.epoch):
-        if time.monotonic() - began > ELECTION_TIMEOUT_S:
+    while not _elected(during := demo_snapshot.take(admin, TOPIC, "during"), story.victim):
+        if time.monotonic() - story.killed > ELECTION_TIMEOUT_S:
             raise DemoError(f"partitions are without a leader {ELECTION_TIMEOUT_S:g} s after the kill")
         pause.wait(POLL_S)
-    story.elected_s = time.monotonic() - began
-    story.snapshots = [before, during]
+    story.elected_s = time.monotonic() - story.killed
+    story.snapshots.append(during)
 
 
-def _elected(now: Snapshot, victim: int, epoch: int) -> bool:
-    """Whether every partition is led by a broker that lives. The victim's id may be back, with a higher epoch."""
-    live = {broker.id for broker in now.brokers if (broker.id, broker.epoch) != (victim, epoch)}
-    return all(one.leader in live for one in now.topic.partitions)
+def _elected(now: Snapshot, victim: BrokerInfo | None) -> bool:
+    """Whether live brokers lead everything, and the victim is known to be gone (its id may be back, as a later one)."""
+    live = {broker.id for broker in now.brokers}
+    gone = victim is not None and (victim.id, victim.epoch) not in {(one.id, one.epoch) for one in now.brokers}
+    return gone and all(one.leader in live for one in now.topic.partitions)
+
+
+def look_for_rejoin(admin: Admin, story: Story) -> bool:
+    """Whether every ISR is whole again; notes when that was first seen. Looks a few times a second."""
+    now = time.monotonic()
+    if story.rejoined_s is None and now >= story.look_again:
+        after = demo_snapshot.take(admin, TOPIC, "after")
+        story.look_again = time.monotonic() + LOOK_S
+        if after.isr_is_whole():
+            story.rejoined_s = time.monotonic() - story.killed
+            story.snapshots.append(after)
+    return story.rejoined_s is not None
 
 
 def await_rejoin(admin: Admin, console: Console, story: Story) -> None:
     """Wait until the replacement is in sync; not for ever, for nothing depends on it."""
-    began = time.monotonic()
+    deadline = time.monotonic() + REJOIN_TIMEOUT_S
     pause = threading.Event()
     with console.status("waiting until the replacement has caught up ..."):
-        while not (after := demo_snapshot.take(admin, TOPIC, "after")).isr_is_whole():
-            if time.monotonic() - began > REJOIN_TIMEOUT_S:
-                break
+        while not look_for_rejoin(admin, story) and time.monotonic() < deadline:
             pause.wait(POLL_S)
-    waited = time.monotonic() - began
-    story.snapshots.append(after)
-    if after.isr_is_whole():
-        story.rejoined_s = waited
-        say(console, "the replacement has caught up: every ISR is whole again", waited)
+    if story.rejoined_s is None:
+        story.snapshots.append(demo_snapshot.take(admin, TOPIC, "after"))
+        console.print("[yellow]![/] the replacement is not back in every ISR yet; nothing depends on it")
     else:
-        console.print(f"[yellow]![/] the replacement is not back in every ISR after {REJOIN_TIMEOUT_S:g} s")
+        console.print("[bold green]✓[/] the replacement has caught up: every ISR is whole again")
 
 
 def compare(options: argparse.Namespace, bootstrap: str, directory: Path, console: Console, story: Story) -> None:
@@ -250,15 +275,17 @@ def say(console: Console, text: str, seconds: float) -> None:
 
 def tell(story: Story, console: Console) -> None:
     """The end: what a person wants to see."""
-    if story.result is None:
+    if story.result is None or story.victim is None:
         return
     console.print()
-    console.print(demo_snapshot.table(story.snapshots, story.victim))
+    console.print(demo_snapshot.table(story.snapshots, story.victim.id))
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(style="dim")
     facts.add_column()
-    facts.add_row("killed", f"broker {story.victim}, leader of {story.victim_leads}, at row {story.killed_at_rows:,}")
+    facts.add_row("killed", f"broker {story.victim.id} with its executor, at row {story.killed_at_rows:,}")
     facts.add_row("every partition led again", f"{story.elected_s:.2f} s after kill -9")
+    rejoined = "not yet" if story.rejoined_s is None else f"{story.rejoined_s:.1f} s after kill -9"
+    facts.add_row("replacement in every ISR", rejoined)
     facts.add_row("longest time without an acknowledgement", f"{longest_gap_s(story.acks):.2f} s")
     for reading in (story.result.dataframe, story.result.consumer):
         facts.add_row(f"rows compared, {reading.comparison.reader}", _verdict(reading))
@@ -279,7 +306,7 @@ def tell(story: Story, console: Console) -> None:
 def _verdict(reading: Reading) -> str:
     one = reading.comparison
     if one.holds:
-        return f"{one.rows_read:,} of {one.rows_sent:,}, all equal [dim](read in {reading.seconds:.1f} s)[/]"
+        return f"{one.rows_read:,} of {one.rows_sent:,}, all equal"
     return (
         f"[red]{one.rows_read:,} of {one.rows_sent:,}: {one.rows_lost:,} lost, {one.rows_extra:,} twice or changed, "
         f"{one.keys_out_of_order} keys out of order, {one.keys_split} in several partitions, "

@@ -41,26 +41,26 @@ def take(admin: Admin, topic: str, title: str) -> Snapshot:
 
 
 def table(snapshots: Sequence[Snapshot], victim: int) -> Table:
-    """Brokers above, then one line for each partition; what the killed broker led stands out."""
+    """A line for each broker, then one for each partition; the killed broker and what it led stand out."""
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     found.add_column("")
     for snapshot in snapshots:
         found.add_column(snapshot.title)
-    found.add_row("brokers", *(_brokers(snapshot, victim) for snapshot in snapshots), end_section=True)
+    ids = sorted({broker.id for snapshot in snapshots for broker in snapshot.brokers})
+    for broker in ids:
+        cells = (_broker(snapshot, broker, victim) for snapshot in snapshots)
+        found.add_row(f"broker {broker}", *cells, end_section=broker == ids[-1])
     for number in range(len(snapshots[0].topic.partitions)):
         found.add_row(f"partition {number}", *(_partition(snapshot, number, victim) for snapshot in snapshots))
     return found
 
 
-def _brokers(snapshot: Snapshot, victim: int) -> str:
-    leads = snapshot.leads()
-    lines = []
-    for broker in snapshot.brokers:
-        line = f"{broker.id} on executor {broker.executor_id}, leads {leads[broker.id]}"
-        lines.append(f"[yellow]{line}[/]" if broker.id == victim else line)
-    if victim not in {broker.id for broker in snapshot.brokers}:
-        lines.append(f"[red]{victim} is gone[/]")
-    return "\n".join(lines)
+def _broker(snapshot: Snapshot, broker: int, victim: int) -> str:
+    found = next((one for one in snapshot.brokers if one.id == broker), None)
+    if found is None:
+        return "[red]gone[/]"
+    text = f"executor {found.executor_id}, leads {snapshot.leads()[broker]}"
+    return f"[yellow]{text}[/]" if broker == victim else text
 
 
 def _partition(snapshot: Snapshot, number: int, victim: int) -> str:

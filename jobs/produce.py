@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 
 import pyarrow as pa
@@ -102,8 +102,11 @@ def append_all(flights: pa.Table, options: argparse.Namespace, acks: AckLog, sto
         progress("flights", flights.num_rows) as tell,
         Producer(options.bootstrap_servers, acks="all", client_id="flights") as producer,
     ):
-        for batch in paced(flights, options.batch_rows, options.rate, stop):
-            producer.append(options.topic, batch).add_done_callback(finished)
+        for number, batch in enumerate(paced(flights, options.batch_rows, options.rate, stop)):
+            appended = producer.append(options.topic, batch)
+            appended.add_done_callback(finished)
+            if number == 0:
+                wait([appended])  # Connecting takes its time; the rate counts from here on.
             tell(acks.rows)
         producer.flush()
         tell(acks.rows)
@@ -113,15 +116,13 @@ def append_all(flights: pa.Table, options: argparse.Namespace, acks: AckLog, sto
 
 def paced(table: pa.Table, batch_rows: int, rate: float, stop: threading.Event) -> Iterator[pa.RecordBatch]:
     """The table's micro-batches in order, each when it is due; ends early when `stop` is set."""
-    began = time.monotonic()
-    rows = 0
+    due = 0.0
     for batch in table.to_batches(max_chunksize=batch_rows):
-        due = began + (rows / rate if rate > 0 else 0.0)
         # Behind schedule there is no wait: what an election held back is caught up with.
         if stop.wait(max(0.0, due - time.monotonic())):
             return
         yield batch
-        rows += batch.num_rows
+        due = (due or time.monotonic()) + (batch.num_rows / rate if rate > 0 else 0.0)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Flight servers that tests made in this process are never joined: at an ordinary exit their finalizers would hang."""
+    """Flight servers that tests made in this process are never joined: at an ordinary exit they would hang."""
     if "pyarrow.flight" in sys.modules and _exit_status is not None:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -246,10 +246,10 @@ class Partition:
             self._carry_out(effects)
             return diverging
 
-    def follower_idle(self, follower: int, broker_epoch: int) -> None:
+    def follower_idle(self, follower: int, broker_epoch: int, live: Mapping[int, int]) -> None:
         """The follower still pulls, with nothing new to say of this partition."""
         with self._lock:
-            self.replica.follower_idle(follower, broker_epoch, boottime_ms())
+            self._carry_out(self.replica.follower_idle(follower, broker_epoch, live, boottime_ms()))
 
     def read_for_follower(self, leader_epoch: int, offset: int, max_bytes: int) -> PartitionRead:
         with self._lock:

@@ -119,10 +119,11 @@ class ReplicaStream:
         if now - self._idle_reported < IDLE_REPORT_S:
             return
         self._idle_reported = now
+        live = self._manager.live_broker_epochs()
         named = {(wanted.topic_id, wanted.partition) for wanted in request.partitions}
         for key, followed in self._followed.items():
             if key not in named:
-                followed.partition.follower_idle(request.broker_id, request.broker_epoch)
+                followed.partition.follower_idle(request.broker_id, request.broker_epoch, live)
 
     def _take_news(self) -> None:
         self._ready.update(key for key in self._notifier.take() if key in self._followed)

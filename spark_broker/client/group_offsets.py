@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 
 from spark_broker.client.cluster_view import address_of
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.murmur2 import partition_of
 from spark_broker.client.retry import Deadline, call_with_retries
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError, UnknownServerError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
@@ -19,6 +18,7 @@ from spark_broker.protocol.messages import (
     OffsetCommit,
     OffsetFetch,
 )
+from spark_broker.protocol.murmur2 import group_partition
 
 
 class GroupOffsets:
@@ -78,7 +78,7 @@ class GroupOffsets:
             topic = view.topic(CONSUMER_OFFSETS_TOPIC)
         if topic is None:
             raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS_TOPIC} is being created")
-        partition = partition_of(self._group_id.encode(), len(topic.partitions))
+        partition = group_partition(self._group_id, len(topic.partitions))
         leader = view.leader(CONSUMER_OFFSETS_TOPIC, partition)
         if leader is None:
             raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS_TOPIC}-{partition} has no leader")

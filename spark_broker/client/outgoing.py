@@ -36,7 +36,6 @@ class OutgoingBatch:
         "last_error",
         "rows",
         "schema_id",
-        "sequence",
         "size_bytes",
         "topic_id",
         "topic_partition",
@@ -63,7 +62,6 @@ class OutgoingBatch:
         self.complete = complete
         self.deadline_s = 0.0
         self.identity: Identity | None = None
-        self.sequence = -1
         self.correlation_id = -1
         self.error: SparkBrokerError | None = None
         self.last_error: SparkBrokerError | None = None
@@ -71,7 +69,6 @@ class OutgoingBatch:
     def number(self, identity: Identity, sequence: int) -> None:
         """Give the batch its place. A retry keeps it: the broker knows the batch by it."""
         self.identity = identity
-        self.sequence = sequence
         renumber(
             self.head,
             producer_id=identity.producer_id,
@@ -82,7 +79,6 @@ class OutgoingBatch:
     def forget_number(self) -> None:
         """The batch is certainly not in the log: it may be numbered anew."""
         self.identity = None
-        self.sequence = -1
 
     def metadata(self, base_offset: int) -> RecordMetadata:
         return RecordMetadata(self.topic_partition.topic, self.topic_partition.partition, base_offset, self.rows)

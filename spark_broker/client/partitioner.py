@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_broker.client.murmur2 import Bytes, Positions, murmur2_rows
 from spark_broker.errors import SchemaMismatchError
+from spark_broker.protocol.murmur2 import Bytes, Positions, murmur2_rows
 
 Partitions = npt.NDArray[np.int64]
 

@@ -17,7 +17,6 @@ from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.inputs import METADATA_BYTES, conformed, within_size
 from spark_broker.client.lingering import Lingering
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.murmur2 import partition_of
 from spark_broker.client.outgoing import AppendResult, Outcome, OutgoingBatch, complete_records
 from spark_broker.client.partitioner import partition_batch
 from spark_broker.client.record_builder import Headers, RecordBuilder, make_record
@@ -34,6 +33,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.murmur2 import partition_of
 
 _T = TypeVar("_T")
 

@@ -245,11 +245,16 @@ class Replica:
         progress.fetched(position.fetch_offset, self.log_end_offset, now_ms)
         return None, [*self._advance_high_watermark(), *self._grow_isr(follower, live)]
 
-    def follower_idle(self, follower: int, broker_epoch: int, now_ms: int) -> None:
-        """The follower still pulls this partition, from where it was at its last `follower_fetch`."""
+    def follower_idle(self, follower: int, broker_epoch: int, live: Mapping[int, int], now_ms: int) -> list[Effect]:
+        """The follower still pulls this partition, from where it was at its last `follower_fetch`.
+
+        It may have become fit for the ISR meanwhile: unfenced only now, or refused before.
+        """
         progress = self.followers.get(follower)
-        if self.role is Role.LEADER and progress is not None and progress.broker_epoch == broker_epoch:
-            progress.fetched(progress.log_end_offset, self.log_end_offset, now_ms)
+        if self.role is not Role.LEADER or progress is None or progress.broker_epoch != broker_epoch:
+            return []
+        progress.fetched(progress.log_end_offset, self.log_end_offset, now_ms)
+        return self._grow_isr(follower, live)
 
     def _progress(self, follower: int, broker_epoch: int) -> FollowerProgress:
         progress = self.followers.get(follower)

@@ -19,7 +19,7 @@ Positions = npt.NDArray[np.int64]
 Hashes = npt.NDArray[np.uint32]
 
 
-def murmur2(data: bytes | memoryview) -> int:
+def murmur2(data: bytes) -> int:
     """The hash of one key, as Java's signed 32-bit int."""
     length = len(data)
     h = (SEED ^ length) & _MASK
@@ -49,7 +49,7 @@ def murmur2_rows(data: Bytes, starts: Positions, lengths: Positions) -> Hashes:
     if longest > LONG_KEY_BYTES:
         for row in np.flatnonzero(lengths > LONG_KEY_BYTES).tolist():
             start = int(starts[row])
-            hashes[row] = murmur2(memoryview(data[start : start + int(lengths[row])])) & _MASK
+            hashes[row] = murmur2(data[start : start + int(lengths[row])].tobytes()) & _MASK
         short = np.flatnonzero(lengths <= LONG_KEY_BYTES)
         hashes[short] = _short_rows(data, starts[short], lengths[short])
         return hashes

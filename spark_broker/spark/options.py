@@ -13,7 +13,7 @@ from spark_broker.errors import InvalidConfigError
 from spark_broker.spark.bounds import Bound, parse_end, parse_start
 from spark_broker.spark.selection import Selection, parse_selection
 
-_OPTIONS = (
+OPTIONS = (
     *("subscribe", "subscribePattern", "assign", "path", "paths"),
     *("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp", "startingOffsetsByTimestampStrategy"),
     *("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"),
@@ -26,12 +26,6 @@ WITHOUT_EFFECT = (
     *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),  # of a stream
 )
 """Options of Spark's Kafka source that a job may keep when it changes the format; a batch read has no use for them."""
-
-_ADDED_BY_SPARK = ("provider", "location", "owner", "comment", "external", "is_managed_location", "serialization.format")
-"""What Spark hands on beside the user's options for CREATE TABLE ... USING spark_broker."""
-
-_REPEATED_BY_SPARK = "option."
-"""There an option comes with this prefix as well, and when the table is read, with the prefix alone."""
 
 _SET_BY_THE_SOURCE = {
     "auto.offset.reset": "use startingOffsets",
@@ -80,13 +74,16 @@ def parse_options(options: Mapping[str, str]) -> ReadOptions:
 
 def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
     """Options by canonical name, and consumer settings without their prefix."""
-    canonical = {name.lower(): name for name in _OPTIONS}
-    ignored = {name.lower() for name in (*WITHOUT_EFFECT, *_ADDED_BY_SPARK)}
+    canonical = {name.lower(): name for name in OPTIONS}
+    ignored = {name.lower() for name in WITHOUT_EFFECT}
     allowed = set(ConsumerConfig.setting_names()) - {*_SET_BY_THE_SOURCE, "group.id"}
     values: dict[str, str] = {}
     settings: dict[str, str] = {}
-    plain = {given.lower().removeprefix(_REPEATED_BY_SPARK): value for given, value in options.items()}
-    for name, value in plain.items():
+    for given, value in options.items():
+        name = given.lower()
+        if name == "provider" or name.startswith("option."):
+            # CREATE TABLE would succeed, and every query of the table would come without its options.
+            raise InvalidConfigError("use CREATE TEMPORARY VIEW ... USING spark_broker, not CREATE TABLE")
         setting = name.removeprefix(PREFIX)
         if name in canonical:
             values[canonical[name]] = value
@@ -96,7 +93,7 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
         elif setting in _SET_BY_THE_SOURCE:
             raise InvalidConfigError(f"{name} is set by the source: {_SET_BY_THE_SOURCE[setting]}")
         elif name not in ignored:
-            raise InvalidConfigError(_unknown(name, [*_OPTIONS, *allowed]))
+            raise InvalidConfigError(_unknown(name, [*OPTIONS, *allowed]))
     if "bootstrap.servers" not in settings:
         raise InvalidConfigError("bootstrap.servers is missing; give one `host:port` or more of the cluster's brokers")
     return values, settings

@@ -132,7 +132,8 @@ class ClientStream:
         self._reader.cancel()  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
-        # Arrow prints to stderr about a broken stream that is freed without a close; after `cancel` a close cannot wait.
+        # Arrow prints to stderr about a broken stream that is freed without a close; after `cancel` a close does not
+        # wait.
         with contextlib.suppress(*_TRANSPORT_ERRORS):
             self._reader.cancel()  # type: ignore[attr-defined]
             self._writer.close()  # type: ignore[attr-defined]

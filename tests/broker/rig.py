@@ -151,6 +151,7 @@ class Rig:
         self.base = base
         self.overrides = (topic or TopicConfig()).to_dict()
         self.brokers = {n: RigBroker(base, n, self.settings) for n in range(brokers)}
+        self.fenced: set[int] = set()
         self.epochs = dict.fromkeys(self.brokers, 1)
         self.state = PartitionState(
             tuple(self.brokers), tuple(self.brokers), leader=0, leader_epoch=0, partition_epoch=0
@@ -191,7 +192,7 @@ class Rig:
             pid=0,
             pid_start_time=0,
             start_kind="clean",
-            fenced=False,
+            fenced=broker.id in self.fenced,
         )
 
     def publish(self, *to: int, **changes: object) -> None:

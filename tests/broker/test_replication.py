@@ -115,3 +115,18 @@ def test_a_follower_behind_the_log_start_begins_there_with_the_leaders_producers
     assert follower.log_start_offset == start
     assert follower.producers == leader.partition.replica.producers
     rig.stop()
+
+
+def test_an_idle_follower_that_was_unfenced_after_its_last_fetch_still_joins_the_isr(
+    tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    rig = Rig(tmp_path, brokers=2)
+    rig.fenced = {1}
+    rig.publish(isr=(0,))
+    rig.brokers[0].append(b"a", epoch=0).result(20)
+    progress = rig.brokers[0].partition.replica.followers[1]
+    wait_until(lambda: progress.log_end_offset == 1, "the follower's last fetch")
+    rig.fenced = set()
+    rig.publish(0)
+    rig.brokers[0].await_proposal({0, 1})
+    rig.stop()

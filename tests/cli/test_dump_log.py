@@ -2,10 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from spark_broker.protocol.frame import ENTRY_BYTES
 from tests.cli.conftest import Run
-from tests.storage.logs import OPEN, open_log
+from tests.storage.logs import append_batch, open_log
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A partition of two segments, offsets 0 to 5 and 6 to 11, three rows in a batch; the second is not sealed."""
+    path = tmp_path / "flights-0"
+    path.mkdir()
+    log = open_log(path)
+    for number in range(4):
+        append_batch(log, roll=number == 2, append_time_ms=1_700_000_000_000 + number, leader_epoch=number)
+    return path
+
+
+def segment(directory: Path, base_offset: int, suffix: str) -> Path:
+    return directory / f"{base_offset:020d}{suffix}"
+
+
+def flip(path: Path, position: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0xFF
+    path.write_bytes(data)
+
+
+def test_every_batch_of_a_directory_is_shown_in_order(directory: Path, run: Run) -> None:
+    ended = run("dump-log", directory, "-o", "json")
+    assert ended.status == 0
+    assert [(one["base_offset"], one["last_offset"], one["leader_epoch"]) for one in ended.json_lines] == [
+        (0, 2, 0),
+        (3, 5, 1),
+        (6, 8, 2),
+        (9, 11, 3),
+    ]
+    assert [one["problem"] for one in ended.json_lines] == [""] * 4
+    assert [one["attributes"] for one in ended.json_lines][2] == ["FIRST_OF_SEGMENT"]
+    assert [one["segment"][-1] for one in ended.json_lines] == ["0", "0", "6", "6"]
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".index"])
+def test_one_segment_is_named_by_either_of_its_files(directory: Path, run: Run, suffix: str) -> None:
+    ended = run("dump-log", segment(directory, 6, suffix), "-o", "json")
+    assert [one["base_offset"] for one in ended.json_lines] == [6, 9]
+
+
+def test_the_table_says_that_checksums_hold(directory: Path, run: Run) -> None:
+    ended = run("dump-log", segment(directory, 0, ".arrow"))
+    assert ended.status == 0
+    rows = [line.split() for line in ended.out.splitlines() if line.strip().startswith(("0..2", "3..5"))]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [("0..2", "3", "ok"), ("3..5", "3", "ok")]
+    assert "2023-11-14 22:13:20.001" in ended.out
+
+
+def test_rows_are_printed_on_request(directory: Path, run: Run) -> None:
+    ended = run("dump-log", segment(directory, 6, ".arrow"), "--print-data-log", "-o", "json")
+    assert [row["n"] for one in ended.json_lines for row in one["data"]] == [6, 7, 8, 9, 10, 11]
+    assert '11 {"n":11}' in run("dump-log", directory, "--print-data-log").out
+
+
+def test_a_flipped_byte_of_a_body_is_found_and_the_other_batches_still_shown(directory: Path, run: Run) -> None:
+    path = segment(directory, 0, ".arrow")
+    position = run("dump-log", path, "-o", "json").json_lines[1]["position"]
+    flip(path, position - 8)
+    ended = run("dump-log", directory, "-o", "json")
+    assert ended.status == 1
+    assert [bool(one["problem"]) for one in ended.json_lines] == [True, False, False, False]
+    assert "1 damaged" in ended.err
+
+
+def test_a_flipped_byte_of_an_index_entry_is_found(directory: Path, run: Run) -> None:
+    flip(segment(directory, 6, ".index"), ENTRY_BYTES + 9)
+    ended = run("dump-log", directory, "-o", "json")
+    assert ended.status == 1
+    assert [bool(one["problem"]) for one in ended.json_lines] == [False, False, False, True]
+
+
+def test_a_message_cut_short_is_found(directory: Path, run: Run) -> None:
+    path = segment(directory, 6, ".arrow")
+    path.write_bytes(path.read_bytes()[:-10])
+    ended = run("dump-log", path)
+    assert ended.status == 1
+    assert "the .arrow file ends after" in ended.out
+
+
+def test_a_missing_entry_in_the_middle_is_found(directory: Path, run: Run) -> None:
+    index = segment(directory, 0, ".index")
+    other = segment(directory, 6, ".index")
+    index.write_bytes(index.read_bytes()[:ENTRY_BYTES] + other.read_bytes()[ENTRY_BYTES:])
+    ended = run("dump-log", index)
+    assert ended.status == 1
+    assert "not contiguous" in ended.err
+
+
+def test_an_entry_that_is_being_written_is_no_damage(directory: Path, run: Run) -> None:
+    index = segment(directory, 6, ".index")
+    index.write_bytes(index.read_bytes() + b"\x01" * 30)
+    ended = run("dump-log", index, "-o", "json")
+    assert ended.status == 0
+    assert len(ended.json_lines) == 2
+
+
+def test_a_lost_file_is_named(directory: Path, run: Run) -> None:
+    segment(directory, 0, ".arrow").unlink()
+    ended = run("dump-log", directory)
+    assert ended.status == 1
+    assert "00000000000000000000.arrow" in ended.err
+
+
+@pytest.mark.parametrize("name", ["", "partition.json", "nowhere.arrow", "00000000000000000099.arrow"])
+def test_a_path_without_segments_is_one_line(tmp_path: Path, run: Run, name: str) -> None:
+    (tmp_path / "partition.json").write_text("{}")
+    ended = run("dump-log", tmp_path / name)
+    assert ended.status == 1
+    assert ended.err.startswith("error: [INVALID_DATA]")
+    assert ended.err.count("\n") == 1

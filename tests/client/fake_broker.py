@@ -151,6 +151,7 @@ class FakeCluster:
         self.call_hook: CallHook = lambda broker, request: None
         self._next_producer_id = 1000
         self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
+        self._moved: list[FakeBroker] = []
 
     @property
     def bootstrap(self) -> str:
@@ -193,6 +194,13 @@ class FakeCluster:
         if fail_over:
             self.fence(broker)
 
+    def move(self, broker: int) -> None:
+        """The broker dies and comes back at another port."""
+        with self.changed:
+            self.brokers[broker].proxy.kill()
+            self._moved.append(self.brokers[broker])
+            self.brokers[broker] = FakeBroker(self, broker)
+
     def fence(self, broker: int) -> None:
         """The controller counts the broker as lost and elects others."""
         with self.changed:
@@ -213,9 +221,9 @@ class FakeCluster:
         return [row for f in frames for row in decode_batch(f.message, schemas[f.header.schema_id]).to_pylist()]
 
     def close(self) -> None:
-        for broker in self.brokers:
+        for broker in [*self.brokers, *self._moved]:
             broker.proxy.kill()
-        for broker in self.brokers:
+        for broker in [*self.brokers, *self._moved]:
             broker.server.shutdown()
 
     def find(self, topic_id: str, partition: int) -> tuple[FakeTopic, FakePartition]:

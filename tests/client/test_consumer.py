@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import ConsumedBatch, Consumer, OffsetAndMetadata, TopicPartition
-from spark_broker.client.murmur2 import partition_of
+from spark_broker.client import fetcher
+from spark_broker.client.assignment import Prefetched
+from spark_broker.client.fetch_decoder import decode_fetched
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
@@ -26,6 +28,7 @@ from spark_broker.errors import (
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.frame import CONTROL, Frame
 from spark_broker.protocol.messages import CallRequest, ErrorResponse, Message, OffsetCommit
+from spark_broker.protocol.murmur2 import partition_of
 from spark_broker.protocol.schema import schema_to_bytes
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.conftest import WaitUntil
@@ -211,6 +214,25 @@ def test_what_was_fetched_before_a_seek_is_never_handed_out(
         assert values_of(poll_rows(consumer, 10 - start)) == [str(n) for n in range(start, 10)]
 
 
+def test_an_answer_that_comes_after_a_seek_is_thrown_away(
+    cluster: FakeCluster, consumer: Consumer, values: Values, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.create("t")
+    for n in range(10):
+        cluster.store("t", 0, values(str(n)))
+    seeks = [2]
+
+    def decode_and_seek(*args: Any) -> list[Prefetched]:
+        found = decode_fetched(*args)
+        if seeks:
+            consumer.seek(T0, seeks.pop())
+        return found
+
+    monkeypatch.setattr(fetcher, "decode_fetched", decode_and_seek)
+    consumer.assign([T0])
+    assert values_of(poll_rows(consumer, 8)) == [str(n) for n in range(2, 10)]
+
+
 def test_a_seek_does_not_wait_for_the_long_poll_before_it(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.store("t", 0, values("a"))
@@ -326,6 +348,18 @@ def test_a_frozen_leader_is_left_as_soon_as_it_is_fenced(
     cluster.store("t", 0, values("b"))
     assert values_of(poll_rows(consumer, 1)) == ["b"]
     cluster.brokers[0].proxy.thaw()
+
+
+def test_a_leader_that_comes_back_at_another_address_is_found(
+    cluster: FakeCluster, consumer: Consumer, values: Values
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    consumer.assign([T0])
+    poll_rows(consumer, 1)
+    cluster.move(0)
+    cluster.store("t", 0, values("b"))
+    assert values_of(poll_rows(consumer, 1)) == ["b"]
 
 
 def test_a_partition_without_a_leader_is_read_once_it_has_one(

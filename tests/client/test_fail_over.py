@@ -1,4 +1,4 @@
-"""Random faults: whatever happens to leaders, connections and answers, what was acknowledged is there once, in order."""
+"""Random faults: whatever befalls leaders and connections, what was acknowledged is there, once and in order."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Producer
-from spark_broker.client.murmur2 import partition_of
 from spark_broker.errors import (
     BootstrapUnreachableError,
     BufferExhaustedError,
@@ -29,6 +28,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest
+from spark_broker.protocol.murmur2 import partition_of
 from tests.client.fake_broker import BreakAfterStoring, FakeCluster, Reaction, StoreSilently
 from tests.conftest import WaitUntil
 
@@ -48,12 +48,15 @@ def stored_values(cluster: FakeCluster, topic: str = "t") -> list[list[str]]:
 
 
 class Script:
-    """An append hook that plays its reactions once each, then none."""
+    """An append hook that plays its reactions once each, then none. With a gate, the broker waits for it first."""
 
-    def __init__(self, *reactions: Reaction | SparkBrokerError | None) -> None:
+    def __init__(self, *reactions: Reaction | SparkBrokerError | None, gate: threading.Event | None = None) -> None:
         self._reactions = list(reactions)
+        self._gate = gate
 
     def __call__(self, broker: int, request: AppendRequest, header: BatchHeader) -> Reaction | SparkBrokerError | None:
+        if self._gate is not None:
+            self._gate.wait(WAIT_S)
         return self._reactions.pop(0) if self._reactions else None
 
 
@@ -306,14 +309,14 @@ def test_a_retry_after_an_election_names_the_new_epoch(
     assert stored_values(cluster) == [["a", "b"]]
 
 
-def test_a_window_that_fails_in_the_middle_is_sent_again_in_order(
-    cluster: FakeCluster, values: Values, wait_until: WaitUntil
-) -> None:
+def test_a_window_that_fails_in_the_middle_is_sent_again_in_order(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     with Producer(cluster.bootstrap) as producer:
         producer.append("t", values("0")).result(WAIT_S)
-        cluster.append_hook = Script(None, NotEnoughReplicasError("the ISR is too small"))
+        gate = threading.Event()
+        cluster.append_hook = Script(None, NotEnoughReplicasError("the ISR is too small"), gate=gate)
         futures = [producer.append("t", values(str(n))) for n in range(1, 30)]
+        gate.set()
         assert [future.result(WAIT_S)[0].base_offset for future in futures] == list(range(1, 30))
     assert stored_values(cluster) == [[str(n) for n in range(30)]]
 
@@ -349,6 +352,15 @@ def test_a_frozen_leader_is_left_as_soon_as_it_is_fenced(
     assert stored_values(cluster) == [["a", "b"]]
 
 
+def test_a_leader_that_comes_back_at_another_address_is_found(
+    cluster: FakeCluster, producer: Producer, values: Values
+) -> None:
+    cluster.create("t")
+    producer.append("t", values("a")).result(WAIT_S)
+    cluster.move(0)
+    assert producer.append("t", values("b")).result(WAIT_S)[0].base_offset == 1
+
+
 def test_a_silent_leader_is_asked_again_after_request_timeout_ms(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.append_hook = Script(StoreSilently())
@@ -363,8 +375,10 @@ def test_a_batch_refused_for_good_fails_alone_and_later_ones_get_new_numbers(
 ) -> None:
     cluster.create("t")
     producer.append("t", values("0")).result(WAIT_S)
-    cluster.append_hook = Script(None, MessageTooLargeError("too large for the broker"))
+    gate = threading.Event()
+    cluster.append_hook = Script(None, MessageTooLargeError("too large for the broker"), gate=gate)
     futures = [producer.append("t", values(str(n))) for n in range(1, 12)]
+    gate.set()
     outcomes = [future.exception(WAIT_S) for future in futures]
     assert [type(outcome) for outcome in outcomes] == [type(None), MessageTooLargeError, *[type(None)] * 9]
     assert stored_values(cluster) == [["0", "1", *[str(n) for n in range(3, 12)]]]
@@ -384,7 +398,7 @@ def test_a_producer_that_the_broker_has_forgotten_goes_on_under_a_new_id(
 def test_an_append_that_nobody_acknowledges_fails_at_delivery_timeout_ms(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.append_hook = lambda broker, request, header: NotEnoughReplicasError("one of two")
-    with Producer(cluster.bootstrap, delivery_timeout_ms=400) as producer:
+    with Producer(cluster.bootstrap, delivery_timeout_ms=2000) as producer:
         error = producer.append("t", values("a")).exception(WAIT_S)
         assert isinstance(error, RequestTimedOutError)
         assert "NOT_ENOUGH_REPLICAS" in str(error), "it says why"

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pyarrow as pa
 import pytest
 
-from spark_broker.errors import InconsistentTopicIdError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_broker.errors import (
+    InconsistentTopicIdError,
+    LeaderNotAvailableError,
+    OffsetOutOfRangeError,
+    UnknownTopicOrPartitionError,
+)
 from tests.client.fake_broker import FakeCluster
+from tests.conftest import WaitUntil
 from tests.datasource.conftest import MakeRead
 from tests.datasource.test_planning import SCHEMA, fill, numbers
 
@@ -65,4 +73,41 @@ def test_a_topic_that_was_deleted_is_reported(cluster: FakeCluster, read: MakeRe
     query = read(subscribe="t")
     del cluster.topics["t"]
     with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
+        query.table()
+
+
+def test_a_frozen_leader_is_left_for_the_next_one(
+    cluster: FakeCluster, read: MakeRead, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_broker.spark.range_reader.FIRST_ANSWER_TIMEOUT_MS", 200)
+    fill(cluster, "t", 1, 40_000, per_batch=10_000)
+    batches = read(subscribe="t", **SMALL_FETCHES).batches()
+    first = next(batches)
+    leader = cluster.topics["t"].partitions[0].leader
+    cluster.brokers[leader].proxy.freeze()
+    cluster.fence(leader)
+    assert pa.Table.from_batches([first, *batches])["n"].to_pylist() == list(range(40_000))
+
+
+def test_a_high_watermark_that_a_new_leader_has_yet_to_reach_is_waited_for(
+    cluster: FakeCluster, read: MakeRead, wait_until: WaitUntil
+) -> None:
+    fill(cluster, "t", 1, 100)
+    query = read(subscribe="t", **{"fetch.max.wait.ms": "50"})
+    part = cluster.topics["t"].partitions[0]
+    part.high_watermark = 30
+    with ThreadPoolExecutor(1) as pool:
+        table = pool.submit(query.table)
+        # Three fetches from the same offset: it has come to the high watermark and asks again.
+        wait_until(lambda: len([one for one in cluster.fetches if one.partitions[0].offset == 30]) >= 3, "asked again")
+        assert not table.done()
+        part.high_watermark = 100
+        assert table.result(30)["n"].to_pylist() == list(range(100))
+
+
+def test_a_partition_without_a_leader_fails_the_task_in_time(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 10)
+    query = read(subscribe="t", **{"default.api.timeout.ms": "300"})
+    cluster.elect("t", 0, -1)
+    with pytest.raises(LeaderNotAvailableError, match="t-0"):
         query.table()

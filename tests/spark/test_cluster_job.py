@@ -18,14 +18,16 @@ ROOT = Path(__file__).parents[2]
 SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.full
-def test_a_signal_to_spark_submit_ends_the_cluster_in_order(tmp_path: Path, name: str) -> None:
-    run_job(tmp_path, signal.Signals[name], "local[2]")
-
-
 def test_the_job_says_when_it_is_ready_and_ends_in_order_on_a_signal(tmp_path: Path) -> None:
-    ready = run_job(tmp_path, signal.SIGTERM, "local-cluster[2,1,1024]")
+    ready = run_job(tmp_path, signal.SIGTERM, "local[2]")
+
+    assert len({broker["pid"] for broker in ready["brokers"]}) == 2
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+def test_a_signal_ends_brokers_on_executors_in_order(tmp_path: Path, name: str) -> None:
+    ready = run_job(tmp_path, signal.Signals[name], "local-cluster[2,1,1024]")
 
     assert len({broker["executor_id"] for broker in ready["brokers"]}) == 2
 

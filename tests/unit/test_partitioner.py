@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_broker.client.murmur2 import LONG_KEY_BYTES, murmur2, murmur2_rows, partition_of
 from spark_broker.client.partitioner import partition_batch, row_partitions
 from spark_broker.errors import SchemaMismatchError
+from spark_broker.protocol.murmur2 import LONG_KEY_BYTES, murmur2, murmur2_rows, partition_of
 
 # From Kafka's own UtilsTest.testMurmur2.
 KAFKA_VECTORS = {

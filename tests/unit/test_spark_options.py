@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from spark_broker.errors import InvalidConfigError
 from spark_broker.model import TopicPartition
 from spark_broker.spark.bounds import ByOffset, ByTimestamp, Earliest, Latest
-from spark_broker.spark.options import WITHOUT_EFFECT, ReadOptions, parse_options
+from spark_broker.spark.options import OPTIONS, WITHOUT_EFFECT, ReadOptions, parse_options
 from spark_broker.spark.selection import Assign, Subscribe, SubscribePattern
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
@@ -172,7 +173,12 @@ def test_columns_are_a_list() -> None:
     assert parse(columns="dest, _offset,dest").columns == ("dest", "_offset")
 
 
-def test_a_table_made_with_create_table_brings_its_options_with_a_prefix() -> None:
-    table = {"provider": "spark_broker", "owner": "me", **{f"option.{name}": value for name, value in SERVERS.items()}}
-    assert parse_options({**table, "option.subscribe": "a"}).selection == Subscribe(("a",))
-    assert parse_options({**table, "option.subscribe": "a", "subscribe": "a"}).selection == Subscribe(("a",))
+def test_create_table_is_refused_because_spark_would_drop_the_options_of_its_queries() -> None:
+    with pytest.raises(InvalidConfigError, match="CREATE TEMPORARY VIEW"):
+        parse(provider="spark_broker", **{"option.subscribe": "flights"})
+
+
+def test_every_option_is_documented() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dataframes.md").read_text(encoding="utf-8")
+    names = {*OPTIONS, *WITHOUT_EFFECT} - {"path", "paths", "group.id"}
+    assert {name for name in names if f"`{name}`" not in text} == set()

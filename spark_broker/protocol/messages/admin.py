@@ -11,7 +11,7 @@ from spark_broker.protocol.messages.common import Brokers, Message, Name, Partit
 
 
 class CreateTopic(Message, frozen=True):
-    """`partitions`, `replication_factor` -1: the cluster's default. `schema`: IPC schema message, empty: Kafka's record.
+    """`partitions`, `replication_factor` -1: the default. `schema`: IPC schema message; empty: Kafka's record.
 
     `assignment[p]`: the replicas of partition p, preferred leader first; empty: placed by the controller.
     """

@@ -26,7 +26,7 @@ from spark_broker.core.effects import (
 from spark_broker.core.events import BatchInfo, Fetched
 from spark_broker.core.producers import NO_PRODUCER, StoredBatch
 from spark_broker.core.replica import ACKS_ALL, Replica, Role
-from spark_broker.errors import FencedLeaderEpochError, SparkBrokerError
+from spark_broker.errors import SparkBrokerError
 from tests.unit.core.memory_log import Entry, MemoryLog
 from tests.unit.core.model_controller import Metadata, ModelController
 
@@ -377,15 +377,16 @@ class Cluster:
         assert not outcome.answered, "an append was answered twice"
         outcome.base_offset = base_offset
         if outcome.value not in self.acknowledged:
-            copies = sum(outcome.value in self.values(broker) for broker in self.nodes)
+            logs = [node.log for node in self.nodes.values()]
+            copies = sum(base_offset < log.log_start_offset or outcome.value in map(_value, log.entries) for log in logs)
             needed = self.min_insync_replicas - self.machines_lost
             assert copies >= needed, f"{outcome.value} was acknowledged with {copies} copies"
         known = self.acknowledged.setdefault(outcome.value, base_offset)
         assert known == base_offset, f"{outcome.value} was acknowledged at {known} and at {base_offset}"
 
 
-def fenced(error: SparkBrokerError | None) -> bool:
-    return isinstance(error, FencedLeaderEpochError)
+def _value(entry: Entry) -> int:
+    return entry.value
 
 
 def _outcome(token: object) -> Outcome:

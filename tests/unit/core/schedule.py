@@ -75,7 +75,7 @@ class Client:
 
 WEIGHTS = {
     "send": 20, "send_plainly": 4, "send_unjudged": 1, "fetch": 40, "ask": 8, "serve": 8, "apply": 8, "drop": 1,
-    "deliver": 16, "decide": 8, "fence": 1.5, "unfence": 8, "crash": 1, "start": 8, "lose_machine": 0.3,
+    "deliver": 10, "publish": 5, "decide": 8, "fence": 1.5, "unfence": 8, "crash": 1, "start": 8, "bounce": 2, "lose_machine": 0.3,
     "checkpoint": 2, "tick": 2, "move_leader": 2, "restart_controller": 0.3, "advance_log_start": 0.5,
 }  # fmt: skip
 """How often each step is tried. Every seed makes some of them rare and some frequent: runs differ in kind."""
@@ -93,6 +93,9 @@ class Schedule:
         self.foreign_sequence = 0
         self.requests: list[Request] = []
         self.answers: list[Answer] = []
+        self.pace = {broker: self.rng.choice([1.0, 1.0, 0.1]) for broker in self.cluster.nodes}
+        if self.rng.random() < 0.3:
+            self._begin_with_a_straggler()
         names = sorted(WEIGHTS)
         self.steps = [getattr(self, name) for name in names]
         self.weights = [WEIGHTS[name] * self.rng.choice([0.2, 1, 1, 1, 3]) for name in names]
@@ -114,6 +117,13 @@ class Schedule:
             self.cluster.settle()
             self.checker.check(self.cluster)
         check_healed(self.cluster)
+
+    def _begin_with_a_straggler(self) -> None:
+        """One replica is out of the ISR, alive, and comes back slowly."""
+        self.pace = {1: 1.0, 2: 1.0, 3: 0.1}
+        self.cluster.controller.fence(3)
+        self.cluster.controller.unfence(3)
+        self.cluster.deliver_all()
 
     def _new_value(self) -> int:
         self.next_value += 1
@@ -151,11 +161,19 @@ class Schedule:
 
     # ---- replication -------------------------------------------------------------------------------------------
 
+    def _follower(self) -> int:
+        """Some are slower than others, and so leave the ISR or come back half-way."""
+        return self.rng.choices(list(self.pace), list(self.pace.values()))[0]
+
     def fetch(self) -> None:
-        self.cluster.fetch(self.rng.choice(list(self.cluster.nodes)), max_batches=self.rng.choice([1, 2, 100]))
+        """A whole fetch; sometimes the answer is lost, and the leader knows more of the follower than it does itself."""
+        request = self.cluster.ask(self._follower())
+        answer = self.cluster.serve(request, max_batches=self.rng.choice([1, 2, 100])) if request else None
+        if answer is not None and self.rng.random() > 0.2:
+            self.cluster.apply(answer)
 
     def ask(self) -> None:
-        request = self.cluster.ask(self.rng.choice(list(self.cluster.nodes)))
+        request = self.cluster.ask(self._follower())
         if request is not None and len(self.requests) < MESSAGES_MAX:
             self.requests.append(request)
 
@@ -183,15 +201,28 @@ class Schedule:
             heard = self.cluster.nodes[broker].heard
             self.cluster.deliver(broker, self.rng.choice([newest, self.rng.randint(heard, newest)]))
 
+    def publish(self) -> None:
+        """Everybody hears all."""
+        self.cluster.deliver_all()
+
     def decide(self) -> None:
-        if (broker := self._any_running()) is not None:
-            self.cluster.decide(broker, answer_lost=self.rng.random() < 0.3)
+        """The moment after an ISR has changed is the one at which a wrong member can be elected."""
+        proposing = [broker for broker in self.cluster.running() if self.cluster.nodes[broker].proposal]
+        if not proposing:
+            return
+        broker = self.rng.choice(proposing)
+        self.cluster.decide(broker, answer_lost=self.rng.random() < 0.3)
+        if self.rng.random() < 0.2:
+            self.cluster.controller.fence(broker)
 
     def fence(self) -> None:
-        """A broker, often the leader, loses its session; it may go on as a zombie."""
+        """A broker, often the leader, loses its session, perhaps for a moment; it may go on as a zombie."""
         leader = self.cluster.controller.assignment.leader
         brokers = list(self.cluster.nodes)
-        self.cluster.controller.fence(self.rng.choice([leader, *brokers] if leader in brokers else brokers))
+        broker = self.rng.choice([leader, *brokers] if leader in brokers else brokers)
+        self.cluster.controller.fence(broker)
+        if broker in self.cluster.running() and self.rng.random() < 0.4:
+            self.cluster.controller.unfence(broker)
 
     def unfence(self) -> None:
         """A running broker's session is back, with the process that it had."""
@@ -223,6 +254,18 @@ class Schedule:
         stopped = [broker for broker in self.cluster.nodes if broker not in self.cluster.running()]
         if stopped:
             self.cluster.start(self.rng.choice(stopped))
+
+    def bounce(self) -> None:
+        """A broker is killed and back at once: it stays in the ISR, with the high watermark of its last checkpoint.
+
+        KIP-101: the worst moment for the leader to go is before the broker has fetched again.
+        """
+        if (broker := self._any_running()) is not None:
+            self.cluster.crash(broker)
+            self.cluster.start(broker)
+            if self.rng.random() < 0.3:
+                self.cluster.controller.fence(self.cluster.controller.assignment.leader)
+                self.publish()
 
     def checkpoint(self) -> None:
         if (broker := self._any_running()) is not None:

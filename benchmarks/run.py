@@ -1,0 +1,219 @@
+"""The benchmarks: `make bench`, or `python -m benchmarks.run --help`.
+
+One cluster of three brokers on three executors, one client in the process that also drives Spark. Nothing is asserted:
+figures are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import msgspec
+from rich.console import Console
+
+from benchmarks.failover import KillFigures, measure_failover
+from benchmarks.figures import Figure, machine, write
+from spark_broker.cli.measure import (
+    ConsumeFigures,
+    ProduceFigures,
+    measure_consume,
+    measure_produce,
+    random_records,
+)
+from spark_broker.cli.output import print_table
+from spark_broker.client.admin import Admin
+from spark_broker.client.consumer import Consumer
+from spark_broker.client.producer import Producer
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import NewTopic, TopicPartition
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER = "local-cluster[3,2,1024]"
+BROKERS = 3
+RECORD_BYTES = 100
+NAMES = ("throughput", "latency", "failover")
+KEEP_ALL = {"retention.ms": -1}
+
+err = Console(stderr=True, highlight=False)
+
+
+class Report(msgspec.Struct):
+    """Everything that was measured, raw."""
+
+    machine: str
+    master: str
+    produce_acks_1: list[ProduceFigures] = []
+    produce_acks_all: list[ProduceFigures] = []
+    consume: list[ConsumeFigures] = []
+    append: ProduceFigures | None = None
+    kills: list[KillFigures] = []
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="benchmarks.run", description="Measure a cluster on this machine.")
+    parser.add_argument("--only", choices=NAMES, action="append", help="only this; may be repeated (default: all)")
+    parser.add_argument("--master", default=MASTER, help=f"where brokers run (default {MASTER})")
+    parser.add_argument("--records", type=int, default=5_000_000, help="records of one run (default 5,000,000)")
+    parser.add_argument("--batch-records", type=int, default=10_000, help="records of a micro-batch (default 10,000)")
+    parser.add_argument("--partitions", type=int, default=3, help="partitions of the topics (default 3)")
+    parser.add_argument("--runs", type=int, default=3, help="runs of each throughput; the median counts (default 3)")
+    parser.add_argument("--appends", type=int, default=1000, help="single synchronous appends (default 1,000)")
+    parser.add_argument("--kills", type=int, default=10, help="executors that are killed (default 10)")
+    parser.add_argument("--output", choices=("table", "json"), default="table", help="what to print on stdout")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    options = arguments(given)
+    try:
+        report = measure(options)
+    except SparkBrokerError as error:
+        err.print(f"error: {error}", style="red", markup=False)
+        return 1
+    figures = summary(report, options)
+    if options.output == "json":
+        print(msgspec.json.encode(report).decode())
+    else:
+        show(figures, f"{report.machine}, {report.master}")
+    if options.write:
+        write(figures, f"{report.machine}, `{report.master}`")
+    return 0
+
+
+def measure(options: argparse.Namespace) -> Report:
+    """Start a cluster, measure what was asked for, stop it."""
+    from spark_broker.driver.cluster import BrokerCluster
+
+    wanted = options.only or NAMES
+    report = Report(machine(), options.master)
+    with err.status(f"starting {BROKERS} brokers on {options.master} ..."):
+        spark = session(options.master)
+        cluster = BrokerCluster.start(spark, BROKERS)
+    try:
+        with cluster:
+            for name, run in (("throughput", throughput), ("latency", latency), ("failover", failover)):
+                if name in wanted:
+                    run(cluster.bootstrap_servers, options, report)
+    finally:
+        spark.stop()
+    return report
+
+
+def session(master: str) -> SparkSession:
+    """A quiet Spark session."""
+    from pyspark.sql import SparkSession
+
+    from spark_broker.driver.session import configure_spark
+
+    builder = SparkSession.builder.master(master).appName("benchmarks").config("spark.ui.enabled", "false")
+    spark = configure_spark(builder).getOrCreate()
+    # Executors are killed on purpose: what Spark and the launcher say of that is no news here.
+    spark.sparkContext.setLogLevel("FATAL")
+    logging.getLogger("spark_broker").setLevel(logging.ERROR)
+    return spark
+
+
+def throughput(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
+    """`perf produce` with acks=1 and without replicas, with acks=all and three; `perf consume` of what that left."""
+    batch = random_records(options.batch_records, RECORD_BYTES)
+    for acks, factor, results in (("1", 1, report.produce_acks_1), ("all", BROKERS, report.produce_acks_all)):
+        topic = f"perf-acks-{acks}"
+        make_topic(bootstrap, topic, options.partitions, factor)
+        for number in range(options.runs):
+            doing = f"perf produce, acks={acks}, RF {factor}: run {number + 1} of {options.runs}"
+            with err.status(doing), Producer(bootstrap, acks=acks) as producer:
+                found = measure_produce(producer, topic, options.records, batch, warmup=options.records // 10)
+            results.append(found)
+            err.print(f"perf produce, acks={acks}, RF {factor}: {found.records_per_s:,} records/s")
+    partitions = [TopicPartition("perf-acks-1", number) for number in range(options.partitions)]
+    for number in range(options.runs):
+        with err.status(f"perf consume: run {number + 1} of {options.runs}"), Consumer(bootstrap) as consumer:
+            report.consume.append(measure_consume(consumer, partitions, options.records))
+        err.print(f"perf consume: {report.consume[-1].records_per_s:,} records/s")
+    delete_topics(bootstrap, "perf-acks-1", "perf-acks-all")
+
+
+def latency(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
+    """One append of 100 rows after the other, each awaited."""
+    make_topic(bootstrap, "latency", 1, BROKERS)
+    batch = random_records(100, RECORD_BYTES)
+    with err.status("single synchronous appends"), Producer(bootstrap, acks="all") as producer:
+        report.append = measure_produce(
+            producer, "latency", options.appends * 100, batch, warmup=10_000, in_flight=False
+        )
+    err.print(f"single append: median {report.append.latency.p50_ms:.2f} ms")
+    delete_topics(bootstrap, "latency")
+
+
+def failover(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
+    """Kills of the leading executor, under a steady stream of appends."""
+    make_topic(bootstrap, "failover", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
+
+    def tell(kill: KillFigures) -> None:
+        err.print(f"kill of broker {kill.broker}, leader of {kill.partitions_led}: longest gap {kill.gap_ms:,.0f} ms")
+
+    with err.status(f"failover: {options.kills} kills"):
+        report.kills += measure_failover(bootstrap, "failover", random_records(100, RECORD_BYTES), options.kills, tell)
+
+
+def make_topic(
+    bootstrap: str, name: str, partitions: int, factor: int, config: dict[str, object] | None = None
+) -> None:
+    """A topic of Kafka's record."""
+    with Admin(bootstrap) as admin:
+        admin.create_topic(NewTopic(name, partitions, factor, config={**KEEP_ALL, **(config or {})}))
+
+
+def delete_topics(bootstrap: str, *names: str) -> None:
+    """Give the disk back before the next measurement."""
+    with Admin(bootstrap) as admin:
+        for name in names:
+            admin.delete_topic(name)
+
+
+def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
+    """The lines of the table."""
+    figures = []
+    size = f"{RECORD_BYTES}-byte records, batches of {options.batch_records:,}"
+    runs: tuple[tuple[str, list[ProduceFigures] | list[ConsumeFigures], str], ...] = (
+        (f"perf produce, acks=1, RF 1 ({size})", report.produce_acks_1, "1,500,000 records/s"),
+        (f"perf produce, acks=all, RF 3 ({size})", report.produce_acks_all, "800,000 records/s"),
+        ("perf consume", report.consume, "3,000,000 records/s"),
+    )
+    for name, results, goal in runs:
+        if results:
+            figures.append(Figure(name, f"{_median(results, lambda one: one.records_per_s):,.0f} records/s", goal))
+    if report.append is not None:
+        found = report.append.latency
+        text = f"median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms over {found.count:,}"
+        figures.append(Figure("one synchronous append of 100 rows, acks=all, RF 3", text, "median under 5 ms"))
+    if report.kills:
+        gaps = [kill.gap_ms for kill in report.kills]
+        text = f"longest {max(gaps):,.0f} ms, median {statistics.median(gaps):,.0f} ms over {len(gaps)} kills"
+        figures.append(Figure("time without an acknowledgement, executor killed", text, "under 1,000 ms"))
+    return figures
+
+
+def _median(
+    results: list[ProduceFigures] | list[ConsumeFigures], value: Callable[[ProduceFigures | ConsumeFigures], float]
+) -> float:
+    return statistics.median(value(one) for one in results)
+
+
+def show(figures: list[Figure], where: str) -> None:
+    """The table."""
+    print_table(("measured", "result", "goal"), [(one.name, one.result, one.goal) for one in figures], title=where)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,232 @@
+"""Clients that record what happens to them: a writer of unique values, a reader that follows, reads of everything."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from spark_broker.client.consumer import Consumer
+from spark_broker.client.producer import Producer
+from spark_broker.errors import RequestTimedOutError
+from spark_broker.model import RecordMetadata, TopicPartition
+from spark_broker.testing.history import HistoryRecorder, Stored
+
+JOIN_S = 10.0
+
+
+class RecordingWriter:
+    """Appends small batches of unique values (column `value`) to all partitions in turn, in a thread, until stopped.
+
+    `interval_s`: between two batches. At most `max_outstanding` wait for their acknowledgement; when that many do, the
+    writer waits too. `settings` are the Producer's.
+    """
+
+    def __init__(
+        self,
+        recorder: HistoryRecorder,
+        bootstrap_servers: str,
+        topic: str,
+        partitions: int,
+        *,
+        name: str = "writer",
+        rows: int = 5,
+        interval_s: float = 0.01,
+        max_outstanding: int = 100,
+        settings: Mapping[str, object] | None = None,
+    ) -> None:
+        self._recorder = recorder
+        self._topic = topic
+        self._partitions = partitions
+        self._name = name
+        self._rows = rows
+        self._interval_s = interval_s
+        self._room = threading.BoundedSemaphore(max_outstanding)
+        self._producer = Producer(bootstrap_servers, acks="all", config=settings)
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._gap = _Gap()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Longest time without an acknowledgement, since `forget_gap` or the start."""
+        return self._gap.longest_s
+
+    def forget_gap(self) -> None:
+        """Measure the longest gap from now on."""
+        self._gap = _Gap()
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self, timeout_s: float = 120.0) -> None:
+        """Stop and wait for every outcome. Raises RequestTimedOutError, or the error that ended the thread."""
+        self._stopping.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            raise RequestTimedOutError(f"{self._name} did not end within {timeout_s} s")
+        try:
+            self._producer.flush(timeout_s)
+        finally:
+            self._producer.close()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            number = 0
+            while not self._stopping.wait(self._interval_s):
+                if self._room.acquire(timeout=self._interval_s):
+                    self._append(number)
+                    number += 1
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def _append(self, number: int) -> None:
+        partition = TopicPartition(self._topic, number % self._partitions)
+        values = [b"%s-%d-%d" % (self._name.encode(), number, row) for row in range(self._rows)]
+        operation = self._recorder.invoked(self._name, partition, values)
+        future = self._producer.append(self._topic, [{"value": v} for v in values], partition=partition.partition)
+        future.add_done_callback(lambda done: self._outcome(operation, done))
+
+    def _outcome(self, operation: int, done: Future[list[RecordMetadata]]) -> None:
+        self._room.release()
+        error = done.exception()
+        if error is not None:
+            self._recorder.failed(operation, error)
+            return
+        (stored,) = done.result()
+        self._gap.acknowledged()
+        self._recorder.acknowledged(operation, stored.base_offset)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+        self._producer.close()
+
+
+class _Gap:
+    """The longest time between two acknowledgements."""
+
+    def __init__(self) -> None:
+        self._last_s = time.monotonic()
+        self._longest_s = 0.0
+
+    def acknowledged(self) -> None:
+        now_s = time.monotonic()
+        self._longest_s = max(self._longest_s, now_s - self._last_s)
+        self._last_s = now_s
+
+    @property
+    def longest_s(self) -> float:
+        return max(self._longest_s, time.monotonic() - self._last_s)
+
+
+class RecordingReader:
+    """Follows partitions from their beginning, in a thread, until stopped; every batch it is handed is recorded."""
+
+    def __init__(
+        self,
+        recorder: HistoryRecorder,
+        bootstrap_servers: str,
+        partitions: Sequence[TopicPartition],
+        *,
+        name: str = "reader",
+    ) -> None:
+        self._recorder = recorder
+        self._name = name
+        self._partitions = tuple(partitions)
+        self._consumer = Consumer(bootstrap_servers, auto_offset_reset="earliest")
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> Self:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop reading. Raises the error that ended the thread."""
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+        self._consumer.close()
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        try:
+            for partition in self._partitions:
+                self._recorder.positioned(self._name, partition)
+            self._consumer.assign(self._partitions)
+            while not self._stopping.is_set():
+                _poll(self._consumer, self._recorder, self._name)
+        except BaseException as error:
+            self._error = error
+            raise
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        self._thread.join(JOIN_S)
+        self._consumer.close()
+
+
+def _poll(consumer: Consumer, recorder: HistoryRecorder, name: str) -> list[Stored]:
+    rows = []
+    for batch in consumer.poll(timeout=0.2):
+        partition = TopicPartition(batch.topic, batch.partition)
+        values = batch.data.column("value").to_pylist()
+        recorder.polled(name, partition, batch.base_offset, values)
+        rows += [Stored(partition, batch.base_offset + at, value) for at, value in enumerate(values)]
+    return rows
+
+
+def snapshot_with_consumer(
+    recorder: HistoryRecorder,
+    bootstrap_servers: str,
+    partitions: Sequence[TopicPartition],
+    *,
+    name: str = "consumer",
+    timeout_s: float = 120.0,
+) -> None:
+    """Read the partitions from their beginning to the high watermarks of now, with a consumer of its own.
+
+    Raises RequestTimedOutError when it does not get there.
+    """
+    deadline = time.monotonic() + timeout_s
+    rows: list[Stored] = []
+    with Consumer(bootstrap_servers, auto_offset_reset="earliest") as consumer:
+        ends = consumer.end_offsets(partitions)
+        for partition in partitions:
+            recorder.positioned(name, partition)
+        consumer.assign(partitions)
+        while any(consumer.position(partition) < end for partition, end in ends.items()):
+            if time.monotonic() > deadline:
+                raise RequestTimedOutError(f"{name} was not given everything below {ends} within {timeout_s} s")
+            rows += _poll(consumer, recorder, name)
+    recorder.snapshot(name, rows)
+
+
+def snapshot_with_data_frame(
+    recorder: HistoryRecorder, spark: Any, bootstrap_servers: str, topic: str, *, name: str = "DataFrame"
+) -> None:
+    """Read a topic of Kafka's record as a DataFrame. `spark`: a SparkSession."""
+    reader = spark.read.format("spark_broker").option("kafka.bootstrap.servers", bootstrap_servers)
+    frame = reader.option("subscribe", topic).load().select("partition", "offset", "value")
+    rows = [Stored(TopicPartition(topic, row.partition), row.offset, bytes(row.value)) for row in frame.collect()]
+    recorder.snapshot(name, rows)

@@ -1,0 +1,155 @@
+"""`spark-broker cluster`: which cluster runs here, what it looks like, and what is started."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_broker.cli.cluster_process import Application, application_file
+from spark_broker.cli.cluster_state import default_state_file, end_process, running_cluster
+from spark_broker.errors import InvalidDataError
+from tests.cli.conftest import Run
+from tests.client.fake_broker import FakeCluster
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that ends when it is asked to, as a driver does."""
+    started = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    yield started
+    started.kill()
+    started.wait()
+
+
+def note(path: Path, pid: int, bootstrap: str = "127.0.0.1:1") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    said = {"bootstrap_servers": bootstrap, "cluster_id": "c", "driver_pid": pid, "log_dirs": "d", "brokers": []}
+    path.write_text(json.dumps(said))
+    return path
+
+
+def test_a_cluster_runs_while_its_driver_lives(tmp_path: Path, process: subprocess.Popen[bytes]) -> None:
+    path = note(tmp_path / "cluster.json", process.pid)
+    state = running_cluster(path)
+    assert state is not None
+    assert (state.cluster_id, state.driver_pid) == ("c", process.pid)
+    process.kill()
+    process.wait()
+    assert running_cluster(path) is None
+    assert running_cluster(tmp_path / "nowhere.json") is None
+
+
+def test_a_pid_that_was_used_again_is_not_taken_for_the_driver(
+    tmp_path: Path, process: subprocess.Popen[bytes]
+) -> None:
+    """The note is an hour older than the process: that one cannot have written it."""
+    path = note(tmp_path / "cluster.json", process.pid)
+    hour_ago = path.stat().st_mtime - 3600
+    os.utime(path, (hour_ago, hour_ago))
+    assert running_cluster(path) is None
+
+
+def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text("{}")
+    with pytest.raises(InvalidDataError, match=r"cluster\.json"):
+        running_cluster(path)
+
+
+def test_a_process_is_asked_to_end_and_awaited(process: subprocess.Popen[bytes]) -> None:
+    assert end_process(process.pid, 30.0)
+    assert process.wait(30) == -15
+    assert end_process(process.pid, 30.0)
+
+
+def test_stop_ends_the_driver_and_removes_the_note(tmp_path: Path, process: subprocess.Popen[bytes], run: Run) -> None:
+    path = note(tmp_path / "cluster.json", process.pid)
+    assert run("cluster", "stop", "--state-file", path).status == 0
+    assert process.wait(30) == -15
+    assert not path.exists()
+
+
+def test_stop_without_a_cluster_says_so(tmp_path: Path, run: Run) -> None:
+    ended = run("cluster", "stop", "--state-file", tmp_path / "cluster.json")
+    assert ended.status == 1
+    assert "no cluster runs here" in ended.err
+
+
+def test_a_second_cluster_is_not_started_over_the_first(
+    tmp_path: Path, process: subprocess.Popen[bytes], run: Run
+) -> None:
+    path = note(tmp_path / "cluster.json", process.pid)
+    ended = run("cluster", "start", "--state-file", path)
+    assert ended.status == 1
+    assert f"pid {process.pid}" in ended.err
+
+
+def test_commands_find_the_cluster_that_runs_here(run: Run) -> None:
+    cluster = FakeCluster(2)
+    try:
+        note(default_state_file(), os.getpid(), cluster.bootstrap)
+        cluster.create("t", 3)
+        assert run("topics", "list").out == "t\n"
+        status = run("cluster", "status", "-o", "json").json
+    finally:
+        cluster.close()
+    assert status["cluster_id"] == "fake"
+    assert [(one["broker"]["id"], one["leads"], one["replicas"]) for one in status["brokers"]] == [(0, 2, 3), (1, 1, 3)]
+
+
+def test_status_shows_a_lost_broker_as_fenced(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", 3)
+    cluster.kill(2)
+    ended = run("cluster", "status", "-b", cluster.bootstrap)
+    assert ended.status == 0
+    states = {line.split()[0]: line.split()[-1] for line in ended.out.splitlines() if line.strip()[:1].isdigit()}
+    assert states == {"0": "live", "1": "live", "2": "fenced"}
+
+
+def test_status_without_a_cluster_is_status_one(tmp_path: Path, run: Run) -> None:
+    ended = run("cluster", "status", "--state-file", tmp_path / "cluster.json")
+    assert ended.status == 1
+    assert "no cluster runs here" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--set", "num.partition=3"), "did you mean 'num.partitions'?"),
+        (("--set", "num.partitions"), "is not NAME=VALUE"),
+        (("--config", "nowhere.toml"), "nowhere.toml does not exist"),
+        (("--config", "nowhere.toml", "--set", "num.partitions=3"), "not both"),
+    ],
+)
+def test_a_mistake_in_the_settings_shows_before_spark_starts(run: Run, arguments: tuple[str, ...], said: str) -> None:
+    ended = run("cluster", "start", *arguments)
+    assert ended.status == 1
+    assert said in ended.err
+
+
+def test_the_application_is_told_what_the_command_was_told(tmp_path: Path) -> None:
+    application = Application(
+        brokers=2,
+        ready_file=tmp_path / "ready",
+        master="local-cluster[2,1,512]",
+        settings={"log.dirs": "d"},
+        spark_settings={"spark.ui.enabled": "false", "spark.app.name": "two words"},
+    )
+    command = application.command()
+    assert command[:2] == [sys.executable, str(application_file())]
+    assert command[2:] == [
+        *("--brokers", "2", "--ready-file", str(tmp_path / "ready")),
+        *("--master", "local-cluster[2,1,512]", "--set", "log.dirs=d"),
+    ]
+    submitted = application.environment()["PYSPARK_SUBMIT_ARGS"]
+    assert submitted == "--conf spark.ui.enabled=false --conf 'spark.app.name=two words' pyspark-shell"
+
+
+def test_the_application_is_there() -> None:
+    assert application_file().is_file()

@@ -1,0 +1,203 @@
+"""Topics of a real cluster as DataFrames, without `register()`: what was produced, once each, at its offsets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from pyspark_spark_broker import DefaultSource
+from spark_broker import Admin, NewTopic, Producer
+from spark_broker.driver.cluster import BrokerCluster
+from tests.support.waiting import eventually
+
+FLIGHTS = pa.schema([("dest", pa.string()), ("delay", pa.int32()), ("n", pa.int64())])
+DESTINATIONS = ("BOS", "LAX", "ORD", "SEA", "IAH", "MIA", "ATL")
+
+
+def flights(start: int, end: int) -> pa.RecordBatch:
+    numbers = range(start, end)
+    destinations = [DESTINATIONS[n % len(DESTINATIONS)] for n in numbers]
+    return pa.RecordBatch.from_pydict(
+        {"dest": destinations, "delay": [n % 90 - 30 for n in numbers], "n": list(numbers)}, schema=FLIGHTS
+    )
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: BrokerCluster) -> Iterator[Admin]:
+    with Admin(cluster.bootstrap_servers) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def producer(cluster: BrokerCluster) -> Iterator[Producer]:
+    with Producer(cluster.bootstrap_servers) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def offsets(admin: Admin, producer: Producer) -> dict[int, int]:
+    """`flights`, with 5,000 rows in 3 partitions; the number of records of each."""
+    config = {"key.columns": "dest", "min.insync.replicas": 2}
+    admin.create_topic(NewTopic("flights", partitions=3, replication_factor=3, schema=FLIGHTS, config=config))
+    futures = [producer.append("flights", flights(start, start + 500)) for start in range(0, 5000, 500)]
+    ends: dict[int, int] = {}
+    for future in futures:
+        for acknowledged in future.result(60):
+            end = acknowledged.base_offset + acknowledged.count
+            ends[acknowledged.partition] = max(ends.get(acknowledged.partition, 0), end)
+    return ends
+
+
+@pytest.fixture(scope="module")
+def load(spark: SparkSession, cluster: BrokerCluster) -> type[Load]:
+    Load.spark, Load.bootstrap = spark, cluster.bootstrap_servers
+    return Load
+
+
+class Load:
+    """`load.topic(subscribe="flights", ...)`."""
+
+    spark: SparkSession
+    bootstrap: str
+
+    @classmethod
+    def topic(cls, **options: str) -> DataFrame:
+        reader = cls.spark.read.format("spark_broker").option("kafka.bootstrap.servers", cls.bootstrap)
+        return reader.options(**options).load()
+
+
+def test_every_row_is_there_once_and_each_key_keeps_its_order(load: type[Load], offsets: dict[int, int]) -> None:
+    rows = load.topic(subscribe="flights").collect()
+
+    assert sorted(row.n for row in rows) == list(range(5000))
+    assert {(row.dest, row.delay, row.n) for row in rows} == {
+        (row["dest"], row["delay"], row["n"]) for row in flights(0, 5000).to_pylist()
+    }
+    for partition, end in offsets.items():
+        mine = [row for row in rows if row._partition == partition]
+        assert [row._offset for row in mine] == list(range(end))
+        for dest in {row.dest for row in mine}:
+            numbers = [row.n for row in mine if row.dest == dest]
+            assert numbers == sorted(numbers)
+    for dest in DESTINATIONS:
+        assert len({row._partition for row in rows if row.dest == dest}) == 1
+
+
+def test_named_offsets_are_read_exactly(load: type[Load], offsets: dict[int, int]) -> None:
+    starts = {partition: end // 3 for partition, end in offsets.items()}
+    ends = {partition: end - 7 for partition, end in offsets.items()}
+
+    frame = load.topic(
+        subscribe="flights",
+        startingOffsets=json.dumps({"flights": {str(p): starts.get(p, -2) for p in range(3)}}),
+        endingOffsets=json.dumps({"flights": {str(p): ends.get(p, -1) for p in range(3)}}),
+    )
+
+    found = {(row._partition, row._offset) for row in frame.select("_partition", "_offset").collect()}
+    assert found == {(p, offset) for p in offsets for offset in range(starts[p], ends[p])}
+
+
+def test_assign_reads_one_partition(load: type[Load], offsets: dict[int, int]) -> None:
+    partition = next(iter(offsets))
+    frame = load.topic(assign=json.dumps({"flights": [partition]}))
+    assert frame.groupBy("_partition").count().collect() == [Row(_partition=partition, count=offsets[partition])]
+
+
+def test_projection_and_splitting_change_no_result(load: type[Load], offsets: dict[int, int]) -> None:
+    frame = load.topic(subscribe="flights", columns="n,_offset", minPartitions="7")
+    assert frame.columns == ["n", "_offset"]
+    assert frame.rdd.getNumPartitions() >= 7
+    assert frame.selectExpr("count(*) AS rows", "sum(n) AS total").collect() == [Row(rows=5000, total=12_497_500)]
+
+
+def test_a_users_schema_projects(load: type[Load], spark: SparkSession, offsets: dict[int, int]) -> None:
+    reader = spark.read.format("spark_broker").option("bootstrap.servers", load.bootstrap).schema("delay LONG")
+    assert sorted(row.delay for row in reader.load("flights").collect()) == sorted(n % 90 - 30 for n in range(5000))
+
+
+def test_an_empty_topic_is_an_empty_frame(load: type[Load], admin: Admin) -> None:
+    admin.create_topic(NewTopic("nothing", partitions=2, replication_factor=3))
+    frame = load.topic(subscribe="nothing")
+    assert frame.columns == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
+    assert frame.count() == 0
+
+
+def test_kafkas_record_reads_like_sparks_kafka_source(load: type[Load], admin: Admin, producer: Producer) -> None:
+    admin.create_topic(NewTopic("words", partitions=1, replication_factor=3))
+    futures = [
+        producer.send("words", value=word, key=b"k", headers=[("at", b"1")], timestamp=1_700_000_000_000)
+        for word in (b"a", b"b")
+    ]
+    assert [future.result(60).offset for future in futures] == [0, 1]
+
+    frame = load.topic(subscribe="words", includeHeaders="true")
+
+    rows = frame.selectExpr(
+        "CAST(key AS STRING) AS key",
+        "CAST(value AS STRING) AS value",
+        *("topic", "partition", "offset", "unix_millis(timestamp) AS ms", "timestampType", "headers"),
+    ).collect()
+    assert [row.value for row in rows] == ["a", "b"]
+    assert rows[1] == Row(
+        key="k",
+        value="b",
+        topic="words",
+        partition=0,
+        offset=1,
+        ms=1_700_000_000_000,
+        timestampType=0,
+        headers=[Row(key="at", value=b"1")],
+    )
+
+
+def test_a_temporary_view_reads_a_topic(load: type[Load], spark: SparkSession, offsets: dict[int, int]) -> None:
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW flights USING spark_broker"
+        f" OPTIONS ('bootstrap.servers' '{load.bootstrap}', subscribe 'flights')"
+    )
+    assert spark.sql("SELECT count(*) AS rows FROM flights").collect() == [Row(rows=5000)]
+
+
+def test_a_mistake_is_a_typed_error_when_the_query_is_planned(load: type[Load], offsets: dict[int, int]) -> None:
+    with pytest.raises(AnalysisException, match=r"INVALID_CONFIG.*did you mean 'subscribe'"):
+        load.topic(subscrib="flights")
+    with pytest.raises(AnalysisException, match=r"UNKNOWN_TOPIC_OR_PARTITION.*'fligths' does not exist"):
+        load.topic(subscribe="fligths")
+    too_far = json.dumps({"flights": {str(p): offsets.get(p, 0) + 1 for p in range(3)}})
+    with pytest.raises(AnalysisException, match="OFFSET_OUT_OF_RANGE"):
+        load.topic(subscribe="flights", startingOffsets=too_far).collect()
+
+
+def test_a_read_goes_on_when_its_leader_is_killed_in_the_middle(
+    load: type[Load], admin: Admin, producer: Producer
+) -> None:
+    """The last test of the module: its cluster has lost a broker then."""
+    admin.create_topic(NewTopic("long", partitions=1, replication_factor=3, schema=FLIGHTS))
+    for start in range(0, 200_000, 10_000):
+        producer.append("long", flights(start, start + 10_000)).result(60)
+    query = load.topic(subscribe="long")
+    # The same reader as a task's, one answer at a time, so that the leader goes while most is still to be read.
+    options = {"bootstrap.servers": load.bootstrap, "subscribe": "long", "max.partition.fetch.bytes": "4096"}
+    source = DefaultSource(CaseInsensitiveDict(options))
+    reader = source.reader(source.schema())
+    (partition,) = reader.partitions()
+    batches = reader.read(partition)
+    first = next(batches)
+
+    leader = admin.describe_topic("long").partitions[0].leader
+    pid = next(broker.pid for broker in admin.describe_cluster().brokers if broker.id == leader)
+    os.kill(pid, signal.SIGKILL)
+
+    assert pa.Table.from_batches([first, *batches])["n"].to_pylist() == list(range(200_000))
+    assert query.selectExpr("count(*) AS rows", "count(DISTINCT n) AS numbers", "max(n) AS last").collect() == [
+        Row(rows=200_000, numbers=200_000, last=199_999)
+    ]
+    eventually(lambda: admin.describe_topic("long").partitions[0].leader not in (leader, -1), 30)

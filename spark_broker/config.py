@@ -215,10 +215,6 @@ class ClusterConfig(Config):
     )
     num_partitions: int = setting(1, "Partitions of a topic that does not say.", at_least(1))
     default_replication_factor: int = setting(1, "Replication factor of a topic that does not say.", at_least(1))
-    auto_create_topics_enable: bool = setting(
-        False,
-        "Create a topic on first append. Kafka's default is true; here a misspelt topic is an error, and typed topics need a schema.",
-    )
     broker_heartbeat_interval_ms: int = setting(
         500, "A broker's heartbeats to the controller. Kafka's default is 2000.", between(10, INT32_MAX)
     )
@@ -282,7 +278,7 @@ class ClusterConfig(Config):
     )
     metadata_max_snapshots: int = setting(2, "Snapshots of the metadata log that are kept.", at_least(1))
     request_timeout_ms: int = setting(30_000, "Deadline of requests between brokers and controller.", at_least(100))
-    socket_request_max_bytes: int = setting(104_857_600, "Largest request that a broker takes.", at_least(1024))
+    socket_request_max_bytes: int = setting(104_857_600, "Largest message that a broker takes. (gRPC has read it by then; it is refused before it is decoded.)", at_least(1024))
     queued_max_requests: int = setting(
         500, "Requests that may wait on one connection before reading from it stops.", at_least(1)
     )

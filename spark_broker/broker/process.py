@@ -87,7 +87,9 @@ class Broker:
         }
         for port in (self._directory.meta.port, 0):
             try:
-                return Server(self._spec.host, port, self._service.answer, streams, self._on_bug)
+                return Server(
+                    self._spec.host, port, self._service.answer, streams, self._on_bug, cluster.socket_request_max_bytes
+                )
             except (OSError, pa.ArrowException) as error:
                 if port == 0:
                     raise

@@ -16,7 +16,7 @@ from spark_broker.model import BrokerInfo
 
 @dataclass(frozen=True, slots=True)
 class BrokerProcesses:
-    """A broker on an executor: the Python worker, which serves; `pyspark.daemon`, which forked it; the executor's JVM."""
+    """A broker on an executor: the worker that serves, `pyspark.daemon` that forked it, the executor's JVM."""
 
     worker: int
     daemon: int

@@ -27,14 +27,18 @@ from spark_broker.protocol.messages import CALL_ACTION, PROTOCOL_VERSION, CallRe
 
 logger = logging.getLogger(__name__)
 
+MAX_REQUEST_BYTES = 104_857_600
+"""The default of socket.request.max.bytes."""
+
 _TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 class ServerStream:
     """One client's stream of messages. `receive` belongs to the handler's thread; `send` may be called from any."""
 
-    def __init__(self, kind: str, context: object, reader: object, writer: object) -> None:
+    def __init__(self, kind: str, context: object, reader: object, writer: object, max_bytes: int) -> None:
         self.kind = kind
+        self._max_bytes = max_bytes
         self._context = context
         self._reader = reader
         self._writer = writer
@@ -49,6 +53,8 @@ class ServerStream:
             return None
         if chunk.app_metadata is None:
             raise InvalidRequestError("a stream message without metadata")
+        if len(chunk.app_metadata) > self._max_bytes:
+            raise InvalidRequestError(f"a message of {len(chunk.app_metadata)} bytes; {self._max_bytes} are allowed")
         return wire.decode(memoryview(chunk.app_metadata))
 
     def send(self, message: Message, *payload: wire.Buffer) -> None:
@@ -92,7 +98,9 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         calls: CallHandler,
         streams: Mapping[str, StreamHandler],
         on_bug: Callable[[BaseException], None],
+        max_request_bytes: int = MAX_REQUEST_BYTES,
     ) -> None:
+        self._max_request_bytes = max_request_bytes
         self._calls = calls
         self._streams = dict(streams)
         self._on_bug = on_bug
@@ -108,6 +116,10 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         try:
             if action.type != CALL_ACTION:
                 raise InvalidRequestError(f"unknown action {action.type!r}")
+            if action.body.size > self._max_request_bytes:
+                raise InvalidRequestError(
+                    f"a request of {action.body.size} bytes; {self._max_request_bytes} are allowed"
+                )
             return self._calls(wire.decode_request(memoryview(action.body)))
         except SparkBrokerError as error:
             if isinstance(error, InvariantError):
@@ -120,7 +132,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: object, descriptor: flight.FlightDescriptor, reader: object, writer: object) -> None:
         """One stream: its handler runs in this thread until the client leaves."""
-        stream = ServerStream("", context, reader, writer)
+        stream = ServerStream("", context, reader, writer, self._max_request_bytes)
         try:
             handler = self._stream_handler(stream, bytes(descriptor.command or b""))
             handler(stream)

@@ -145,6 +145,16 @@ def test_a_request_that_does_not_decode_ends_its_stream_with_a_typed_error(admin
     connection.close()
 
 
+def test_a_message_beyond_the_limit_ends_its_stream_with_a_typed_error(admin: Admin) -> None:
+    connection, topic_id, epoch = leader_stream(admin)
+    stream = connection.open_stream("append")
+    stream.send(AppendRequest(1, topic_id, 0, epoch, -1, 10_000), bytes(3_000_000))
+    with pytest.raises(InvalidRequestError, match="2000000"):
+        stream.receive(timeout_ms=10_000)
+    stream.close()
+    connection.close()
+
+
 def test_bytes_that_are_no_flight_at_all_do_no_harm(process_cluster: ProcessCluster) -> None:
     host, port = process_cluster.bootstrap_servers.split(",")[0].split(":")
     with socket.create_connection((host, int(port)), timeout=10) as raw:
@@ -177,9 +187,10 @@ def test_an_unreachable_bootstrap_address_is_named() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    with pytest.raises(BootstrapUnreachableError, match=str(port)), Admin(
-        f"127.0.0.1:{port}", default_api_timeout_ms=2000
-    ) as admin:
+    with (
+        pytest.raises(BootstrapUnreachableError, match=str(port)),
+        Admin(f"127.0.0.1:{port}", default_api_timeout_ms=2000) as admin,
+    ):
         admin.list_topics()
 
 

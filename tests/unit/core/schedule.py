@@ -94,7 +94,7 @@ class Schedule:
         self.requests: list[Request] = []
         self.answers: list[Answer] = []
         self.pace = {broker: self.rng.choice([1.0, 1.0, 0.1]) for broker in self.cluster.nodes}
-        if self.rng.random() < 0.3:
+        if self.rng.random() < 0.4:
             self._begin_with_a_straggler()
         names = sorted(WEIGHTS)
         self.steps = [getattr(self, name) for name in names]
@@ -167,8 +167,10 @@ class Schedule:
 
     def fetch(self) -> None:
         """A whole fetch; sometimes the answer is lost, and the leader knows more of the follower than it does itself."""
-        request = self.cluster.ask(self._follower())
-        answer = self.cluster.serve(request, max_batches=self.rng.choice([1, 2, 100])) if request else None
+        follower = self._follower()
+        max_batches = 1 if self.pace[follower] < 1 else self.rng.choice([1, 2, 100])
+        request = self.cluster.ask(follower)
+        answer = self.cluster.serve(request, max_batches) if request else None
         if answer is not None and self.rng.random() > 0.2:
             self.cluster.apply(answer)
 
@@ -260,12 +262,16 @@ class Schedule:
 
         KIP-101: the worst moment for the leader to go is before the broker has fetched again.
         """
-        if (broker := self._any_running()) is not None:
-            self.cluster.crash(broker)
-            self.cluster.start(broker)
-            if self.rng.random() < 0.3:
-                self.cluster.controller.fence(self.cluster.controller.assignment.leader)
-                self.publish()
+        current = self.cluster.controller.assignment
+        members = [broker for broker in self.cluster.running() if broker in current.isr and broker != current.leader]
+        broker = self.rng.choice(members) if members and self.rng.random() < 0.7 else self._any_running()
+        if broker is None:
+            return
+        self.cluster.crash(broker)
+        self.cluster.start(broker)
+        if self.rng.random() < 0.4:
+            self.cluster.controller.fence(self.cluster.controller.assignment.leader)
+            self.publish()
 
     def checkpoint(self) -> None:
         if (broker := self._any_running()) is not None:

@@ -1,0 +1,191 @@
+"""Faults of single brokers on real executors: nothing acknowledged is lost, doubled or moved, and all replicas heal.
+
+One Spark session and one cluster for all of them; a writer and a reader are at work during every fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from spark_broker.driver.cluster import BrokerCluster
+from spark_broker.driver.executors import live_executors
+from spark_broker.testing.faults import (
+    BrokerProcesses,
+    broker_processes,
+    is_running,
+    kill_executor,
+    kill_executor_and_daemon,
+    kill_worker,
+    stopped,
+)
+from tests.spark.failover import Scenario, old_leader_client, wait_for
+
+CONFIG = {"broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 10_000, "replica.reassignment.delay.ms": 2000}
+"""A frozen broker is fenced, and a broker that stays away is replaced, within the patience of a test."""
+
+Fault = Callable[[BrokerProcesses], AbstractContextManager[None]]
+
+
+def lasting(strike: Callable[[BrokerProcesses], None]) -> Fault:
+    """A fault that nothing ends."""
+
+    @contextmanager
+    def fault(processes: BrokerProcesses) -> Iterator[None]:
+        strike(processes)
+        yield
+
+    return fault
+
+
+FAULTS: dict[str, Fault] = {
+    "kill-executor": lasting(kill_executor),
+    "kill-worker": lasting(kill_worker),
+    "kill-executor-and-daemon": lasting(kill_executor_and_daemon),
+    "freeze-worker": lambda processes: stopped(processes.worker),
+}
+
+
+@pytest.fixture(scope="module")
+def brokers(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
+    """Three brokers that fence a silent one after three seconds."""
+    log_dirs = tmp_path_factory.mktemp("log-dirs")
+    with BrokerCluster.start(spark, 3, {**CONFIG, "log.dirs": str(log_dirs)}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def scenario(brokers: BrokerCluster) -> Iterator[Scenario]:
+    """A topic under load."""
+    wait_for(lambda: len(brokers.status().live_brokers) == 3, "three brokers, after the last test's fault")
+    with Scenario(brokers.bootstrap_servers, brokers.log_dirs) as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_after_a_fault_of_the_leader_nothing_acknowledged_is_lost_and_its_replicas_come_back(
+    scenario: Scenario, spark: SparkSession, name: str
+) -> None:
+    victim = scenario.leader()
+    processes = broker_processes(victim)
+
+    with old_leader_client(scenario, victim) as behind:
+        with FAULTS[name](processes):
+            if name == "freeze-worker":
+                behind.send(b"sent while it was frozen")
+            scenario.await_leaders_elsewhere(victim)
+            scenario.await_writes()
+        behind.send(b"sent when it was fenced")
+        behind.hear()
+        assert behind.acknowledged == 1
+        assert behind.errors
+
+    if name != "freeze-worker":
+        wait_for(lambda: not is_running(processes.worker), "the end of the fenced broker's process")
+    scenario.judge(spark)
+
+
+def test_two_faults_in_turn_lose_nothing_though_the_second_comes_before_the_first_has_healed(
+    scenario: Scenario, spark: SparkSession
+) -> None:
+    strike_in_turn(scenario, "kill-executor", "kill-worker")
+
+    scenario.judge(spark)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("second", FAULTS)
+@pytest.mark.parametrize("first", FAULTS)
+def test_any_two_faults_in_turn_lose_nothing(scenario: Scenario, spark: SparkSession, first: str, second: str) -> None:
+    strike_in_turn(scenario, first, second)
+
+    scenario.judge(spark)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("second", FAULTS)
+@pytest.mark.parametrize("first", FAULTS)
+def test_a_second_fault_after_the_first_has_healed_loses_nothing(
+    scenario: Scenario, spark: SparkSession, first: str, second: str
+) -> None:
+    for name in (first, second):
+        victim = scenario.leader()
+        with FAULTS[name](broker_processes(victim)):
+            scenario.await_leaders_elsewhere(victim)
+            scenario.await_writes()
+        scenario.await_healed()
+
+    scenario.judge(spark)
+
+
+@pytest.mark.full
+def test_a_frozen_executor_does_not_disturb_its_broker(scenario: Scenario, spark: SparkSession) -> None:
+    broker = scenario.leader()
+    with stopped(broker_processes(broker).jvm):
+        scenario.await_writes(more=500)
+        assert scenario.leader().epoch == broker.epoch
+
+    scenario.judge(spark)
+
+
+def strike_in_turn(scenario: Scenario, first: str, second: str) -> None:
+    """One fault, and as soon as another broker leads, one of that broker."""
+    victim = scenario.leader()
+    with FAULTS[first](broker_processes(victim)):
+        scenario.await_leaders_elsewhere(victim)
+        heir = scenario.leader()
+        with FAULTS[second](broker_processes(heir)):
+            scenario.await_leaders_elsewhere(heir)
+
+
+def test_all_executors_at_once_come_back_with_every_partitions_data(scenario: Scenario, spark: SparkSession) -> None:
+    before = scenario.live()
+    everyone = [broker_processes(broker) for broker in before]
+
+    for processes in everyone:
+        kill_executor(processes)
+
+    wait_for(lambda: not any(is_running(p.worker) for p in everyone), "the end of every broker")
+    scenario.judge(spark)
+    assert {broker.id for broker in scenario.live()} == {broker.id for broker in before}
+    assert {broker.pid for broker in scenario.live()}.isdisjoint({broker.pid for broker in before})
+
+
+def test_the_replicas_of_an_executor_that_never_comes_back_are_made_anew_on_the_others(
+    brokers: BrokerCluster, spark: SparkSession
+) -> None:
+    wait_for(lambda: len(brokers.status().live_brokers) == 3, "three brokers, after the last test's fault")
+    with Scenario(brokers.bootstrap_servers, brokers.log_dirs, replicas=2, min_isr=1) as scenario:
+        victim = scenario.leader()
+        with executors_limited(spark, 2):
+            kill_executor(broker_processes(victim))
+            wait_for(
+                lambda: all(victim.id not in p.replicas and len(p.isr) == 2 for p in scenario.described()),
+                "two replicas of every partition on the brokers that are left",
+            )
+            scenario.judge(spark, brokers=2)
+    wait_for(lambda: len(brokers.status().live_brokers) == 3, "the executor that is wanted again")
+
+
+@contextmanager
+def executors_limited(spark: SparkSession, executors: int) -> Iterator[None]:
+    """For as long as the block lasts Spark wants so many executors only: one that dies is not replaced."""
+    sc = spark.sparkContext
+    before = len(live_executors(sc))
+    want_executors(sc, executors)
+    try:
+        yield
+    finally:
+        want_executors(sc, before)
+
+
+def want_executors(sc: SparkContext, executors: int) -> None:
+    """Tell Spark's master how many executors the application wants; it ends none for that."""
+    jvm = sc._jvm
+    assert jvm is not None
+    nowhere = jvm.PythonUtils.toScalaMap(jvm.java.util.HashMap())
+    assert sc._jsc.sc().requestTotalExecutors(executors, 0, nowhere)

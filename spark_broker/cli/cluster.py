@@ -12,7 +12,7 @@ import typer
 from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
 from spark_broker.cli.cluster_state import default_state_file, end_process, running_cluster
 from spark_broker.cli.options import Bootstrap, Output, OutputOption, StateFile, parse_settings
-from spark_broker.cli.output import fail, note, print_json, print_table
+from spark_broker.cli.output import counted, fail, note, print_json, print_table
 from spark_broker.client.admin import Admin
 from spark_broker.config import load_cluster_settings
 from spark_broker.model import BrokerInfo, ClusterDescription, PartitionInfo
@@ -112,7 +112,8 @@ def print_cluster(bootstrap: str, output: Output) -> None:
         )
         for row in rows
     ]
-    title = f"cluster {found.cluster_id}: {len(topics)} topics, {len(partitions)} partitions"
+    size = f"{counted(len(topics), 'topic', 'topics')}, {counted(len(partitions), 'partition', 'partitions')}"
+    title = f"cluster {found.cluster_id}: {size}"
     print_table(columns, cells, title=title, right=columns[3:8])
 
 

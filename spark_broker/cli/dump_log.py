@@ -12,7 +12,7 @@ import typer
 
 from spark_broker.cli.main import print_error
 from spark_broker.cli.options import Output, OutputOption
-from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.cli.output import counted, note, print_json, print_table
 from spark_broker.cli.records import readable
 from spark_broker.cli.segment_dump import StoredBatch, chain_problem, read_segment, rows_of, segment_schema, segments_at
 
@@ -93,7 +93,9 @@ def _lines(directory: Path, base_offset: int, batches: list[StoredBatch], data: 
 
 
 def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], data: bool) -> None:
-    title = f"{directory.name}/{base_offset:020d}: {len(lines):,} batches, {sum(one.row_count for one in lines):,} rows"
+    batches, rows = len(lines), sum(one.row_count for one in lines)
+    size = f"{counted(batches, 'batch', 'batches')}, {counted(rows, 'row', 'rows')}"
+    title = f"{directory.name}/{base_offset:020d}: {size}"
     print_table(COLUMNS, [_cells(one) for one in lines], title=title, right=RIGHT)
     if data:
         for line in lines:

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
@@ -84,9 +85,7 @@ def measure_produce(
     took = _append(producer, topic, records, batch, in_flight)
     seconds = time.perf_counter() - started
     sent = len(took) * batch.num_rows
-    value_bytes = (
-        len(took) * batch.column("value").nbytes if "value" in batch.schema.names else len(took) * batch.nbytes
-    )
+    value_bytes = len(took) * int(pc.sum(pc.binary_length(batch.column("value"))).as_py())
     return ProduceFigures(
         records=sent,
         batches=len(took),

@@ -30,17 +30,25 @@ def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", right: Sequence[str] = ()
 ) -> None:
     """A table on stdout. The columns named in `right` are aligned to the right."""
-    table = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _width(columns, rows)).print(table)
+    console = Console(width=None if sys.stdout.isatty() else _width(columns, rows), highlight=False)
+    if title:
+        console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(table)
 
 
 def note(text: str) -> None:
     """A line for the person at the terminal, on stderr, where scripts do not read it."""
     Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text))
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """`1 batch`, `2,000 batches`."""
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def fail(text: str) -> NoReturn:
@@ -51,19 +59,20 @@ def fail(text: str) -> NoReturn:
 
 @contextmanager
 def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
-    """Gives a function that shows how much is done: a bar on a terminal, elsewhere a few lines if the end is known."""
-    if sys.stderr.isatty():
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-        )
-        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True), transient=True) as bars:
+    """Gives a function that shows how much is done: in place on a terminal, else in a few lines (if `total` is known).
+
+    Nothing is shown while someone types on that terminal.
+    """
+    if not sys.stderr.isatty():
+        yield _lines(what, total)
+    elif sys.stdin.isatty() and total is None:
+        yield lambda done: None
+    else:
+        bar = (BarColumn(), MofNCompleteColumn()) if total else (TextColumn("{task.completed:,.0f}"),)
+        columns = (TextColumn("{task.description}"), *bar, TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
             task = bars.add_task(what, total=total, rate="")
             yield lambda done: bars.update(task, completed=done, rate=_rate(bars, done))
-    else:
-        yield _lines(what, total)
 
 
 def _lines(what: str, total: int | None) -> Callable[[int], None]:

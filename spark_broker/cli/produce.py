@@ -14,7 +14,7 @@ import pyarrow.json
 import typer
 
 from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, bootstrap_servers, parse_settings
-from spark_broker.cli.output import note, print_json, progress
+from spark_broker.cli.output import counted, note, print_json, progress
 from spark_broker.client.admin import Admin
 from spark_broker.client.producer import Producer
 from spark_broker.errors import InvalidDataError
@@ -52,7 +52,8 @@ def produce(
     if output is Output.JSON:
         print_json({"topic": topic, "records": total.records, "batches": total.batches})
     else:
-        note(f"{total.records:,} records in {total.batches:,} batches acknowledged")
+        records = counted(total.records, "record", "records")
+        note(f"{records} in {counted(total.batches, 'batch', 'batches')} acknowledged")
 
 
 class Tally:

@@ -48,17 +48,17 @@ class RecordingWriter:
         self._producer = Producer(bootstrap_servers, acks="all", config=settings)
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        self._gap = _Gap()
+        self._gaps = _Gaps(self._partitions)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def longest_gap_s(self) -> float:
-        """Longest time without an acknowledgement, since `forget_gap` or the start."""
-        return self._gap.longest_s
+        """Longest time that a partition was without an acknowledgement, since `forget_gap` or the start."""
+        return self._gaps.longest_s
 
     def forget_gap(self) -> None:
         """Measure the longest gap from now on."""
-        self._gap = _Gap()
+        self._gaps = _Gaps(self._partitions)
 
     def start(self) -> Self:
         self._thread.start()
@@ -102,7 +102,7 @@ class RecordingWriter:
             self._recorder.failed(operation, error)
             return
         (stored,) = done.result()
-        self._gap.acknowledged()
+        self._gaps.acknowledged(stored.partition)
         self._recorder.acknowledged(operation, stored.base_offset)
 
     def __enter__(self) -> Self:
@@ -116,21 +116,24 @@ class RecordingWriter:
         self._producer.close()
 
 
-class _Gap:
-    """The longest time between two acknowledgements."""
+class _Gaps:
+    """For each partition, the longest time between two acknowledgements."""
 
-    def __init__(self) -> None:
-        self._last_s = time.monotonic()
-        self._longest_s = 0.0
+    def __init__(self, partitions: int) -> None:
+        self._lock = threading.Lock()
+        self._last_s = [time.monotonic()] * partitions
+        self._longest_s = [0.0] * partitions
 
-    def acknowledged(self) -> None:
-        now_s = time.monotonic()
-        self._longest_s = max(self._longest_s, now_s - self._last_s)
-        self._last_s = now_s
+    def acknowledged(self, partition: int) -> None:
+        with self._lock:
+            now_s = time.monotonic()
+            self._longest_s[partition] = max(self._longest_s[partition], now_s - self._last_s[partition])
+            self._last_s[partition] = now_s
 
     @property
     def longest_s(self) -> float:
-        return max(self._longest_s, time.monotonic() - self._last_s)
+        with self._lock:
+            return max(*self._longest_s, time.monotonic() - min(self._last_s))
 
 
 class RecordingReader:

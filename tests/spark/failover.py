@@ -165,7 +165,7 @@ class Scenario:
 
 
 class OldLeaderClient:
-    """A client that knows only one leader and its epoch, like one that missed the election. All that it hears counts."""
+    """A client that knows only one leader and its epoch, like one that missed the election. What it hears counts."""
 
     def __init__(self, scenario: Scenario, leader: BrokerInfo) -> None:
         description = scenario.admin.describe_topic(scenario.topic)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -31,20 +32,30 @@ class ProcessCluster:
         self.settings = load_cluster_settings(config)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._launches: dict[int, int] = {}
+        self._all: list[subprocess.Popen[bytes]] = []
         self.controller = self._start_controller()
         for slot in range(brokers):
             self.launch(slot)
         self.await_live(brokers)
 
-    def _start_controller(self) -> ControllerClient:
+    def _start_controller(self, port: int = 0) -> ControllerClient:
         config = ControllerConfig(
             cluster=self.settings.cluster.to_dict(),
             topic=self.settings.topic.to_dict(),
             metadata_dir=str(self.base / "metadata"),
             host="127.0.0.1",
+            port=port,
             shared_executor=True,
         )
         return ControllerClient.start(config)
+
+    def restart_controller(self) -> None:
+        """SIGKILL to the controller; another takes over on its port and metadata log."""
+        port = self.controller.port
+        os.kill(self.controller.pid, signal.SIGKILL)
+        self.controller.close()
+        self.controller = self._start_controller(port)
+        self.await_live(len(self._processes))
 
     def launch(self, slot: int) -> subprocess.Popen[bytes]:
         """Start a broker's process under a new launch number."""
@@ -69,6 +80,7 @@ class ProcessCluster:
         process.stdin.write(msgspec.json.encode(ChildOrder(spec, RUN_BROKER, os.getpid())) + b"\n")
         process.stdin.close()
         self._processes[slot] = process
+        self._all.append(process)
         self._launches[slot] = launch
         return process
 
@@ -89,7 +101,7 @@ class ProcessCluster:
         return self._processes[slot].pid
 
     def stop(self) -> None:
-        for process in self._processes.values():
+        for process in self._all:
             process.kill()
             process.wait(10)
         self.controller.close()

@@ -1,4 +1,4 @@
-"""What must hold after every step of a cluster, whatever happened; a Violation names the rule that does not."""
+"""What must hold after every step of a cluster, whatever happened; a ViolationError names the rule that does not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.unit.core.harness import Cluster, Node
 from tests.unit.core.memory_log import Entry
 
 
-class Violation(AssertionError):
+class ViolationError(AssertionError):
     """A rule of the replicated log is broken."""
 
 
 def require(condition: bool, rule: str) -> None:
     if not condition:
-        raise Violation(rule)
+        raise ViolationError(rule)
 
 
 @dataclass(slots=True)
@@ -57,7 +57,9 @@ class Checker:
             offset = max(entry.base_offset, replica.log_start_offset)
             epoch = replica.epochs.epoch_at(offset)
             require(epoch == entry.info.leader_epoch, f"broker {node.id}: epoch history differs at {offset}")
-        require(log.state().epochs == replica.epochs.truncate_to(log.log_end_offset), f"broker {node.id}: epochs on disk")
+        require(
+            log.state().epochs == replica.epochs.truncate_to(log.log_end_offset), f"broker {node.id}: epochs on disk"
+        )
 
     def _check_high_watermark(self, node: Node, replica: Replica) -> None:
         """It never falls while the process lives, except where the log was dropped and began anew."""

@@ -378,8 +378,10 @@ class Cluster:
         outcome.base_offset = base_offset
         if outcome.value not in self.acknowledged:
             logs = [node.log for node in self.nodes.values()]
-            copies = sum(base_offset < log.log_start_offset or outcome.value in map(_value, log.entries) for log in logs)
-            needed = self.min_insync_replicas - self.machines_lost
+            copies = sum(
+                base_offset < log.log_start_offset or outcome.value in map(_value, log.entries) for log in logs
+            )
+            needed = min(self.min_insync_replicas, len(logs)) - self.machines_lost
             assert copies >= needed, f"{outcome.value} was acknowledged with {copies} copies"
         known = self.acknowledged.setdefault(outcome.value, base_offset)
         assert known == base_offset, f"{outcome.value} was acknowledged at {known} and at {base_offset}"

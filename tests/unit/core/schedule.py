@@ -15,7 +15,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownProducerIdError,
 )
-from tests.unit.core.checker import Checker, Violation, check_healed
+from tests.unit.core.checker import Checker, ViolationError, check_healed
 from tests.unit.core.harness import LAG_MAX_MS, Answer, Cluster, Outcome, Producer, Request
 
 IN_FLIGHT_MAX = 5
@@ -55,7 +55,7 @@ class Client:
         except (OutOfOrderSequenceNumberError, DuplicateSequenceNumberError, UnknownProducerIdError) as error:
             # A deposed leader may lack what its successor has; the successor itself never does.
             if epoch == cluster.controller.assignment.leader_epoch:
-                raise Violation(f"the leader refused a retry: {error}") from error
+                raise ViolationError(f"the leader refused a retry: {error}") from error
             return
         self.sent += 1
         self.waiting.append((sequence, outcome))
@@ -75,8 +75,9 @@ class Client:
 
 WEIGHTS = {
     "send": 20, "send_plainly": 4, "send_unjudged": 1, "fetch": 40, "ask": 8, "serve": 8, "apply": 8, "drop": 1,
-    "deliver": 10, "publish": 5, "decide": 8, "fence": 1.5, "unfence": 8, "crash": 1, "start": 8, "bounce": 2, "lose_machine": 0.3,
-    "checkpoint": 2, "tick": 2, "move_leader": 2, "restart_controller": 0.3, "advance_log_start": 0.5,
+    "deliver": 10, "publish": 5, "decide": 8, "fence": 1.5, "unfence": 8, "crash": 1, "start": 8, "bounce": 2,
+    "lose_machine": 0.3, "checkpoint": 2, "tick": 2, "move_leader": 2, "restart_controller": 0.3,
+    "advance_log_start": 0.5,
 }  # fmt: skip
 """How often each step is tried. Every seed makes some of them rare and some frequent: runs differ in kind."""
 
@@ -101,7 +102,7 @@ class Schedule:
         self.weights = [WEIGHTS[name] * self.rng.choice([0.2, 1, 1, 1, 3]) for name in names]
 
     def run(self, steps: int) -> None:
-        """Raises Violation; any other error of the replicas is their own invariant."""
+        """Raises ViolationError; any other error of the replicas is their own invariant."""
         for _ in range(steps):
             self.rng.choices(self.steps, self.weights)[0]()
             self.checker.check(self.cluster)
@@ -166,7 +167,7 @@ class Schedule:
         return self.rng.choices(list(self.pace), list(self.pace.values()))[0]
 
     def fetch(self) -> None:
-        """A whole fetch; sometimes the answer is lost, and the leader knows more of the follower than it does itself."""
+        """A whole fetch; sometimes the answer is lost: the leader has counted it, the follower has heard nothing."""
         follower = self._follower()
         max_batches = 1 if self.pace[follower] < 1 else self.rng.choice([1, 2, 100])
         request = self.cluster.ask(follower)
@@ -288,8 +289,8 @@ class Schedule:
 
 
 def run(seed: int, steps: int = 200) -> None:
-    """Raises Violation when a rule is broken, and says with which seed."""
+    """Raises ViolationError when a rule is broken, and says with which seed."""
     try:
         Schedule(seed).run(steps)
-    except (Violation, SparkBrokerError, AssertionError) as error:
-        raise Violation(f"seed {seed}, {steps} steps: {error}") from error
+    except (ViolationError, SparkBrokerError, AssertionError) as error:
+        raise ViolationError(f"seed {seed}, {steps} steps: {error}") from error

@@ -1,0 +1,199 @@
+"""A whole cluster of real processes, without Spark: topics, groups, retention, healing, restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.errors import UnknownTopicOrPartitionError
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata
+from spark_broker.protocol.murmur2 import group_partition
+from tests.conftest import WaitUntil
+from tests.support.process_cluster import ProcessCluster
+
+EVENTS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])
+
+
+@pytest.fixture(scope="module")
+def admin(process_cluster: ProcessCluster) -> Iterator[Admin]:
+    with Admin(process_cluster.bootstrap_servers) as admin:
+        yield admin
+
+
+def drain(cluster: ProcessCluster, topic: str, partitions: int, **settings: object) -> list[tuple[int, int, object]]:
+    """(partition, offset, row) of everything from the log starts to the high watermarks."""
+    wanted = [TopicPartition(topic, number) for number in range(partitions)]
+    rows: list[tuple[int, int, object]] = []
+    with Consumer(cluster.bootstrap_servers, auto_offset_reset="earliest", **settings) as consumer:
+        consumer.assign(wanted)
+        ends = consumer.end_offsets(wanted)
+        while any(consumer.position(partition) < ends[partition] for partition in wanted):
+            for batch in consumer.poll(timeout=1.0):
+                rows += [(batch.partition, batch.base_offset + i, row) for i, row in enumerate(batch.data.to_pylist())]
+    return rows
+
+
+def slot_of(cluster: ProcessCluster, admin: Admin, broker_id: int) -> int:
+    """The slot whose process is this broker."""
+    pid = next(b.pid for b in admin.describe_cluster().brokers if b.id == broker_id)
+    return next(slot for slot in range(4) if cluster.pid(slot) == pid)
+
+
+def test_keyed_rows_keep_their_order_and_their_partition(process_cluster: ProcessCluster, admin: Admin) -> None:
+    admin.create_topic(
+        NewTopic("events", partitions=4, replication_factor=3, schema=EVENTS, config={"key.columns": "name"})
+    )
+    with Producer(process_cluster.bootstrap_servers) as producer:
+        for start in range(0, 500, 50):
+            producer.append("events", [{"id": i, "name": f"k{i % 7}", "at": i} for i in range(start, start + 50)])
+        producer.flush()
+    rows = sorted(drain(process_cluster, "events", 4), key=lambda row: row[:2])
+    assert sorted(row["id"] for _, _, row in rows) == list(range(500))  # type: ignore[index]
+    for key in {row["name"] for _, _, row in rows}:  # type: ignore[index]
+        found = [(partition, row["id"]) for partition, _, row in rows if row["name"] == key]  # type: ignore[index]
+        assert len({partition for partition, _ in found}) == 1
+        assert [id_ for _, id_ in found] == sorted(id_ for _, id_ in found)
+
+
+def test_a_consumer_may_name_the_columns_that_it_wants(process_cluster: ProcessCluster, admin: Admin) -> None:
+    admin.create_topic(NewTopic("wide", partitions=1, replication_factor=1, schema=EVENTS))
+    with Producer(process_cluster.bootstrap_servers) as producer:
+        producer.append("wide", [{"id": 1, "name": "a", "at": 5}]).result(20)
+    assert [row for _, _, row in drain(process_cluster, "wide", 1, columns=["name"])] == [{"name": "a"}]
+
+
+def test_lookup_by_time_finds_the_first_record_at_or_after_it(process_cluster: ProcessCluster, admin: Admin) -> None:
+    config = {"timestamp.column": "at"}
+    admin.create_topic(NewTopic("timed", partitions=1, replication_factor=3, schema=EVENTS, config=config))
+    times_ms = [1000, 3000, 2000, 5000, 4000]  # out of order on purpose (KAFKA-3163)
+    with Producer(process_cluster.bootstrap_servers) as producer:
+        for i, time_ms in enumerate(times_ms):
+            producer.append("timed", [{"id": i, "name": "", "at": time_ms * 1000}]).result(20)
+    partition = TopicPartition("timed", 0)
+    for time_ms in (0, 1000, 1500, 3000, 3500, 5000):
+        scan = next(i for i, t in enumerate(times_ms) if t >= time_ms)
+        assert admin.list_offsets({partition: time_ms}) == {partition: scan}
+    assert admin.list_offsets({partition: 5001}) == {partition: -1}
+
+
+def test_committed_offsets_survive_the_death_of_their_coordinator(
+    process_cluster: ProcessCluster, admin: Admin, wait_until: WaitUntil
+) -> None:
+    admin.create_topic(NewTopic("read", partitions=2, replication_factor=3))
+    partition = TopicPartition("read", 1)
+    with Producer(process_cluster.bootstrap_servers) as producer:
+        producer.append("read", [{"value": b"%d" % i} for i in range(10)], partition=1).result(20)
+    with Consumer(process_cluster.bootstrap_servers, group_id="g", enable_auto_commit=False) as consumer:
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        wait_until(lambda: consumer.poll(timeout=0.5) != [], "records")
+        assert consumer.committed(partition) is None
+        consumer.commit({partition: OffsetAndMetadata(4, metadata="note")})
+        assert consumer.committed(partition) == 4
+    offsets = admin.describe_topic(CONSUMER_OFFSETS_TOPIC)
+    leader = offsets.partitions[group_partition("g", len(offsets.partitions))].leader
+    slot = slot_of(process_cluster, admin, leader)
+    os.kill(process_cluster.pid(slot), signal.SIGKILL)
+    with Consumer(process_cluster.bootstrap_servers, group_id="g") as consumer:
+        consumer.assign([partition])
+        assert consumer.position(partition) == 4
+        found = consumer.committed_metadata(partition)
+        assert found is not None
+        assert (found.offset, found.metadata) == (4, "note")
+    process_cluster.launch(slot)
+    process_cluster.await_live(3)
+
+
+def test_retention_removes_old_segments_and_the_log_start_rises_on_every_replica(
+    tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    config = {"log.retention.check.interval.ms": 50, "replica.fetch.wait.max.ms": 50}
+    with ProcessCluster(tmp_path, 2, config) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        topic_config = {"segment.bytes": 4096, "retention.bytes": 8192}
+        admin.create_topic(NewTopic("short", partitions=1, replication_factor=2, config=topic_config))
+        with Producer(cluster.bootstrap_servers) as producer:
+            for i in range(60):
+                producer.append("short", [{"value": b"%d" % i * 300}]).result(20)
+        wait_until(lambda: admin.describe_topic("short").partitions[0].log_start_offset > 40, "retention")
+        start = admin.describe_topic("short").partitions[0].log_start_offset
+        offsets = [offset for _, offset, _ in drain(cluster, "short", 1)]
+        assert offsets == list(range(start, 60))
+        segments = "logs/broker-*/short-0/*.arrow"
+        wait_until(lambda: len(list(tmp_path.glob(segments))) <= 8, "the follower to delete segments too")
+
+
+def test_a_deleted_topic_leaves_no_files_and_may_be_created_again(
+    process_cluster: ProcessCluster, admin: Admin, wait_until: WaitUntil
+) -> None:
+    logs = process_cluster.base / "logs"
+    for count in (3, 5):
+        admin.create_topic(NewTopic("again", partitions=1, replication_factor=3))
+        with Producer(process_cluster.bootstrap_servers) as producer:
+            for _ in range(count):
+                producer.append("again", [{"value": b"x"}]).result(20)
+        assert len(drain(process_cluster, "again", 1)) == count
+        admin.delete_topic("again")
+        assert "again" not in admin.list_topics()
+        wait_until(lambda: not list(logs.glob("broker-*/again-*")), "the replicas' directories to go")
+    with pytest.raises(UnknownTopicOrPartitionError):
+        admin.describe_topic("again")
+
+
+def test_replicas_of_a_broker_that_never_comes_back_are_made_anew_on_the_others(
+    tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    config = {"replica.reassignment.delay.ms": 500, "broker.session.timeout.ms": 3000}
+    with ProcessCluster(tmp_path, 4, config) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        topic_config = {"min.insync.replicas": 2}
+        admin.create_topic(NewTopic("heals", partitions=8, replication_factor=3, config=topic_config))
+        with Producer(cluster.bootstrap_servers) as producer:
+            for i in range(80):
+                producer.append("heals", [{"value": b"%d" % i}], partition=i % 8)
+            producer.flush()
+        lost = slot_of(cluster, admin, admin.describe_topic("heals").partitions[0].leader)
+        gone = next(b.id for b in admin.describe_cluster().brokers if b.pid == cluster.pid(lost))
+        os.kill(cluster.pid(lost), signal.SIGKILL)
+
+        def healed() -> bool:
+            partitions = admin.describe_topic("heals").partitions
+            return all(gone not in p.replicas and len(p.isr) == 3 for p in partitions)
+
+        wait_until(healed, "three in-sync replicas of every partition on the three that are left", 60)
+        values = sorted(row["value"] for _, _, row in drain(cluster, "heals", 8))  # type: ignore[index]
+        assert values == sorted(b"%d" % i for i in range(80))
+
+
+def test_everything_comes_back_after_the_end_of_all_processes(tmp_path: Path) -> None:
+    with ProcessCluster(tmp_path, 3) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        addresses, cluster_id = set(cluster.bootstrap_servers.split(",")), admin.describe_cluster().cluster_id
+        epoch = admin.describe_cluster().controller_epoch
+        admin.create_topic(NewTopic("kept", partitions=6, replication_factor=3, config={"min.insync.replicas": 2}))
+        with Producer(cluster.bootstrap_servers) as producer:
+            acknowledged = [producer.append("kept", [{"value": b"%d" % i}], partition=i % 6) for i in range(60)]
+            places = {(m.partition, m.base_offset) for future in acknowledged for m in future.result(20)}
+        before = drain(cluster, "kept", 6)
+    # Leaving the block kills every process with SIGKILL.
+    with ProcessCluster(tmp_path, 3) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        assert set(cluster.bootstrap_servers.split(",")) == addresses, "a bootstrap list survives"
+        assert admin.describe_cluster().cluster_id == cluster_id
+        assert admin.describe_cluster().controller_epoch > epoch
+        after = drain(cluster, "kept", 6)
+        assert sorted(after, key=str) == sorted(before, key=str)
+        assert {(partition, offset) for partition, offset, _ in after} == places
+
+
+def test_a_controller_that_is_killed_and_comes_back_loses_nothing(tmp_path: Path, wait_until: WaitUntil) -> None:
+    with ProcessCluster(tmp_path, 3) as cluster, Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(NewTopic("steady", partitions=3, replication_factor=3, config={"min.insync.replicas": 2}))
+        with Producer(cluster.bootstrap_servers) as producer:
+            producer.append("steady", [{"value": b"before"}], partition=0).result(20)
+            cluster.restart_controller()
+            producer.append("steady", [{"value": b"after"}], partition=0).result(60)
+        wait_until(lambda: len(admin.describe_topic("steady").partitions[0].isr) == 3, "the whole ISR")
+        assert [row["value"] for _, _, row in drain(cluster, "steady", 3)] == [b"before", b"after"]  # type: ignore[index]

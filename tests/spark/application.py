@@ -1,0 +1,85 @@
+"""The cluster as an application of its own (`jobs/cluster.py`), for tests that kill its driver and start it again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import pytest
+
+from spark_broker.testing.faults import is_running
+from tests.spark.failover import wait_for
+
+ROOT = Path(__file__).parents[2]
+MASTER = "local-cluster[3,1,1024]"
+
+
+class Application:
+    """One start of the cluster application on given directories. Its processes end with the block."""
+
+    def __init__(self, directory: Path, name: str, config: dict[str, object]) -> None:
+        self._ready_file = directory / f"{name}.json"
+        self._log = directory / f"{name}.log"
+        settings = [part for key, value in config.items() for part in ("--set", f"{key}={value}")]
+        self.bootstrap_servers = ""
+        self.worker_pids: list[int] = []
+        self.executor_pids: list[int] = []
+        command = [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--master", MASTER]
+        with self._log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, "--ready-file", str(self._ready_file), *settings],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=directory,
+            )
+
+    def await_ready(self) -> Self:
+        """Wait until every broker is live; from then on this knows the brokers as they are now."""
+        wait_for(lambda: self._ready_file.exists() or self._process.poll() is not None, "the ready file")
+        if not self._ready_file.exists():
+            pytest.fail(f"the application has ended: {self._log.read_text()}")
+        ready = json.loads(self._ready_file.read_text())
+        self.bootstrap_servers = str(ready["bootstrap_servers"])
+        self.worker_pids = [int(broker["pid"]) for broker in ready["brokers"]]
+        self.executor_pids = [int(broker["executor_pid"]) for broker in ready["brokers"]]
+        return self
+
+    @property
+    def driver_pids(self) -> list[int]:
+        """The driver's Python process and its JVM."""
+        return [self._process.pid, self.jvm_pid]
+
+    @property
+    def jvm_pid(self) -> int:
+        (jvm,) = (child.pid for child in psutil.Process(self._process.pid).children() if child.name() == "java")
+        return int(jvm)
+
+    def await_end(self) -> None:
+        """Wait for the end of the driver's Python process and of every broker."""
+        wait_for(lambda: self._process.poll() is not None, "the end of the driver's Python process")
+        wait_for(lambda: not any(is_running(pid) for pid in self.worker_pids), "the end of the application's brokers")
+
+    def kill(self, pids: list[int]) -> None:
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        tree = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        self._process.kill()
+        self._process.wait(30)
+        for process in tree:
+            if process.is_running():
+                process.kill()

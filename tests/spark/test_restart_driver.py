@@ -1,0 +1,49 @@
+"""The driver is killed, and started again on the same directories: every partition comes back with its data.
+
+An application of its own, since a killed driver takes its Spark session with it. Clients keep what bootstrap list they
+have: brokers come back on their ports.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.application import Application
+from tests.spark.failover import Scenario
+
+CONFIG: dict[str, object] = {"broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 10_000}
+
+
+def restart(directory: Path, spark: SparkSession, killed: str) -> None:
+    """Start, kill these processes ("python", "jvm", "executors", joined by a plus) under load, start again, judge."""
+    config = {**CONFIG, "log.dirs": directory / "logs", "metadata.dir": directory / "metadata"}
+    with (
+        Application(directory, "first", config) as first,
+        Scenario(first.await_ready().bootstrap_servers, str(directory / "logs")) as scenario,
+    ):
+        before = scenario.admin.describe_cluster()
+        pids = {"python": first.driver_pids[:1], "jvm": first.driver_pids[1:], "executors": first.executor_pids}
+        first.kill([pid for name in killed.split("+") for pid in pids[name]])
+        first.await_end()
+        with Application(directory, "second", config) as second:
+            assert second.await_ready().bootstrap_servers == first.bootstrap_servers
+            after = scenario.admin.describe_cluster()
+            assert after.cluster_id == before.cluster_id
+            assert after.controller_epoch > before.controller_epoch
+            assert [broker.id for broker in after.brokers] == [broker.id for broker in before.brokers]
+            scenario.judge(spark)
+
+
+def test_a_killed_driver_comes_back_with_every_partition_and_its_data(tmp_path: Path, spark: SparkSession) -> None:
+    restart(tmp_path, spark, "jvm+python")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("killed", ["python", "jvm", "executors+jvm+python"])
+def test_whichever_processes_of_the_application_are_killed_it_comes_back(
+    tmp_path: Path, spark: SparkSession, killed: str
+) -> None:
+    restart(tmp_path, spark, killed)

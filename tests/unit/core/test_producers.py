@@ -1,0 +1,106 @@
+"""What a partition remembers of its producers, against a model that keeps every batch."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_broker.core.producers import (
+    NO_PRODUCER,
+    REMEMBERED_BATCHES,
+    SEQUENCE_LIMIT,
+    ProducerEntry,
+    ProducerStates,
+    StoredBatch,
+    next_sequence,
+)
+from spark_broker.errors import (
+    DuplicateSequenceNumberError,
+    InvalidProducerEpochError,
+    OutOfOrderSequenceNumberError,
+    UnknownProducerIdError,
+)
+
+PID = 7
+
+
+def states_after(count: int, *, first: int = 0, epoch: int = 0) -> ProducerStates:
+    """`count` batches of one row, numbered from `first` on."""
+    states, sequence = ProducerStates(), first
+    for offset in range(count):
+        states.appended(PID, epoch, StoredBatch(sequence, offset, offset), 0)
+        sequence = next_sequence(sequence)
+    return states
+
+
+@given(st.integers(1, 12), st.sampled_from([0, 5, SEQUENCE_LIMIT - 6, SEQUENCE_LIMIT - 1]), st.integers(-15, 15))
+def test_a_number_is_next_or_a_retry_or_refused(count: int, first: int, distance: int) -> None:
+    """`distance` from the last number stored, also across the wrap-around."""
+    states = states_after(count, first=first)
+    sequence = (first + count - 1 + distance) % SEQUENCE_LIMIT
+    if distance == 1:
+        assert states.check(PID, 0, sequence) is None
+    elif distance > 1:
+        with pytest.raises(OutOfOrderSequenceNumberError):
+            states.check(PID, 0, sequence)
+    elif -distance < min(count, REMEMBERED_BATCHES):
+        offset = count - 1 + distance
+        assert states.check(PID, 0, sequence) == StoredBatch(sequence, offset, offset)
+    else:
+        with pytest.raises(DuplicateSequenceNumberError):
+            states.check(PID, 0, sequence)
+
+
+def test_sequence_numbers_wrap_to_zero() -> None:
+    states = states_after(1, first=SEQUENCE_LIMIT - 1)
+    assert states.check(PID, 0, 0) is None
+    states.appended(PID, 0, StoredBatch(0, 1, 1), 0)
+    assert states.check(PID, 0, SEQUENCE_LIMIT - 1) == StoredBatch(SEQUENCE_LIMIT - 1, 0, 0)
+
+
+def test_a_producer_begins_at_zero_in_each_of_its_epochs() -> None:
+    """KNOWN_BUGS 20 and 24: an unknown one elsewhere is refused, and so is an older epoch."""
+    states = states_after(3, epoch=4)
+    with pytest.raises(UnknownProducerIdError):
+        states.check(8, 0, 1)
+    assert states.check(8, 0, 0) is None
+    with pytest.raises(OutOfOrderSequenceNumberError):
+        states.check(PID, 5, 3)
+    assert states.check(PID, 5, 0) is None
+    with pytest.raises(InvalidProducerEpochError):
+        states.check(PID, 3, 0)
+
+
+def test_a_later_epoch_forgets_the_batches_of_the_earlier_one() -> None:
+    """KNOWN_BUGS 23: its number 0 is the new batch, wherever it is asked for."""
+    states = states_after(3)
+    states.appended(PID, 1, StoredBatch(0, 9, 9), 0)
+    assert states.check(PID, 1, 0) == StoredBatch(0, 9, 9)
+    with pytest.raises(OutOfOrderSequenceNumberError):
+        states.check(PID, 1, 2)
+
+
+def test_five_batches_are_remembered_oldest_first() -> None:
+    ((producer_id, entry),) = states_after(8).entries()
+    assert producer_id == PID
+    assert [batch.sequence for batch in entry.batches] == [3, 4, 5, 6, 7]
+
+
+def test_a_copy_does_not_follow_the_original_and_equality_is_by_content() -> None:
+    states = states_after(2)
+    copy = states.copy()
+    assert copy == states == ProducerStates(states.entries())
+    states.appended(PID, 0, StoredBatch(2, 2, 2), 0)
+    assert copy != states
+
+
+def test_batches_without_a_producer_leave_nothing() -> None:
+    states = ProducerStates()
+    states.appended(NO_PRODUCER, -1, StoredBatch(-1, 0, 0), 0)
+    assert states.entries() == []
+
+
+def test_entries_are_sorted_by_producer() -> None:
+    entry = ProducerEntry(0, (StoredBatch(0, 0, 0),), 0)
+    assert [pid for pid, _ in ProducerStates([(9, entry), (2, entry)]).entries()] == [2, 9]

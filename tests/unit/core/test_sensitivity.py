@@ -1,0 +1,146 @@
+"""Each known bug, put in on purpose, is found by the random schedules: otherwise they would prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from spark_broker.core import divergence, replica
+from spark_broker.core.divergence import Diverging, FetchPosition
+from spark_broker.core.effects import Effect
+from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.events import BatchInfo
+from spark_broker.core.producers import NO_PRODUCER, ProducerStates
+from spark_broker.core.replica import Replica, Role
+from spark_broker.errors import IneligibleReplicaError
+from tests.unit.core.checker import ViolationError
+from tests.unit.core.schedule import run
+
+SCHEDULES_MAX = 800
+
+Patch = pytest.MonkeyPatch
+
+
+def truncate_by_own_high_watermark(patch: Patch) -> None:
+    """1, KIP-101: a new epoch's follower goes back to what it knows to be committed."""
+    follow = Replica._follow
+
+    def buggy(self: Replica) -> list[Effect]:
+        return [*follow(self), *self.truncate_to(self.high_watermark)]
+
+    patch.setattr(Replica, "_follow", buggy)
+
+
+def never_truncate(patch: Patch) -> None:
+    """2 and 6: a new epoch's follower goes on from its log end, wherever the logs part."""
+
+    def buggy(epochs: EpochHistory, log_end_offset: int, position: FetchPosition) -> Diverging | None:
+        del epochs
+        return None if position.fetch_offset <= log_end_offset else Diverging(-1, log_end_offset)
+
+    patch.setattr(replica, "find_divergence", buggy)
+
+
+def cut_at_the_leaders_end_only(patch: Patch) -> None:
+    """2, KIP-279: the follower's own end of the epoch is not looked at."""
+
+    def buggy(epochs: EpochHistory, log_end_offset: int, diverging: Diverging) -> int:
+        del epochs
+        return min(diverging.end_offset, log_end_offset)
+
+    assert divergence.truncation_offset is replica.truncation_offset  # type: ignore[attr-defined]
+    patch.setattr(replica, "truncation_offset", buggy)
+
+
+def leave_conflicting_epochs(patch: Patch) -> None:
+    """3, KAFKA-10706: the history keeps what begins at or past the log end."""
+    patch.setattr(EpochHistory, "truncate_to", lambda self, _: self)
+
+
+def count_the_current_isr_only(patch: Patch) -> None:
+    """10: the high watermark does not wait for proposed members."""
+    patch.setattr(Replica, "maximal_isr", property(lambda self: frozenset(self.assignment.isr)))
+
+
+def take_a_stale_answer_for_a_refusal(patch: Patch) -> None:
+    """10: a proposal that was taken, its answer lost, is forgotten when its repetition is refused."""
+    refused = Replica.isr_refused
+
+    def buggy(self: Replica, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
+        del error_code
+        return refused(self, leader_epoch, partition_epoch, IneligibleReplicaError.code)
+
+    patch.setattr(Replica, "isr_refused", buggy)
+
+
+def commit_below_the_minimum(patch: Patch) -> None:
+    """10, KIP-966: the high watermark moves however small the ISR is."""
+    patch.setattr(Replica, "effective_min_isr", property(lambda self: 0))
+
+
+def join_without_the_epoch_start(patch: Patch) -> None:
+    """11: a new leader's own high watermark is all that a joining follower must have."""
+    grow = Replica._grow_isr
+
+    def buggy(self: Replica, follower: int, live: Mapping[int, int]) -> list[Effect]:
+        start, self.leader_epoch_start_offset = self.leader_epoch_start_offset, 0
+        effects = grow(self, follower, live)
+        self.leader_epoch_start_offset = start
+        return effects
+
+    patch.setattr(Replica, "_grow_isr", buggy)
+
+
+def show_a_new_leaders_high_watermark_at_once(patch: Patch) -> None:
+    """14, KIP-207: the latest offset falls."""
+    patch.setattr(Replica, "latest_offset", lambda self, _: self.high_watermark)
+
+
+def keep_producers_over_a_cut(patch: Patch) -> None:
+    """19, KAFKA-5435: the state is not rebuilt after truncation."""
+    rebuilt = Replica.producers_rebuilt
+
+    def buggy(self: Replica, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
+        del producers
+        return rebuilt(self, self.producers, log_end_offset)
+
+    patch.setattr(Replica, "producers_rebuilt", buggy)
+
+
+def judge_sequence_numbers_at_followers(patch: Patch) -> None:
+    """21, KAFKA-6003: a follower refuses what its leader has accepted."""
+    remember = Replica._remember
+
+    def buggy(self: Replica, batch: BatchInfo) -> None:
+        if self.role is Role.FOLLOWER and batch.producer_id != NO_PRODUCER:
+            self.producers.check(batch.producer_id, batch.producer_epoch, batch.sequence)
+        remember(self, batch)
+
+    patch.setattr(Replica, "_remember", buggy)
+
+
+BUGS: list[Callable[[Patch], None]] = [
+    truncate_by_own_high_watermark,
+    never_truncate,
+    cut_at_the_leaders_end_only,
+    leave_conflicting_epochs,
+    count_the_current_isr_only,
+    take_a_stale_answer_for_a_refusal,
+    commit_below_the_minimum,
+    join_without_the_epoch_start,
+    show_a_new_leaders_high_watermark_at_once,
+    keep_producers_over_a_cut,
+    judge_sequence_numbers_at_followers,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_random_schedules_find_the_bug(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    for seed in range(SCHEDULES_MAX):
+        try:
+            run(seed)
+        except ViolationError:
+            return
+    pytest.fail(f"{SCHEDULES_MAX} schedules did not find it")

@@ -50,7 +50,8 @@ class AppendStream:
             raise
         except SparkBrokerError as error:
             if token is None:
-                # acks=0 asks for no answer; ending the stream is how the producer learns that something is wrong.
+                # acks=0 asks for no answer. Ending the stream would also break the batches behind this one; such a
+                # producer refreshes its metadata every second instead, and so finds a leader that has moved.
                 logger.info("an append with acks=0 was refused: %s", error)
                 return
             token.refuse(error)

@@ -69,7 +69,7 @@ class Appending:
         with self._lock:
             if self._errors:
                 raise self._errors[0]
-            return max(_longest_gap_s(times, since, until) for times in self._times.values()) * 1000
+            return max(longest_gap_within_s(times, since, until) for times in self._times.values()) * 1000
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -134,7 +134,7 @@ def _whole(admin: Admin, topic: str, victim: BrokerInfo) -> bool:
     return whole and (victim.id, victim.epoch) not in incarnations
 
 
-def _longest_gap_s(times: list[float], since: float, until: float) -> float:
+def longest_gap_within_s(times: list[float], since: float, until: float) -> float:
     """The longest time without an acknowledgement between two moments, both ends included."""
     inside = [since, *(one for one in times if since < one < until), until]
     return max(after - before for before, after in itertools.pairwise(inside))

@@ -27,7 +27,6 @@ def test_the_notebook_is_valid_and_kept_without_output() -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(300)
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 def test_the_notebook_runs_and_shows_what_it_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its own assertion compares what was sent with what is read after a broker was killed."""
     from nbclient import NotebookClient

@@ -27,6 +27,8 @@ POLL_S = 0.1
 LOG_LINES_SHOWN = 15
 STOP_TIMEOUT_S = 30.0
 
+APPLICATION_FOLDERS = ("jobs", "spark_broker_jobs")
+
 _PROGRESS = re.compile(r"^(executors|brokers registering): \d+ of \d+$", re.MULTILINE)
 
 
@@ -68,9 +70,12 @@ def log_file(ready_file: Path) -> Path:
 
 
 def application_file() -> Path:
-    """The application: in the package where it is installed, under `jobs/` in a checkout."""
-    installed = Path(__file__).with_name("cluster_application.py")
-    return installed if installed.exists() else Path(__file__).resolve().parents[2] / "jobs" / "cluster.py"
+    """The application: beside the package, under `jobs/` in a checkout. Raises MissingDependencyError."""
+    beside = Path(__file__).resolve().parents[2]
+    for folder in APPLICATION_FOLDERS:
+        if (beside / folder / "cluster.py").is_file():
+            return beside / folder / "cluster.py"
+    raise MissingDependencyError("this installation has no cluster application: run jobs/cluster.py of a checkout")
 
 
 def check_spark() -> None:

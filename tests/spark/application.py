@@ -31,6 +31,7 @@ class Application:
         self.bootstrap_servers = ""
         self.worker_pids: list[int] = []
         self.executor_pids: list[int] = []
+        self._processes: list[psutil.Process] = []
         command = [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--master", MASTER]
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -50,6 +51,7 @@ class Application:
         self.bootstrap_servers = str(ready["bootstrap_servers"])
         self.worker_pids = [int(broker["pid"]) for broker in ready["brokers"]]
         self.executor_pids = [int(broker["executor_pid"]) for broker in ready["brokers"]]
+        self._processes = [psutil.Process(pid) for pid in (*self.driver_pids, *self.executor_pids, *self.worker_pids)]
         return self
 
     @property
@@ -62,10 +64,11 @@ class Application:
         (jvm,) = (child.pid for child in psutil.Process(self._process.pid).children() if child.name() == "java")
         return int(jvm)
 
-    def await_end(self) -> None:
-        """Wait for the end of the driver's Python process and of every broker."""
+    def await_end(self, *, but: int = -1) -> None:
+        """Wait for the end of the driver's Python process and of every broker, except this one's (a pid)."""
         wait_for(lambda: self._process.poll() is not None, "the end of the driver's Python process")
-        wait_for(lambda: not any(is_running(pid) for pid in self.worker_pids), "the end of the application's brokers")
+        workers = [pid for pid in self.worker_pids if pid != but]
+        wait_for(lambda: not any(is_running(pid) for pid in workers), "the end of the application's brokers")
 
     def kill(self, pids: list[int]) -> None:
         for pid in pids:
@@ -77,9 +80,10 @@ class Application:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        tree = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
+        starting = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
         self._process.kill()
         self._process.wait(30)
-        for process in tree:
+        for process in {*self._processes, *starting}:
+            # Compares the start time too: a pid that was used again is not signalled.
             if process.is_running():
                 process.kill()

@@ -6,28 +6,41 @@ have: brokers come back on their ports.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_broker.testing.faults import BrokerProcesses, broker_processes, stopped
 from tests.spark.application import Application
 from tests.spark.failover import Scenario
 
 CONFIG: dict[str, object] = {"broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 10_000}
 
 
-def restart(directory: Path, spark: SparkSession, killed: str) -> None:
-    """Start, kill these processes ("python", "jvm", "executors", joined by a plus) under load, start again, judge."""
+Frozen = Callable[[BrokerProcesses], AbstractContextManager[None]]
+
+
+def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | None = None) -> None:
+    """Start, kill these processes ("python", "jvm", "executors", joined by a plus) under load, start again, judge.
+
+    `frozen`: stops processes of the broker that leads partition 0 before that, and for as long as the test lasts.
+    """
     config = {**CONFIG, "log.dirs": directory / "logs", "metadata.dir": directory / "metadata"}
     with (
         Application(directory, "first", config) as first,
         Scenario(first.await_ready().bootstrap_servers, str(directory / "logs")) as scenario,
+        ExitStack() as freezer,
     ):
         before = scenario.admin.describe_cluster()
+        left = broker_processes(scenario.leader()) if frozen else None
+        if frozen and left:
+            freezer.enter_context(frozen(left))
         pids = {"python": first.driver_pids[:1], "jvm": first.driver_pids[1:], "executors": first.executor_pids}
         first.kill([pid for name in killed.split("+") for pid in pids[name]])
-        first.await_end()
+        first.await_end(but=left.worker if left else -1)
         with Application(directory, "second", config) as second:
             assert second.await_ready().bootstrap_servers == first.bootstrap_servers
             after = scenario.admin.describe_cluster()
@@ -35,6 +48,13 @@ def restart(directory: Path, spark: SparkSession, killed: str) -> None:
             assert after.controller_epoch > before.controller_epoch
             assert [broker.id for broker in after.brokers] == [broker.id for broker in before.brokers]
             scenario.judge(spark)
+
+
+@contextmanager
+def whole_executor(processes: BrokerProcesses) -> Iterator[None]:
+    """JVM, daemon and worker: as when the machine's memory ran out, or a debugger holds them."""
+    with stopped(processes.jvm), stopped(processes.daemon), stopped(processes.worker):
+        yield
 
 
 def test_a_killed_driver_comes_back_with_every_partition_and_its_data(tmp_path: Path, spark: SparkSession) -> None:
@@ -47,3 +67,10 @@ def test_whichever_processes_of_the_application_are_killed_it_comes_back(
     tmp_path: Path, spark: SparkSession, killed: str
 ) -> None:
     restart(tmp_path, spark, killed)
+
+
+@pytest.mark.full
+def test_a_frozen_broker_of_the_killed_application_is_ended_and_its_directory_taken_over(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    restart(tmp_path, spark, "jvm+python", whole_executor)

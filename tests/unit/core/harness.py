@@ -240,6 +240,14 @@ class Cluster:
         if answer is not None:
             self.apply(answer)
 
+    def idle(self, follower: int, broker_epoch: int | None = None) -> None:
+        """The leader's stream reports a follower that still pulls, with nothing new to say of this partition."""
+        leader = self.replica(follower).assignment.leader
+        node, epoch = self.nodes[leader], broker_epoch or self.nodes[follower].broker_epoch
+        assert node.metadata is not None
+        live = node.metadata.live_epochs
+        self._carry_out(leader, self.replica(leader).follower_idle(follower, epoch, live, self.now_ms))
+
     def replicate(self, *followers: int, rounds: int = 8) -> None:
         """Fetches until everybody has and knows everything."""
         for _ in range(rounds):

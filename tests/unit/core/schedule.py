@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_broker.core.producers import SEQUENCE_LIMIT
 from spark_broker.core.replica import ACKS_ALL
 from spark_broker.errors import (
     DuplicateSequenceNumberError,
@@ -22,7 +21,6 @@ IN_FLIGHT_MAX = 5
 MESSAGES_MAX = 6
 CLIENT_ID = 7
 FOREIGN_ID = 99
-FIRST_SEQUENCE_BEFORE_WRAP = SEQUENCE_LIMIT - 3
 
 
 @dataclass(slots=True)
@@ -76,7 +74,7 @@ class Client:
 WEIGHTS = {
     "send": 20, "send_plainly": 4, "send_unjudged": 1, "fetch": 40, "ask": 8, "serve": 8, "apply": 8, "drop": 1,
     "deliver": 10, "publish": 5, "decide": 8, "fence": 1.5, "unfence": 8, "crash": 1, "start": 8, "bounce": 2,
-    "lose_machine": 0.3, "checkpoint": 2, "tick": 2, "move_leader": 2, "restart_controller": 0.3,
+    "lose_machine": 0.3, "idle": 4, "checkpoint": 2, "tick": 2, "move_leader": 2, "restart_controller": 0.3,
     "advance_log_start": 0.5,
 }  # fmt: skip
 """How often each step is tried. Every seed makes some of them rare and some frequent: runs differ in kind."""
@@ -190,10 +188,21 @@ class Schedule:
         if self.answers:
             self.cluster.apply(self.answers.pop(self.rng.randrange(len(self.answers))))
 
+    def idle(self) -> None:
+        if (leader := self._any_leader()) is not None:
+            followers = [broker for broker in self.cluster.running() if self._follows(broker, leader)]
+            if followers:
+                self.cluster.idle(self.rng.choice(followers))
+
+    def _follows(self, broker: int, leader: int) -> bool:
+        return broker != leader and self.cluster.replica(broker).assignment.leader == leader
+
     def drop(self) -> None:
         """A connection breaks."""
-        messages: list[list[Request]] | list[list[Answer]] = self.rng.choice([[self.requests], [self.answers]])
-        messages[0].clear()
+        if self.rng.random() < 0.5:
+            self.requests.clear()
+        else:
+            self.answers.clear()
 
     # ---- metadata ----------------------------------------------------------------------------------------------
 

@@ -205,7 +205,7 @@ def test_a_retry_after_its_segment_has_gone_returns_the_original_offset() -> Non
 
 
 def test_producers_after_a_cut_are_those_of_the_log() -> None:
-    """19, KAFKA-5435: the deposed leader forgets the batch that it loses, and takes the successor's under that number."""
+    """19, KAFKA-5435: a deposed leader forgets the batch that it loses, and takes its successor's of that number."""
     cluster = Cluster()
     append_committed(cluster, 10)
     cluster.append(1, 11, producer=sent(1))
@@ -273,7 +273,7 @@ def test_a_follower_that_waits_at_the_log_end_stays_in_the_isr() -> None:
     leader = cluster.replica(1)
     for _ in range(4):
         cluster.tick(LAG_MAX_MS // 2)
-        leader.follower_idle(2, 1, cluster.now_ms)
+        cluster.idle(2)
     cluster.append(1, 10, acks=1)
     cluster.tick()
     assert leader.proposed_isr == (1, 2)
@@ -287,7 +287,7 @@ def test_a_follower_that_is_idle_behind_the_log_end_leaves_the_isr() -> None:
     cluster.replicate(2)
     for _ in range(4):
         cluster.tick(LAG_MAX_MS // 2)
-        cluster.replica(1).follower_idle(3, 1, cluster.now_ms)
+        cluster.idle(3)
     assert cluster.replica(1).proposed_isr == (1, 2)
 
 
@@ -296,9 +296,26 @@ def test_a_follower_of_another_incarnation_is_not_kept_by_being_idle() -> None:
     cluster.append(1, 10, acks=1)
     cluster.replicate(2)
     cluster.tick(LAG_MAX_MS)
-    cluster.replica(1).follower_idle(3, 9, cluster.now_ms)
+    cluster.idle(3, broker_epoch=9)
     cluster.tick(1)
     assert cluster.replica(1).proposed_isr == (1, 2)
+
+
+@pytest.mark.parametrize(("caught_up", "proposed"), [(True, (1, 2, 3)), (False, None)])
+def test_an_idle_follower_that_is_live_again_joins_the_isr_if_it_has_caught_up(
+    caught_up: bool, proposed: tuple[int, ...] | None
+) -> None:
+    """It caught up while it was fenced, and has nothing new to say."""
+    cluster = Cluster()
+    cluster.controller.fence(3)
+    cluster.deliver_all()
+    cluster.fetch(3)
+    cluster.append(1, 10)
+    cluster.replicate(2, *([3] if caught_up else []))
+    cluster.controller.unfence(3)
+    cluster.deliver_all()
+    cluster.idle(3)
+    assert cluster.replica(1).proposed_isr == proposed
 
 
 def test_an_append_is_answered_once_whichever_way_it_ends() -> None:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from spark_broker.core import divergence, replica
+from spark_broker.core import replica
 from spark_broker.core.divergence import Diverging, FetchPosition
-from spark_broker.core.effects import Effect
+from spark_broker.core.effects import Effect, SaveEpochs
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import BatchInfo
+from spark_broker.core.events import BatchInfo, Fetched
 from spark_broker.core.producers import NO_PRODUCER, ProducerStates
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import IneligibleReplicaError
@@ -49,13 +49,33 @@ def cut_at_the_leaders_end_only(patch: Patch) -> None:
         del epochs
         return min(diverging.end_offset, log_end_offset)
 
-    assert divergence.truncation_offset is replica.truncation_offset  # type: ignore[attr-defined]
     patch.setattr(replica, "truncation_offset", buggy)
 
 
 def leave_conflicting_epochs(patch: Patch) -> None:
     """3, KAFKA-10706: the history keeps what begins at or past the log end."""
     patch.setattr(EpochHistory, "truncate_to", lambda self, _: self)
+
+
+def leave_epochs_past_the_log_end_on_disk(patch: Patch) -> None:
+    """3: what a leader that wrote nothing has left in the file comes back at the next start."""
+
+    def buggy(self: Replica, history: EpochHistory) -> list[Effect]:
+        if history == self.epochs:
+            return []
+        self.epochs = history
+        return [SaveEpochs(history)]
+
+    patch.setattr(Replica, "_set_epochs", buggy)
+
+
+def take_late_answers(patch: Patch) -> None:
+    """2: a divergence that was found before the log was cut and filled again cuts it once more."""
+
+    def buggy(self: Replica, answer: Fetched) -> bool:
+        return self.role is Role.FOLLOWER and answer.leader_epoch == self.assignment.leader_epoch
+
+    patch.setattr(Replica, "awaits", buggy)
 
 
 def count_the_current_isr_only(patch: Patch) -> None:
@@ -125,6 +145,8 @@ BUGS: list[Callable[[Patch], None]] = [
     never_truncate,
     cut_at_the_leaders_end_only,
     leave_conflicting_epochs,
+    leave_epochs_past_the_log_end_on_disk,
+    take_late_answers,
     count_the_current_isr_only,
     take_a_stale_answer_for_a_refusal,
     commit_below_the_minimum,

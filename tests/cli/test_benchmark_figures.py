@@ -1,0 +1,52 @@
+"""What the benchmarks make of their measurements. No time is asserted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.failover import longest_gap_within_s
+from benchmarks.figures import BEGIN, DOCUMENT, END, Figure, write
+from benchmarks.run import Report, arguments, summary
+from spark_broker.cli.measure import Latency, ProduceFigures
+from spark_broker.errors import InvalidDataError
+
+
+def test_figures_replace_those_in_the_document_and_nothing_else(tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    for _ in range(2):
+        write([Figure("appends", "5 a second", "6")], "here", document)
+    text = "Measured here.\n\n| Measured | Result | Goal |\n|---|---|---|\n| appends | 5 a second | 6 |"
+    assert document.read_text() == f"before\n{BEGIN}\n{text}\n{END}\nafter\n"
+
+
+def test_a_document_without_a_place_for_figures_is_left_alone(tmp_path: Path) -> None:
+    document = tmp_path / "benchmarks.md"
+    document.write_text("text\n")
+    with pytest.raises(InvalidDataError, match="no lines"):
+        write([], "here", document)
+    assert document.read_text() == "text\n"
+
+
+def test_the_document_has_a_place_for_figures() -> None:
+    assert DOCUMENT.read_text().count(BEGIN) == DOCUMENT.read_text().count(END) == 1
+
+
+def test_a_gap_counts_from_the_start_and_to_the_end_of_the_time() -> None:
+    """A partition that is never acknowledged again has no second acknowledgement: its gap must show all the same."""
+    times = [1.0, 2.0, 2.5, 9.0]
+    assert longest_gap_within_s(times, 0.5, 3.0) == 1.0
+    assert longest_gap_within_s(times, 2.25, 8.0) == 5.5
+    assert longest_gap_within_s([], 2.0, 8.0) == 6.0
+
+
+def test_only_what_was_measured_is_reported_and_the_median_counts() -> None:
+    latency = Latency(1, 1.0, 1.0, 2.0, 2.0, 2.0)
+    runs = [ProduceFigures(10, 1, 1.0, speed, 1.0, 0, latency) for speed in (30, 10, 20)]
+    report = Report("machine", "local", produce_acks_all=runs)
+    (figure,) = summary(report, arguments(["--batch-records", "5"]))
+    assert figure.result == "20 records/s"
+    assert "acks=all, RF 3" in figure.name
+    assert "batches of 5" in figure.name

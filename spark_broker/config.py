@@ -278,7 +278,11 @@ class ClusterConfig(Config):
     )
     metadata_max_snapshots: int = setting(2, "Snapshots of the metadata log that are kept.", at_least(1))
     request_timeout_ms: int = setting(30_000, "Deadline of requests between brokers and controller.", at_least(100))
-    socket_request_max_bytes: int = setting(104_857_600, "Largest message that a broker takes. (gRPC has read it by then; it is refused before it is decoded.)", at_least(1024))
+    socket_request_max_bytes: int = setting(
+        104_857_600,
+        "Largest message that a broker takes. (gRPC has read it by then; it is refused before it is decoded.)",
+        at_least(1024),
+    )
     queued_max_requests: int = setting(
         500, "Requests that may wait on one connection before reading from it stops.", at_least(1)
     )

@@ -8,7 +8,8 @@ import threading
 from spark_broker.broker.clock import boottime_ms
 from spark_broker.broker.partition import Append
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.errors import InvalidRequestError, InvariantError, NetworkError, SparkBrokerError
+from spark_broker.errors import InvalidRequestError, InvalidTopicError, InvariantError, NetworkError, SparkBrokerError
+from spark_broker.model import INTERNAL_PREFIX
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.protocol.wire import Buffer
 from spark_broker.transport.server import ServerStream
@@ -45,7 +46,10 @@ class AppendStream:
             deadline_ms=boottime_ms() + request.timeout_ms,
         )
         try:
-            self._manager.partition(request.topic_id, request.partition).append(append, token)
+            partition = self._manager.partition(request.topic_id, request.partition)
+            if partition.topic.name.startswith(INTERNAL_PREFIX):
+                raise InvalidTopicError(f"{partition.topic.name} is internal: only brokers append to it")
+            partition.append(append, token)
         except InvariantError:
             raise
         except SparkBrokerError as error:

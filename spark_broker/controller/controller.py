@@ -69,9 +69,7 @@ class Controller:
     def __init__(self, image: MetadataImage, settings: ClusterSettings, *, shared_executor: bool = False) -> None:
         cluster = settings.cluster
         self.image = image
-        self.sessions = Sessions(
-            SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms)
-        )
+        self.sessions = Sessions(SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms))
         self._settings = settings
         self._shared_executor = shared_executor
         self._absences = Absences()

@@ -101,9 +101,7 @@ def _check_launch(previous: BrokerState, request: RegisterBroker, rules: Registr
         raise DuplicateBrokerRegistrationError(f"broker {previous.id} of launch {request.launch} is still connected")
 
 
-def _check_executor(
-    image: MetadataImage, broker_id: int, request: RegisterBroker, rules: RegistrationRules
-) -> None:
+def _check_executor(image: MetadataImage, broker_id: int, request: RegisterBroker, rules: RegistrationRules) -> None:
     """One broker per executor: Spark may put two tasks on one, and the replicas of both would die together."""
     for other in rules.connected:
         broker = image.brokers.get(other)

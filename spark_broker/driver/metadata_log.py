@@ -59,9 +59,7 @@ class MetadataLog:
     @classmethod
     def open(cls, url: str, *, records_between_snapshots: int = 1000, snapshots_kept: int = 2) -> MetadataLog:
         """Replay the log at a path or fsspec URL. Raises MetadataStoreError when it is damaged or cannot be used."""
-        return cls(
-            open_store(url), records_between_snapshots=records_between_snapshots, snapshots_kept=snapshots_kept
-        )
+        return cls(open_store(url), records_between_snapshots=records_between_snapshots, snapshots_kept=snapshots_kept)
 
     def __str__(self) -> str:
         return str(self._store)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 MAX_REQUEST_BYTES = 104_857_600
 """The default of socket.request.max.bytes."""
 
+MAX_DRAINED_MESSAGES = 1000
+
 _TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
@@ -68,6 +70,15 @@ class ServerStream:
             except _TRANSPORT_ERRORS as error:
                 self._open = False
                 raise NetworkError(str(error)) from None
+
+    def drain(self) -> None:
+        """Read on, unheeded, until the client leaves: if the stream ended under a client that still writes, Flight
+        would throw away what the client has not read yet, the error that ended it among that. Bounded."""
+        for _ in range(MAX_DRAINED_MESSAGES):
+            try:
+                self._reader.read_chunk()  # type: ignore[attr-defined]
+            except _TRANSPORT_ERRORS:
+                return
 
     @property
     def cancelled(self) -> bool:
@@ -164,3 +175,5 @@ def _send_last(stream: ServerStream, error: SparkBrokerError) -> None:
         stream.send(wire.error_response(error))
     except NetworkError:
         logger.info("a client left before it heard of: %s", error)
+        return
+    stream.drain()

@@ -29,6 +29,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
     error_from_code,
 )
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, GetMetadata, Heartbeat, Metadata
 from spark_broker.storage.directory import LogDirectory
@@ -172,6 +173,14 @@ def test_an_unknown_topic_or_partition_is_named(process_cluster: ProcessCluster,
             producer.append("typed", [{"n": 1, "s": ""}], partition=9).result(20)
     with pytest.raises(UnknownTopicOrPartitionError, match="typo"):
         admin.describe_topic("typo")
+
+
+def test_nobody_but_a_broker_appends_to_an_internal_topic(process_cluster: ProcessCluster) -> None:
+    partition = TopicPartition("typed", 0)
+    with Consumer(process_cluster.bootstrap_servers, group_id="g") as consumer:
+        consumer.commit({partition: 0})
+    with Producer(process_cluster.bootstrap_servers) as producer, pytest.raises(InvalidTopicError):
+        producer.append(CONSUMER_OFFSETS_TOPIC, [{"value": b"x"}]).result(20)
 
 
 def test_an_offset_out_of_range_is_an_error_where_no_reset_is_wanted(process_cluster: ProcessCluster) -> None:

@@ -26,11 +26,13 @@ def admin(process_cluster: ProcessCluster) -> Iterator[Admin]:
         yield admin
 
 
-def drain(cluster: ProcessCluster, topic: str, partitions: int, **settings: object) -> list[tuple[int, int, object]]:
+def drain(
+    cluster: ProcessCluster, topic: str, partitions: int, columns: list[str] | None = None
+) -> list[tuple[int, int, object]]:
     """(partition, offset, row) of everything from the log starts to the high watermarks."""
     wanted = [TopicPartition(topic, number) for number in range(partitions)]
     rows: list[tuple[int, int, object]] = []
-    with Consumer(cluster.bootstrap_servers, auto_offset_reset="earliest", **settings) as consumer:
+    with Consumer(cluster.bootstrap_servers, columns=columns, auto_offset_reset="earliest") as consumer:
         consumer.assign(wanted)
         ends = consumer.end_offsets(wanted)
         while any(consumer.position(partition) < ends[partition] for partition in wanted):

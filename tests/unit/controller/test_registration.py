@@ -210,9 +210,7 @@ def test_a_machine_crash_takes_the_broker_out_of_every_isr_in_which_it_is_not_th
     cluster.create_topic("two", factor=2)
     cluster.create_topic("one", factor=1)
     alone = cluster.partition("one").leader
-    crashed = registration(
-        cluster.new_launch(), f"directory-{alone}", broker_id=alone, start_kind="machine_crash"
-    )
+    crashed = registration(cluster.new_launch(), f"directory-{alone}", broker_id=alone, start_kind="machine_crash")
     registered(cluster.register(crashed))
     assert cluster.partition("two").isr == (1 - alone,)
     assert cluster.partition("one").isr == (alone,)

@@ -47,9 +47,9 @@ def compare(reader: str, source: pa.Table, read: pa.Table, key: str) -> Comparis
     lost, extra = multiset_difference(source, read.select(names))
     disordered = keys_out_of_order(source, read, key)
     examples = [
-        *(f"lost: {row}" for row in lost.slice(0, EXAMPLES_MAX).to_pylist()),
-        *(f"extra: {row}" for row in extra.slice(0, EXAMPLES_MAX).to_pylist()),
-        *(f"out of order: {key} = {name!r}" for name in disordered[:EXAMPLES_MAX]),
+        *(f"{reader}: lost {row}" for row in lost.slice(0, EXAMPLES_MAX).to_pylist()),
+        *(f"{reader}: extra {row}" for row in extra.slice(0, EXAMPLES_MAX).to_pylist()),
+        *(f"{reader}: out of order {key} = {name!r}" for name in disordered[:EXAMPLES_MAX]),
     ]
     return Comparison(
         reader=reader,

@@ -49,7 +49,7 @@ def run_broker(spec: BrokerSpec) -> str:
         Path(spec.log_dirs),
         cluster_id=spec.cluster_id,
         launch=spec.launch,
-        superseded=lambda holder: holder.launch == spec.replaces,
+        superseded=lambda holder: spec.supersedes(holder.launch),
     )
     return Broker(spec, settings, directory).run()
 

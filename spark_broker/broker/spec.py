@@ -18,7 +18,7 @@ class BrokerSpec:
     under which the broker claims its own log directory. `host` is what it binds and advertises. `executor_id` is where
     the launcher meant it to run; the task replaces it, and fills in `executor_pid`, with where it does run.
     `replaces`: the launch that this one takes over from (-1: none); if that one's process still holds its log
-    directory, it is ended.
+    directory, it is ended. `earlier_launches`: so are those up to this number, which an earlier driver started.
     """
 
     cluster_id: str
@@ -33,6 +33,11 @@ class BrokerSpec:
     topic_defaults: dict[str, str]
     executor_pid: int = -1
     replaces: int = -1
+    earlier_launches: int = -1
+
+    def supersedes(self, launch: int) -> bool:
+        """Whether that launch is over, so that a process of it must not keep a log directory from this one."""
+        return launch == self.replaces or launch <= self.earlier_launches
 
     def to_json(self) -> bytes:
         """One line of JSON, as it travels to the task."""

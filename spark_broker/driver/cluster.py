@@ -257,6 +257,7 @@ class BrokerCluster:
             executor_id=executor.id,
             settings=cluster.to_dict(),
             topic_defaults=self._settings.topic.to_dict(),
+            earlier_launches=self._controller.earlier_launches,
         )
 
 

@@ -38,7 +38,7 @@ class ControllerLink:
         self._connection = Connection(client.host, client.port)
         # The log may name brokers of an earlier run as live: nobody has looked yet whether they are.
         brokers = client.status().brokers
-        self._earlier_launches = max((broker.launch for broker in brokers), default=-1)
+        self.earlier_launches = max((broker.launch for broker in brokers), default=-1)
         self._watch.start()
 
     @classmethod
@@ -136,4 +136,4 @@ class ControllerLink:
             killed.close()
 
     def _is_ours(self, launch: int) -> bool:
-        return launch > self._earlier_launches
+        return launch > self.earlier_launches

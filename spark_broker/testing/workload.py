@@ -16,6 +16,8 @@ from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.testing.history import HistoryRecorder, Stored
 
 JOIN_S = 10.0
+CLOSE_S = 5.0
+"""How long a `with` block that ends without `stop` waits for what is under way."""
 
 
 class RecordingWriter:
@@ -113,7 +115,7 @@ class RecordingWriter:
     ) -> None:
         self._stopping.set()
         self._thread.join(JOIN_S)
-        self._producer.close()
+        self._producer.close(CLOSE_S)
 
 
 class _Gaps:

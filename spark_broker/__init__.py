@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from spark_broker.errors import SparkBrokerError
+from spark_broker.errors import MissingDependencyError, SparkBrokerError
 from spark_broker.model import (
     BrokerInfo,
     ClusterDescription,
@@ -58,12 +58,19 @@ _LAZY = {
     "configure_spark": "spark_broker.driver.session",
 }
 
+_SPARK = ("pyspark", "py4j")
+
 
 def __getattr__(name: str) -> object:
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module 'spark_broker' has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(module), name)
+    try:
+        value: object = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _SPARK:
+            raise
+        raise MissingDependencyError(f"{name} needs Spark: pip install 'spark-broker[spark]'") from error
     globals()[name] = value
     return value
 

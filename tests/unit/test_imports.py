@@ -331,3 +331,15 @@ def test_pure_code_is_not_accused(source: str) -> None:
 
 def test_the_checked_builtins_exist() -> None:
     assert [name for name in IMPURE_BUILTINS if not hasattr(builtins, name)] == []
+
+
+def test_without_spark_the_driver_names_say_what_to_install() -> None:
+    """`sys.modules[...] = None` is how Python says that a module is not there."""
+    program = (
+        "import sys; sys.modules['pyspark'] = None\n"
+        "import spark_broker\n"
+        "try:\n    spark_broker.BrokerCluster\n"
+        "except spark_broker.errors.MissingDependencyError as error:\n    print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "spark-broker[spark]" in run.stdout

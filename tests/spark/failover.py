@@ -38,6 +38,8 @@ WAIT_S = 200.0
 
 PARTITIONS = 4
 
+ATTEMPTS = 5
+
 _topics = count()
 
 
@@ -76,7 +78,9 @@ class Scenario:
         self._clients = ExitStack()
         # A batch that is never acknowledged, and not one that was slow, is what these tests look for.
         patient = {"delivery.timeout.ms": 600_000, "max.block.ms": 600_000}
-        self.writer = RecordingWriter(self.recorder, bootstrap_servers, self.topic, PARTITIONS, settings=patient)
+        self.writer = RecordingWriter(
+            self.recorder, bootstrap_servers, self.topic, PARTITIONS, rows=2, interval_s=0.005, settings=patient
+        )
         self.reader = RecordingReader(self.recorder, bootstrap_servers, self.partitions)
 
     def __enter__(self) -> Self:
@@ -169,7 +173,8 @@ class OldLeaderClient:
 
     def __init__(self, scenario: Scenario, leader: BrokerInfo) -> None:
         description = scenario.admin.describe_topic(scenario.topic)
-        led = next(p for p in description.partitions if p.leader == leader.id)
+        led = description.partitions[0]
+        self.leader = leader
         self._recorder = scenario.recorder
         self._partition = TopicPartition(led.topic, led.partition)
         self._topic_id, self._epoch = description.topic_id, led.leader_epoch
@@ -228,13 +233,16 @@ class OldLeaderClient:
 
 
 @contextmanager
-def old_leader_client(scenario: Scenario, leader: BrokerInfo) -> Iterator[OldLeaderClient]:
-    """The client, with one append acknowledged: so it is only the epoch that fails the next."""
-    client = OldLeaderClient(scenario, leader)
-    try:
-        client.send(b"old-leader-0")
-        client.hear()
-        assert (client.acknowledged, client.errors) == (1, [])
-        yield client
-    finally:
-        client.close()
+def old_leader_client(scenario: Scenario) -> Iterator[OldLeaderClient]:
+    """A client of partition 0's leader, with one append acknowledged: so it is only the epoch that fails the next."""
+    for attempt in range(ATTEMPTS):
+        client = OldLeaderClient(scenario, scenario.leader())
+        try:
+            client.send(b"old-leader-%d" % attempt)
+            client.hear()
+            if client.acknowledged:
+                yield client
+                return
+        finally:
+            client.close()
+    pytest.fail("no leader of partition 0 stayed for one append")

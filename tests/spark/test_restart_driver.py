@@ -17,6 +17,9 @@ from spark_broker.testing.faults import BrokerProcesses, broker_processes, stopp
 from tests.spark.application import Application
 from tests.spark.failover import Scenario
 
+pytestmark = pytest.mark.timeout(600)
+"""Several waits, each with a deadline of its own that says what was awaited; this bounds their sum."""
+
 CONFIG: dict[str, object] = {"broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 10_000}
 
 

@@ -140,7 +140,7 @@ def every_pair_in_turn(names: list[str]) -> list[str]:
 def test_a_frozen_executor_does_not_disturb_its_broker(scenario: Scenario, spark: SparkSession) -> None:
     broker = scenario.leader()
     with stopped(broker_processes(broker).jvm):
-        scenario.await_writes(more=500)
+        scenario.await_writes(more=1000)
         assert broker.pid in {one.pid for one in scenario.live()}
 
     scenario.judge(spark)

@@ -17,8 +17,8 @@ class BrokerSpec:
     `launch` is the number that the metadata log gave it: a higher one fences it. `log_dirs` is the absolute directory
     under which the broker claims its own log directory. `host` is what it binds and advertises. `executor_id` is where
     the launcher meant it to run; the task replaces it, and fills in `executor_pid`, with where it does run.
-    `replaces`: the launch that this one takes over from (-1: none); if that one's process still holds its log
-    directory, it is ended. `earlier_launches`: so are those up to this number, which an earlier driver started.
+    `replaces`: launches that are over; a process of theirs that still holds a log directory is ended.
+    `earlier_launches`: so are those up to this number, which an earlier driver started.
     """
 
     cluster_id: str
@@ -32,12 +32,12 @@ class BrokerSpec:
     settings: dict[str, str]
     topic_defaults: dict[str, str]
     executor_pid: int = -1
-    replaces: int = -1
+    replaces: tuple[int, ...] = ()
     earlier_launches: int = -1
 
     def supersedes(self, launch: int) -> bool:
         """Whether that launch is over, so that a process of it must not keep a log directory from this one."""
-        return launch == self.replaces or launch <= self.earlier_launches
+        return launch in self.replaces or launch <= self.earlier_launches
 
     def to_json(self) -> bytes:
         """One line of JSON, as it travels to the task."""

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from spark_broker.broker.spec import FAILED, MISPLACED, STOPPED, BrokerOutcome, BrokerSpec
+from spark_broker.broker.spec import FAILED, STOPPED, BrokerOutcome, BrokerSpec
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.hosts import BrokerHost
 from spark_broker.errors import SparkBrokerError, error_from_code, invariant
@@ -26,6 +26,9 @@ BACKOFF_FIRST_S = 0.1
 BACKOFF_MAX_S = 5.0
 LASTED_S = 10.0
 """A launch that ran this long was not a failed start: the next one follows without a pause."""
+
+MAX_OVER = 100
+"""How many of the last launches that are over a new one is told of."""
 
 EXECUTOR_WAIT_S = 5.0
 """How long one wait for a free executor lasts before the slot looks again whether it is still wanted."""
@@ -88,7 +91,8 @@ class BrokerLauncher:
         self._taken: dict[int, Executor] = {}  # by slot; invariant: distinct executors, unless the host shares one
         self._running: dict[int, Placement] = {}  # by slot
         self._failures: collections.deque[LaunchFailure] = collections.deque(maxlen=20)
-        self._previous: dict[int, int] = {}  # by slot: its last launch whose process may still be there
+        # Launches that are over whose process may still be there, with its log directory: any slot may meet it.
+        self._over: collections.deque[int] = collections.deque(maxlen=MAX_OVER)
         host.open(self)
 
     # What the host reports.
@@ -196,20 +200,20 @@ class BrokerLauncher:
 
     def _launch(self, slot: int, executor: Executor) -> BrokerOutcome:
         launch = self._controller.new_launch()
-        spec = dataclasses.replace(self._make_spec(launch, executor), replaces=self._previous.get(slot, -1))
+        spec = self._make_spec(launch, executor)
         logger.info("launch %d starts on executor %s (%s)", launch, executor.id, executor.host)
         with self._changed:
             if self._stopping:
                 return BrokerOutcome(reason=STOPPED)
+            spec = dataclasses.replace(spec, replaces=tuple(self._over))
             self._running[slot] = Placement(slot, launch, executor)
         try:
             outcome = self._host.run(executor, spec)
         finally:
             with self._changed:
                 del self._running[slot]
+                self._over.append(launch)
                 self._changed.notify_all()
-        if outcome.reason not in (MISPLACED, FAILED):  # those have ended by themselves and hold nothing
-            self._previous[slot] = launch
         if outcome.reason != STOPPED:
             self._note_end(launch, executor, outcome)
         return outcome

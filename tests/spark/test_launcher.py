@@ -48,7 +48,7 @@ class Announced:
     pid: int
     executor_id: str
     executor_pid: int
-    replaces: int
+    replaces: list[int]
 
 
 class Brokers:
@@ -122,7 +122,7 @@ def test_a_killed_worker_is_reported_under_its_launch_and_launched_again_on_its_
 
     assert brokers.controller.lost == [victim.launch]
     assert replacement.launch > victim.launch
-    assert replacement.replaces == victim.launch
+    assert replacement.replaces == [victim.launch]
     assert replacement.executor_id == victim.executor_id
 
 
@@ -133,7 +133,7 @@ def test_a_killed_executor_is_replaced_and_the_other_brokers_never_notice(broker
     replacement = brokers.wait_launches(4)[-1]
 
     assert victim.launch in brokers.controller.lost
-    assert replacement.replaces == victim.launch
+    assert replacement.replaces == [victim.launch]
     assert replacement.executor_id not in {one.executor_id for one in others}
     assert replacement.executor_pid != victim.executor_pid
     assert [p.launch for p in brokers.launcher.running()] == [*(one.launch for one in others), replacement.launch]

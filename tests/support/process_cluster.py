@@ -71,7 +71,7 @@ class ProcessCluster:
             executor_id=str(slot),
             settings=self.settings.cluster.to_dict(),
             topic_defaults=self.settings.topic.to_dict(),
-            replaces=self._launches.get(slot, -1),
+            replaces=(self._launches[slot],) if slot in self._launches else (),
         )
         process = subprocess.Popen(
             [sys.executable, "-m", CHILD_MODULE], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL

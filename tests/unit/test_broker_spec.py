@@ -7,7 +7,7 @@ import pytest
 from spark_broker.broker.spec import BrokerSpec
 
 
-def spec(**changes: int) -> BrokerSpec:
+def spec(launch: int = 9, replaces: tuple[int, ...] = (), earlier_launches: int = -1) -> BrokerSpec:
     return BrokerSpec(
         cluster_id="c",
         controller_host="127.0.0.1",
@@ -18,7 +18,9 @@ def spec(**changes: int) -> BrokerSpec:
         executor_id="0",
         settings={},
         topic_defaults={},
-        **{"launch": 9, **changes},
+        launch=launch,
+        replaces=replaces,
+        earlier_launches=earlier_launches,
     )
 
 
@@ -26,7 +28,7 @@ def spec(**changes: int) -> BrokerSpec:
     ("launch", "over"), [(0, True), (4, True), (5, False), (6, True), (7, False), (9, False), (10, False)]
 )
 def test_launches_of_an_earlier_driver_and_the_replaced_one_are_over_and_no_others(launch: int, over: bool) -> None:
-    assert spec(replaces=6, earlier_launches=4).supersedes(launch) is over
+    assert spec(replaces=(6,), earlier_launches=4).supersedes(launch) is over
 
 
 def test_the_first_launch_of_a_cluster_takes_over_from_nobody() -> None:

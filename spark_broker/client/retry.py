@@ -55,6 +55,23 @@ class Backoff:
         return wait_ms * self._rng.uniform(1 - JITTER, 1 + JITTER) / 1000
 
 
+class RecoveryPace:
+    """Which attempt a backoff counts, over rounds of recovery that come one after another.
+
+    The first `fast` rounds of a recovery count as the first attempt. A recovery that has ended counts for nothing: a
+    client that has lived through a hundred fail-overs is as quick at the next as at the first.
+    """
+
+    def __init__(self, fast: int) -> None:
+        self._fast = fast
+        self._rounds = 0
+
+    def after_round(self, *, recovered: bool) -> int:
+        """The attempt to count for the pause after a round."""
+        self._rounds = 0 if recovered else self._rounds + 1
+        return max(0, self._rounds - self._fast)
+
+
 def call_with_retries(
     attempt: Callable[[], T],
     *,

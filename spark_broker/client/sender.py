@@ -15,7 +15,7 @@ from spark_broker.client.cluster_view import ClusterView, address_of
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.outgoing import Identity, OutgoingBatch
 from spark_broker.client.partition_queue import Completion, PartitionQueue
-from spark_broker.client.retry import Deadline
+from spark_broker.client.retry import Deadline, RecoveryPace
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
     BufferExhaustedError,
@@ -348,25 +348,19 @@ class Sender:
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        rounds = 0
+        pace = RecoveryPace(FAST_RETRIES)
         while True:
             with self._recovery:
                 self._recovery.wait_for(lambda: self._closed or self._recovering or self._refresh_wanted)
                 if self._closed:
                     return
-                if not self._recovering:
-                    rounds = 0
                 self._refresh_wanted = False
             self._recovery_round()
-            rounds += 1
-            if self._metadata.closing.wait(self._pause_s(rounds)):
+            with self.lock:
+                recovered = not self._recovering
+            pause_s = self._metadata.backoff.wait_s(pace.after_round(recovered=recovered))
+            if self._metadata.closing.wait(pause_s):
                 return
-
-    def _pause_s(self, rounds: int) -> float:
-        with self.lock:
-            if not self._recovering:
-                return self._metadata.backoff.wait_s(0)
-        return self._metadata.backoff.wait_s(max(0, rounds - FAST_RETRIES))
 
     def _recovery_round(self) -> None:
         """One look at the metadata; then every partition goes on that can."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.waiting import eventually
 
 # When pytest is run without make, executors take interpreter and interface from here: set before Spark starts its JVM.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -66,17 +66,9 @@ class WaitUntil(Protocol):
 
 @pytest.fixture(scope="session")
 def wait_until() -> WaitUntil:
-    """Wait until `condition()` is true; fails with `what` was awaited once `timeout_s` seconds have passed.
-
-    For states of other processes, which no condition variable reaches. The deadline bounds a hang; it measures nothing.
-    """
+    """Wait until `condition()` is true; fails with what was awaited once `timeout_s` seconds have passed."""
 
     def wait(condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        pause = threading.Event()
-        while not condition():
-            if time.monotonic() > deadline:
-                pytest.fail(f"waited {timeout_s} s in vain: {what}")
-            pause.wait(0.01)
+        eventually(condition, timeout_s, what)
 
     return wait

@@ -13,7 +13,7 @@ from spark_broker.client.fetcher import LeaderFetcher
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.offset_lookup import try_lookup_offsets
-from spark_broker.client.retry import Deadline
+from spark_broker.client.retry import Deadline, RecoveryPace
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     BootstrapUnreachableError,
@@ -39,8 +39,6 @@ STALLED_S = 0.5
 """A long poll that is overdue by this much makes the consumer look whether the leader still leads."""
 
 TICK_S = 0.1
-
-FAST_RETRIES = 20
 
 
 class ConsumerWork:
@@ -159,13 +157,12 @@ class ConsumerWork:
         self._assignment.changed.notify_all()
 
     def _run(self) -> None:
-        failures = 0
+        pace = RecoveryPace()
         try:
             while self._wait_for_work():
-                failures = 0 if self._round() else failures + 1
-                if failures and self._metadata.closing.wait(
-                    self._metadata.backoff.wait_s(max(0, failures - FAST_RETRIES))
-                ):
+                recovered = self._round()
+                attempt = pace.after_round(recovered=recovered)
+                if not recovered and self._metadata.closing.wait(self._metadata.backoff.wait_s(attempt)):
                     return
         except Exception as error:
             with self._assignment.changed:

@@ -16,6 +16,11 @@ JITTER = 0.2
 """Waits differ by this share, so that clients that lost one broker do not come back in step."""
 
 
+FAST_RETRIES = 20
+"""So many looks at the metadata of a partition without a leader come at the first backoff: an election takes less than
+a second, and the time to notice it is part of the fail-over."""
+
+
 class Deadline:
     """A moment on the monotonic clock."""
 
@@ -62,7 +67,7 @@ class RecoveryPace:
     client that has lived through a hundred fail-overs is as quick at the next as at the first.
     """
 
-    def __init__(self, fast: int) -> None:
+    def __init__(self, fast: int = FAST_RETRIES) -> None:
         self._fast = fast
         self._rounds = 0
 

@@ -38,10 +38,6 @@ UNANSWERED_AGE_MAX_S = 1.0
 
 TICK_S = 0.1
 
-FAST_RETRIES = 20
-"""So many looks at the metadata of a partition without a leader come at the first backoff: an election takes less than
-a second, and the time to notice it is part of the fail-over."""
-
 
 class Sender:
     """Owns the queues of a producer and the channels to leaders."""
@@ -348,7 +344,7 @@ class Sender:
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
-        pace = RecoveryPace(FAST_RETRIES)
+        pace = RecoveryPace()
         while True:
             with self._recovery:
                 self._recovery.wait_for(lambda: self._closed or self._recovering or self._refresh_wanted)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from spark_broker.config import ClusterConfig
 from spark_broker.errors import (
     InvalidRequestError,
     InvariantError,
@@ -27,8 +28,7 @@ from spark_broker.protocol.messages import CALL_ACTION, PROTOCOL_VERSION, CallRe
 
 logger = logging.getLogger(__name__)
 
-MAX_REQUEST_BYTES = 104_857_600
-"""The default of socket.request.max.bytes."""
+MAX_REQUEST_BYTES = ClusterConfig().socket_request_max_bytes
 
 MAX_DRAINED_MESSAGES = 1000
 
@@ -55,8 +55,7 @@ class ServerStream:
             return None
         if chunk.app_metadata is None:
             raise InvalidRequestError("a stream message without metadata")
-        if len(chunk.app_metadata) > self._max_bytes:
-            raise InvalidRequestError(f"a message of {len(chunk.app_metadata)} bytes; {self._max_bytes} are allowed")
+        _check_size(len(chunk.app_metadata), self._max_bytes)
         return wire.decode(memoryview(chunk.app_metadata))
 
     def send(self, message: Message, *payload: wire.Buffer) -> None:
@@ -127,10 +126,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         try:
             if action.type != CALL_ACTION:
                 raise InvalidRequestError(f"unknown action {action.type!r}")
-            if action.body.size > self._max_request_bytes:
-                raise InvalidRequestError(
-                    f"a request of {action.body.size} bytes; {self._max_request_bytes} are allowed"
-                )
+            _check_size(action.body.size, self._max_request_bytes)
             return self._calls(wire.decode_request(memoryview(action.body)))
         except SparkBrokerError as error:
             if isinstance(error, InvariantError):
@@ -168,6 +164,11 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             raise UnsupportedVersionError(f"the peer speaks version {version}, this process {PROTOCOL_VERSION}")
         stream.kind = kind
         return self._streams[kind]
+
+
+def _check_size(size_bytes: int, limit_bytes: int) -> None:
+    if size_bytes > limit_bytes:
+        raise InvalidRequestError(f"a message of {size_bytes} bytes; {limit_bytes} are allowed")
 
 
 def _send_last(stream: ServerStream, error: SparkBrokerError) -> None:

@@ -17,4 +17,4 @@ def eventually(predicate: Callable[[], object], timeout_s: float = 30.0, what: s
     while not predicate():
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {timeout_s} s in vain{': ' if what else ''}{what}")
-        pause.wait(0.02)
+        pause.wait(0.01)

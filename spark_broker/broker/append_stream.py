@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 
-from spark_broker.broker.clock import boottime_ms
+from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.partition import Append
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.errors import InvalidRequestError, InvalidTopicError, InvariantError, NetworkError, SparkBrokerError
@@ -43,7 +43,7 @@ class AppendStream:
             leader_epoch=request.leader_epoch,
             acks=request.acks,
             schema_id=request.schema_id,
-            deadline_ms=boottime_ms() + request.timeout_ms,
+            deadline_ms=SYSTEM_CLOCK.boottime_ms() + request.timeout_ms,
         )
         try:
             partition = self._manager.partition(request.topic_id, request.partition)

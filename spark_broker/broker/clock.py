@@ -1,15 +1,29 @@
-"""The two clocks of a broker."""
+"""The two clocks of a broker; a parameter of what reads them, so that simulated brokers live in simulated time."""
 
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
 
-def boottime_ms() -> int:
-    """Milliseconds since the machine started; it goes on while the machine sleeps, so a lease cannot outlive that."""
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+class Clock(Protocol):
+    """Milliseconds, as integers."""
+
+    def boottime_ms(self) -> int:
+        """Since the machine started; it goes on while the machine sleeps, so a lease cannot outlive that."""
+
+    def wall_ms(self) -> int:
+        """UTC, since 1970: what goes into records."""
 
 
-def wall_ms() -> int:
-    """UTC milliseconds: what goes into records."""
-    return time.time_ns() // 1_000_000
+class SystemClock:
+    """The machine's own clocks."""
+
+    def boottime_ms(self) -> int:
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+
+SYSTEM_CLOCK = SystemClock()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from spark_broker.broker.clock import boottime_ms, wall_ms
+from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.partition import Append, Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.group_offsets import GroupOffsets, OffsetRecord, offset_record
@@ -111,7 +111,7 @@ class Coordinator:
             leader_epoch=shard.leader_epoch,
             acks=ACKS_ALL,
             schema_id=topic.schema_id,
-            deadline_ms=boottime_ms() + COMMIT_TIMEOUT_MS,
+            deadline_ms=SYSTEM_CLOCK.boottime_ms() + COMMIT_TIMEOUT_MS,
         )
         answer = _Answer()
         try:
@@ -152,7 +152,7 @@ class _Answer:
 
 
 def _batch(records: list[OffsetRecord], schema: pa.Schema) -> pa.RecordBatch:
-    now_us = wall_ms() * 1000
+    now_us = SYSTEM_CLOCK.wall_ms() * 1000
     columns: list[pa.Array] = [
         pa.array([record.key for record in records], schema.field("key").type),
         pa.array([record.value for record in records], schema.field("value").type),

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.core.replica import Diverging, Fetched, FetchPosition
@@ -38,6 +39,22 @@ class FetcherSettings:
     max_wait_ms: int
     max_bytes: int
     request_timeout_ms: int
+
+
+class Fetcher(Protocol):
+    """Pulls from one leader broker what this broker follows there."""
+
+    @property
+    def address(self) -> tuple[str, int]: ...
+
+    @property
+    def settings(self) -> FetcherSettings: ...
+
+    def start(self) -> None: ...
+
+    def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> None: ...
+
+    def stop(self) -> None: ...
 
 
 class ReplicaFetcher(threading.Thread):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_broker.broker.clock import boottime_ms
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 
 
 class Lease:
@@ -11,7 +11,8 @@ class Lease:
     Written by the session's thread, read by any. Invariant: `_until_ms` never falls, except to 0 when it is dropped.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
         self._until_ms = 0
         self._session = False
 
@@ -31,7 +32,7 @@ class Lease:
 
     @property
     def allows_reads(self) -> bool:
-        return boottime_ms() < self._until_ms
+        return self._clock.boottime_ms() < self._until_ms
 
     @property
     def allows_appends(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_broker.broker.clock import boottime_ms, wall_ms
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.replica_log import ReplicaLog, batch_info
@@ -98,6 +98,7 @@ class Partition:
         lease: Lease,
         propose_isr: Callable[[PartitionKey, ProposeIsr], None],
         on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.key = key
         self.topic = topic
@@ -107,6 +108,7 @@ class Partition:
         self._lease = lease
         self._propose_isr = propose_isr
         self._on_storage_failure = on_storage_failure
+        self._clock = clock
         self._lock = threading.RLock()
         self._log_listeners: set[Notifier] = set()
         self._commit_listeners: set[Notifier] = set()
@@ -123,7 +125,7 @@ class Partition:
             self._log.configure(topic)
             self._carry_out(self.replica.configure(topic.config.min_insync_replicas))
             leader_epoch = self.replica.assignment.leader_epoch
-            self._carry_out(self.replica.assign(assignment, broker_epochs, boottime_ms()))
+            self._carry_out(self.replica.assign(assignment, broker_epochs, self._clock.boottime_ms()))
             if self.replica.assignment.leader_epoch != leader_epoch:
                 # Another leader may well have what follows our log: it is asked first.
                 self.restart_reason = None
@@ -143,7 +145,7 @@ class Partition:
 
     def tick(self, broker_epochs: Mapping[int, int]) -> None:
         with self._lock:
-            self._carry_out(self.replica.tick(broker_epochs, boottime_ms()))
+            self._carry_out(self.replica.tick(broker_epochs, self._clock.boottime_ms()))
 
     def isr_refused(self, leader_epoch: int, partition_epoch: int, error_code: int) -> None:
         with self._lock:
@@ -209,7 +211,7 @@ class Partition:
 
     def _write(self, append: Append, parsed: ParsedBatch, base_offset: int, leader_epoch: int) -> int:
         """Assign offsets, write both files, move the state machine on. Returns the offset after the batch."""
-        append_time_ms = max(wall_ms(), self._log.last_append_time_ms)
+        append_time_ms = max(self._clock.wall_ms(), self._log.last_append_time_ms)
         newest = self.topic.max_timestamp_us(parsed.batch, append_time_ms)
         header, message = assign(
             append.message,
@@ -221,7 +223,7 @@ class Partition:
             schema_id=append.schema_id,
         )
         self._guard_storage(lambda: self._log.append([Frame(header, message)]))
-        self._carry_out(self.replica.appended(batch_info(header), boottime_ms()))
+        self._carry_out(self.replica.appended(batch_info(header), self._clock.boottime_ms()))
         for notifier in self._log_listeners:
             notifier.notify(self.key)
         return header.next_offset
@@ -242,14 +244,16 @@ class Partition:
     ) -> Diverging | None:
         """A follower says how far it is. Raises the error that it gets."""
         with self._lock:
-            diverging, effects = self.replica.follower_fetch(follower, broker_epoch, position, live, boottime_ms())
+            diverging, effects = self.replica.follower_fetch(
+                follower, broker_epoch, position, live, self._clock.boottime_ms()
+            )
             self._carry_out(effects)
             return diverging
 
     def follower_idle(self, follower: int, broker_epoch: int, live: Mapping[int, int]) -> None:
         """The follower still pulls, with nothing new to say of this partition."""
         with self._lock:
-            self._carry_out(self.replica.follower_idle(follower, broker_epoch, live, boottime_ms()))
+            self._carry_out(self.replica.follower_idle(follower, broker_epoch, live, self._clock.boottime_ms()))
 
     def read_for_follower(self, leader_epoch: int, offset: int, max_bytes: int) -> PartitionRead:
         with self._lock:
@@ -358,7 +362,7 @@ class Partition:
         with self._lock:
             if self.replica.role is not Role.LEADER:
                 return
-            start = self._log.retention_start(self.replica.high_watermark, wall_ms())
+            start = self._log.retention_start(self.replica.high_watermark, self._clock.wall_ms())
             self._carry_out(self.replica.advance_log_start(start))
 
     def advance_log_start(self, offset: int) -> None:

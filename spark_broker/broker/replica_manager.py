@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from spark_broker.broker.fetcher import FetcherSettings, ReplicaFetcher
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.fetcher import Fetcher, FetcherSettings, ReplicaFetcher
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
@@ -31,6 +32,10 @@ from spark_broker.storage.directory import LogDirectory
 logger = logging.getLogger(__name__)
 
 
+NewFetcher = Callable[[str, int, FetcherSettings, Callable[[BaseException], None]], Fetcher]
+"""Makes the fetcher that pulls from the broker at this host and port."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outward:
     """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs."""
@@ -43,7 +48,18 @@ class Outward:
 class ReplicaManager:
     """`apply` belongs to the session's thread; look-ups are safe from any."""
 
-    def __init__(self, settings: ClusterSettings, directory: LogDirectory, lease: Lease, outward: Outward) -> None:
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        directory: LogDirectory,
+        lease: Lease,
+        outward: Outward,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        new_fetcher: NewFetcher = ReplicaFetcher,
+    ) -> None:
+        self._clock = clock
+        self._new_fetcher = new_fetcher
         self._settings = settings
         self._directory = directory
         self._lease = lease
@@ -57,7 +73,7 @@ class ReplicaManager:
         self._topics: dict[str, Topic] = {}
         self._live: Mapping[int, int] = {}
         self._epochs: Mapping[int, int] = {}
-        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._fetchers: dict[int, Fetcher] = {}
         self._recovered = False
         self.broker_id = -1
         self.broker_epoch = -1
@@ -194,7 +210,14 @@ class ReplicaManager:
             lag_max_ms=self._settings.cluster.replica_lag_time_max_ms,
         )
         partition = Partition(
-            key, topic, log, replica, self._lease, self._outward.propose_isr, self._outward.on_storage_failure
+            key,
+            topic,
+            log,
+            replica,
+            self._lease,
+            self._outward.propose_isr,
+            self._outward.on_storage_failure,
+            self._clock,
         )
         self._partitions = {**self._partitions, key: partition}
         return partition
@@ -231,14 +254,14 @@ class ReplicaManager:
     def _versions(self, partitions: dict[PartitionKey, Partition]) -> dict[PartitionKey, int]:
         return {key: partition.replica.assignment.leader_epoch for key, partition in partitions.items()}
 
-    def _fetcher(self, leader: int) -> ReplicaFetcher:
+    def _fetcher(self, leader: int) -> Fetcher:
         broker = self.image.brokers[leader]
         fetcher = self._fetchers.get(leader)
         if fetcher and fetcher.address == (broker.host, broker.port) and fetcher.settings == self._fetcher_settings():
             return fetcher
         if fetcher:
             fetcher.stop()
-        fetcher = ReplicaFetcher(broker.host, broker.port, self._fetcher_settings(), self._outward.on_bug)
+        fetcher = self._new_fetcher(broker.host, broker.port, self._fetcher_settings(), self._outward.on_bug)
         self._fetchers[leader] = fetcher
         fetcher.start()
         return fetcher

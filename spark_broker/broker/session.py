@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_broker.broker.clock import boottime_ms
+from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.spec import STOPPED, SUPERSEDED
@@ -175,7 +175,7 @@ class ControllerSession(threading.Thread):
         return Heartbeat(
             broker_epoch=registered.broker_epoch,
             metadata_offset=offset,
-            sent_ms=boottime_ms(),
+            sent_ms=SYSTEM_CLOCK.boottime_ms(),
             ready=offset > registered.broker_epoch,
             wants_shutdown=self._shutting_down,
             damaged=self._manager.damaged,

@@ -12,7 +12,7 @@ from types import MappingProxyType
 import pyarrow as pa
 
 from spark_broker.broker.append_stream import AppendStream
-from spark_broker.broker.clock import boottime_ms
+from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Append, Partition, PartitionKey
@@ -76,7 +76,7 @@ class RigBroker:
         self.proposed = threading.Condition()
         self.directory = LogDirectory.claim(base, cluster_id=CLUSTER_ID, launch=broker_id + 1)
         self.lease = Lease()
-        self.lease.extend(boottime_ms(), FAR_FUTURE_MS)
+        self.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
         outward = Outward(self._propose, lambda key, error: self.bugs.append(error), self.bugs.append)
         self.manager = ReplicaManager(settings, self.directory, self.lease, outward)
         streams: dict[str, Callable[..., None]] = {
@@ -123,7 +123,7 @@ class RigBroker:
             producer_epoch=0 if producer_id >= 0 else -1,
             base_sequence=sequence,
         )
-        deadline_ms = boottime_ms() + 30_000
+        deadline_ms = SYSTEM_CLOCK.boottime_ms() + 30_000
         self.partition.append(Append(message, epoch, acks, 0, deadline_ms), outcome)
         return outcome.future
 

@@ -27,6 +27,7 @@ PYTEST := $(PYTHON) -m pytest --durations=15
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
+CHAOS_ARGS ?=
 
 .PHONY: help
 help: ## List the targets
@@ -76,6 +77,10 @@ lock: $(STAMP) ## Resolve the dependencies again into requirements.lock and scri
 .PHONY: bench
 bench: $(STAMP) ## Run the benchmarks and print their figures (BENCH_ARGS=...)
 	@$(WITH_JAVA) $(PYTHON) -m benchmarks.run $(BENCH_ARGS)
+
+.PHONY: chaos
+chaos: $(STAMP) ## Make random faults on real clusters under load, and judge what clients saw (CHAOS_ARGS="--faults 100")
+	@$(WITH_JAVA) $(PYTHON) -m tests.chaos.run $(CHAOS_ARGS)
 
 .PHONY: notebook
 notebook: $(STAMP) ## Execute notebooks/quickstart.ipynb and keep its output beside it

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from spark_broker.client.admin import Admin
     from spark_broker.client.consumer import Consumer
     from spark_broker.client.producer import Producer
+    from spark_broker.client.transaction_group import TransactionGroup
     from spark_broker.driver.cluster import BrokerCluster
     from spark_broker.driver.session import configure_spark
 
@@ -38,6 +39,7 @@ __all__ = [
     "Consumer",
     "NewTopic",
     "TopicPartition",
+    "TransactionGroup",
     "configure_spark",
     "BrokerInfo",
     "ClusterDescription",
@@ -54,6 +56,7 @@ _LAZY = {
     "Admin": "spark_broker.client.admin",
     "Consumer": "spark_broker.client.consumer",
     "Producer": "spark_broker.client.producer",
+    "TransactionGroup": "spark_broker.client.transaction_group",
     "BrokerCluster": "spark_broker.driver.cluster",
     "configure_spark": "spark_broker.driver.session",
 }

@@ -166,6 +166,11 @@ class TopicConfig(Config):
     min_insync_replicas: int = setting(
         1, "With acks=all, refuse appends while fewer replicas than this are in sync.", at_least(1)
     )
+    unclean_leader_election_enable: bool = setting(
+        False,
+        "Let any live replica lead when no replica that has all committed records is left. Records may be lost then, "
+        "and offsets name other records than before; consumers get LOG_TRUNCATION.",
+    )
     retention_ms: int = setting(
         604_800_000, "Delete sealed segments whose newest append is older than this; -1 keeps them.", at_least(-1)
     )
@@ -273,11 +278,46 @@ class ClusterConfig(Config):
         "Commits in a partition of __consumer_offsets after which its live offsets are written as one snapshot.",
         at_least(1),
     )
+    transaction_state_log_num_partitions: int = setting(
+        50, "Partitions of __transaction_state, when it is first made.", between(1, 1000)
+    )
+    transaction_state_log_replication_factor: int = setting(
+        3, "Replication factor of __transaction_state; with fewer brokers it is their number.", at_least(1)
+    )
+    transaction_state_log_min_isr: int = setting(
+        2, "min.insync.replicas of __transaction_state, when it is first made.", at_least(1)
+    )
+    transaction_state_log_snapshot_records: int = setting(
+        10_000,
+        "Records in a partition of __transaction_state after which its live transactions are written as one snapshot.",
+        at_least(1),
+    )
+    transaction_max_timeout_ms: int = setting(
+        900_000, "Largest transaction.timeout.ms that a client may ask for.", at_least(1)
+    )
+    transactional_id_expiration_ms: int = setting(
+        -1,
+        "Forget a transactional id that has been idle for this long; -1: never, so that a version is never committed twice. Kafka's default is 7 days.",
+        at_least(-1),
+    )
+    producer_id_expiration_ms: int = setting(
+        86_400_000,
+        "A partition forgets a producer that has appended nothing for this long. Keep it above delivery.timeout.ms of every producer.",
+        at_least(1000),
+    )
+    producer_id_expiration_check_interval_ms: int = setting(
+        600_000, "How often partitions look for producers to forget.", at_least(1)
+    )
     metadata_log_max_records_between_snapshots: int = setting(
         1000, "Records of the metadata log after which a snapshot is written.", at_least(1)
     )
     metadata_max_snapshots: int = setting(2, "Snapshots of the metadata log that are kept.", at_least(1))
     request_timeout_ms: int = setting(30_000, "Deadline of requests between brokers and controller.", at_least(100))
+    fetch_max_bytes: int = setting(
+        57_671_680,
+        "Bytes of the answer to one fetch, whatever the client asks for; one batch is returned even if larger.",
+        at_least(1024),
+    )
     socket_request_max_bytes: int = setting(
         104_857_600,
         "Largest message that a broker takes. (gRPC has read it by then; it is refused before it is decoded.)",
@@ -312,6 +352,12 @@ class ProducerConfig(Config):
     enable_idempotence: bool = setting(
         True, "Number the batches so that a retry stores nothing twice. Off with acks other than all."
     )
+    transactional_id: str = setting(
+        "", "Name of the producer's transactions. One process at a time may use it: a newer one fences the older."
+    )
+    transaction_timeout_ms: int = setting(
+        60_000, "The coordinator aborts a transaction in which nothing has happened for this long.", at_least(1)
+    )
     linger_ms: int = setting(5, "`send` waits this long for more records before it appends a batch.", at_least(0))
     batch_size: int = setting(16_384, "`send` appends a batch when its records reach this many bytes.", at_least(0))
     buffer_memory: int = setting(
@@ -340,6 +386,11 @@ class ConsumerConfig(Config):
     )
     client_id: str = setting("", "Name of this client in logs and errors.")
     group_id: str = setting("", "Group under whose name offsets are committed. Empty: none.")
+    isolation_level: str = setting(
+        "read_committed",
+        "read_committed: only records of committed transactions (and of none), up to the last stable offset; read_uncommitted: all. Kafka's default is read_uncommitted.",
+        one_of("read_committed", "read_uncommitted"),
+    )
     auto_offset_reset: str = setting(
         "latest",
         "Where to start without a committed offset, or when it is out of range.",
@@ -364,6 +415,10 @@ class ConsumerConfig(Config):
     )
     retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
     metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", at_least(1))
+
+    @property
+    def read_committed(self) -> bool:
+        return self.isolation_level == "read_committed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -68,12 +68,12 @@ class UnknownTopicOrPartitionError(SparkBrokerError):
 
 
 class LeaderNotAvailableError(SparkBrokerError):
-    """The partition has no leader: no in-sync replica is alive."""
+    """The partition has no leader: no replica is alive that is known to be complete."""
 
     code = 5
     retriable = True
     refresh_metadata = True
-    hint = "Wait until a broker of the partition's ISR is back (`spark-broker topics describe`)."
+    hint = "Wait for a broker of the ISR or ELR (`spark-broker topics describe`); docs/leaders.md says what else helps."
 
 
 class NotLeaderOrFollowerError(SparkBrokerError):
@@ -263,6 +263,35 @@ class InvalidProducerEpochError(SparkBrokerError):
     hint = "Close this producer; the newer one goes on."
 
 
+class InvalidTxnStateError(SparkBrokerError):
+    """What is asked does not fit the state of the transaction."""
+
+    code = 48
+    hint = "Begin a transaction before appending, and end it before the next; after an error, abort it."
+
+
+class InvalidProducerIdMappingError(SparkBrokerError):
+    """The transactional id is not known here, or belongs to another producer id by now."""
+
+    code = 49
+    hint = "Open a new producer with the transactional id."
+
+
+class InvalidTransactionTimeoutError(SparkBrokerError):
+    """The transaction time-out is larger than the brokers allow, or not positive."""
+
+    code = 50
+    hint = "Lower transaction.timeout.ms, or raise transaction.max.timeout.ms of the cluster."
+
+
+class ConcurrentTransactionsError(SparkBrokerError):
+    """The transactional id's last transaction is still being completed."""
+
+    code = 51
+    retriable = True
+    hint = "Retry; the clients do so by themselves."
+
+
 class KafkaStorageError(SparkBrokerError):
     """The broker's disk failed for this partition."""
 
@@ -312,6 +341,27 @@ class OffsetNotAvailableError(SparkBrokerError):
     hint = "Retry; the clients do so by themselves."
 
 
+class PreferredLeaderNotAvailableError(SparkBrokerError):
+    """The preferred leader is not live or not in sync; the partition stays as it is."""
+
+    code = 80
+    hint = "Wait until the first replica is in the ISR (`spark-broker topics describe`)."
+
+
+class EligibleLeadersNotAvailableError(SparkBrokerError):
+    """No replica of the partition is live: there is nobody to elect."""
+
+    code = 83
+    hint = "Bring a broker of the partition's replicas back; or move a replica to a live one first, if all are lost."
+
+
+class ElectionNotNeededError(SparkBrokerError):
+    """The partition has the leader that the election would give it."""
+
+    code = 84
+    hint = "Nothing is to be done."
+
+
 class InvalidUpdateVersionError(SparkBrokerError):
     """A partition change names an older partition epoch than the current one."""
 
@@ -332,6 +382,20 @@ class BrokerIdNotRegisteredError(SparkBrokerError):
     code = 102
     retriable = True
     hint = "The broker registers again by itself."
+
+
+class ProducerFencedError(SparkBrokerError):
+    """A newer producer uses the transactional id, or a newer execution the application: this one is over."""
+
+    code = 90
+    hint = "Close this producer: exactly one process may use a transactional id at a time."
+
+
+class TransactionAbortableError(SparkBrokerError):
+    """The transaction cannot be committed; the producer itself is well."""
+
+    code = 120
+    hint = "Abort the transaction and try it again."
 
 
 class InconsistentTopicIdError(SparkBrokerError):
@@ -468,6 +532,29 @@ class InvalidDataError(SparkBrokerError):
     hint = "Pass a RecordBatch, Table, pandas frame or list of dicts whose columns match the topic's schema."
 
 
+class AlreadyCommittedError(SparkBrokerError):
+    """This version of the application was committed before: its records are there, once."""
+
+    code = 1014
+    hint = "Nothing is to be done: go on with the next version."
+
+
+class LogTruncationError(OffsetOutOfRangeError):
+    """The log was cut below what the consumer had read, and other records follow: an unclean election lost some."""
+
+    code = 1015
+    hint = "Undo what came of the records from the divergent offset on, then seek to it; or set auto.offset.reset."
+
+    def __init__(self, message: str = "", divergent_offset: int = -1, diverging_epoch: int = -1) -> None:
+        """`divergent_offset`: the first offset that is known to differ from what was read; -1: none is.
+
+        `diverging_epoch`: the leader epoch that ends there in the log as it is now.
+        """
+        super().__init__(message)
+        self.divergent_offset = divergent_offset
+        self.diverging_epoch = diverging_epoch
+
+
 class InvariantError(SparkBrokerError):
     """An invariant of spark-broker does not hold: our own bug. The broker stops rather than go on."""
 
@@ -476,10 +563,13 @@ class InvariantError(SparkBrokerError):
 
 def _table() -> dict[int, type[SparkBrokerError]]:
     table: dict[int, type[SparkBrokerError]] = {}
-    for kind in SparkBrokerError.__subclasses__():
+    kinds: list[type[SparkBrokerError]] = SparkBrokerError.__subclasses__()
+    while kinds:
+        kind = kinds.pop()
         if kind.code in table:
             raise InvariantError(f"two errors have code {kind.code}")
         table[kind.code] = kind
+        kinds += kind.__subclasses__()
     return table
 
 

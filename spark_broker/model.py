@@ -18,6 +18,7 @@ NO_EPOCH = -1
 
 INTERNAL_PREFIX = "__"
 CONSUMER_OFFSETS_TOPIC = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC = "__transaction_state"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -78,7 +79,11 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """One partition as its leader sees it. `high_watermark` is exclusive; both offsets are -1 without a leader."""
+    """One partition as its leader sees it. `high_watermark` is exclusive; both offsets are -1 without a leader.
+
+    `elr`: eligible leader replicas (KIP-966), outside of an ISR below the minimum, with all that was committed.
+    `last_known_elr`: those that were in either, and may have lost records since.
+    """
 
     topic: str
     partition: int
@@ -89,6 +94,8 @@ class PartitionInfo:
     partition_epoch: int = 0
     log_start_offset: int = -1
     high_watermark: int = -1
+    elr: tuple[int, ...] = ()
+    last_known_elr: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +111,9 @@ class TopicDescription:
     internal: bool = False
 
     def _repr_html_(self) -> str:
-        columns = ("partition", "leader", "epoch", "replicas", "isr", "log start", "high watermark")
+        columns = ("partition", "leader", "epoch", "replicas", "isr", "elr", "log start", "high watermark")
         rows = [
-            (p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.log_start_offset, p.high_watermark)
+            (p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.elr, p.log_start_offset, p.high_watermark)
             for p in self.partitions
         ]
         return html_table(f"topic {self.name}", columns, rows)
@@ -127,6 +134,27 @@ class ClusterDescription:
             for b in self.brokers
         ]
         return html_table(f"cluster {self.cluster_id}, controller epoch {self.controller_epoch}", columns, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionInfo:
+    """A transactional id, or an application with many writers, as its coordinator has it.
+
+    `state`: Empty, Ongoing, PrepareCommit or PrepareAbort. `version` -1: one writer, or nothing is open; `execution` is
+    empty with one writer. `writers` are producer ids with their epochs. A deleted topic shows as its id.
+    """
+
+    transactional_id: str
+    state: str
+    version: int
+    execution: str
+    last_committed: int
+    timeout_ms: int
+    idle_ms: int
+    writers: tuple[tuple[int, int], ...]
+    partitions: tuple[TopicPartition, ...]
+    coordinator: int
+    coordinator_epoch: int
 
 
 @dataclass(frozen=True, slots=True)

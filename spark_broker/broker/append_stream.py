@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 
-from spark_broker.broker.clock import SYSTEM_CLOCK
-from spark_broker.broker.partition import Append
+from spark_broker.broker.append import Append
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.confirmation import Confirm, append_confirmed, no_coordinator
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.errors import InvalidRequestError, InvalidTopicError, InvariantError, NetworkError, SparkBrokerError
 from spark_broker.model import INTERNAL_PREFIX
@@ -20,9 +21,18 @@ logger = logging.getLogger(__name__)
 class AppendStream:
     """Serves one stream. Responses may leave in another order than the requests came in: they name their request."""
 
-    def __init__(self, manager: ReplicaManager, stream: ServerStream, max_waiting: int) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        stream: ServerStream,
+        max_waiting: int,
+        clock: Clock = SYSTEM_CLOCK,
+        confirm: Confirm = no_coordinator,
+    ) -> None:
         self._manager = manager
         self._stream = stream
+        self._clock = clock
+        self._confirm = confirm
         # Bounds what waits for the high watermark on this connection: beyond it, nothing more is read.
         self._waiting = threading.BoundedSemaphore(max_waiting)
 
@@ -43,13 +53,15 @@ class AppendStream:
             leader_epoch=request.leader_epoch,
             acks=request.acks,
             schema_id=request.schema_id,
-            deadline_ms=SYSTEM_CLOCK.boottime_ms() + request.timeout_ms,
+            deadline_ms=self._clock.boottime_ms() + request.timeout_ms,
         )
         try:
             partition = self._manager.partition(request.topic_id, request.partition)
             if partition.topic.name.startswith(INTERNAL_PREFIX):
                 raise InvalidTopicError(f"{partition.topic.name} is internal: only brokers append to it")
-            partition.append(append, token)
+            # The first batch of a transaction holds up this stream while its coordinator is asked, so that what comes
+            # behind it stays behind it; other streams have threads of their own.
+            append_confirmed(partition, append, token, request.transactional_id, self._confirm)
         except InvariantError:
             raise
         except SparkBrokerError as error:

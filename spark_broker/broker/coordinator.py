@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK
-from spark_broker.broker.partition import Append, Partition
+from spark_broker.broker.confirmation import Confirm, append_confirmed, no_coordinator
+from spark_broker.broker.internal_records import encode_rows, rows_of
+from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.group_offsets import GroupOffsets, OffsetRecord, offset_record
 from spark_broker.core.replica import ACKS_ALL
@@ -22,8 +25,14 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.arrow_message import encode_batch
-from spark_broker.protocol.messages import CommittedOffset, CommittedOffsets, OffsetCommit, OffsetFetch
+from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
+from spark_broker.protocol.messages import (
+    CommittedOffset,
+    CommittedOffsets,
+    OffsetCommit,
+    OffsetFetch,
+    TransactionalOffsetCommit,
+)
 from spark_broker.protocol.murmur2 import group_partition
 
 COMMIT_TIMEOUT_MS = 10_000
@@ -47,14 +56,16 @@ class _Shard:
 class Coordinator:
     """Brokers keep no consumer state but this: offsets live in the log, and a new leader reads them from it."""
 
-    def __init__(self, manager: ReplicaManager, snapshot_records: int) -> None:
+    def __init__(self, manager: ReplicaManager, snapshot_records: int, confirm: Confirm = no_coordinator) -> None:
         self._manager = manager
         self._snapshot_records = snapshot_records
+        self._confirm = confirm
         self._lock = threading.Lock()
         self._shards: dict[int, _Shard] = {}
 
-    def commit(self, request: OffsetCommit) -> None:
-        """Append the offsets and wait until they are committed. Raises the error that the client gets."""
+    def commit(self, request: OffsetCommit | TransactionalOffsetCommit) -> None:
+        """Append the offsets and wait until they are in the log for good; those of a transaction count once it is
+        committed. Raises the error that the client gets."""
         if not request.group_id:
             raise InvalidRequestError("a commit without a group id")
         if any(committed.offset < 0 for committed in request.offsets):
@@ -63,7 +74,7 @@ class Coordinator:
         records = [offset_record(request.group_id, committed) for committed in request.offsets]
         if not records:
             return
-        self._append(partition, shard, records)
+        self._append(partition, shard, records, request if isinstance(request, TransactionalOffsetCommit) else None)
         with shard.lock:
             self._catch_up(partition, shard)
             shard.appended += len(records)
@@ -96,35 +107,50 @@ class Coordinator:
         log_start, high_watermark = partition.offsets(shard.leader_epoch)
         shard.read_to = max(shard.read_to, log_start)
         while shard.read_to < high_watermark:
-            frames = partition.read_committed(shard.leader_epoch, shard.read_to, READ_BYTES).frames
+            read = partition.read_all(shard.leader_epoch, shard.read_to, READ_BYTES, read_committed=False)
+            frames = read.frames
             if not frames:
                 raise CoordinatorNotAvailableError(f"{partition} could not be read up to {high_watermark}")
             for frame in frames:
-                shard.offsets.replay(_records(partition.decode(frame)))
+                _replay(shard.offsets, partition, frame)
                 shard.read_to = frame.header.next_offset
 
-    def _append(self, partition: Partition, shard: _Shard, records: list[OffsetRecord]) -> int:
+    def _append(
+        self,
+        partition: Partition,
+        shard: _Shard,
+        records: list[OffsetRecord],
+        transaction: TransactionalOffsetCommit | None = None,
+    ) -> int:
         """Append with acks=all and wait. Returns the base offset."""
         topic = partition.topic
         append = Append(
-            message=encode_batch(_batch(records, topic.schemas[-1]), schema_id=topic.schema_id),
+            message=_encode(partition, records, transaction),
             leader_epoch=shard.leader_epoch,
             acks=ACKS_ALL,
             schema_id=topic.schema_id,
             deadline_ms=SYSTEM_CLOCK.boottime_ms() + COMMIT_TIMEOUT_MS,
         )
         answer = _Answer()
+        transactional_id = transaction.transactional_id if transaction is not None else ""
         try:
-            partition.append(append, answer)
+            append_confirmed(partition, append, answer, transactional_id, self._confirm)
         except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
             raise CoordinatorNotAvailableError(error.message) from None
         return answer.wait(COMMIT_TIMEOUT_MS)
 
     def _snapshot(self, partition: Partition, shard: _Shard) -> None:
-        """Until compaction exists: write every live offset as one batch, then drop what is older (DESIGN 6)."""
-        base_offset = self._append(partition, shard, shard.offsets.snapshot())
-        partition.advance_log_start(base_offset)
+        """Until compaction exists: write every live offset as one batch, then drop what is older (DESIGN 6).
+
+        Not what is undecided: its transaction may yet commit it.
+        """
         shard.appended = 0
+        snapshot = shard.offsets.snapshot()
+        if not snapshot:
+            return  # Everything so far is undecided, or was aborted.
+        base_offset = self._append(partition, shard, snapshot)
+        undecided = shard.offsets.first_undecided
+        partition.advance_log_start(base_offset if undecided is None else min(base_offset, undecided))
 
 
 class _Answer:
@@ -151,17 +177,35 @@ class _Answer:
         return self._base_offset
 
 
-def _batch(records: list[OffsetRecord], schema: pa.Schema) -> pa.RecordBatch:
-    now_us = SYSTEM_CLOCK.wall_ms() * 1000
-    columns: list[pa.Array] = [
-        pa.array([record.key for record in records], schema.field("key").type),
-        pa.array([record.value for record in records], schema.field("value").type),
-        pa.nulls(len(records), schema.field("headers").type),
-        pa.array([now_us] * len(records), pa.int64()).cast(schema.field("timestamp").type),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+def _encode(partition: Partition, records: list[OffsetRecord], transaction: TransactionalOffsetCommit | None) -> bytes:
+    topic, now_ms = partition.topic, SYSTEM_CLOCK.wall_ms()
+    if transaction is None:
+        return encode_rows(records, topic.schemas[-1], topic.schema_id, now_ms)
+    return encode_rows(
+        records,
+        topic.schemas[-1],
+        topic.schema_id,
+        now_ms,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        sequence=transaction.sequence,
+        attributes=TRANSACTIONAL,
+    )
+
+
+def _replay(offsets: GroupOffsets, partition: Partition, frame: Frame) -> None:
+    """A committed batch. One open transaction does not hold up the groups of others: its offsets are kept aside."""
+    header = frame.header
+    if header.attributes & CONTROL:
+        offsets.replay_marker(header.producer_id, committed=not header.attributes & ABORT)
+        return
+    records = _records(partition.decode(frame))
+    if header.attributes & TRANSACTIONAL:
+        offsets.replay_undecided(header.producer_id, header.base_offset, records)
+    else:
+        offsets.replay(records)
 
 
 def _records(batch: pa.RecordBatch) -> Iterator[OffsetRecord]:
-    keys, values = batch.column("key"), batch.column("value")
-    return (OffsetRecord(key.as_py(), value.as_py()) for key, value in zip(keys, values, strict=True))
+    """As they are stored: what has no key or no value is found when it is decoded."""
+    return (OffsetRecord(key, value) for key, value in rows_of(batch))  # type: ignore[arg-type]

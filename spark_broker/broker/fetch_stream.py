@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from spark_broker.broker.notifier import Notifier
-from spark_broker.broker.partition import Partition, PartitionRead
-from spark_broker.broker.projection import project_frames
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_read import PartitionRead
+from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.errors import InvalidRequestError, SparkBrokerError
+from spark_broker.config import ClusterConfig
+from spark_broker.errors import InvalidRequestError, LogTruncationError, SparkBrokerError
 from spark_broker.protocol.frame import encode_frames
 from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from spark_broker.protocol.wire import Buffer
@@ -20,9 +23,15 @@ POLL_CANCELLED_S = 0.25
 class FetchStream:
     """Serves one stream, one request at a time."""
 
-    def __init__(self, manager: ReplicaManager, stream: ServerStream) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        stream: ServerStream,
+        max_response_bytes: int = ClusterConfig().fetch_max_bytes,
+    ) -> None:
         self._manager = manager
         self._stream = stream
+        self._max_response_bytes = max_response_bytes
 
     def run(self) -> None:
         """Until the client leaves."""
@@ -38,16 +47,27 @@ class FetchStream:
         try:
             deadline = time.monotonic() + request.max_wait_ms / 1000
             while True:
-                answers, payload, size, failed = self._read(request)
+                answers, payload, size, done = self._read(request)
                 remaining = deadline - time.monotonic()
-                if failed or size >= request.min_bytes or remaining <= 0 or self._stream.cancelled:
+                if (
+                    done
+                    or size >= min(request.min_bytes, self._max_response_bytes)
+                    or remaining <= 0
+                    or self._stream.cancelled
+                ):
                     break
-                notifier.wait(min(remaining, POLL_CANCELLED_S))
-                notifier.take()
+                self._wait_for_news(notifier, deadline)
         finally:
             for partition in listening:
                 partition.forget(notifier)
         self._stream.send(FetchResponse(request.correlation_id, answers), *payload)
+
+    def _wait_for_news(self, notifier: Notifier, deadline: float) -> None:
+        """Without news, reading again would find the same: a fetch that waits long costs no reads."""
+        while (remaining := deadline - time.monotonic()) > 0 and not self._stream.cancelled:
+            if notifier.wait(min(remaining, POLL_CANCELLED_S)):
+                break
+        notifier.take()
 
     def _listen(self, request: FetchRequest, notifier: Notifier) -> list[Partition]:
         listening = []
@@ -61,16 +81,17 @@ class FetchStream:
     def _read(self, request: FetchRequest) -> tuple[list[FetchedPartition], list[Buffer], int, bool]:
         answers: list[FetchedPartition] = []
         payload: list[Buffer] = []
-        size, failed = 0, False
+        size, done = 0, False
+        limit = min(request.max_bytes, self._max_response_bytes)
         for wanted in request.partitions:
-            budget = min(wanted.max_bytes, request.max_bytes - size)
+            budget = min(wanted.max_bytes, limit - size)
             if budget <= 0 and size > 0:
                 break
             try:
-                read, parts = self._read_partition(wanted, max(budget, 1), request.columns)
+                read, parts = self._read_partition(wanted, max(budget, 1), request.columns, request.read_committed)
             except SparkBrokerError as error:
-                answers.append(FetchedPartition(wanted.topic_id, wanted.partition, error.code, error.message[:1000]))
-                failed = True
+                answers.append(refused(wanted, error))
+                done = True
                 continue
             length = sum(len(part) for part in parts)
             answers.append(
@@ -82,16 +103,43 @@ class FetchStream:
                     high_watermark=read.high_watermark,
                     log_start_offset=read.log_start_offset,
                     length=length,
+                    next_offset=read.next_offset,
+                    next_epoch=read.next_epoch,
                 )
             )
+            done |= not parts and read.next_offset > wanted.offset  # nothing but what is left out: the client goes on
             payload += parts
             size += length
-        return answers, payload, size, failed
+        return answers, payload, size, done
 
     def _read_partition(
-        self, wanted: FetchPartition, max_bytes: int, columns: list[str] | None
+        self, wanted: FetchPartition, max_bytes: int, columns: list[str] | None, read_committed: bool
     ) -> tuple[PartitionRead, list[Buffer]]:
         partition = self._manager.partition(wanted.topic_id, wanted.partition)
-        read = partition.read_committed(wanted.leader_epoch, wanted.offset, max_bytes)
-        frames = read.frames if columns is None else project_frames(read.frames, partition.topic, columns)
+        if columns is not None:
+            check_columns(partition.topic, columns)
+        if wanted.last_fetched_epoch >= 0:
+            read_to = wanted.offset if wanted.read_to < 0 else wanted.read_to
+            partition.check_lineage(wanted.leader_epoch, read_to, wanted.last_fetched_epoch)
+        read = partition.read(wanted.leader_epoch, wanted.offset, max_bytes, read_committed=read_committed)
+        if columns is None:
+            return read, encode_frames(read.frames)
+        frames = project_frames(read.frames, partition.topic, columns, max_bytes)
+        if len(frames) < len(read.frames):
+            last = frames[-1].header
+            read = replace(read, next_offset=last.next_offset, next_epoch=last.leader_epoch)
         return read, encode_frames(frames)
+
+
+def refused(wanted: FetchPartition, error: SparkBrokerError) -> FetchedPartition:
+    """The answer about a partition that cannot be read."""
+    key = (wanted.topic_id, wanted.partition)
+    if not isinstance(error, LogTruncationError):
+        return FetchedPartition(*key, error.code, error.message[:1000])
+    return FetchedPartition(
+        *key,
+        error.code,
+        error.message[:1000],
+        diverging_epoch=error.diverging_epoch,
+        diverging_end_offset=error.divergent_offset,
+    )

@@ -1,7 +1,8 @@
-"""What a broker does from time to time: ISR checks, checkpoints, retention, background syncs."""
+"""What a broker does from time to time: ISR checks, checkpoints, retention, background syncs, forgotten producers."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -9,7 +10,9 @@ from dataclasses import dataclass
 
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import KafkaStorageError
+from spark_broker.errors import KafkaStorageError, StorageFullError
+
+logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 
@@ -27,30 +30,36 @@ class Maintenance(threading.Thread):
     def __init__(self, manager: ReplicaManager, config: ClusterConfig, on_bug: Callable[[BaseException], None]) -> None:
         super().__init__(name="maintenance", daemon=True)
         self._manager = manager
+        self._producer_id_expiration_ms = config.producer_id_expiration_ms
         self._on_bug = on_bug
         self._stopped = threading.Event()
         self._chores = [
             _Chore(TICK_S, self._tick),
-            _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, manager.save_high_watermarks),
+            _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
             _Chore(config.log_retention_check_interval_ms / 1000, self._retain),
             _Chore(config.log_flush_interval_ms / 1000, self._flush),
+            _Chore(config.producer_id_expiration_check_interval_ms / 1000, self._expire_producers),
         ]
 
     def stop(self) -> None:
         self._stopped.set()
 
     def run(self) -> None:
-        now = time.monotonic()
-        for chore in self._chores:
-            chore.due_s = now + chore.interval_s
+        self.begin(time.monotonic())
         try:
             while not self._stopped.wait(TICK_S):
-                self._run_due(time.monotonic())
+                self.run_due(time.monotonic())
         except BaseException as error:
             self._on_bug(error)
             raise
 
-    def _run_due(self, now: float) -> None:
+    def begin(self, now: float) -> None:
+        """Every chore is due one interval from now (seconds of any clock)."""
+        for chore in self._chores:
+            chore.due_s = now + chore.interval_s
+
+    def run_due(self, now: float) -> None:
+        """Do what is due."""
         for chore in self._chores:
             if chore.due_s <= now:
                 chore.due_s = now + chore.interval_s
@@ -61,6 +70,13 @@ class Maintenance(threading.Thread):
         for partition in self._manager.partitions():
             partition.tick(epochs)
 
+    def _checkpoint(self) -> None:
+        """On a full disk the older checkpoint stays: a lower high watermark is safe, and the broker goes on serving."""
+        try:
+            self._manager.save_high_watermarks()
+        except StorageFullError as error:
+            logger.warning("the high watermarks are not saved: %s", error)
+
     def _retain(self) -> None:
         for partition in self._manager.partitions():
             _unless_offline(partition.apply_retention)
@@ -68,6 +84,10 @@ class Maintenance(threading.Thread):
     def _flush(self) -> None:
         for partition in self._manager.partitions():
             _unless_offline(partition.flush)
+
+    def _expire_producers(self) -> None:
+        for partition in self._manager.partitions():
+            partition.expire_producers(self._producer_id_expiration_ms)
 
 
 def _unless_offline(action: Callable[[], None]) -> None:

@@ -11,11 +11,11 @@ class Notifier:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._news: set[Hashable] = set()
+        self._news: dict[Hashable, None] = {}  # in the order in which it came, which no hash decides
 
     def notify(self, key: Hashable) -> None:
         with self._condition:
-            self._news.add(key)
+            self._news[key] = None
             self._condition.notify()
 
     def wait(self, timeout_s: float) -> bool:
@@ -23,7 +23,7 @@ class Notifier:
         with self._condition:
             return bool(self._news) or self._condition.wait_for(lambda: bool(self._news), timeout_s)
 
-    def take(self) -> set[Hashable]:
+    def take(self) -> list[Hashable]:
         with self._condition:
-            news, self._news = self._news, set()
-            return news
+            news, self._news = self._news, {}
+            return list(news)

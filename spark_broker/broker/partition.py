@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction, Marker, marker_message, validated
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
-from spark_broker.broker.replica_log import ReplicaLog, batch_info
+from spark_broker.broker.partition_read import PartitionRead, can_judge, is_left_out
+from spark_broker.broker.replica_log import ReplicaLog, batch_info, by_segment
 from spark_broker.broker.topic import Topic
 from spark_broker.core.effects import (
     Acknowledge,
@@ -29,7 +32,9 @@ from spark_broker.core.effects import (
 from spark_broker.core.producers import StoredBatch
 from spark_broker.core.replica import (
     ACKS_ALL,
+    AppendGrant,
     Assignment,
+    AwaitTransaction,
     Diverging,
     Fetched,
     FetchPosition,
@@ -37,50 +42,23 @@ from spark_broker.core.replica import (
     Role,
 )
 from spark_broker.errors import (
+    DamagedLogError,
     KafkaStorageError,
-    MessageTooLargeError,
     NotLeaderOrFollowerError,
-    RecordListTooLargeError,
-    SchemaMismatchError,
     SparkBrokerError,
     StorageFullError,
 )
-from spark_broker.protocol.arrow_message import ParsedBatch, assign, decode_batch, validate
-from spark_broker.protocol.frame import Frame
-from spark_broker.protocol.messages import ReplicaStateAnswer
+from spark_broker.protocol.arrow_message import ParsedBatch, assign, decode_batch
+from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
+from spark_broker.protocol.messages import LogEnd, ReplicaStateAnswer
 from spark_broker.protocol.wire import Buffer
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 PartitionKey = tuple[str, int]
 """Topic id and partition number."""
-
-
-class AppendToken(Protocol):
-    """Who waits for an append. Called under the partition's lock: it must not block."""
-
-    def acknowledge(self, base_offset: int) -> None: ...
-
-    def refuse(self, error: SparkBrokerError) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """A batch from a client. `acks` is 0, 1 or -1; `deadline_ms` is on the boot-time clock."""
-
-    message: Buffer
-    leader_epoch: int
-    acks: int
-    schema_id: int
-    deadline_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRead:
-    """Frames, and what the leader knew when it read them."""
-
-    frames: list[Frame]
-    leader_epoch: int
-    high_watermark: int
-    log_start_offset: int
 
 
 class Partition:
@@ -110,8 +88,8 @@ class Partition:
         self._on_storage_failure = on_storage_failure
         self._clock = clock
         self._lock = threading.RLock()
-        self._log_listeners: set[Notifier] = set()
-        self._commit_listeners: set[Notifier] = set()
+        self._log_listeners: dict[Notifier, None] = {}  # in order: told by address, no run would be like another
+        self._commit_listeners: dict[Notifier, None] = {}
 
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.key[1]}"
@@ -161,83 +139,116 @@ class Partition:
     def listen(self, notifier: Notifier, *, commits: bool) -> None:
         """Tell `notifier` of commits, or else of every append."""
         with self._lock:
-            (self._commit_listeners if commits else self._log_listeners).add(notifier)
+            (self._commit_listeners if commits else self._log_listeners)[notifier] = None
 
     def forget(self, notifier: Notifier) -> None:
         with self._lock:
-            self._commit_listeners.discard(notifier)
-            self._log_listeners.discard(notifier)
+            self._commit_listeners.pop(notifier, None)
+            self._log_listeners.pop(notifier, None)
 
     # ---- the leader --------------------------------------------------------------------------------------------
 
-    def append(self, append: Append, token: AppendToken | None) -> None:
+    def append(self, append: Append, token: AppendToken | None) -> AwaitedTransaction | None:
         """Validate a client's batch in full, store it and answer `token` as its acks ask (None with acks=0).
 
-        Raises the error that refuses the batch; nothing is stored then.
+        An AwaitedTransaction: nothing is stored and nobody answered; ask the coordinator to add this partition to the
+        transaction, then `confirm` and append again. Raises the error that refuses the batch; nothing is stored then.
         """
-        parsed = self._validate(append)
+        parsed = validated(append, self.topic)
         with self._lock:
             self._check_lease(writing=True)
             header = parsed.header
+            now_ms = self._clock.boottime_ms()
             granted = self.replica.prepare_append(
-                append.leader_epoch, append.acks, header.producer_id, header.producer_epoch, header.base_sequence
+                append.leader_epoch,
+                append.acks,
+                header.producer_id,
+                header.producer_epoch,
+                header.base_sequence,
+                transactional=bool(header.attributes & TRANSACTIONAL),
+                now_ms=now_ms,
             )
+            if isinstance(granted, AwaitTransaction):
+                epoch = self.replica.assignment.leader_epoch
+                return AwaitedTransaction(header.producer_id, header.producer_epoch, epoch, now_ms)
             if isinstance(granted, StoredBatch):
                 base_offset, next_offset = granted.base_offset, granted.last_offset + 1
             else:
                 base_offset = granted.base_offset
-                next_offset = self._write(append, parsed, granted.base_offset, granted.leader_epoch)
+                next_offset = self._write(append, parsed, granted)
             if token is None:
-                return
+                return None
             if append.acks == ACKS_ALL:
                 self._carry_out(self.replica.await_commit(token, base_offset, next_offset, append.deadline_ms))
             else:
                 self._carry_out([Acknowledge(token, base_offset)])
+            return None
 
-    def _validate(self, append: Append) -> ParsedBatch:
-        topic = self.topic
-        limit = topic.config.max_message_bytes
-        if len(append.message) > limit:
-            raise MessageTooLargeError(f"a batch of {len(append.message)} bytes; {topic.name} takes {limit}")
-        if len(append.message) > topic.config.segment_bytes:
-            raise RecordListTooLargeError(f"a batch of {len(append.message)} bytes; a segment holds less")
-        if not 0 <= append.schema_id < len(topic.schemas):
-            raise SchemaMismatchError(f"the topic {topic.name} has no schema {append.schema_id}")
-        return validate(append.message, topic.schemas[append.schema_id], max_uncompressed_bytes=limit)
+    def confirm(self, awaited: AwaitedTransaction) -> None:
+        """The coordinator has this partition in the transaction."""
+        with self._lock:
+            self.replica.transaction_confirmed(
+                awaited.leader_epoch, awaited.producer_id, awaited.producer_epoch, awaited.asked_ms
+            )
+
+    def append_marker(self, marker: Marker, token: AppendToken) -> None:
+        """Write the marker that ends a producer's transaction here; answer `token` when it is committed.
+
+        A repetition is answered without writing anything. Raises the error that refuses the marker.
+        """
+        with self._lock:
+            self._check_lease(writing=True)
+            topic = self.topic
+            leader_epoch = self.replica.assignment.leader_epoch
+            granted = self.replica.prepare_marker(leader_epoch, marker.producer_id, marker.producer_epoch)
+            if granted is None:
+                base_offset = next_offset = self.replica.log_end_offset
+            else:
+                message = marker_message(marker, topic)
+                base_offset = granted.base_offset
+                next_offset = self._store(message, topic.schema_id, granted, self._append_time_ms())
+            self._carry_out(self.replica.await_commit(token, base_offset, next_offset, marker.deadline_ms))
 
     def _check_lease(self, *, writing: bool) -> None:
         if not (self._lease.allows_appends if writing else self._lease.allows_reads):
             raise NotLeaderOrFollowerError("this broker has no live session with the controller")
 
-    def _write(self, append: Append, parsed: ParsedBatch, base_offset: int, leader_epoch: int) -> int:
+    def _write(self, append: Append, parsed: ParsedBatch, granted: AppendGrant) -> int:
+        append_time_ms = self._append_time_ms()
+        newest_us = self.topic.max_timestamp_us(parsed.batch, append_time_ms)
+        return self._store(append.message, append.schema_id, granted, append_time_ms, newest_us)
+
+    def _append_time_ms(self) -> int:
+        return max(self._clock.wall_ms(), self._log.last_append_time_ms)
+
+    def _store(
+        self, message: Buffer, schema_id: int, granted: AppendGrant, append_time_ms: int, newest_us: int = NO_TIMESTAMP
+    ) -> int:
         """Assign offsets, write both files, move the state machine on. Returns the offset after the batch."""
-        append_time_ms = max(self._clock.wall_ms(), self._log.last_append_time_ms)
-        newest = self.topic.max_timestamp_us(parsed.batch, append_time_ms)
         header, message = assign(
-            append.message,
-            base_offset=base_offset,
-            leader_epoch=leader_epoch,
+            message,
+            base_offset=granted.base_offset,
+            leader_epoch=granted.leader_epoch,
             append_time_ms=append_time_ms,
-            max_timestamp_us=max(newest, self._log.max_timestamp_us),
-            first_of_segment=self._log.should_roll(len(append.message), append.schema_id, append_time_ms),
-            schema_id=append.schema_id,
+            max_timestamp_us=max(newest_us, self._log.max_timestamp_us),
+            first_of_segment=self._log.should_roll(len(message), schema_id, append_time_ms),
+            schema_id=schema_id,
         )
-        self._guard_storage(lambda: self._log.append([Frame(header, message)]))
+        self._guard_storage(lambda: self._log.append([Frame(header, message)], self.replica.producers))
         self._carry_out(self.replica.appended(batch_info(header), self._clock.boottime_ms()))
         for notifier in self._log_listeners:
             notifier.notify(self.key)
         return header.next_offset
 
-    def _guard_storage(self, write: Callable[[], None]) -> None:
-        """A failed write takes the replica offline; a full disk only refuses this one."""
+    def _guard_storage(self, act: Callable[[], T]) -> T:
+        """A failing disk takes the replica offline; a full one only refuses this act."""
         try:
-            write()
-        except StorageFullError:
-            raise
-        except KafkaStorageError as error:
+            return act()
+        except (KafkaStorageError, DamagedLogError) as found:
+            error = found if isinstance(found, KafkaStorageError) else KafkaStorageError(found.message)
             self._carry_out(self.replica.stop(error))
             self._on_storage_failure(self.key, error)
-            raise
+            raise error from found
 
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int]
@@ -279,44 +290,81 @@ class Partition:
                 self._log.producers_at_log_start(),
             )
 
-    def read_committed(self, leader_epoch: int, offset: int, max_bytes: int) -> PartitionRead:
-        """Committed batches from the one that holds `offset` on; none when there is nothing yet."""
+    def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
+        """Raises LogTruncationError where the record before `offset` is not of this leader epoch any more (KIP-320)."""
+        with self._lock:
+            self.replica.check_lineage(leader_epoch, offset, last_epoch)
+
+    def epoch_before(self, offset: int) -> int:
+        """The leader epoch of the record before `offset`; -1: it is not known."""
+        with self._lock:
+            return self.replica.epochs.epoch_at(offset - 1) if offset > self.replica.log_start_offset else -1
+
+    def read(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
+        """Committed batches of records from the one that holds `offset` on; none when there is nothing yet.
+
+        Markers are left out; with `read_committed`, so are aborted batches, and the bound is the last stable offset.
+        """
+        read = self.read_all(leader_epoch, offset, max_bytes, read_committed=read_committed)
+        with self._lock:
+            if read.frames and not can_judge(read.frames[0], self.replica, read.leader_epoch):
+                return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request hears why.
+            frames = [f for f in read.frames if not is_left_out(f, self.replica, read_committed=read_committed)]
+        return replace(read, frames=frames)
+
+    def read_all(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
+        """Like `read`, with markers and aborted batches."""
         with self._lock:
             self._check_lease(writing=False)
-            bound = self.replica.check_read(leader_epoch, offset)
+            bound = self.replica.check_read(leader_epoch, offset, read_committed=read_committed)
             read = self._position(bound)
         frames = self._log.read(offset, max_bytes, bound) if offset < bound else []
-        return PartitionRead(frames, *read[1:])
+        if not frames:
+            return PartitionRead([], *read[1:], next_offset=offset)
+        last = frames[-1].header
+        return PartitionRead(frames, *read[1:], next_offset=last.next_offset, next_epoch=last.leader_epoch)
 
     def _position(self, end: int) -> tuple[int, int, int, int]:
         replica = self.replica
         return end, replica.assignment.leader_epoch, replica.high_watermark, replica.log_start_offset
 
-    def offset_at(self, leader_epoch: int, timestamp_ms: int) -> tuple[int, int] | None:
+    def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
         """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""
         with self._lock:
             self._check_lease(writing=False)
-            end = self.replica.latest_offset(leader_epoch)
+            end = self.replica.latest_offset(leader_epoch, read_committed=read_committed)
+            leader_epoch = self.replica.assignment.leader_epoch
             found = self._log.offset_for_timestamp(timestamp_ms * 1000)
         # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
         while found is not None and found < end:
             frame = self._log.read(found, 1, end)[0]
+            found = frame.header.next_offset
+            with self._lock:
+                self.replica.check_leader(leader_epoch)
+                known = can_judge(frame, self.replica, leader_epoch)
+                if not known or is_left_out(frame, self.replica, read_committed=read_committed):
+                    continue
             times = self.topic.timestamps_us(self.decode(frame), frame.header.append_time_ms)
             row = pc.index(pc.greater_equal(times, timestamp_ms * 1000), True).as_py()
             if row >= 0:
                 return frame.header.base_offset + row, times[row].as_py() // 1000
-            found = frame.header.next_offset
         return None
 
-    def offsets(self, leader_epoch: int) -> tuple[int, int]:
-        """Log start and high watermark, as the leader knows them."""
+    def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:
+        """Log start, and high watermark or last stable offset, as the leader knows them."""
         with self._lock:
             self._check_lease(writing=False)
-            high_watermark = self.replica.latest_offset(leader_epoch)
-            return self.replica.log_start_offset, high_watermark
+            latest = self.replica.latest_offset(leader_epoch, read_committed=read_committed)
+            return self.replica.log_start_offset, latest
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
         return decode_batch(frame.message, self.topic.schemas[frame.header.schema_id])
+
+    def log_end(self) -> LogEnd:
+        """How far this replica reaches, for the choice of a leader where none is known to be complete."""
+        with self._lock:
+            position = self.replica.fetch_position()
+        return LogEnd(*self.key, position.leader_epoch, position.last_fetched_epoch, position.fetch_offset)
 
     def leader_epoch(self) -> int:
         with self._lock:
@@ -338,10 +386,15 @@ class Partition:
             if answer.diverging is not None or self.restart_reason is not None:
                 return
             fresh = [frame for frame in frames if frame.header.base_offset >= self.replica.log_end_offset]
-            if fresh:
-                self._guard_storage(lambda: self._log.append(fresh))
-            infos = [batch_info(frame.header) for frame in fresh]
-            self._carry_out(self.replica.follower_appended(infos, answer.high_watermark))
+            for run in by_segment(fresh) or [[]]:
+                self._append_run(run, answer.high_watermark)
+
+    def _append_run(self, frames: list[Frame], leader_high_watermark: int) -> None:
+        """The leader's batches, of which only the first may begin a segment. None: only its high watermark is new."""
+        if frames:
+            self._guard_storage(lambda: self._log.append(frames, self.replica.producers))
+        infos = [batch_info(frame.header) for frame in frames]
+        self._carry_out(self.replica.follower_appended(infos, leader_high_watermark))
 
     def restart(self, leader_epoch: int, answer: ReplicaStateAnswer) -> None:
         """Begin anew at the leader's log start with the leader's epoch history and producers (DESIGN 5)."""
@@ -360,15 +413,28 @@ class Partition:
     def apply_retention(self) -> None:
         """The leader decides; followers move their log start when the leader's answer names it."""
         with self._lock:
+            self._remove_below_log_start()  # What a full disk has kept.
             if self.replica.role is not Role.LEADER:
                 return
-            start = self._log.retention_start(self.replica.high_watermark, self._clock.wall_ms())
+            start = self._log.retention_start(self.replica.last_stable_offset, self._clock.wall_ms())
             self._carry_out(self.replica.advance_log_start(start))
 
+    def _remove_below_log_start(self) -> None:
+        """What is below the log start is out of reach already; a full disk keeps its files until it has room again."""
+        try:
+            self._guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
+        except StorageFullError as error:
+            logger.warning("%s: nothing is removed: %s", self, error.message)
+
     def advance_log_start(self, offset: int) -> None:
-        """Drop everything below a committed offset."""
+        """Drop everything below a committed offset, as far as it is decided."""
         with self._lock:
-            self._carry_out(self.replica.advance_log_start(min(offset, self.replica.high_watermark)))
+            self._carry_out(self.replica.advance_log_start(min(offset, self.replica.last_stable_offset)))
+
+    def expire_producers(self, expiration_ms: int) -> None:
+        """Forget producers that have appended nothing for this long."""
+        with self._lock:
+            self.replica.expire_producers(self._clock.wall_ms() - expiration_ms)
 
     def flush(self) -> None:
         with self._lock:
@@ -397,10 +463,10 @@ class Partition:
                 self._guard_storage(lambda: self._log.save_epochs(history))
             case TruncateLog(offset):
                 self._guard_storage(lambda: self._log.truncate_to(offset))
-                producers = self._log.rebuild_producers()
+                producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
                 self._carry_out(self.replica.producers_rebuilt(producers, self._log.log_end_offset))
-            case AdvanceLogStart(offset):
-                self._guard_storage(lambda: self._log.advance_log_start(offset))
+            case AdvanceLogStart():
+                self._remove_below_log_start()
             case RestartLog(reason):
                 self.restart_reason = reason
             case ProposeIsr():

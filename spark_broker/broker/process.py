@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_broker.broker.append_stream import AppendStream
+from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.isr_proposals import IsrProposals
@@ -24,11 +25,12 @@ from spark_broker.broker.replica_stream import ReplicaStream
 from spark_broker.broker.service import BrokerService
 from spark_broker.broker.session import ControllerSession, SessionEvents
 from spark_broker.broker.spec import STOPPED, BrokerSpec
+from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.errors import InvariantError, SparkBrokerError
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBroker, Registered
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.lock import process_start_time
+from spark_broker.storage.filesystem import process_start_time
 from spark_broker.transport.client import Connection
 from spark_broker.transport.server import Server, ServerStream
 
@@ -69,8 +71,11 @@ class Broker:
         outward = Outward(self._proposals.propose, self._on_storage_failure, self._on_bug)
         self._manager = ReplicaManager(settings, directory, self._lease, outward)
         self._proposals.manager = self._manager
-        coordinator = Coordinator(self._manager, settings.cluster.offsets_topic_snapshot_records)
-        self._service = BrokerService(self._manager, coordinator, self._controller, timeout_ms)
+        self._calls = BrokerCalls(self._manager, self._controller, timeout_ms, self._on_bug)
+        self._transactions = TransactionService(self._manager, settings.cluster, self._calls, self._on_bug)
+        confirm = self._transactions.confirm
+        coordinator = Coordinator(self._manager, settings.cluster.offsets_topic_snapshot_records, confirm)
+        self._service = BrokerService(self._manager, coordinator, self._transactions, self._controller, timeout_ms)
         self._maintenance = Maintenance(self._manager, settings.cluster, self._on_bug)
         events = SessionEvents(self._on_registered, self._ends.put, self._ends.put, self._on_bug)
         self._session = ControllerSession(self._controller, self._registration, self._manager, self._lease, events)
@@ -82,8 +87,10 @@ class Broker:
         cluster = self._settings.cluster
         streams = {
             "append": self._serve_appends,
-            "fetch": lambda stream: FetchStream(self._manager, stream).run(),
-            "replica": lambda stream: ReplicaStream(self._manager, stream, cluster.replica_fetch_max_bytes).run(),
+            "fetch": lambda stream: FetchStream(self._manager, stream, cluster.fetch_max_bytes).run(),
+            "replica": lambda stream: ReplicaStream(
+                self._manager, stream, cluster.replica_fetch_max_bytes, cluster.replica_fetch_response_max_bytes
+            ).run(),
         }
         for port in (self._directory.meta.port, 0):
             try:
@@ -97,17 +104,18 @@ class Broker:
         raise InvariantError("no port was tried")
 
     def _serve_appends(self, stream: ServerStream) -> None:
-        AppendStream(self._manager, stream, self._settings.cluster.queued_max_requests).run()
+        max_waiting = self._settings.cluster.queued_max_requests
+        AppendStream(self._manager, stream, max_waiting, confirm=self._transactions.confirm).run()
 
     def run(self) -> str:
         """Serve until there is a reason to end."""
         self._directory.update(port=self._server.port)
-        for thread in (self._proposals, self._maintenance, self._session):
+        for thread in (self._proposals, self._maintenance, self._session, self._calls, self._transactions):
             thread.start()
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
         end = self._ends.get()
         self._lease.drop()
-        for part in (self._session, self._maintenance, self._proposals):
+        for part in (self._session, self._maintenance, self._proposals, self._transactions, self._calls):
             part.stop()
         if end == STOPPED:
             self._manager.stop(clean=True)

@@ -6,16 +6,32 @@ from spark_broker.broker.topic import Topic
 from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.arrow_message import decode_batch, encode_batch
 from spark_broker.protocol.crc32c import crc32c
-from spark_broker.protocol.frame import Frame
+from spark_broker.protocol.frame import HEADER_BYTES, Frame
 
 
-def project_frames(frames: list[Frame], topic: Topic, columns: list[str]) -> list[Frame]:
-    """The same batches at the same offsets, with these columns in this order. Raises InvalidRequestError."""
+def project_frames(frames: list[Frame], topic: Topic, columns: list[str], max_bytes: int) -> list[Frame]:
+    """The first of these batches at the same offsets, with these columns (checked before) in this order.
+
+    At least one, however large; otherwise at most `max_bytes`: what is compressed in the log is not in the answer.
+    """
+    projected: list[Frame] = []
+    for frame in frames:
+        small = _project(frame, topic, columns)
+        max_bytes -= HEADER_BYTES + small.header.length
+        if projected and max_bytes < 0:
+            break
+        projected.append(small)
+    return projected
+
+
+def check_columns(topic: Topic, columns: list[str]) -> None:
+    """Before anything is read: whether the topic has these columns. Raises InvalidRequestError."""
     known = topic.schemas[-1].names
-    unknown = [name for name in columns if name not in known]
-    if unknown or not columns:
-        raise InvalidRequestError(f"the topic {topic.name} has columns {known}, not {unknown or columns}")
-    return [_project(frame, topic, columns) for frame in frames]
+    if not 0 < len(columns) <= len(known) or len(set(columns)) < len(columns):
+        raise InvalidRequestError(f"the topic {topic.name} has columns {known}, not {len(columns)} different ones")
+    unknown = next((name for name in columns if name not in known), None)
+    if unknown is not None:
+        raise InvalidRequestError(f"the topic {topic.name} has columns {known}, not {unknown[:249]!r}")
 
 
 def _project(frame: Frame, topic: Topic, columns: list[str]) -> Frame:

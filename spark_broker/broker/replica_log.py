@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from spark_broker.broker.topic import Topic
+from spark_broker.core.batch import BatchInfo
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.producers import NO_PRODUCER, ProducerEntry, ProducerStates, StoredBatch
-from spark_broker.core.replica import BatchInfo, LogState
-from spark_broker.errors import DamagedLogError, KafkaStorageError
-from spark_broker.protocol.frame import BatchHeader, Frame
+from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
+from spark_broker.core.replica import LogState
+from spark_broker.core.transaction_index import TransactionIndex
+from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageFullError, invariant
+from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.protocol.messages import ProducerStateEntry
-from spark_broker.storage.checkpoints import (
-    read_checkpoint,
-    read_leader_epochs,
-    write_checkpoint,
-    write_leader_epochs,
-)
+from spark_broker.storage.checkpoints import read_leader_epochs, write_leader_epochs
 from spark_broker.storage.config import LogConfig
+from spark_broker.storage.files import is_full
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
+from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from spark_broker.storage.start_kind import StartKind
-
-PRODUCERS_FILE = "producers.json"
 
 
 def batch_info(header: BatchHeader) -> BatchInfo:
@@ -33,23 +33,50 @@ def batch_info(header: BatchHeader) -> BatchInfo:
         producer_id=header.producer_id,
         producer_epoch=header.producer_epoch,
         sequence=header.base_sequence,
+        transactional=bool(header.attributes & TRANSACTIONAL),
+        control=bool(header.attributes & CONTROL),
+        aborted=bool(header.attributes & ABORT),
     )
 
 
-class ReplicaLog:
-    """The log of a replica with its epoch history and producer snapshot.
+def by_segment(frames: Sequence[Frame]) -> list[list[Frame]]:
+    """The batches in runs, each within one segment."""
+    runs: list[list[Frame]] = []
+    for frame in frames:
+        if not runs or frame.header.first_of_segment:
+            runs.append([])
+        runs[-1].append(frame)
+    return runs
 
-    The producer snapshot is the state at the log start: what retention has removed from the log is in there (KIP-360),
-    and the rest is replayed from the index, so that truncation never leaves anything behind (KAFKA-5435).
+
+class ReplicaLog:
+    """The log of a replica with its epoch history and producer snapshots.
+
+    Invariant: there is a producer snapshot at the log start, unless that is 0: what retention has removed from the log
+    is in there (KIP-360). What comes after a snapshot is replayed from the index, so that truncation never leaves
+    anything behind (KAFKA-5435).
     """
 
-    def __init__(self, directory: Path, topic: Topic, start: StartKind) -> None:
+    def __init__(self, directory: Path, topic: Topic, start: StartKind, *, fs: FileSystem = LOCAL) -> None:
         """Open and recover. Raises DamagedLogError when no crash explains what is there."""
+        self._fs = fs
         self._directory = directory
         self._topic = topic
-        self._log = PartitionLog.open(directory, LogConfig.of_topic(topic.config), self._schema_bytes, start=start)
+        self._log = PartitionLog.open(
+            directory, LogConfig.of_topic(topic.config), self._schema_bytes, start=start, fs=fs
+        )
         last = self._log.last_header
         self.last_append_time_ms = last.append_time_ms if last else 0
+        try:
+            with self._disk():
+                self._snapshots = ProducerSnapshots(directory, fs=fs)
+                # A machine crash has cut the log below them: other batches may follow.
+                self._snapshots.remove_above(self._log.log_end_offset)
+                if self._log.log_start_offset > 0:
+                    self._snapshots.read(self._log.log_start_offset)
+        except SparkBrokerError:
+            self._log.close(clean=False)
+            raise
 
     def _schema_bytes(self, schema_id: int) -> bytes:
         return self._topic.schema_bytes[schema_id]
@@ -66,16 +93,19 @@ class ReplicaLog:
             log_end_offset=self._log.log_end_offset,
             high_watermark=high_watermark,
             epochs=self._epochs(),
-            producers=self.rebuild_producers(),
+            producers=self.rebuild_producers(high_watermark),
         )
 
     def _epochs(self) -> EpochHistory:
         """The saved history, completed by the epochs that the batches themselves carry."""
-        history = EpochHistory.from_pairs(read_leader_epochs(self._directory)).truncate_to(self._log.log_end_offset)
-        known_to = history.entries[-1].start_offset if history.entries else self._log.log_start_offset
-        for header in self._log.headers(known_to):
-            if header.leader_epoch > history.latest_epoch:
-                history = history.assign(header.leader_epoch, header.base_offset)
+        saved = EpochHistory.from_pairs(read_leader_epochs(self._directory, fs=self._fs))
+        history = saved.start_at(self._log.log_start_offset).truncate_to(self._log.log_end_offset)
+        last = self._log.last_header
+        if last is not None and last.leader_epoch > history.latest_epoch:  # It lacks the newest epochs, and no others.
+            known_to = history.entries[-1].start_offset if history.entries else self._log.log_start_offset
+            for header in self._log.headers(known_to):
+                if header.leader_epoch > history.latest_epoch:
+                    history = history.assign(header.leader_epoch, header.base_offset)
         return history
 
     # ---- the log -----------------------------------------------------------------------------------------------
@@ -95,13 +125,25 @@ class ReplicaLog:
     def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
         return self._log.should_roll(length, schema_id, append_time_ms)
 
-    def append(self, frames: list[Frame]) -> None:
-        """Raises StorageFullError (nothing was stored) or KafkaStorageError (the log is offline)."""
+    def append(self, frames: list[Frame], producers: ProducerStates) -> None:
+        """`producers` is their state before these batches, of which only the first may begin a segment.
+
+        Raises StorageFullError (nothing was stored) or KafkaStorageError (the log is offline).
+        """
+        invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
+        log_end = self._log.log_end_offset
+        if frames[0].header.first_of_segment and log_end > self._log.log_start_offset:
+            with self._disk():
+                self._snapshots.write(log_end, producers)
         self._log.append_many(frames)
         self.last_append_time_ms = max(self.last_append_time_ms, frames[-1].header.append_time_ms)
 
     def read(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
         return self._log.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+
+    def headers(self, from_offset: int) -> Iterator[BatchHeader]:
+        """Headers of all batches from the one that holds `from_offset` on."""
+        return self._log.headers(from_offset)
 
     def offset_for_timestamp(self, timestamp_us: int) -> int | None:
         """Base offset of the first batch that holds a record at or after the time."""
@@ -109,6 +151,8 @@ class ReplicaLog:
         return None if found is None else found[0]
 
     def truncate_to(self, offset: int) -> None:
+        with self._disk():
+            self._snapshots.remove_above(offset)  # First: left over, they would be taken for what follows.
         self._log.truncate_to(offset)
 
     def flush(self) -> None:
@@ -117,76 +161,110 @@ class ReplicaLog:
     def close(self, *, clean: bool) -> None:
         self._log.close(clean=clean)
 
-    def retention_start(self, high_watermark: int, now_ms: int) -> int:
+    def retention_start(self, last_stable_offset: int, now_ms: int) -> int:
         """Where the log would start if retention were applied now."""
-        return self._log.retention_start(high_watermark=high_watermark, now_ms=now_ms)
+        return self._log.retention_start(high_watermark=last_stable_offset, now_ms=now_ms)
 
     def advance_log_start(self, offset: int) -> None:
-        """Save what the removed part says of producers, then remove it."""
-        self._save_producers(self.rebuild_producers(offset), offset)
-        self._log.advance_log_start(offset)
+        """Save what the removed part says of producers, unless a roll has done so, then remove it."""
+        if offset <= self._log.log_start_offset:
+            return
+        with self._disk():
+            if self._snapshots.newest(offset, offset) is None:
+                self._snapshots.write(offset, self._producers_at(offset))
+            self._log.advance_log_start(offset)
+            self._snapshots.remove_below(offset)
 
     def restart_at(
         self, log_start_offset: int, epochs: list[tuple[int, int]], producers: list[ProducerStateEntry]
     ) -> None:
-        """Drop everything and begin at the leader's log start, with what the leader says of the part before it."""
-        states = ProducerStates((entry.producer_id, _from_wire(entry)) for entry in producers)
-        self._save_producers(states, log_start_offset)
-        self._log.truncate_fully_and_start_at(log_start_offset)
+        """Drop everything and begin at the leader's log start, with what the leader says of the part before it.
+
+        After each step the log opens: full, then empty where it began, then empty at the leader's log start.
+        """
+        self.truncate_to(self._log.log_start_offset)
+        with self._disk():
+            self._snapshots.write(log_start_offset, _from_wire(producers))
+            self._log.truncate_fully_and_start_at(log_start_offset)
+            self._snapshots.remove_above(log_start_offset)
+            self._snapshots.remove_below(log_start_offset)
         self.save_epochs(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
 
     # ---- epochs and producers ----------------------------------------------------------------------------------
 
     def save_epochs(self, history: EpochHistory) -> None:
         try:
-            write_leader_epochs(self._directory, history.to_pairs())
+            write_leader_epochs(self._directory, history.to_pairs(), fs=self._fs)
         except OSError as error:
             raise KafkaStorageError(f"the epoch history of {self._directory.name}: {error}") from error
 
-    def rebuild_producers(self, end_offset: int | None = None) -> ProducerStates:
-        """The producers' state after the log up to `end_offset` (exclusive; None: all of it)."""
-        states, start = self._saved_producers()
-        for header in self._log.headers(max(start, self._log.log_start_offset)):
-            if end_offset is not None and header.base_offset >= end_offset:
-                break
-            if header.producer_id != NO_PRODUCER and header.base_offset >= start:
-                batch = StoredBatch(header.base_sequence, header.base_offset, header.last_offset)
-                states.appended(header.producer_id, header.producer_epoch, batch, header.append_time_ms)
-        return states
+    def rebuild_producers(self, high_watermark: int) -> ProducerStates:
+        """The producers' state after the whole log.
+
+        It begins with a snapshot at or below the high watermark: a snapshot does not say where transactions ended that
+        are decided only once their marker is committed.
+        """
+        log = self._log
+        newest = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
+        return self._replay(newest, log.log_end_offset)
 
     def producers_at_log_start(self) -> list[ProducerStateEntry]:
         """For a follower that begins at the log start."""
-        states = self.rebuild_producers(self._log.log_start_offset)
-        return [_to_wire(producer_id, entry) for producer_id, entry in states.entries()]
+        return _to_wire(self._producers_at(self._log.log_start_offset))
 
-    def _save_producers(self, states: ProducerStates, offset: int) -> None:
-        entries = [
-            [pid, e.producer_epoch, e.last_append_ms, [[b.sequence, b.base_offset, b.last_offset] for b in e.batches]]
-            for pid, e in states.entries()
-        ]
+    def _producers_at(self, offset: int) -> ProducerStates:
+        """After all batches below `offset`."""
+        return self._replay(offset, offset)
+
+    def _replay(self, newest: int, end_offset: int) -> ProducerStates:
+        """From the newest snapshot at or below `newest` up to `end_offset` (exclusive)."""
+        log_start = self._log.log_start_offset
+        with self._disk():
+            found = self._snapshots.newest(log_start, newest)
+        if found is None and log_start > 0:
+            raise DamagedLogError(f"no producer snapshot for the log start {log_start}")
+        start, states = found or (0, ProducerStates())
+        for header in self._log.headers(start):
+            if header.base_offset >= end_offset:
+                break
+            if header.base_offset >= start:
+                states.replay(batch_info(header))
+        states.start_at(log_start)
+        return states
+
+    @contextmanager
+    def _disk(self) -> Iterator[None]:
         try:
-            write_checkpoint(self._directory / PRODUCERS_FILE, {"offset": offset, "producers": entries})
+            yield
         except OSError as error:
-            raise KafkaStorageError(f"the producer snapshot of {self._directory.name}: {error}") from error
+            message = f"a producer snapshot of {self._directory.name}: {error}"
+            raise (StorageFullError if is_full(error) else KafkaStorageError)(message) from error
 
-    def _saved_producers(self) -> tuple[ProducerStates, int]:
-        value = read_checkpoint(self._directory / PRODUCERS_FILE)
-        if value is None:
-            return ProducerStates(), 0
-        if not isinstance(value, dict):
-            raise DamagedLogError(f"{PRODUCERS_FILE} does not hold an object")
-        entries = (
-            (int(pid), ProducerEntry(int(epoch), tuple(StoredBatch(*batch) for batch in batches), int(time_ms)))
-            for pid, epoch, time_ms, batches in value["producers"]
+
+def _to_wire(states: ProducerStates) -> list[ProducerStateEntry]:
+    return [
+        ProducerStateEntry(
+            producer_id,
+            entry.producer_epoch,
+            entry.last_append_ms,
+            [(b.sequence, b.sequence, b.base_offset, b.last_offset) for b in entry.batches],
+            states.transactions.first_offset(producer_id),
         )
-        return ProducerStates(entries), int(value["offset"])
+        for producer_id, entry in states.entries()
+    ]
 
 
-def _to_wire(producer_id: int, entry: ProducerEntry) -> ProducerStateEntry:
-    batches = [(b.sequence, b.sequence, b.base_offset, b.last_offset) for b in entry.batches]
-    return ProducerStateEntry(producer_id, entry.producer_epoch, entry.last_append_ms, batches)
-
-
-def _from_wire(entry: ProducerStateEntry) -> ProducerEntry:
-    batches = tuple(StoredBatch(first, base, last) for first, _, base, last in entry.batches)
-    return ProducerEntry(entry.producer_epoch, batches, entry.last_append_ms)
+def _from_wire(entries: list[ProducerStateEntry]) -> ProducerStates:
+    ongoing = ((e.producer_id, e.transaction_start) for e in entries if e.transaction_start >= 0)
+    states = (
+        (
+            e.producer_id,
+            ProducerEntry(
+                e.producer_epoch,
+                tuple(StoredBatch(first, base, last) for first, _, base, last in e.batches),
+                e.last_append_ms,
+            ),
+        )
+        for e in entries
+    )
+    return ProducerStates(states, TransactionIndex(ongoing))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.broker.fetcher import Fetcher, FetcherSettings, ReplicaFetcher
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition, PartitionKey
@@ -15,9 +16,10 @@ from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.delta import MetadataDelta
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
+from spark_broker.controller.log_ends import is_asked_for
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.replica import Assignment, Replica
+from spark_broker.core.replica import Assignment, LogState, Replica
 from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
@@ -27,6 +29,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import TopicPartition
+from spark_broker.protocol.messages import LogEnd
 from spark_broker.storage.directory import LogDirectory
 
 logger = logging.getLogger(__name__)
@@ -69,7 +72,8 @@ class ReplicaManager:
         # Guarded by _lock: replaced, never changed in place, so that readers need no lock.
         self._partitions: dict[PartitionKey, Partition] = {}
         self._offline: dict[PartitionKey, SparkBrokerError] = {}
-        self._set_aside: set[PartitionKey] = set()
+        self._damaged = DamagedReplicas(directory)
+        self._asked_for: frozenset[PartitionKey] = frozenset()  # replicas whose log end the controller wants to know
         self._topics: dict[str, Topic] = {}
         self._live: Mapping[int, int] = {}
         self._epochs: Mapping[int, int] = {}
@@ -114,8 +118,13 @@ class ReplicaManager:
 
     @property
     def damaged(self) -> list[PartitionKey]:
-        """Replicas that were set aside when they were opened."""
-        return sorted(self._set_aside)
+        """Replicas that were set aside when they were opened, and are not in sync again."""
+        return self._damaged.keys
+
+    def log_ends(self) -> list[LogEnd]:
+        """How far replicas reach of partitions that nobody leads, where this broker does not lead by itself."""
+        partitions = self._partitions
+        return [partitions[key].log_end() for key in sorted(self._asked_for) if key in partitions]
 
     # ---- metadata ----------------------------------------------------------------------------------------------
 
@@ -141,13 +150,20 @@ class ReplicaManager:
             changed |= {(topic.topic_id, number) for number in range(len(topic.partitions))}
         for key in sorted(changed):
             self._apply_partition(key, image)
+            self._damaged.follow(key, image.partition(*key), self.broker_id)
+        asked = {key for key in changed if is_asked_for(image.partition(*key), self.broker_id)}
+        self._asked_for = frozenset(asked | (self._asked_for - changed))
         self._update_fetchers()
-        if not self._recovered:
+        if not self._recovered and not self._offline:
+            # With a log that could not be opened, the next process has to recover from the same crash again.
             self._directory.mark_recovered()
             self._recovered = True
 
     def _delete_strays(self, image: MetadataImage) -> None:
         """Replicas whose topic was deleted, or that were moved away, while this broker was gone."""
+        for key in self._damaged.keys:
+            if image.partition(*key) is None:
+                self._damaged.follow(key, None, self.broker_id)
         for stray in self._directory.list_partitions():
             state = image.partition(stray.topic_id, stray.partition)
             if state is None or self.broker_id not in state.replicas:
@@ -166,7 +182,7 @@ class ReplicaManager:
             self._drop(key, NotLeaderOrFollowerError("the replica was moved to another broker"))
             return
         topic = self._topics[key[0]]
-        partition = self._partitions.get(key) or self._open(key, topic, state)
+        partition = self._partitions.get(key) or self._open(key, topic)
         if partition is not None:
             assignment = Assignment(
                 leader=state.leader,
@@ -179,33 +195,23 @@ class ReplicaManager:
 
     # ---- opening and dropping ----------------------------------------------------------------------------------
 
-    def _open(self, key: PartitionKey, topic: Topic, state: PartitionState) -> Partition | None:
-        """Open or create the replica's log. Damage is set aside where other replicas have the data."""
+    def _open(self, key: PartitionKey, topic: Topic) -> Partition | None:
+        """Open or create the replica's log. KNOWN_BUGS 28: a damaged one is set aside, and does not lead (heartbeats
+        say so before this broker is unfenced) before it has all that is committed, or the loss was accepted."""
         if key in self._offline:
             return None
-        path = self._directory.partition_directory(topic.name, topic.topic_id, key[1])
         try:
-            log = ReplicaLog(path, topic, self._directory.start_kind)
+            log, state = self._open_log(topic, key[1])
         except DamagedLogError as error:
-            if set(state.isr) == {self.broker_id}:
-                # KNOWN_BUGS 28: the only replica in sync is neither cleaned up nor served.
-                self._take_offline(key, error)
-                return None
-            logger.error("%s-%s is damaged and is fetched again: %s", topic.name, key[1], error)
-            self._directory.set_aside(topic.name, key[1])
-            self._set_aside.add(key)
-            log = ReplicaLog(
-                self._directory.partition_directory(topic.name, topic.topic_id, key[1]),
-                topic,
-                self._directory.start_kind,
-            )
+            logger.error("%s-%s is damaged and set aside: %s", topic.name, key[1], error)
+            self._damaged.set_aside(key, topic.name)
+            log, state = self._open_log(topic, key[1])
         except KafkaStorageError as error:
             self._take_offline(key, error)
             return None
-        high_watermark = self._high_watermarks.get(TopicPartition(topic.name, key[1]), 0)
         replica = Replica(
             self.broker_id,
-            log.state(high_watermark=high_watermark),
+            state,
             min_insync_replicas=topic.config.min_insync_replicas,
             lag_max_ms=self._settings.cluster.replica_lag_time_max_ms,
         )
@@ -222,12 +228,25 @@ class ReplicaManager:
         self._partitions = {**self._partitions, key: partition}
         return partition
 
+    def _open_log(self, topic: Topic, number: int) -> tuple[ReplicaLog, LogState]:
+        path = self._directory.partition_directory(topic.name, topic.topic_id, number)
+        log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
+        try:
+            high_watermark = self._high_watermarks.get(TopicPartition(topic.name, number), 0)
+            return log, log.state(high_watermark=high_watermark)
+        except SparkBrokerError:
+            log.close(clean=False)
+            raise
+
     def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
+        """An I/O error ends the broker (KNOWN_BUGS 27): one that went on would be elected for what it cannot serve."""
         logger.error("the replica %s is offline: %s", key, error)
         self._offline = {**self._offline, key: error}
+        self._outward.on_storage_failure(key, error)
 
     def _drop(self, key: PartitionKey, reason: SparkBrokerError) -> None:
         """Stop the replica and delete its files."""
+        self._damaged.follow(key, None, self.broker_id)
         partition = self._partitions.get(key)
         self._offline = {k: v for k, v in self._offline.items() if k != key}
         if partition is None:

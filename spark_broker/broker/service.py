@@ -6,6 +6,7 @@ import threading
 
 from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.controller.describe import describe
 from spark_broker.errors import LeaderNotAvailableError, NetworkError, NotControllerError, SparkBrokerError
 from spark_broker.protocol.messages import (
@@ -27,6 +28,7 @@ from spark_broker.protocol.messages import (
     ProducerIdBlock,
     ProducerIdentity,
     ReplicaState,
+    TransactionalOffsetCommit,
 )
 from spark_broker.transport.client import Connection
 
@@ -35,10 +37,16 @@ class BrokerService:
     """Answers `CallRequest`s; each call has its own thread."""
 
     def __init__(
-        self, manager: ReplicaManager, coordinator: Coordinator, controller: Connection, timeout_ms: int
+        self,
+        manager: ReplicaManager,
+        coordinator: Coordinator,
+        transactions: TransactionService,
+        controller: Connection,
+        timeout_ms: int,
     ) -> None:
         self._manager = manager
         self._coordinator = coordinator
+        self._transactions = transactions
         self._controller = controller
         self._timeout_ms = timeout_ms
         self._producer_ids = _ProducerIds(manager, controller, timeout_ms)
@@ -52,13 +60,15 @@ class BrokerService:
                 return Offsets([self._offset(spec) for spec in partitions])
             case InitProducerId():
                 return ProducerIdentity(self._producer_ids.take(), 0)
-            case OffsetCommit():
+            case OffsetCommit() | TransactionalOffsetCommit():
                 self._coordinator.commit(request)
                 return Empty()
             case OffsetFetch():
                 return self._coordinator.fetch(request)
             case ReplicaState(topic_id, partition, leader_epoch):
                 return self._manager.partition(topic_id, partition).replica_state(leader_epoch)
+            case _ if self._transactions.serves(request):
+                return self._transactions.answer(request)
             case _:
                 return self._pass_on(request)
 
@@ -73,11 +83,12 @@ class BrokerService:
         try:
             partition = self._manager.partition(*key)
             log_start, high_watermark = partition.offsets(spec.leader_epoch)
-            offset, timestamp_ms = high_watermark, -1
+            _, offset = partition.offsets(spec.leader_epoch, read_committed=spec.read_committed)
+            timestamp_ms = -1
             if spec.timestamp_ms == EARLIEST_TIMESTAMP_MS:
                 offset = log_start
             elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
-                found = partition.offset_at(spec.leader_epoch, spec.timestamp_ms)
+                found = partition.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
                 offset, timestamp_ms = found if found is not None else (-1, -1)
         except SparkBrokerError as error:
             return OffsetInfo(*key, error.code, error.message[:1000])
@@ -89,6 +100,7 @@ class BrokerService:
             leader_epoch=partition.leader_epoch(),
             log_start_offset=log_start,
             high_watermark=high_watermark,
+            last_epoch=partition.epoch_before(offset),
         )
 
     def _pass_on(self, request: Message) -> Message:

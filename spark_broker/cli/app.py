@@ -7,11 +7,14 @@ from typing import Annotated
 import typer
 
 import spark_broker
-from spark_broker.cli import cluster, topics
+from spark_broker.cli import cluster, topics, transactions
+from spark_broker.cli.check_history import check_history_file
 from spark_broker.cli.consume import consume
 from spark_broker.cli.dump_log import dump_log
+from spark_broker.cli.leader_election import leader_election
 from spark_broker.cli.perf import perf
 from spark_broker.cli.produce import produce
+from spark_broker.cli.simulate import simulate
 
 app = typer.Typer(
     help="A replicated, partitioned, append-only log whose brokers are Spark executors.",
@@ -38,7 +41,11 @@ def options(
 
 app.add_typer(cluster.cluster, name="cluster")
 app.add_typer(topics.topics, name="topics")
+app.add_typer(transactions.transactions, name="transactions")
 app.command()(produce)
 app.command()(consume)
+app.command()(leader_election)
 app.command()(dump_log)
+app.command("check-history")(check_history_file)
 app.add_typer(perf, name="perf")
+app.command()(simulate)

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from spark_broker.errors import InvalidDataError
-from spark_broker.storage.lock import process_start_time
+from spark_broker.storage.filesystem import process_start_time
 
 CLOCK_TOLERANCE_S = 2.0
 """Between a file's time and a process's start, which come from two clocks."""

@@ -33,6 +33,13 @@ class RecordOutput(StrEnum):
     VALUE = "value"
 
 
+class IsolationLevel(StrEnum):
+    """Which records of transactions are read."""
+
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
 def consume(
     topic: Topic,
     offset: Annotated[
@@ -43,6 +50,9 @@ def consume(
     ] = None,
     partition: Annotated[list[int] | None, typer.Option("--partition", "-p", help="Only this one; repeatable.")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended from now on.")] = False,
+    isolation_level: Annotated[
+        IsolationLevel | None, typer.Option(help="Records of committed transactions (the default), or of all.")
+    ] = None,
     config: Settings = None,
     bootstrap_server: Bootstrap = "",
     output: Annotated[
@@ -53,7 +63,9 @@ def consume(
     servers = bootstrap_servers(bootstrap_server)
     chosen = choose_partitions(servers, topic, partition)
     limit = TABLE_ROWS if num is None and output is RecordOutput.TABLE and not follow else num
-    with Consumer(servers, config=parse_settings(config), enable_auto_commit=False) as consumer:
+    with Consumer(
+        servers, config=parse_settings(config), enable_auto_commit=False, isolation_level=isolation_level
+    ) as consumer:
         ends = None if follow else consumer.end_offsets(chosen)
         starts = start_offsets(consumer, chosen, offset)
         consumer.assign(chosen)
@@ -61,7 +73,7 @@ def consume(
             consumer.seek(tp, start)
         batches = read(consumer, ends, limit)
         if output is RecordOutput.TABLE and not follow:
-            _print_table(list(batches), None if ends is None else _count(starts, ends), topic)
+            _print_table(list(batches), limit, None if ends is None else _count(starts, ends), topic)
         else:
             _print_lines(batches, output)
 
@@ -128,6 +140,7 @@ def _at_end(consumer: Consumer, ends: dict[TopicPartition, int] | None) -> bool:
 
 
 def _count(starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> int:
+    """Offsets from the starts to the ends: so many records at most, since markers of transactions take one each."""
     return sum(max(0, end - starts[tp]) for tp, end in ends.items())
 
 
@@ -151,7 +164,7 @@ def _line(batch: ConsumedBatch, record: dict[str, object]) -> str:
     return f"{batch.partition}@{offset}  " + "  ".join(shown)
 
 
-def _print_table(batches: list[ConsumedBatch], available: int | None, topic: str) -> None:
+def _print_table(batches: list[ConsumedBatch], limit: int | None, available: int | None, topic: str) -> None:
     rows = list(itertools.chain.from_iterable(records(batch) for batch in batches))
     if not rows:
         note(f"There is nothing to read in {topic} from there on (--offset earliest reads all, --follow waits).")
@@ -161,5 +174,5 @@ def _print_table(batches: list[ConsumedBatch], available: int | None, topic: str
         names = [name for name in names if name != "headers"]
     right = [name for name in names if isinstance(rows[0][name], int | float)]
     print_table(names, [[cell(row[name]) for name in names] for row in rows], right=right)
-    if available is not None and available > len(rows):
-        note(f"{len(rows):,} of {available:,} records; --num {available} or --output json shows more.")
+    if available is not None and available > len(rows) == limit:
+        note(f"{len(rows):,} of up to {available:,} records; --num {available} or --output json shows more.")

@@ -101,14 +101,13 @@ def measure_consume(consumer: Consumer, partitions: Sequence[TopicPartition], re
     """Read from the log start to the end as it is now, or until `records` were read."""
     ends = consumer.end_offsets(partitions)
     starts = consumer.beginning_offsets(partitions)
-    available = sum(end - starts[tp] for tp, end in ends.items())
-    wanted = available if records is None else min(records, available)
     rows = batches = size_bytes = 0
     started = time.perf_counter()
     consumer.assign(partitions)
     for tp in partitions:
         consumer.seek(tp, starts[tp])
-    while rows < wanted:
+    # Not every offset holds a record: what says that the end is reached is the position.
+    while (records is None or rows < records) and any(consumer.position(tp) < end for tp, end in ends.items()):
         for batch in consumer.poll(POLL_S):
             rows += batch.data.num_rows
             size_bytes += batch.data.nbytes

@@ -139,15 +139,17 @@ def print_description(found: TopicDescription) -> None:
             one.leader_epoch,
             ",".join(map(str, one.replicas)),
             ",".join(map(str, one.isr)),
+            ",".join(map(str, one.elr)),
+            ",".join(map(str, one.last_known_elr)),
             one.log_start_offset,
             one.high_watermark,
         )
         for one in found.partitions
     ]
-    columns = ("partition", "leader", "epoch", "replicas", "isr", "log start", "high watermark")
-    print_table(
-        columns, rows, title=f"topic {found.name}", right=[name for name in columns if name not in ("replicas", "isr")]
-    )
+    brokers = ("replicas", "isr", "elr", "last known elr")
+    columns = ("partition", "leader", "epoch", *brokers, "log start", "high watermark")
+    right = [name for name in columns if name not in brokers]
+    print_table(columns, rows, title=f"topic {found.name}", right=right)
     defaults = TopicConfig().to_dict()
     changed = {name: value for name, value in found.config.items() if defaults.get(name) != value}
     if changed:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
+from spark_broker.client import transaction_admin
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
@@ -21,6 +22,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
+    error_from_code,
 )
 from spark_broker.model import (
     BrokerInfo,
@@ -29,6 +31,7 @@ from spark_broker.model import (
     PartitionInfo,
     TopicDescription,
     TopicPartition,
+    TransactionInfo,
 )
 from spark_broker.protocol.messages import (
     LATEST_TIMESTAMP_MS,
@@ -36,6 +39,7 @@ from spark_broker.protocol.messages import (
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    ElectionResults,
     ElectLeaders,
     Empty,
     Message,
@@ -48,6 +52,8 @@ DESCRIBE_OFFSETS_MS = 2000
 """How long a description waits for the leaders' offsets: what it shows is the state of now, leaders or not."""
 
 _REFRESH_AGE_S = 1.0
+
+Answer = TypeVar("Answer", bound=Message)
 
 
 class Admin:
@@ -156,10 +162,24 @@ class Admin:
         ]
         return ClusterDescription(view.cluster_id, view.controller_epoch, tuple(brokers))
 
-    def elect_leaders(self, partitions: Iterable[TopicPartition] | None = None) -> None:
-        """Give these partitions (None: all) back to their preferred leaders, where those are in sync."""
+    def elect_leaders(
+        self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
+    ) -> dict[TopicPartition, SparkBrokerError | None]:
+        """Give these partitions (None: all) back to their preferred leaders, where those are in sync.
+
+        `unclean`: instead, let any live replica lead those that have no leader (the one that reaches furthest, as far
+        as the brokers have said). Acknowledged records that it does not have are lost; consumers get
+        LogTruncationError. Returns why a partition stayed as it is, or None where it has a new leader: of all
+        partitions, only those where an election was needed. Raises UnknownTopicOrPartitionError.
+        """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
-        self._change(ElectLeaders(wanted), self._deadline())
+        answer = self._ask(ElectLeaders(wanted, unclean), ElectionResults, self._deadline())
+        return {
+            TopicPartition(one.topic, one.partition): error_from_code(one.error_code, one.error_message)
+            if one.error_code
+            else None
+            for one in answer.results
+        }
 
     def reassign_partition(self, partition: TopicPartition, replicas: Sequence[int]) -> None:
         """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun."""
@@ -167,8 +187,25 @@ class Admin:
 
     def list_offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Offsets by time: -1 the high watermark, -2 the log start, else the first at or after it (ms) or -1."""
-        found = lookup_offsets(self._metadata, timestamps_ms, self._deadline())
+        found = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
         return {tp: found[tp].offset for tp in timestamps_ms}
+
+    # ---- transactions -----------------------------------------------------------------------------------------------
+
+    def list_transactions(self) -> list[TransactionInfo]:
+        """Every transactional id and application that a live broker coordinates, sorted by id."""
+        return transaction_admin.list_transactions(self._metadata, self._deadline())
+
+    def describe_transaction(self, transactional_id: str) -> TransactionInfo:
+        """Raises InvalidProducerIdMappingError when the id is not known."""
+        return transaction_admin.describe_transaction(self._metadata, transactional_id, self._deadline())
+
+    def abort_transaction(self, transactional_id: str) -> None:
+        """Abort what is open under the id, as its time-out would; returns once every partition shows it.
+
+        Raises InvalidTxnStateError when nothing is open (any more), InvalidProducerIdMappingError.
+        """
+        transaction_admin.abort_transaction(self._metadata, transactional_id, self._deadline())
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -195,6 +232,10 @@ class Admin:
 
     def _change(self, request: Message, deadline: Deadline) -> None:
         """A change, passed on to the controller by any broker."""
+        self._ask(request, Empty, deadline)
+
+    def _ask(self, request: Message, kind: type[Answer], deadline: Deadline) -> Answer:
+        """What the controller answers, asked through any broker."""
         if self._metadata.age_s > _REFRESH_AGE_S:
             # A call to a frozen broker would wait for its time-out; fresh metadata leaves it out.
             self._metadata.refresh(deadline)
@@ -206,8 +247,9 @@ class Admin:
             # The controller knows every topic: what it does not know does not exist.
             retry=lambda error: error.retriable and not isinstance(error, UnknownTopicOrPartitionError),
         )
-        if not isinstance(answer, Empty):
+        if not isinstance(answer, kind):
             raise UnknownServerError(f"{type(request).__name__} was answered with {type(answer).__name__}")
+        return answer
 
     def _existing(self, name: str, deadline: Deadline) -> TopicView:
         """The topic, from a broker: never from the cache."""
@@ -268,6 +310,8 @@ def _describe(topic: TopicView, offsets: Mapping[TopicPartition, OffsetInfo]) ->
                 partition_epoch=state.partition_epoch,
                 log_start_offset=-1 if found is None else found.log_start_offset,
                 high_watermark=-1 if found is None else found.high_watermark,
+                elr=tuple(state.elr),
+                last_known_elr=tuple(state.last_known_elr),
             )
         )
     return TopicDescription(

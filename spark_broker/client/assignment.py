@@ -14,8 +14,14 @@ from enum import Enum
 from typing import NamedTuple
 
 from spark_broker.client.cluster_view import ClusterView
-from spark_broker.errors import PolicyViolationError, SparkBrokerError
+from spark_broker.core.divergence import Diverging, truncation_offset
+from spark_broker.core.epochs import EpochHistory
+from spark_broker.errors import LogTruncationError, PolicyViolationError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
+
+
+LINEAGE_MAX = 100
+"""Leader epochs of what was read that a partition remembers: enough to find where the log parts."""
 
 
 class Start(Enum):
@@ -28,7 +34,10 @@ class Start(Enum):
 
 
 class Prefetched(NamedTuple):
-    """A batch that waits for poll; `batch` None: offsets without records. `next_offset`: exclusive."""
+    """A batch that waits for poll; `batch` None: offsets that hold no records for this consumer.
+
+    `next_offset`: exclusive. `leader_epoch`: that of the last batch before it.
+    """
 
     batch: ConsumedBatch | None
     next_offset: int
@@ -47,7 +56,9 @@ class PartitionState:
     topic_id: str = ""
     position: int = -1
     fetch_offset: int = -1
-    last_epoch: int = NO_EPOCH
+    last_epoch: int = NO_EPOCH  # of the record before `position`
+    lineage: EpochHistory = EpochHistory()  # of what lies before `fetch_offset`, as far as it is known
+    truncation: LogTruncationError | None = None  # to be raised once by poll
     generation: int = 0
     paused: bool = False
     error: SparkBrokerError | None = None
@@ -71,6 +82,8 @@ class PartitionState:
         self.start = None
         self.position = self.fetch_offset = offset
         self.last_epoch = leader_epoch
+        if leader_epoch != NO_EPOCH and offset > 0:
+            self.lineage = EpochHistory().assign(leader_epoch, offset - 1)
 
     def find_start(self, start: Start) -> None:
         """Forget the position and look for one."""
@@ -82,6 +95,7 @@ class PartitionState:
         self.generation += 1
         self.buffer.clear()
         self.buffered_bytes = 0
+        self.lineage = EpochHistory()
         self.error = None
         self.failures = 0
         self.retry_at_s = 0.0
@@ -101,7 +115,31 @@ class PartitionState:
         for one in fetched:
             self.buffer.append(one)
             self.buffered_bytes += one.size_bytes
+            if one.leader_epoch > self.lineage.latest_epoch:
+                self.lineage = self.lineage.assign(one.leader_epoch, self.fetch_offset).last(LINEAGE_MAX)
             self.fetch_offset = one.next_offset
+
+    @property
+    def fetched_epoch(self) -> int:
+        """The leader epoch of the record before `fetch_offset`: the leader compares it with its log (KIP-320)."""
+        return self.lineage.epoch_at(self.fetch_offset - 1)
+
+    def truncated(self, diverging: Diverging) -> LogTruncationError:
+        """The log was cut below what was read. The position is where it parts; poll tells of it once, or, without a
+        reset policy, until the caller has decided where to go on."""
+        read_to, lineage = self.fetch_offset, self.lineage
+        cut = truncation_offset(lineage, read_to, diverging)
+        error = LogTruncationError(
+            f"{self.tp}: what was read from offset {cut} to {read_to} (exclusive) is not in the log any more",
+            divergent_offset=cut,
+            diverging_epoch=diverging.epoch,
+        )
+        if self.reset is Start.NONE:
+            self.error = error
+        else:
+            self.move_to(cut, lineage.epoch_at(cut - 1))
+            self.truncation = error
+        return error
 
     def may_fetch(self, view: ClusterView, now_s: float) -> bool:
         """Whether a fetch makes sense now, buffers aside."""
@@ -157,17 +195,23 @@ class Assignment:
         """What poll has to raise."""
         for error in self.topic_errors.values():
             return error
+        for state in self.partitions.values():
+            if state.truncation is not None:
+                error, state.truncation = state.truncation, None
+                return error
         return next((state.error for state in self.partitions.values() if state.error is not None), self.failure)
 
-    def take(self) -> list[ConsumedBatch]:
-        """Everything that is fetched ahead, partitions in turn."""
+    def take(self) -> tuple[list[ConsumedBatch], bool]:
+        """Everything that is fetched ahead, partitions in turn; and whether a position moved, if only past a gap."""
         taken: list[ConsumedBatch] = []
+        moved = False
         for state in self.partitions.values():
             if not state.paused and state.buffer:
                 taken += state.take()
-        if taken:
+                moved = True
+        if moved:
             self.changed.notify_all()
-        return taken
+        return taken, moved
 
     def serve(self, state: PartitionState) -> None:
         """The partition had its turn in a fetch: others come before it in the next."""

@@ -37,7 +37,8 @@ class Consumer:
     """Reads all partitions of `topics`, or those given to `assign`. For one thread; `close` may come from another.
 
     Settings are ConsumerConfig's, as keywords (`auto_offset_reset="earliest"`) or as
-    `config={"auto.offset.reset": ...}`. `columns`: only these columns of each topic are sent by the brokers.
+    `config={"auto.offset.reset": ...}`. `columns`: only these columns of each topic are sent by the brokers. Records of
+    transactions come once these are committed; `isolation_level="read_uncommitted"` hands out all of them at once.
     """
 
     def __init__(
@@ -81,11 +82,16 @@ class Consumer:
         with self._assignment.lock:
             return sorted(self._assignment.partitions)
 
-    def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Read on from this offset. What was fetched from elsewhere is never handed out."""
-        if offset < 0:
-            raise OffsetOutOfRangeError(f"{partition}: offset {offset}")
-        self._on_state(partition, lambda state: state.move_to(offset))
+    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Read on from this offset. What was fetched from elsewhere is never handed out.
+
+        Given with the leader epoch of the record before it (as `committed_metadata` returns it), poll raises
+        LogTruncationError where the log was cut below it since (KIP-320).
+        """
+        to = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+        if to.offset < 0:
+            raise OffsetOutOfRangeError(f"{partition}: offset {to.offset}")
+        self._on_state(partition, lambda state: state.move_to(to.offset, to.leader_epoch))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read on from the log start; of every assigned partition when none is named."""
@@ -93,7 +99,7 @@ class Consumer:
             self._on_state(tp, lambda state: state.find_start(Start.EARLIEST))
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read on from the high watermark; of every assigned partition when none is named."""
+        """Read on from the end (see `end_offsets`); of every assigned partition when none is named."""
         for tp in partitions or self.assignment():
             self._on_state(tp, lambda state: state.find_start(Start.LATEST))
 
@@ -112,8 +118,12 @@ class Consumer:
     def poll(self, timeout: float = 1.0) -> list[ConsumedBatch]:
         """Batches from the positions on, as soon as there are any; empty after `timeout` seconds.
 
-        A batch is a micro-batch as it was appended, or the rest of it when the position lies inside. Moves of leaders
-        are not noticed here. Raises OffsetOutOfRangeError (auto.offset.reset=none), UnknownTopicOrPartitionError,
+        A batch is a micro-batch as it was appended, or the rest of it when the position lies inside. Offsets may be
+        missing between batches: markers of transactions take one each, and read_committed leaves out what was aborted.
+        Where only such offsets were passed, poll is empty at once, as Kafka's is. Moves of leaders
+        are not noticed here. Raises LogTruncationError when an unclean election cut the log below the position: once,
+        and the position is then where the log parts, or, with auto.offset.reset=none, until the next seek. Raises
+        OffsetOutOfRangeError (auto.offset.reset=none), UnknownTopicOrPartitionError,
         InconsistentTopicIdError (the topic was created anew), CorruptMessageError, BootstrapUnreachableError and
         ClosedError.
         """
@@ -122,8 +132,8 @@ class Consumer:
         with self._open():
             while True:
                 self._raise_error()
-                taken = self._assignment.take()
-                if taken or deadline.expired:
+                taken, moved = self._assignment.take()
+                if moved or deadline.expired:
                     return taken
                 self._assignment.changed.wait(deadline.remaining_s)
                 self._check_open()
@@ -174,7 +184,7 @@ class Consumer:
         return self._lookup(at_time(partitions, EARLIEST_TIMESTAMP_MS))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """High watermarks: the offsets after the last records that can be read."""
+        """The offsets after the last that can be read: last stable offsets; high watermarks with read_uncommitted."""
         return self._lookup(at_time(partitions, LATEST_TIMESTAMP_MS))
 
     def offsets_for_times(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
@@ -289,7 +299,9 @@ class Consumer:
 
     def _lookup(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         self._check_open()
-        found = lookup_offsets(self._metadata, timestamps_ms, self._api_deadline())
+        found = lookup_offsets(
+            self._metadata, timestamps_ms, self._api_deadline(), read_committed=self._config.read_committed
+        )
         return {tp: found[tp].offset for tp in timestamps_ms}
 
     def _commit_when_due(self) -> None:

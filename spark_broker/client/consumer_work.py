@@ -347,13 +347,18 @@ class ConsumerWork:
             state.tp: EARLIEST_TIMESTAMP_MS if start is Start.EARLIEST else LATEST_TIMESTAMP_MS
             for state, start, _ in starting
         }
-        found, failures = try_lookup_offsets(self._metadata, wanted, Deadline.after_ms(ROUND_TIMEOUT_MS))
+        found, failures = try_lookup_offsets(
+            self._metadata,
+            wanted,
+            Deadline.after_ms(ROUND_TIMEOUT_MS),
+            read_committed=self._config.read_committed,
+        )
         with self._assignment.changed:
             for state, _, generation in starting:
                 if state.generation != generation:
                     continue
                 if state.tp in found:
-                    state.move_to(found[state.tp].offset)
+                    state.move_to(found[state.tp].offset, found[state.tp].last_epoch)
                 elif state.tp in failures and not failures[state.tp].retriable:
                     state.error = failures[state.tp]
             self._assignment.changed.notify_all()

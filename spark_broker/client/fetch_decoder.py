@@ -13,6 +13,7 @@ from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.arrow_message import decode_batch
 from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame, decode_frames
+from spark_broker.protocol.messages import FetchedPartition
 from spark_broker.protocol.schema import conform
 
 _MICROSECONDS_PER_DAY = 86_400_000_000
@@ -43,11 +44,13 @@ class Projection:
 
 
 def decode_fetched(
-    payload: memoryview, topic: TopicView, partition: int, fetch_offset: int, columns: Sequence[str] | None
+    payload: memoryview, topic: TopicView, answer: FetchedPartition, fetch_offset: int, columns: Sequence[str] | None
 ) -> list[Prefetched]:
-    """The batches from `fetch_offset` on; the first is cut when the offset lies inside it.
+    """The batches of an answer from `fetch_offset` on; the first is cut when the offset lies inside it.
 
-    Raises CorruptMessageError, and UnknownTopicOrPartitionError (retriable) for a schema that is not known yet.
+    Offsets at the end that the broker passed over, where markers or aborted batches are, come as one entry without a
+    batch; those in between are simply missing. Raises CorruptMessageError, and UnknownTopicOrPartitionError (retriable)
+    for a schema that is not known yet.
     """
     projection = Projection(topic, columns)
     fetched: list[Prefetched] = []
@@ -57,9 +60,11 @@ def decode_fetched(
             continue
         batch = None
         if not header.attributes & CONTROL:
-            batch = _consumed(frame, topic, partition, fetch_offset, projection)
+            batch = _consumed(frame, topic, answer.partition, fetch_offset, projection)
         fetched.append(Prefetched(batch, header.next_offset, header.leader_epoch, header.length))
         fetch_offset = header.next_offset
+    if answer.next_offset > fetch_offset:
+        fetched.append(Prefetched(None, answer.next_offset, answer.next_epoch, 0))
     return fetched
 
 

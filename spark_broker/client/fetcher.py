@@ -12,10 +12,12 @@ from spark_broker.client.fetch_decoder import Projection, decode_fetched
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
+from spark_broker.core.divergence import Diverging
 from spark_broker.errors import (
     CorruptMessageError,
     InvalidRequestError,
     InvariantError,
+    LogTruncationError,
     NetworkError,
     OffsetOutOfRangeError,
     SchemaMismatchError,
@@ -168,7 +170,8 @@ class LeaderFetcher:
             known = view.partition(part.topic.name, number)
             epoch = -1 if known is None else known.leader_epoch
             limit = self._config.max_partition_fetch_bytes
-            partitions.append(FetchPartition(topic_id, number, epoch, part.offset, limit))
+            read_epoch = part.state.fetched_epoch
+            partitions.append(FetchPartition(topic_id, number, epoch, part.offset, limit, read_epoch))
         longest_ms = self._config.fetch_max_wait_ms
         return FetchRequest(
             correlation_id=self._correlation_id,
@@ -177,6 +180,7 @@ class LeaderFetcher:
             max_bytes=self._config.fetch_max_bytes,
             partitions=partitions,
             columns=Projection(next(iter(asked.values())).topic, self._columns).asked,
+            read_committed=self._config.read_committed,
         )
 
     def _exchange(self, request: FetchRequest) -> tuple[FetchResponse, memoryview]:
@@ -231,13 +235,16 @@ class LeaderFetcher:
             error = error_from_code(answer.error_code, answer.error_message)
         else:
             try:
-                fetched = decode_fetched(payload, part.topic, answer.partition, part.offset, self._columns)
+                fetched = decode_fetched(payload, part.topic, answer, part.offset, self._columns)
             except SparkBrokerError as failure:
                 error = failure
         with self._assignment.changed:
             state = part.state
             if state.generation != part.generation or state.fetch_offset != part.offset:
                 return  # the caller has gone elsewhere meanwhile
+            if isinstance(error, LogTruncationError):
+                self._truncated(state, Diverging(answer.diverging_epoch, answer.diverging_end_offset))
+                return
             if error is not None:
                 self._failed(part, error)
                 return
@@ -259,6 +266,14 @@ class LeaderFetcher:
         else:
             self._back_off(state)
             self._assignment.refresh_wanted = self._assignment.refresh_wanted or error.refresh_metadata
+        self._assignment.changed.notify_all()
+
+    def _truncated(self, state: PartitionState, diverging: Diverging) -> None:
+        """Under the lock. What was fetched before is handed out first: it was committed when it was read."""
+        if state.buffer:
+            self._back_off(state)
+        else:
+            state.truncated(diverging)
         self._assignment.changed.notify_all()
 
     def _back_off(self, state: PartitionState) -> None:

@@ -14,6 +14,7 @@ from spark_broker.client.settings import Address
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
+    LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
     UnknownServerError,
@@ -176,6 +177,11 @@ class ClusterMetadata:
             except _UNANSWERED as error:
                 self._suspects[address] = time.monotonic()
                 reasons.append(error.message if str(address) in error.message else f"{address}: {error.message}")
+            except LeaderNotAvailableError as error:
+                # A broker that has just started knows nothing of the cluster yet; the others do.
+                if not isinstance(request, GetMetadata):
+                    raise
+                reasons.append(f"{address}: {error.message}")
             else:
                 self._suspects.pop(address, None)
                 return answer

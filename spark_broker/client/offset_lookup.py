@@ -8,6 +8,7 @@ from spark_broker.client.cluster_view import address_of
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import (
+    BootstrapUnreachableError,
     ClosedError,
     LeaderNotAvailableError,
     SparkBrokerError,
@@ -24,8 +25,11 @@ Failures = dict[TopicPartition, SparkBrokerError]
 class _Lookup:
     """One lookup of many partitions: those that fail are asked for again, of whoever leads them then."""
 
-    def __init__(self, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline) -> None:
+    def __init__(
+        self, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, read_committed: bool
+    ) -> None:
         self._metadata = metadata
+        self._read_committed = read_committed
         self._deadline = deadline
         self._missing = dict(wanted)
         self._grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
@@ -47,7 +51,13 @@ class _Lookup:
             attempt += 1
             if self._metadata.closing.wait(wait_s):
                 raise ClosedError("the client was closed during the call")
-            self._metadata.refresh(self._deadline)
+            try:
+                self._metadata.refresh(self._deadline)
+            except BootstrapUnreachableError:
+                # Asked with the last milliseconds: that nobody answered within them says nothing of the cluster.
+                if not self._deadline.expired:
+                    raise
+                return
 
     def _is_final(self, error: SparkBrokerError) -> bool:
         if isinstance(error, UnknownTopicOrPartitionError):
@@ -66,7 +76,8 @@ class _Lookup:
             elif leader is None:
                 self.failures[tp] = LeaderNotAvailableError(f"{tp} has no leader")
             else:
-                spec = OffsetSpec(topic.topic_id, tp.partition, leader[1].leader_epoch, timestamp_ms)
+                epoch = leader[1].leader_epoch
+                spec = OffsetSpec(topic.topic_id, tp.partition, epoch, timestamp_ms, self._read_committed)
                 grouped.setdefault(leader[0], []).append((tp, spec))
         return grouped
 
@@ -91,10 +102,13 @@ class _Lookup:
 
 
 def lookup_offsets(
-    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline
+    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
 ) -> dict[TopicPartition, OffsetInfo]:
-    """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure."""
-    lookup = _Lookup(metadata, wanted, deadline)
+    """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure.
+
+    `read_committed`: the latest is the last stable offset, else the high watermark.
+    """
+    lookup = _Lookup(metadata, wanted, deadline, read_committed)
     lookup.run()
     for error in lookup.failures.values():
         raise error
@@ -102,10 +116,10 @@ def lookup_offsets(
 
 
 def try_lookup_offsets(
-    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline
+    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
 ) -> tuple[dict[TopicPartition, OffsetInfo], Failures]:
     """As `lookup_offsets`, but partitions that failed are returned beside those that were found."""
-    lookup = _Lookup(metadata, wanted, deadline)
+    lookup = _Lookup(metadata, wanted, deadline, read_committed)
     lookup.run()
     return lookup.found, lookup.failures
 

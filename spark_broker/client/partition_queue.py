@@ -7,6 +7,7 @@
 Sequence numbers say what is certain. A broker that answers OUT_OF_ORDER_SEQUENCE_NUMBER to the first unacknowledged
 batch does not have it: numbers are missing before it. If they are those of a batch of ours that failed, this one gets a
 new number under a new producer id (KIP-360); otherwise acknowledged batches were lost, and the user must hear of it.
+Not in a transaction: there a batch that failed ends the transaction, and what follows it is aborted.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS
 from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
 from spark_broker.errors import (
+    InconsistentTopicIdError,
     OutOfOrderSequenceNumberError,
     SparkBrokerError,
     UnknownProducerIdError,
+    UnknownTopicOrPartitionError,
     invariant,
 )
 from spark_broker.model import TopicPartition
@@ -39,7 +43,13 @@ class PartitionQueue:
     """
 
     def __init__(
-        self, topic_partition: TopicPartition, topic_id: str, identity: Identity | None, *, numbered: bool
+        self,
+        topic_partition: TopicPartition,
+        topic_id: str,
+        identity: Identity | None,
+        *,
+        numbered: bool,
+        renumbers: bool = True,
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
@@ -56,6 +66,7 @@ class PartitionQueue:
         self.missing_since_s = 0.0
         self.identity = identity
         self._numbered = numbered
+        self._renumbers = renumbers
         self._next_sequence = 0
         self._gaps: Identity | None = None
 
@@ -137,12 +148,30 @@ class PartitionQueue:
         self.in_flight = 0
         return completions
 
+    def gone(self, topic_id: str | None, now_s: float) -> SparkBrokerError | None:
+        """The error once the topic has been missing, or another one, for longer than a broker may lag behind.
+
+        `topic_id`: that of the topic which has the name now; None: there is none.
+        """
+        if topic_id == self.topic_id:
+            self.missing_since_s = 0.0
+            return None
+        self.missing_since_s = self.missing_since_s or now_s
+        if (now_s - self.missing_since_s) * 1000 < UNKNOWN_TOPIC_GRACE_MS:
+            return None
+        name = self.topic_partition.topic
+        if topic_id is None:
+            return UnknownTopicOrPartitionError(f"topic {name!r} was deleted")
+        return InconsistentTopicIdError(f"topic {name!r} was deleted and created again")
+
     def _verdict(self, batch: OutgoingBatch, error: SparkBrokerError, *, first: bool) -> SparkBrokerError | None:
         """The error that ends the batch; None: it is sent again."""
         if not isinstance(error, OutOfOrderSequenceNumberError | UnknownProducerIdError):
             return None if error.retriable else error
         if not first:
             return None  # it follows one that is sent again
+        if not self._renumbers:
+            return error
         # UNKNOWN_PRODUCER_ID: the log has nothing of this producer, so it does not have this batch.
         if isinstance(error, UnknownProducerIdError) or batch.identity == self._gaps:
             self._renumber(batch)
@@ -155,7 +184,7 @@ class PartitionQueue:
 
     def _leave_gap(self, batch: OutgoingBatch) -> None:
         """Numbers after this batch's cannot be stored under its identity any more."""
-        if batch.identity is None:
+        if batch.identity is None or not self._renumbers:
             return
         self._gaps = batch.identity
         if self.identity == batch.identity:

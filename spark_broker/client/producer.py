@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from itertools import count
 from types import TracebackType
@@ -23,19 +25,29 @@ from spark_broker.client.record_builder import Headers, RecordBuilder, make_reco
 from spark_broker.client.retry import Backoff, Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config, parse_addresses
+from spark_broker.client.transaction_state import TransactionState
+from spark_broker.client.transactions import Offsets, Transactions, check_transactional
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
     ClosedError,
+    InvalidTxnStateError,
     RequestTimedOutError,
     SchemaMismatchError,
     SparkBrokerError,
+    TransactionAbortableError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.murmur2 import partition_of
 
 _T = TypeVar("_T")
+
+_ADMITTED = nullcontext()
+"""Without a transactional id, every append is."""
+
+logger = logging.getLogger(__name__)
 
 CLOSE_AFTER_ERROR_S = 5.0
 """A `with` block that ends in an exception waits this long for what is under way."""
@@ -47,6 +59,9 @@ class Producer:
     Idempotent by default: what is sent again after a failure is stored once, in order for each partition. Futures fail
     with the errors of `spark_broker.errors`. Settings are ProducerConfig's, as keywords (`linger_ms=5`) or as
     `config={"linger.ms": 5}`.
+
+    With a `transactional_id`, everything is appended in transactions: `with producer.transaction(): ...`. A newer
+    producer of the same id fences this one, whose calls raise ProducerFencedError from then on.
     """
 
     def __init__(
@@ -54,10 +69,14 @@ class Producer:
         bootstrap_servers: str | Sequence[str] | None = None,
         *,
         acks: str | int | None = None,
+        transactional_id: str | None = None,
         config: Mapping[str, object] | None = None,
         **settings: object,
     ) -> None:
-        self._config = client_config(ProducerConfig, bootstrap_servers, config, {**settings, "acks": acks})
+        settings |= {"acks": acks, "transactional_id": transactional_id}
+        self._config = client_config(ProducerConfig, bootstrap_servers, config, settings)
+        if self._config.transactional_id:
+            check_transactional(self._config)
         self._compression = None if self._config.compression_type == "none" else self._config.compression_type
         self._metadata = ClusterMetadata(
             parse_addresses(self._config.bootstrap_servers),
@@ -66,13 +85,15 @@ class Producer:
             request_timeout_ms=self._config.request_timeout_ms,
             max_age_ms=self._config.metadata_max_age_ms,
         )
-        self._sender = Sender(self._metadata, self._config)
+        self._state = TransactionState(self._refuse_appends) if self._config.transactional_id else None
+        self._sender = Sender(self._metadata, self._config, self._note_failure)
         self._lingering = Lingering(
             self._dispatch,
             linger_ms=self._config.linger_ms,
             batch_size_bytes=self._config.batch_size,
             name=self._config.client_id or "producer",
         )
+        self._transactions = self._open_transactions()
         self._sticky_counter = count()
         self._sticky: dict[str, int] = {}
         self._lock = threading.Lock()
@@ -84,9 +105,15 @@ class Producer:
         Rows go to the partitions of their keys (or to `partition`); the result has one RecordMetadata for each batch
         that was stored, in order of partition. A RecordBatch larger than max.message.bytes is refused, other data is
         sliced. What is wrong with the data fails the Future, and then nothing was sent. Blocks for metadata and
-        for room in the buffer, up to max.block.ms. Raises ClosedError.
+        for room in the buffer, up to max.block.ms. Raises ClosedError. With a transactional id it also raises
+        InvalidTxnStateError outside of a transaction, TransactionAbortableError after an append that failed, and
+        ProducerFencedError.
         """
         self._check_open()
+        with self._state or _ADMITTED:
+            return self._append(topic, data, partition)
+
+    def _append(self, topic: str, data: object, partition: int | None) -> Future[list[RecordMetadata]]:
         self._lingering.hand_on(topic)
         try:
             deadline = Deadline.after_ms(self._config.max_block_ms)
@@ -98,7 +125,7 @@ class Producer:
         except ClosedError:
             raise
         except SparkBrokerError as error:
-            return _failed(error)
+            return self._failed(error)
         result = AppendResult(len(sized))
         for index, (number, batch) in enumerate(sized):
             self._submit(view, number, batch, result.part(index), deadline)
@@ -115,21 +142,24 @@ class Producer:
     ) -> Future[RecordMetadata]:
         """Append one record to a topic of Kafka's record; records gather in micro-batches (linger.ms, batch.size).
 
-        `timestamp`: a datetime, or milliseconds since 1970; now by default. Text becomes UTF-8. Raises ClosedError.
+        `timestamp`: a datetime, or milliseconds since 1970; now by default. Text becomes UTF-8. Raises what `append`
+        raises.
         """
         self._check_open()
-        try:
-            view = self._topic(topic, Deadline.after_ms(self._config.max_block_ms))
-            if not view.has_default_schema:
-                raise SchemaMismatchError(f"topic {topic!r} has columns {', '.join(view.schema.names)}: use append()")
-            record = make_record(value, key, headers, timestamp)
-            number = self._record_partition(view, record.key, partition)
-        except ClosedError:
-            raise
-        except SparkBrokerError as error:
-            return _failed(error)
-        alone = record.size_bytes + METADATA_BYTES > min(view.settings.max_message_bytes, self._config.batch_size)
-        return self._lingering.add(TopicPartition(topic, number), record, alone=alone)
+        with self._state or _ADMITTED:
+            try:
+                view = self._topic(topic, Deadline.after_ms(self._config.max_block_ms))
+                if not view.has_default_schema:
+                    columns = ", ".join(view.schema.names)
+                    raise SchemaMismatchError(f"topic {topic!r} has columns {columns}: use append()")
+                record = make_record(value, key, headers, timestamp)
+                number = self._record_partition(view, record.key, partition)
+            except ClosedError:
+                raise
+            except SparkBrokerError as error:
+                return self._failed(error)
+            alone = record.size_bytes + METADATA_BYTES > min(view.settings.max_message_bytes, self._config.batch_size)
+            return self._lingering.add(TopicPartition(topic, number), record, alone=alone)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything appended so far is acknowledged or has failed (its Future says which).
@@ -141,23 +171,101 @@ class Producer:
         if not self._sender.drain(Deadline.after_ms(limit_s * 1000)):
             raise RequestTimedOutError(f"flush: not everything was acknowledged within {limit_s} s")
 
+    # ---- transactions ----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything appended in the `with` block is committed when it ends, as a whole, or else aborted.
+
+        An exception aborts and is raised on; so does an append that failed, with TransactionAbortableError. Raises
+        otherwise what `begin_transaction` and `commit_transaction` raise.
+        """
+        self.begin_transaction()
+        try:
+            yield
+        except BaseException as error:
+            try:
+                self.abort_transaction()
+            except SparkBrokerError as failure:
+                error.add_note(f"The transaction could not be aborted: {failure}")
+            raise
+        try:
+            self.commit_transaction()
+        except TransactionAbortableError:
+            self.abort_transaction()
+            raise
+
+    def init_transactions(self) -> None:
+        """Take the transactional id over: fence its older producers and abort what they left open.
+
+        The first `begin_transaction` does so too. Raises InvalidTransactionTimeoutError, and a retriable error when no
+        coordinator answers within max.block.ms.
+        """
+        self._transactional().init()
+
+    def begin_transaction(self) -> None:
+        """Appends from here on belong to a new transaction. Raises InvalidTxnStateError inside of one.
+
+        Where the outcome of the last one is not known, it is asked for first, and what that raises is raised here.
+        """
+        self._transactional().begin()
+
+    def commit_transaction(self) -> None:
+        """Wait for every append of the transaction, then commit it: once this returns, every partition shows all of it.
+
+        Raises TransactionAbortableError when an append failed or the coordinator has aborted it (time-out): only
+        `abort_transaction` is left then. RequestTimedOutError when no coordinator says within delivery.timeout.ms what
+        came of it: it may be committed or not, and `commit_transaction` asks again. ProducerFencedError when a newer
+        producer has taken over, which aborted it.
+        """
+        self._transactional().commit()
+
+    def abort_transaction(self) -> None:
+        """Discard the transaction: Futures that are not done fail with TransactionAbortableError.
+
+        Raises RequestTimedOutError when no coordinator answers; the next `begin_transaction` asks again.
+        """
+        self._transactional().abort()
+
+    def send_offsets_to_transaction(self, offsets: Offsets, group_id: str) -> None:
+        """Commit a consumer group's positions (offsets of the next records to read) with the transaction.
+
+        Raises what `append` raises, and what the group's coordinator answers; the transaction can only be aborted then.
+        """
+        self._check_open()
+        self._transactional().send_offsets(offsets, group_id)
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
     def metrics(self) -> dict[str, int]:
-        """Acknowledged rows and batches, and how many batches were sent again."""
+        """Acknowledged rows and batches, how many batches were sent again, and transactions by their outcome."""
+        transactions = self._transactions
         return {
             "acknowledged_rows": self._sender.acknowledged_rows,
             "acknowledged_batches": self._sender.acknowledged_batches,
             "retries": self._sender.retries,
+            "transactions_committed": 0 if transactions is None else transactions.committed,
+            "transactions_aborted": 0 if transactions is None else transactions.aborted,
         }
 
     def close(self, timeout: float | None = None) -> None:
-        """Wait for what is under way (up to `timeout` seconds, by default delivery.timeout.ms), then fail the rest."""
+        """Wait for what is under way (up to `timeout` seconds, by default delivery.timeout.ms), then fail the rest.
+
+        An open transaction is aborted.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        self._lingering.close()
         limit_ms = self._config.delivery_timeout_ms + 5000 if timeout is None else timeout * 1000
-        self._sender.drain(Deadline.after_ms(limit_ms))
+        deadline = Deadline.after_ms(limit_ms)
+        if self._transactions is not None:
+            try:
+                self._transactions.close(deadline.remaining_ms)
+            except SparkBrokerError as error:
+                logger.warning("an open transaction was not aborted; its time-out will do so: %s", error)
+        self._lingering.close()
+        self._sender.drain(deadline)
         self._sender.close()
         self._metadata.close()
 
@@ -172,6 +280,31 @@ class Producer:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the producer is closed")
+
+    def _open_transactions(self) -> Transactions | None:
+        if self._state is None:
+            return None
+        return Transactions(self._state, self._metadata, self._sender, self._lingering.hand_on, self._config)
+
+    def _transactional(self) -> Transactions:
+        self._check_open()
+        if self._transactions is None:
+            raise InvalidTxnStateError("the producer has no transactional id")
+        return self._transactions
+
+    def _refuse_appends(self, error: SparkBrokerError) -> None:
+        self._sender.refuse(error)
+
+    def _note_failure(self, error: SparkBrokerError) -> None:
+        """An append failed for good: no transaction is committed without it."""
+        if self._state is not None:
+            self._state.failed(error)
+
+    def _failed(self, error: SparkBrokerError) -> Future[_T]:
+        self._note_failure(error)
+        future: Future[_T] = Future()
+        future.set_exception(error)
+        return future
 
     def _topic(self, name: str, deadline: Deadline) -> TopicView:
         # The sender refreshes what is in use; only a topic's first append waits for a broker.
@@ -215,13 +348,15 @@ class Producer:
         deadline: Deadline,
     ) -> None:
         """Encode, wait for room, hand to the sender. What fails is reported to `complete`."""
-        message = encode_batch(rows, schema_id=view.schema_id, compression=self._compression)
+        attributes = 0 if self._state is None else TRANSACTIONAL
+        message = encode_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=self._compression)
         where = TopicPartition(view.name, partition)
         batch = OutgoingBatch(where, view.topic_id, view.schema_id, rows.num_rows, message, complete)
         try:
             self._sender.reserve(batch.size_bytes, deadline)
             self._sender.enqueue(batch)
         except SparkBrokerError as error:
+            self._note_failure(error)
             complete(error)
 
     def _dispatch(self, where: TopicPartition, builder: RecordBuilder) -> None:
@@ -235,12 +370,7 @@ class Producer:
             self._sender.prepare(deadline)
             (batch,) = within_size(builder.build(), view, divisible=False)
         except SparkBrokerError as error:
+            self._note_failure(error)
             complete(error)
         else:
             self._submit(view, where.partition, batch, complete, deadline)
-
-
-def _failed(error: SparkBrokerError) -> Future[_T]:
-    future: Future[_T] = Future()
-    future.set_exception(error)
-    return future

@@ -89,13 +89,17 @@ def call_with_retries(
     """The first result of `attempt` that is not a retriable error.
 
     Raises what `attempt` raised last once the deadline has passed, any error that `retry` refuses at once, and
-    ClosedError when `closing` is set while it waits. `between` runs before each new attempt (a metadata refresh).
+    ClosedError when `closing` is set while it waits. `between` runs before each new attempt (a metadata refresh), with
+    the error of the last one, and belongs to it: what it raises is treated alike.
     """
     number = 0
+    failure: SparkBrokerError | None = None
     while True:
         if closing.is_set():
             raise ClosedError("the client was closed during the call")
         try:
+            if failure is not None:
+                between(failure)
             return attempt()
         except SparkBrokerError as error:
             wait_s = backoff.wait_s(number)
@@ -105,4 +109,3 @@ def call_with_retries(
         number += 1
         if closing.wait(wait_s):
             raise ClosedError("the client was closed during the call")
-        between(failure)

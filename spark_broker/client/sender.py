@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from spark_broker.client.append_channel import AppendChannel, InFlight
 from spark_broker.client.cluster_view import ClusterView, address_of
-from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
+from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Identity, OutgoingBatch
 from spark_broker.client.partition_queue import Completion, PartitionQueue
 from spark_broker.client.retry import Deadline, RecoveryPace
@@ -21,13 +21,12 @@ from spark_broker.errors import (
     BufferExhaustedError,
     ClosedError,
     DuplicateSequenceNumberError,
-    InconsistentTopicIdError,
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
     UnknownServerError,
-    UnknownTopicOrPartitionError,
     error_from_code,
+    invariant,
 )
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest, AppendResponse, InitProducerId, ProducerIdentity
 
@@ -40,10 +39,21 @@ TICK_S = 0.1
 
 
 class Sender:
-    """Owns the queues of a producer and the channels to leaders."""
+    """Owns the queues of a producer and the channels to leaders.
 
-    def __init__(self, metadata: ClusterMetadata, config: ProducerConfig) -> None:
+    With a transactional id, identities come from `take_identity`, and `on_failure` hears of each batch that failed for
+    good, before the batch counts as done.
+    """
+
+    def __init__(
+        self,
+        metadata: ClusterMetadata,
+        config: ProducerConfig,
+        on_failure: Callable[[SparkBrokerError], None] = lambda error: None,
+    ) -> None:
         self.lock = threading.Lock()
+        self._on_failure = on_failure
+        self._refusal: SparkBrokerError | None = None
         self._metadata = metadata
         self._config = config
         self._acks = ACKS_ALL if config.acks in ("all", "-1") else int(config.acks)
@@ -99,11 +109,16 @@ class Sender:
             self._buffered_bytes += size_bytes
 
     def enqueue(self, batch: OutgoingBatch) -> None:
-        """Take a batch for which room is reserved, and write it in this thread when nothing is before it."""
-        with self.lock:
-            if self._closed:
+        """Take a batch for which room is reserved, and write it in this thread when nothing is before it.
+
+        Raises ClosedError after close, and what `refuse` was given.
+        """
+        with self._changed:
+            refusal = _closed_error() if self._closed else self._refusal
+            if refusal is not None:
                 self._buffered_bytes -= batch.size_bytes
-                raise ClosedError("the producer is closed")
+                self._changed.notify_all()
+                raise refusal
             batch.deadline_s = time.monotonic() + self._config.delivery_timeout_ms / 1000
             self._incomplete.add(batch)
             queue = self._queue_of(batch)
@@ -118,17 +133,31 @@ class Sender:
             awaited = set(self._incomplete)
             return self._changed.wait_for(lambda: awaited.isdisjoint(self._incomplete), deadline.remaining_s)
 
+    def take_identity(self, identity: Identity) -> None:
+        """Number from 0 on, in every partition, under this identity. Every batch has its outcome."""
+        with self.lock:
+            invariant(not self._drop_queues(_closed_error()), "no batch is left when a transaction ends")
+            self._identity, self._refusal = identity, None
+
+    def refuse(self, error: SparkBrokerError) -> None:
+        """Fail what is not acknowledged, and what is enqueued from now on, until there is another identity.
+
+        What is in flight may still be stored.
+        """
+        with self.lock:
+            self._refusal = error
+            completions = self._drop_queues(error)
+        self._complete(completions)
+
     def close(self) -> None:
         """Fail what is left and end the threads."""
         with self.lock:
             self._closed = True
-            completions = [c for queue in self._queues.values() for c in queue.fail_all(_closed_error())]
+            completions = self._drop_queues(_closed_error())
             channels = list(self._channels.values())
             self._channels.clear()
-            self._recovering.clear()
             for channel in channels:
                 channel.broken = True
-                channel.in_flight.clear()
             self._recovery.notify_all()
             self._changed.notify_all()
         for channel in channels:
@@ -189,12 +218,27 @@ class Sender:
 
     # ---- under the lock ---------------------------------------------------------------------------------------------
 
+    def _drop_queues(self, error: SparkBrokerError) -> list[Completion]:
+        """Forget every batch and what was known of its partition; answers that come later belong to nothing."""
+        completions = [c for queue in self._queues.values() for c in queue.fail_all(error)]
+        self._queues.clear()
+        self._recovering.clear()
+        for channel in self._channels.values():
+            channel.line.clear()
+            channel.in_flight.clear()
+        return completions
+
     def _queue_of(self, batch: OutgoingBatch) -> PartitionQueue:
         key = (batch.topic_id, batch.topic_partition.partition)
         queue = self._queues.get(key)
         if queue is None:
-            queue = PartitionQueue(batch.topic_partition, batch.topic_id, self._identity, numbered=self._numbered)
-            self._queues[key] = queue
+            queue = self._queues[key] = PartitionQueue(
+                batch.topic_partition,
+                batch.topic_id,
+                self._identity,
+                numbered=self._numbered,
+                renumbers=not self._config.transactional_id,
+            )
         return queue
 
     def _route(self, queue: PartitionQueue) -> AppendChannel | None:
@@ -239,6 +283,7 @@ class Sender:
             acks=self._acks,
             timeout_ms=self._config.request_timeout_ms,
             schema_id=batch.schema_id,
+            transactional_id=self._config.transactional_id,
         )
 
     def _acknowledge(self, queue: PartitionQueue, batch: OutgoingBatch, base_offset: int) -> list[Completion]:
@@ -292,6 +337,8 @@ class Sender:
         if not done:
             return
         for batch, outcome in done:
+            if isinstance(outcome, SparkBrokerError):
+                self._on_failure(outcome)
             batch.complete(outcome)
         with self._changed:
             for batch, _ in done:
@@ -411,7 +458,8 @@ class Sender:
 
     def _resume(self, queue: PartitionQueue) -> list[Completion]:
         now_s = time.monotonic()
-        gone = self._gone(queue, now_s)
+        topic = self._metadata.view.topic(queue.topic_partition.topic)
+        gone = queue.gone(None if topic is None else topic.topic_id, now_s)
         if gone is not None:
             self._recovering.discard(queue)
             self._queues.pop((queue.topic_id, queue.topic_partition.partition), None)
@@ -425,20 +473,6 @@ class Sender:
             self._recovering.discard(queue)
             self._line_up(queue)
         return []
-
-    def _gone(self, queue: PartitionQueue, now_s: float) -> SparkBrokerError | None:
-        """The error once the topic has been missing, or another one, for longer than a broker may lag behind."""
-        tp = queue.topic_partition
-        topic = self._metadata.view.topic(tp.topic)
-        if topic is not None and topic.topic_id == queue.topic_id:
-            queue.missing_since_s = 0.0
-            return None
-        queue.missing_since_s = queue.missing_since_s or now_s
-        if (now_s - queue.missing_since_s) * 1000 < UNKNOWN_TOPIC_GRACE_MS:
-            return None
-        if topic is None:
-            return UnknownTopicOrPartitionError(f"topic {tp.topic!r} was deleted")
-        return InconsistentTopicIdError(f"topic {tp.topic!r} was deleted and created again")
 
 
 def _expired(batch: OutgoingBatch, timeout_ms: int) -> str:

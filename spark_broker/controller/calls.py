@@ -10,6 +10,7 @@ from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.isr import alter_partition
 from spark_broker.controller.leader_balance import elect_leaders
+from spark_broker.controller.log_ends import LogEnds
 from spark_broker.controller.producer_ids import allocate_producer_ids
 from spark_broker.controller.reassignment import reassign
 from spark_broker.controller.topics import (
@@ -18,9 +19,10 @@ from spark_broker.controller.topics import (
     create_partitions,
     create_topic,
     delete_topic,
-    offsets_topic_request,
+    internal_topic_request,
 )
 from spark_broker.errors import InvalidRequestError
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AllocateProducerIds,
     AlterPartition,
@@ -32,6 +34,7 @@ from spark_broker.protocol.messages import (
     ElectLeaders,
     Empty,
     EnsureOffsetsTopic,
+    EnsureTransactionsTopic,
     GetMetadata,
     ReassignPartition,
 )
@@ -44,6 +47,7 @@ class CallContext:
     settings: ClusterSettings
     new_topic: NewTopicValues | None
     expected_brokers: int
+    log_ends: LogEnds
 
 
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:
@@ -58,7 +62,9 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
         case CreateTopic():
             return create_topic(image, request, _values(context), context.settings)
         case EnsureOffsetsTopic():
-            return _ensure_offsets_topic(image, context)
+            return _ensure_internal_topic(image, context, CONSUMER_OFFSETS_TOPIC)
+        case EnsureTransactionsTopic():
+            return _ensure_internal_topic(image, context, TRANSACTION_STATE_TOPIC)
         case DeleteTopic():
             return delete_topic(image, request)
         case CreatePartitions():
@@ -66,7 +72,7 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
         case AlterTopicConfig():
             return alter_topic_config(image, request, context.settings)
         case ElectLeaders():
-            return elect_leaders(image, request)
+            return elect_leaders(image, context.log_ends, request)
         case ReassignPartition():
             return reassign(image, request)
         case _:
@@ -79,8 +85,8 @@ def _values(context: CallContext) -> NewTopicValues:
     return context.new_topic
 
 
-def _ensure_offsets_topic(image: MetadataImage, context: CallContext) -> Decision:
-    request = offsets_topic_request(image, context.settings, context.expected_brokers)
+def _ensure_internal_topic(image: MetadataImage, context: CallContext, name: str) -> Decision:
+    request = internal_topic_request(image, context.settings, context.expected_brokers, name)
     if request is None:
         return Decision((), Empty())
     return create_topic(image, request, _values(context), context.settings)

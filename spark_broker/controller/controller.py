@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
-from spark_broker.controller import damage, fencing, shutdown
+from spark_broker.controller import damage, fencing, shutdown, unclean
 from spark_broker.controller.absence import Absences
 from spark_broker.controller.calls import CallContext, answer
 from spark_broker.controller.effects import (
@@ -42,6 +42,7 @@ from spark_broker.controller.events import (
 )
 from spark_broker.controller.housekeeping import Housekeeping
 from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.log_ends import LogEnds
 from spark_broker.controller.records import ClusterRecord, ControllerEpochRecord, LaunchRecord, MetadataRecord
 from spark_broker.controller.registration import Registration, RegistrationRules, register
 from spark_broker.controller.sessions import HAS_STREAM, Session, Sessions, SessionTimes
@@ -73,7 +74,8 @@ class Controller:
         self._settings = settings
         self._shared_executor = shared_executor
         self._absences = Absences()
-        self._housekeeping = Housekeeping(cluster, self._absences, joined=set())
+        self._log_ends = LogEnds()
+        self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends)
         self._lost_launches: dict[int, None] = {}  # in order of their loss, the oldest goes when there are too many
         self._shutdown_offsets: dict[int, int] = {}  # broker id to the end of the decision that began its shutdown
         self._damage_known: dict[int, frozenset[tuple[int, str, int]]] = {}  # (broker epoch, topic id, number)
@@ -118,6 +120,7 @@ class Controller:
         if records:
             self.image = self.image.apply(records)
             self._records += records
+            self._effects += unclean.notes(self.image, records)
 
     def _start(self, event: ControllerStarted, now_ms: int) -> None:
         """A higher epoch; what an older controller still says is refused from here on."""
@@ -223,9 +226,11 @@ class Controller:
             self._effects.append(CloseSession(event.session_id, error))
             return
         self._set_damaged_aside(session, beat)
+        leaderless = self._log_ends.report(self.image, session.broker_id, beat.log_ends)
         may_stop = beat.wants_shutdown and self._shut_down(session)
         if not beat.wants_shutdown:
             self._unfence_if_ready(session, beat, now_ms)
+        self._apply(unclean.recover(self.image, self._log_ends, leaderless))
         fenced = self.image.brokers[session.broker_id].fenced
         self._effects.append(Send(event.session_id, HeartbeatAnswer(beat.sent_ms, fenced, may_stop)))
 
@@ -264,7 +269,8 @@ class Controller:
         patience_ms = max(cluster.replica_reassignment_delay_ms, cluster.broker_session_timeout_ms)
         expected = len(self.image.brokers) - len(self._absences.away_for(patience_ms, now_ms))
         try:
-            decision = answer(self.image, event.request, CallContext(self._settings, event.new_topic, expected))
+            context = CallContext(self._settings, event.new_topic, expected, self._log_ends)
+            decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:
             if isinstance(error, InvariantError):
                 raise

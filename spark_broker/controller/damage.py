@@ -1,39 +1,40 @@
-"""Replicas whose log was found damaged and set aside: they leave the ISR, and never lead with what is left."""
+"""Replicas whose log was found damaged and set aside: they leave the ISR and the ELR, and never lead with what is left.
+
+Where such a replica was the last that had everything, electing it, empty, would make every other replica throw its
+records away. The partition has no leader until somebody accepts the loss by an unclean election.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spark_broker.controller.election import elect
+from spark_broker.controller.election import Election, elect
 from spark_broker.controller.image import MetadataImage
-from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
+from spark_broker.controller.partition_change import change
+from spark_broker.controller.records import MetadataRecord
 from spark_broker.model import NO_LEADER
 
 
 def set_aside(
     image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]]
 ) -> tuple[MetadataRecord, ...]:
-    """The broker leaves the ISRs of these partitions; where it is the last member it stays, marked as not electable.
-
-    Such a partition has no leader until somebody deletes its topic: electing the empty replica would make every other
-    replica throw its records away.
-    """
+    """The broker leaves the ISRs and ELRs of these partitions."""
     records: list[MetadataRecord] = []
     for topic_id, number in dict.fromkeys(partitions):
         state = image.partition(topic_id, number)
-        if state is None or broker_id not in state.isr or broker_id in state.damaged:
+        if state is None:
             continue
-        rest = [member for member in state.isr if member != broker_id]
-        leader = None
+        election = Election(state.leader, state.isr)
         if state.leader in (broker_id, NO_LEADER):
-            leader = elect(state, lambda member: member != broker_id and image.is_live(member))
-        records.append(
-            PartitionChangeRecord(
-                topic_id,
-                number,
-                leader=leader if leader != state.leader else None,
-                isr=rest or None,
-                damaged=None if rest else [*state.damaged, broker_id],
-            )
+            election = elect(state, lambda member: member != broker_id and image.is_live(member))
+        record = change(
+            image.topics[topic_id],
+            number,
+            state,
+            leader=election.leader,
+            isr=election.isr,
+            lost=(broker_id,),
+            damaged=(broker_id,),
         )
+        records += [] if record is None else [record]
     return tuple(records)

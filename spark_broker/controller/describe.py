@@ -38,7 +38,16 @@ def _broker(broker: BrokerState) -> BrokerMetadata:
 
 def _topic(topic: TopicState) -> TopicMetadata:
     partitions = [
-        PartitionMetadata(p, s.leader, s.leader_epoch, list(s.replicas), list(s.isr), s.partition_epoch)
+        PartitionMetadata(
+            partition=p,
+            leader=s.leader,
+            leader_epoch=s.leader_epoch,
+            replicas=list(s.replicas),
+            isr=list(s.isr),
+            partition_epoch=s.partition_epoch,
+            elr=list(s.elr),
+            last_known_elr=list(s.last_known_elr),
+        )
         for p, s in enumerate(topic.partitions)
     ]
     return TopicMetadata(topic.name, topic.topic_id, partitions, list(topic.schemas), dict(topic.config))

@@ -1,29 +1,47 @@
-"""Who leads a partition: only a member of its ISR."""
+"""Who leads a partition: a member of its ISR, else an eligible leader replica (KIP-966), and nobody else.
+
+Both have everything that was committed. Elections that may lose records are in `unclean.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionState, TopicState
+from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import PartitionChangeRecord
 from spark_broker.model import NO_LEADER
 
 
-def elect(state: PartitionState, electable: Callable[[int], bool]) -> int:
-    """The first electable ISR member in order of preference; NO_LEADER when there is none (unclean election is off)."""
-    candidates = (broker for broker in state.replicas if broker in state.isr and broker not in state.damaged)
-    return next((broker for broker in candidates if electable(broker)), NO_LEADER)
+@dataclass(frozen=True, slots=True)
+class Election:
+    """The winner (NO_LEADER: there is none) and the ISR that it leads."""
+
+    leader: int
+    isr: tuple[int, ...]
 
 
-def change(
-    topic_id: str, partition: int, state: PartitionState, *, leader: int, isr: tuple[int, ...]
-) -> PartitionChangeRecord | None:
-    """The record for a new leader and ISR; None when nothing changes."""
-    if leader == state.leader and isr == state.isr:
-        return None
-    return PartitionChangeRecord(
-        topic_id,
-        partition,
-        leader=leader if leader != state.leader else None,
-        isr=list(isr) if isr != state.isr else None,
-    )
+def elect(state: PartitionState, electable: Callable[[int], bool]) -> Election:
+    """The first electable member of the ISR, else of the ELR, in order of preference.
+
+    An eligible replica leads alone: the ISR that it takes over from has no electable member.
+    """
+    members = [broker for broker in state.replicas if broker in state.isr and electable(broker)]
+    if members:
+        return Election(members[0], state.isr)
+    eligible = [broker for broker in state.replicas if broker in state.elr and electable(broker)]
+    if eligible:
+        return Election(eligible[0], (eligible[0],))
+    return Election(NO_LEADER, state.isr)
+
+
+def lead_again(
+    topic: TopicState, number: int, state: PartitionState, electable: Callable[[int], bool]
+) -> tuple[PartitionChangeRecord, ...]:
+    """The election of a partition that has no leader; no record where nobody is electable."""
+    election = elect(state, electable)
+    if election.leader == NO_LEADER:
+        return ()
+    record = change(topic, number, state, leader=election.leader, isr=election.isr)
+    return () if record is None else (record,)

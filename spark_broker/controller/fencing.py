@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from spark_broker.controller.election import change, elect
+from spark_broker.controller.election import Election, elect, lead_again
 from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord, PartitionChangeRecord
 from spark_broker.model import NO_LEADER
 
@@ -13,8 +14,8 @@ from spark_broker.model import NO_LEADER
 def fence(image: MetadataImage, gone: Collection[int], *, shrink: bool = True) -> tuple[MetadataRecord, ...]:
     """Fence these brokers, as one decision: they leave the ISRs that have a live leader without them.
 
-    A partition that is left without a leader keeps its whole ISR: each member has everything that was committed, so
-    whoever of them is back first may lead. `shrink=False` (the whole cluster stops) keeps every ISR.
+    A partition that is left without a leader keeps its ISR and its ELR: each member has everything that was committed,
+    so whoever of them is back first may lead. `shrink=False` (the whole cluster stops) keeps every ISR.
     """
     fenced = [
         BrokerChangeRecord(id_, image.brokers[id_].epoch, fenced=True)
@@ -36,15 +37,15 @@ def leave(
     for topic, number, state in image.partitions():
         if state.leader not in gone and gone.isdisjoint(state.isr):
             continue
-        leader = state.leader
-        if leader in gone or leader == NO_LEADER:
-            leader = elect(state, lambda broker: broker not in gone and image.is_live(broker))
-        if leader == NO_LEADER and keep_last_leader:
+        election = Election(state.leader, state.isr)
+        if state.leader in gone or state.leader == NO_LEADER:
+            election = elect(state, lambda broker: broker not in gone and image.is_live(broker))
+        if election.leader == NO_LEADER and keep_last_leader:
             continue
-        isr = state.isr
-        if leader != NO_LEADER and shrink:
+        isr = election.isr
+        if election.leader != NO_LEADER and shrink:
             isr = tuple(broker for broker in isr if broker not in gone)
-        record = change(topic.topic_id, number, state, leader=leader, isr=isr)
+        record = change(topic, number, state, leader=election.leader, isr=isr)
         if record is not None:
             records.append(record)
     return records
@@ -56,22 +57,22 @@ def fence_all(image: MetadataImage) -> tuple[MetadataRecord, ...]:
 
 
 def unfence(image: MetadataImage, broker_id: int) -> tuple[MetadataRecord, ...]:
-    """The broker is ready: it leads the partitions without a leader in whose ISR it is."""
+    """The broker is ready: it leads the partitions without a leader in whose ISR or ELR it is."""
     broker = image.brokers[broker_id]
     records: list[MetadataRecord] = [BrokerChangeRecord(broker_id, broker.epoch, fenced=False)]
     for topic, number, state in image.partitions():
-        if state.leader == NO_LEADER and broker_id in state.isr and broker_id not in state.damaged:
-            records.append(PartitionChangeRecord(topic.topic_id, number, leader=broker_id))
+        if state.leader == NO_LEADER and broker_id in state.replicas:
+            records += lead_again(topic, number, state, broker_id.__eq__)
     return tuple(records)
 
 
 def drop_absent(image: MetadataImage, absent: Collection[int]) -> tuple[MetadataRecord, ...]:
     """Brokers that stay away leave the ISRs of the partitions that have a leader; the others keep waiting for them."""
     gone = frozenset(absent)
-    records = []
+    records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
         if state.leader == NO_LEADER or state.leader in gone or gone.isdisjoint(state.isr):
             continue
-        isr = tuple(broker for broker in state.isr if broker not in gone)
-        records.append(PartitionChangeRecord(topic.topic_id, number, isr=list(isr)))
+        record = change(topic, number, state, isr=[broker for broker in state.isr if broker not in gone])
+        records += [] if record is None else [record]
     return tuple(records)

@@ -26,7 +26,7 @@ def heal(image: MetadataImage, gone: Collection[int], max_moves: int) -> tuple[M
             if state.leader == NO_LEADER or (budget <= 0 and not state.reassigning):
                 continue
             target = _healed(image, state, gone_targets, loads)
-            started = move(image, topic.topic_id, number, state, target)
+            started = move(image, topic, number, state, target)
             budget -= bool(started) and not state.reassigning
             records += started
     return tuple(records)

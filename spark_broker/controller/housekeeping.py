@@ -10,9 +10,11 @@ from spark_broker.controller.fencing import drop_absent
 from spark_broker.controller.healing import heal
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.leader_balance import balance_leaders
+from spark_broker.controller.log_ends import LogEnds
 from spark_broker.controller.reassignment import moves_in_progress, retry_completions
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.replica_balance import balance_replicas
+from spark_broker.controller.unclean import elect_allowed
 
 INTERVAL_MS = 250
 
@@ -24,6 +26,7 @@ class Housekeeping:
     config: ClusterConfig
     absences: Absences
     joined: set[int]
+    log_ends: LogEnds
     next_due_ms: int = 0
     next_leader_balance_ms: int | None = None
 
@@ -33,7 +36,15 @@ class Housekeeping:
             return ()
         self.next_due_ms = now_ms + INTERVAL_MS
         records: list[MetadataRecord] = []
-        for decide in (self._drop_absent, self._heal, self._complete_moves, self._share, self._balance_leaders):
+        self.log_ends.forget_led(image)
+        for decide in (
+            self._drop_absent,
+            self._elect_allowed,
+            self._heal,
+            self._complete_moves,
+            self._share,
+            self._balance_leaders,
+        ):
             decided = decide(image, now_ms)
             image = image.apply(decided) if decided else image
             records += decided
@@ -42,6 +53,11 @@ class Housekeeping:
     def _drop_absent(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.broker_session_timeout_ms, now_ms)
         return drop_absent(image, away) if away else ()
+
+    def _elect_allowed(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
+        return elect_allowed(
+            image, self.log_ends, self.absences.away_for(self.config.broker_session_timeout_ms, now_ms)
+        )
 
     def _heal(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.replica_reassignment_delay_ms, now_ms)

@@ -37,8 +37,11 @@ def identify(image: MetadataImage, request: RegisterBroker, lost: Collection[int
 
 
 def _may_take_over(image: MetadataImage, broker_id: int) -> bool:
-    """Never the id of a partition's last ISR member: its empty successor would be taken for the one with the data."""
+    """Never the id of a partition's last ISR or ELR member, nor, where all are lost, of any replica: what is left of
+    the records may be in its directory, and an empty successor would be taken for it."""
     broker = image.brokers.get(broker_id)
     if broker is None or not broker.fenced:
         return False
-    return not any(state.isr == (broker_id,) for _, _, state in image.partitions())
+    return not any(
+        broker_id in state.replicas and {*state.isr, *state.elr} <= {broker_id} for _, _, state in image.partitions()
+    )

@@ -59,16 +59,23 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """A partition. `replicas` is in order of preference; while it moves: the new replicas, then `removing`."""
+    """A partition. `replicas` is in order of preference; while it moves: the new replicas, then `removing`.
+
+    `isr`, `elr` and `last_known_elr` are disjoint subsets of `replicas`. Every member of the ISR and of the ELR has
+    everything that was committed (KIP-966): a replica that leaves an ISR which then is below the minimum had it, and
+    the high watermark stands still from then on. The minimum is `min(min.insync.replicas, len(replicas))`.
+    """
 
     replicas: tuple[int, ...]
-    isr: tuple[int, ...]  # Invariant: a non-empty subset of replicas
+    isr: tuple[int, ...]  # Invariant: empty only without a leader, and only when each last copy may lack records
     leader: int  # Invariant: a member of isr, or NO_LEADER
     leader_epoch: int  # Invariant: rises with every election, never falls
     partition_epoch: int  # Invariant: rises with every change, never falls
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
-    damaged: tuple[int, ...] = ()  # last ISR members whose log was found damaged: never electable
+    damaged: tuple[int, ...] = ()  # of last_known_elr: the log was set aside, and may hold more than any other
+    elr: tuple[int, ...] = ()  # Invariant: empty while the ISR has the minimum
+    last_known_elr: tuple[int, ...] = ()  # were in ISR or ELR below the minimum, and may have lost records since
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
@@ -229,6 +236,8 @@ def partition_record(topic_id: str, partition: int, state: PartitionState) -> Pa
         adding=list(state.adding),
         removing=list(state.removing),
         damaged=list(state.damaged),
+        elr=list(state.elr),
+        last_known_elr=list(state.last_known_elr),
     )
 
 
@@ -349,6 +358,8 @@ class _Builder:
                     adding=tuple(record.adding),
                     removing=tuple(record.removing),
                     damaged=tuple(record.damaged),
+                    elr=tuple(record.elr),
+                    last_known_elr=tuple(record.last_known_elr),
                 )
             )
         )
@@ -372,15 +383,33 @@ def changed_partition(state: PartitionState, record: PartitionChangeRecord) -> P
             adding=state.adding if record.adding is None else tuple(record.adding),
             removing=state.removing if record.removing is None else tuple(record.removing),
             damaged=state.damaged if record.damaged is None else tuple(record.damaged),
+            elr=state.elr if record.elr is None else tuple(record.elr),
+            last_known_elr=state.last_known_elr if record.last_known_elr is None else tuple(record.last_known_elr),
         )
     )
 
 
 def _checked(state: PartitionState) -> PartitionState:
-    invariant(bool(state.isr), "an ISR is never empty")
-    invariant(set(state.isr) <= set(state.replicas), f"the ISR {state.isr} is not within {state.replicas}")
+    state = _without_damaged_members(state)
+    sets = (state.isr, state.elr, state.last_known_elr)
+    for members in sets:
+        invariant(set(members) <= set(state.replicas), f"{members} is not within the replicas {state.replicas}")
+    invariant(len({*state.isr, *state.elr, *state.last_known_elr}) == sum(map(len, sets)), f"not disjoint: {sets}")
+    invariant(set(state.damaged) <= set(state.last_known_elr), f"damaged {state.damaged} of {state.last_known_elr}")
     invariant(state.leader == NO_LEADER or state.leader in state.isr, f"leader {state.leader} not in {state.isr}")
     return state
+
+
+def _without_damaged_members(state: PartitionState) -> PartitionState:
+    """Records that were written before there was an ELR kept a damaged last member in the ISR."""
+    damaged = tuple(broker for broker in state.isr if broker in state.damaged)
+    if not damaged:
+        return state
+    return replace(
+        state,
+        isr=tuple(broker for broker in state.isr if broker not in damaged),
+        last_known_elr=(*state.last_known_elr, *damaged),
+    )
 
 
 def _replay_scalar(image: MetadataImage, record: MetadataRecord) -> MetadataImage:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionState, changed_partition
+from spark_broker.controller.partition_change import change
 from spark_broker.controller.reassignment import complete
-from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
+from spark_broker.controller.records import MetadataRecord
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
     FencedLeaderEpochError,
@@ -60,11 +61,19 @@ def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr) -> list[Metada
         if member.broker_id not in state.isr:
             _check_joins(image, member)
     in_order = tuple(broker for broker in state.replicas if broker in isr)
-    if set(isr) == set(state.isr):
+    topic = image.topics[asked.topic_id]
+    same = set(isr) == set(state.isr)
+    record = change(topic, asked.partition, state, isr=None if same else in_order, lost=_lacking(asked))
+    if record is None:
         return []
-    record = PartitionChangeRecord(asked.topic_id, asked.partition, isr=list(in_order))
-    done = complete(image, asked.topic_id, asked.partition, changed_partition(state, record))
+    done = complete(image, topic, asked.partition, changed_partition(state, record))
     return [record] if done is None else [record, done]
+
+
+def _lacking(asked: AlterIsr) -> list[int]:
+    """Replicas that told the leader that they do not have all that is committed: not eligible either (KIP-966)."""
+    members = {member.broker_id for member in asked.isr}
+    return [broker_id for broker_id in asked.lacking if broker_id not in members]
 
 
 def _partition(image: MetadataImage, asked: AlterIsr) -> PartitionState:

@@ -1,4 +1,4 @@
-"""Preferred-leader election: partitions go back to the first of their replicas."""
+"""Elections on demand, and of the preferred leader by themselves."""
 
 from __future__ import annotations
 
@@ -6,28 +6,71 @@ from collections import Counter
 from collections.abc import Iterable
 
 from spark_broker.controller.effects import Decision
-from spark_broker.controller.image import MetadataImage, PartitionState
-from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
-from spark_broker.errors import UnknownTopicOrPartitionError
-from spark_broker.protocol.messages import ElectLeaders, Empty
+from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.controller.log_ends import LogEnds
+from spark_broker.controller.partition_change import change
+from spark_broker.controller.records import MetadataRecord
+from spark_broker.controller.unclean import elect_uncleanly
+from spark_broker.errors import (
+    ElectionNotNeededError,
+    PreferredLeaderNotAvailableError,
+    SparkBrokerError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.protocol.messages import ElectionResult, ElectionResults, ElectLeaders
+
+Partition = tuple[TopicState, int, PartitionState]
 
 
-def elect_leaders(image: MetadataImage, request: ElectLeaders) -> Decision:
-    """Preferred-leader election on demand; partitions whose preferred leader is not in sync stay as they are.
+def elect_leaders(image: MetadataImage, ends: LogEnds, request: ElectLeaders) -> Decision:
+    """Every partition is judged by itself; one that stays as it is has the reason in its result.
 
-    Raises UnknownTopicOrPartitionError.
+    Of all partitions (none named) those that need no election are left out. Raises UnknownTopicOrPartitionError.
     """
+    records: list[MetadataRecord] = []
+    results: list[ElectionResult] = []
+    for topic, number, state in _asked(image, request):
+        code, message = 0, ""
+        try:
+            if request.unclean:
+                records += elect_uncleanly(image, ends, topic, number, state)
+            else:
+                records += _elect_preferred(image, topic, number, state)
+        except ElectionNotNeededError as error:
+            if request.partitions is None:
+                continue
+            code, message = error.code, error.message
+        except SparkBrokerError as error:
+            code, message = error.code, error.message
+        results.append(ElectionResult(topic.name, number, code, message))
+    return Decision(tuple(records), ElectionResults(results))
+
+
+def _asked(image: MetadataImage, request: ElectLeaders) -> Iterable[Partition]:
     if request.partitions is None:
-        every = ((t.topic_id, p, s) for t, p, s in image.partitions())
-        return Decision(_elect_preferred(every, image), Empty())
-    named = []
+        return image.partitions()
+    named: list[Partition] = []
     for name, number in dict.fromkeys(request.partitions):
         topic = image.topic(name)
         state = None if topic is None else image.partition(topic.topic_id, number)
         if topic is None or state is None:
             raise UnknownTopicOrPartitionError(f"{name}-{number}")
-        named.append((topic.topic_id, number, state))
-    return Decision(_elect_preferred(named, image), Empty())
+        named.append((topic, number, state))
+    return named
+
+
+def _elect_preferred(
+    image: MetadataImage, topic: TopicState, number: int, state: PartitionState
+) -> tuple[MetadataRecord, ...]:
+    """Raises ElectionNotNeededError, PreferredLeaderNotAvailableError."""
+    preferred = state.replicas[0]
+    if preferred == state.leader:
+        raise ElectionNotNeededError(f"broker {preferred} leads {topic.name}-{number}")
+    if preferred not in state.isr or not image.is_live(preferred):
+        why = "not in sync" if image.is_live(preferred) else "not live"
+        raise PreferredLeaderNotAvailableError(f"broker {preferred}, preferred for {topic.name}-{number}, is {why}")
+    record = change(topic, number, state, leader=preferred)
+    return () if record is None else (record,)
 
 
 def balance_leaders(image: MetadataImage, imbalance_percentage: int) -> tuple[MetadataRecord, ...]:
@@ -38,16 +81,10 @@ def balance_leaders(image: MetadataImage, imbalance_percentage: int) -> tuple[Me
         preferred[state.replicas[0]] += 1
         elsewhere[state.replicas[0]] += state.leader != state.replicas[0]
     due = {b for b in preferred if elsewhere[b] * 100 > preferred[b] * imbalance_percentage and image.is_live(b)}
-    candidates = ((t.topic_id, p, s) for t, p, s in image.partitions() if s.replicas[0] in due)
-    return _elect_preferred(candidates, image)
-
-
-def _elect_preferred(
-    partitions: Iterable[tuple[str, int, PartitionState]], image: MetadataImage
-) -> tuple[MetadataRecord, ...]:
-    records = []
-    for topic_id, number, state in partitions:
-        preferred = state.replicas[0]
-        if preferred != state.leader and preferred in state.isr and image.is_live(preferred):
-            records.append(PartitionChangeRecord(topic_id, number, leader=preferred))
+    records: list[MetadataRecord] = []
+    for topic, number, state in image.partitions():
+        first = state.replicas[0]
+        if first in due and first != state.leader and first in state.isr:
+            record = change(topic, number, state, leader=first)
+            records += [] if record is None else [record]
     return tuple(records)

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spark_broker.controller.effects import Decision
-from spark_broker.controller.election import elect
-from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.election import Election, elect
+from spark_broker.controller.image import MetadataImage, PartitionState, TopicState, changed_partition
+from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
+from spark_broker.controller.topic_config import min_insync_replicas
 from spark_broker.errors import InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
 from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import Empty, ReassignPartition
@@ -22,7 +24,7 @@ def reassign(image: MetadataImage, request: ReassignPartition) -> Decision:
     if topic is None or state is None:
         raise UnknownTopicOrPartitionError(f"{request.topic}-{request.partition}")
     check_assignment(image, request.replicas)
-    return Decision(tuple(move(image, topic.topic_id, request.partition, state, request.replicas)), Empty())
+    return Decision(tuple(move(image, topic, request.partition, state, request.replicas)), Empty())
 
 
 def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
@@ -34,58 +36,50 @@ def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
 
 
 def move(
-    image: MetadataImage, topic_id: str, partition: int, state: PartitionState, target: Sequence[int]
+    image: MetadataImage, topic: TopicState, partition: int, state: PartitionState, target: Sequence[int]
 ) -> list[MetadataRecord]:
     """The records that start the move (and end it, where no replica has to be made). A move that runs is replaced.
 
     Current replicas that are no targets stay until the end as `removing`; so do ISR members of a move that is replaced.
     """
-    started = replace(
+    record = change(
+        topic,
+        partition,
         state,
         replicas=(*target, *(r for r in state.replicas if r not in target and _stays(state, r))),
         adding=tuple(r for r in target if r not in state.isr and (r not in state.replicas or r in state.adding)),
         removing=tuple(r for r in state.replicas if r not in target and _stays(state, r)),
     )
-    if started == state:
+    if record is None:
         return []
-    record = PartitionChangeRecord(
-        topic_id,
-        partition,
-        replicas=list(started.replicas),
-        adding=list(started.adding),
-        removing=list(started.removing),
-    )
-    done = complete(image, topic_id, partition, replace(started, partition_epoch=state.partition_epoch + 1))
+    done = complete(image, topic, partition, changed_partition(state, record))
     return [record] if done is None else [record, done]
 
 
 def _stays(state: PartitionState, replica: int) -> bool:
     """A replica that a replaced move was still making has nothing that anybody needs."""
-    return replica in state.isr or replica not in state.adding
+    return replica not in state.adding or replica in (*state.isr, *state.elr, *state.last_known_elr)
 
 
 def complete(
-    image: MetadataImage, topic_id: str, partition: int, state: PartitionState
+    image: MetadataImage, topic: TopicState, partition: int, state: PartitionState
 ) -> PartitionChangeRecord | None:
-    """The end of the move, once every added replica is in sync and one that stays can lead; else None."""
+    """The end of the move, once every added replica is in sync and one that stays can lead; else None.
+
+    Those that stay must be as many in sync as the topic demands: those that go can be no eligible leaders (KIP-966).
+    """
     if not state.reassigning or not set(state.adding) <= set(state.isr):
         return None
     replicas = state.target_replicas
     isr = tuple(broker for broker in state.isr if broker in replicas)
-    if not isr:
+    if len(isr) < min(min_insync_replicas(topic), len(replicas)):
         return None
-    leader = state.leader if state.leader in isr else elect(replace(state, replicas=replicas, isr=isr), image.is_live)
-    if leader == NO_LEADER:
+    election = Election(state.leader, isr)
+    if state.leader not in isr:
+        election = elect(replace(state, replicas=replicas, isr=isr, elr=()), image.is_live)
+    if election.leader == NO_LEADER:
         return None
-    return PartitionChangeRecord(
-        topic_id,
-        partition,
-        leader=leader if leader != state.leader else None,
-        isr=list(isr) if isr != state.isr else None,
-        replicas=list(replicas),
-        adding=[],
-        removing=[],
-    )
+    return change(topic, partition, state, leader=election.leader, isr=isr, replicas=replicas, adding=(), removing=())
 
 
 def moves_in_progress(image: MetadataImage) -> int:
@@ -95,5 +89,5 @@ def moves_in_progress(image: MetadataImage) -> int:
 
 def retry_completions(image: MetadataImage) -> tuple[MetadataRecord, ...]:
     """Ends of moves that had to wait for something other than an ISR change (a live leader among those that stay)."""
-    moving = ((t.topic_id, p, s) for t, p, s in image.partitions() if s.reassigning)
+    moving = ((t, p, s) for t, p, s in image.partitions() if s.reassigning)
     return tuple(done for t, p, s in moving if (done := complete(image, t, p, s)) is not None)

@@ -14,6 +14,7 @@ from msgspec import Meta, Struct
 
 from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.messages.common import BrokerId, Brokers, Epoch, Name, Offset, PartitionId, TopicId
+from spark_broker.protocol.wire import UNDECODABLE
 
 MAX_RECORDS_BYTES = 256 * 1024 * 1024
 """Largest run of encoded records (a snapshot of a very large cluster)."""
@@ -126,12 +127,15 @@ class PartitionRecord(Record, frozen=True, tag=10):
     adding: Brokers = []
     removing: Brokers = []
     damaged: Brokers = []
+    elr: Brokers = []
+    last_known_elr: Brokers = []
 
 
 class PartitionChangeRecord(Record, frozen=True, tag=11):
     """A change of a partition; None: unchanged. It raises the partition epoch.
 
     `leader` that is not None is an election: it raises the leader epoch even if the same broker wins (KAFKA-7164).
+    `unclean`: the elected leader is not known to have everything that was committed; the loss was accepted.
     """
 
     topic_id: TopicId
@@ -142,6 +146,9 @@ class PartitionChangeRecord(Record, frozen=True, tag=11):
     adding: Brokers | None = None
     removing: Brokers | None = None
     damaged: Brokers | None = None
+    elr: Brokers | None = None
+    last_known_elr: Brokers | None = None
+    unclean: bool = False
 
 
 class ProducerIdsRecord(Record, frozen=True, tag=12):
@@ -188,5 +195,5 @@ def decode_records(data: bytes | memoryview) -> list[MetadataRecord]:
         raise InvalidRequestError(f"{len(data)} bytes of metadata records")
     try:
         return _decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise InvalidRequestError(f"metadata records that do not decode: {error}") from None

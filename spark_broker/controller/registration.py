@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from spark_broker.controller.election import change, elect
+from spark_broker.controller.election import Election, elect
 from spark_broker.controller.identity import Identity, identify
 from spark_broker.controller.image import BrokerState, MetadataImage
+from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord, RegisterBrokerRecord
 from spark_broker.errors import (
     DuplicateBrokerRegistrationError,
@@ -15,7 +16,6 @@ from spark_broker.errors import (
     InvalidRequestError,
     StaleLaunchError,
     UnsupportedVersionError,
-    invariant,
 )
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBroker
 
@@ -135,21 +135,19 @@ def _record(image: MetadataImage, identity: Identity, request: RegisterBroker) -
 def _end_previous_incarnation(image: MetadataImage, identity: Identity, start_kind: str) -> list[PartitionChangeRecord]:
     """Its leaderships end: (epoch, offset) then names one batch, whatever the new process still has of them.
 
-    Only a machine crash or an empty directory takes the broker out of ISRs. A last member stays after a machine crash
-    and may lead again; its empty successor never can (KIP-966), which is why `identify` gives such an id to nobody.
+    Only a machine crash or an empty directory takes the broker out of ISRs and ELRs. Where it was the last of both,
+    nobody leads before its log has been compared with the others' (`unclean.recover`), or the loss is accepted.
     """
     broker_id = identity.broker_id
-    drop = identity.new_directory or start_kind == "machine_crash"
+    lost = (broker_id,) if identity.new_directory or start_kind == "machine_crash" else ()
     records = []
     for topic, number, state in image.partitions():
-        if broker_id not in state.isr:
+        if broker_id not in state.isr and broker_id not in state.elr:
             continue
-        leader = state.leader
-        if leader == broker_id:
-            leader = elect(state, lambda other: other != broker_id and image.is_live(other))
-        isr = tuple(member for member in state.isr if member != broker_id) if drop else state.isr
-        invariant(bool(isr) or not identity.new_directory, f"{topic.name}-{number} would be led by an empty replica")
-        record = change(topic.topic_id, number, state, leader=leader, isr=isr or state.isr)
+        election = Election(state.leader, state.isr)
+        if state.leader == broker_id:
+            election = elect(state, lambda other: other != broker_id and image.is_live(other))
+        record = change(topic, number, state, leader=election.leader, isr=election.isr, lost=lost)
         if record is not None:
             records.append(record)
     return records

@@ -28,7 +28,7 @@ def balance_replicas(image: MetadataImage, joined: Collection[int], max_moves: i
             break
         (topic_id, number, state), source, receiver = found
         target = [receiver if b == source else b for b in state.replicas]
-        records += move(image, topic_id, number, state, target)
+        records += move(image, image.topics[topic_id], number, state, target)
         moved.add((topic_id, number))
         _account(loads, state, source, receiver)
         budget -= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_broker.config import TopicConfig
+from spark_broker.controller.image import TopicState
 
 _BUILT_IN = TopicConfig().to_dict()
 
@@ -25,3 +26,13 @@ def altered_config(
     cluster = defaults.to_dict()
     changed = {name: cluster.get(name, "") if value is None else value for name, value in values.items()}
     return stored_config(TopicConfig.parse(current), changed)
+
+
+def min_insync_replicas(topic: TopicState) -> int:
+    """The topic's min.insync.replicas. (Parsing every setting would cost too much where thousands of ISRs shrink.)"""
+    return int(topic.config.get("min.insync.replicas", _BUILT_IN["min.insync.replicas"]))
+
+
+def allows_unclean_election(topic: TopicState) -> bool:
+    """The topic's unclean.leader.election.enable."""
+    return topic.config.get("unclean.leader.election.enable", "false") == "true"

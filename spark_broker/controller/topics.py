@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionState, TopicState, partition_record
+from spark_broker.controller.partition_change import change
 from spark_broker.controller.placement import loads_of, place
 from spark_broker.controller.reassignment import check_assignment
 from spark_broker.controller.records import (
@@ -27,7 +28,7 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC, INTERNAL_PREFIX
+from spark_broker.model import INTERNAL_PREFIX, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AlterTopicConfig,
     CreatePartitions,
@@ -116,26 +117,31 @@ def _new_partitions(
     return records
 
 
-def offsets_topic_request(image: MetadataImage, settings: ClusterSettings, expected_brokers: int) -> CreateTopic | None:
-    """The request that creates `__consumer_offsets`; None when it exists.
+def internal_topic_request(
+    image: MetadataImage, settings: ClusterSettings, expected_brokers: int, name: str
+) -> CreateTopic | None:
+    """The request that creates `__consumer_offsets` or `__transaction_state`; None when it exists.
 
     `expected_brokers`: those that live or are likely to be back soon. Raises CoordinatorNotAvailableError while fewer
     live than it is to have replicas: made too early, it would keep a single replica for good.
     """
-    if image.topic(CONSUMER_OFFSETS_TOPIC) is not None:
+    if image.topic(name) is not None:
         return None
+    cluster = settings.cluster
+    # What they hold does not expire with retention: their coordinator moves the log start behind its snapshots.
+    config = {"retention.ms": "-1", "retention.bytes": "-1"}
+    partitions, factor = cluster.offsets_topic_num_partitions, cluster.offsets_topic_replication_factor
+    if name == TRANSACTION_STATE_TOPIC:
+        partitions = cluster.transaction_state_log_num_partitions
+        factor = cluster.transaction_state_log_replication_factor
     live = len(image.live_brokers())
-    wanted = min(settings.cluster.offsets_topic_replication_factor, max(expected_brokers, 1))
+    wanted = min(factor, max(expected_brokers, 1))
     if live < wanted:
-        raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS_TOPIC} waits for {wanted} brokers, {live} are live")
+        raise CoordinatorNotAvailableError(f"{name} waits for {wanted} brokers, {live} are live")
+    if name == TRANSACTION_STATE_TOPIC:
+        config["min.insync.replicas"] = str(min(cluster.transaction_state_log_min_isr, wanted))
     return CreateTopic(
-        name=CONSUMER_OFFSETS_TOPIC,
-        partitions=settings.cluster.offsets_topic_num_partitions,
-        replication_factor=wanted,
-        schema=b"",
-        # Offsets do not expire with retention: their coordinator moves the log start behind its snapshots.
-        config={"retention.ms": "-1", "retention.bytes": "-1"},
-        internal=True,
+        name=name, partitions=partitions, replication_factor=wanted, schema=b"", config=config, internal=True
     )
 
 
@@ -169,7 +175,14 @@ def alter_topic_config(image: MetadataImage, request: AlterTopicConfig, settings
     config = altered_config(settings.topic, topic.config, request.values)
     if config == topic.config:
         return Decision((), Empty())
-    return Decision((TopicConfigRecord(topic.topic_id, config),), Empty())
+    record = TopicConfigRecord(topic.topic_id, config)
+    return Decision((record, *_eligible_anew(image.apply([record]).topics[topic.topic_id])), Empty())
+
+
+def _eligible_anew(topic: TopicState) -> list[MetadataRecord]:
+    """Under a lower min.insync.replicas high watermarks move on with fewer replicas: nobody else is eligible then."""
+    changes = (change(topic, number, state) for number, state in enumerate(topic.partitions))
+    return [record for record in changes if record is not None]
 
 
 def _existing(image: MetadataImage, name: str) -> TopicState:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
+from spark_broker.errors import LogTruncationError, UnknownLeaderEpochError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,26 @@ def find_divergence(epochs: EpochHistory, log_end_offset: int, position: FetchPo
     if end.epoch < position.last_fetched_epoch or end.end_offset < position.fetch_offset:
         return Diverging(end.epoch, end.end_offset)
     return None
+
+
+def check_lineage(epochs: EpochHistory, log_start_offset: int, log_end_offset: int, read: FetchPosition) -> None:
+    """KIP-320: whether what a consumer has read below `read.fetch_offset` is still what the leader's log holds.
+
+    It knows of the last record the leader epoch (-1: nothing is known, nothing is compared). Raises LogTruncationError,
+    and UnknownLeaderEpochError for an epoch that this leader has not heard of: a later leader is to be asked.
+    """
+    if read.last_fetched_epoch > read.leader_epoch:
+        raise UnknownLeaderEpochError(f"the reader has read of epoch {read.last_fetched_epoch}, this leader has not")
+    if read.last_fetched_epoch == UNDEFINED_EPOCH or read.fetch_offset <= log_start_offset:
+        return
+    diverging = find_divergence(epochs, log_end_offset, read)
+    if diverging is not None:
+        offset = max(log_start_offset, min(diverging.end_offset, read.fetch_offset))
+        raise LogTruncationError(
+            f"what was read below {read.fetch_offset} is not in the log any more from {offset} on",
+            divergent_offset=offset,
+            diverging_epoch=diverging.epoch,
+        )
 
 
 def truncation_offset(epochs: EpochHistory, log_end_offset: int, diverging: Diverging) -> int:

@@ -61,11 +61,15 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class ProposeIsr:
-    """Ask the controller to make this the ISR: pairs of broker id and broker epoch (KIP-903)."""
+    """Ask the controller to make this the ISR: pairs of broker id and broker epoch (KIP-903).
+
+    `lacking`: replicas that leave it because they said that they do not have all that is committed.
+    """
 
     leader_epoch: int
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
+    lacking: tuple[int, ...] = ()
 
 
 Effect = (

@@ -89,6 +89,10 @@ class EpochHistory:
             return self
         return EpochHistory(tuple(entry for entry in self.entries if entry.start_offset < end_offset))
 
+    def last(self, count: int) -> EpochHistory:
+        """The newest `count` entries: what a reader remembers."""
+        return self if len(self.entries) <= count else EpochHistory(self.entries[-count:])
+
     def start_at(self, log_start_offset: int) -> EpochHistory:
         """Forget epochs that end at or before `log_start_offset`; the one that spans it begins there."""
         after = bisect_right(self.entries, log_start_offset, key=lambda entry: entry.start_offset)

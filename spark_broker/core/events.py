@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spark_broker.core.divergence import Diverging, FetchPosition
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.producers import NO_PRODUCER, ProducerStates
+from spark_broker.core.producers import ProducerStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,19 @@ class LogState:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchInfo:
-    """A batch of the log as the state machine sees it. `next_offset` is exclusive."""
-
-    base_offset: int
-    next_offset: int
-    leader_epoch: int
-    append_time_ms: int
-    producer_id: int = NO_PRODUCER
-    producer_epoch: int = -1
-    sequence: int = -1
-
-
-@dataclass(frozen=True, slots=True)
 class AppendGrant:
     """Where the leader's next batch goes."""
 
     base_offset: int
     leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitTransaction:
+    """A transactional batch that may be appended once the coordinator has confirmed that its transaction is open.
+
+    The coordinator adds the partition to the transaction with that: nothing hangs for want of a marker (KIP-890).
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,9 @@
-"""What a partition remembers of its idempotent producers, so that a retry stores nothing twice.
+"""What a partition remembers of its producers, so that a retry stores nothing twice and no zombie is heard.
 
-A producer numbers its micro-batches per partition: 0, 1, 2, ... in each of its epochs. The state is a function of the
-log: after truncation or reload it equals the state rebuilt from the log (KAFKA-5435).
+A producer numbers its micro-batches per partition: 0, 1, 2, ... in each of its epochs. A marker that ends a transaction
+names the producer's *next* epoch (KIP-890): whatever the ended one still sends is refused, and numbers begin anew, so
+that a number used again after an abort is no duplicate of the aborted batch. The state is a function of the log: after
+truncation or reload it equals the state rebuilt from the log (KAFKA-5435), but for producers that have expired.
 """
 
 from __future__ import annotations
@@ -9,9 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spark_broker.core.batch import NO_PRODUCER, BatchInfo
+from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.errors import (
     DuplicateSequenceNumberError,
     InvalidProducerEpochError,
+    InvalidTxnStateError,
     OutOfOrderSequenceNumberError,
     UnknownProducerIdError,
 )
@@ -19,7 +24,6 @@ from spark_broker.errors import (
 REMEMBERED_BATCHES = 5
 """As many as may be in flight: a retry of any of them is recognised."""
 
-NO_PRODUCER = -1
 SEQUENCE_LIMIT = 2**31
 """Sequence numbers wrap to 0 here."""
 
@@ -35,44 +39,54 @@ class StoredBatch:
 
 @dataclass(frozen=True, slots=True)
 class ProducerEntry:
-    """Invariant: `batches` has 1 to 5 entries, oldest first, with consecutive sequence numbers."""
+    """Invariant: `batches` has 0 to 5 entries, oldest first, with consecutive sequence numbers.
+
+    None: the epoch began with a marker, and its first batch is still to come.
+    """
 
     producer_epoch: int
     batches: tuple[StoredBatch, ...]
     last_append_ms: int
 
     @property
-    def last_sequence(self) -> int:
-        return self.batches[-1].sequence
-
-
-def next_sequence(sequence: int) -> int:
-    return (sequence + 1) % SEQUENCE_LIMIT
+    def next_sequence(self) -> int:
+        return (self.batches[-1].sequence + 1) % SEQUENCE_LIMIT if self.batches else 0
 
 
 class ProducerStates:
-    """The producers of one partition, by producer id."""
+    """The producers of one partition, by producer id, and their transactions there."""
 
-    def __init__(self, entries: Iterable[tuple[int, ProducerEntry]] = ()) -> None:
+    def __init__(
+        self, entries: Iterable[tuple[int, ProducerEntry]] = (), transactions: TransactionIndex | None = None
+    ) -> None:
         self._entries = dict(entries)
+        self.transactions = transactions or TransactionIndex()
 
     def copy(self) -> ProducerStates:
-        return ProducerStates(self._entries.items())
+        return ProducerStates(self._entries.items(), self.transactions.copy())
 
     def entries(self) -> list[tuple[int, ProducerEntry]]:
         """Sorted by producer id."""
         return sorted(self._entries.items())
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ProducerStates) and self._entries == other._entries
+        return (
+            isinstance(other, ProducerStates)
+            and self._entries == other._entries
+            and self.transactions == other.transactions
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
-    def check(self, producer_id: int, producer_epoch: int, sequence: int) -> StoredBatch | None:
+    # ---- the leader's checks -----------------------------------------------------------------------------------
+
+    def check(
+        self, producer_id: int, producer_epoch: int, sequence: int, *, transactional: bool = False
+    ) -> StoredBatch | None:
         """None: the batch is new and next in order. A StoredBatch: it is a retry of that one.
 
-        Raises InvalidProducerEpochError, OutOfOrderSequenceNumberError, UnknownProducerIdError or
-        DuplicateSequenceNumberError.
+        Raises InvalidProducerEpochError, OutOfOrderSequenceNumberError, UnknownProducerIdError,
+        DuplicateSequenceNumberError or InvalidTxnStateError.
         """
         entry = self._entries.get(producer_id)
         if entry is None:
@@ -83,6 +97,11 @@ class ProducerStates:
             raise InvalidProducerEpochError(
                 f"producer {producer_id} has epoch {entry.producer_epoch}, the batch {producer_epoch}"
             )
+        if self.transactions.first_offset(producer_id) >= 0:
+            if producer_epoch > entry.producer_epoch:
+                raise InvalidTxnStateError(f"producer {producer_id} has a transaction of epoch {entry.producer_epoch}")
+            if not transactional:
+                raise InvalidTxnStateError(f"producer {producer_id} appends outside of its transaction")
         if producer_epoch > entry.producer_epoch:
             if sequence != 0:
                 raise OutOfOrderSequenceNumberError(f"epoch {producer_epoch} begins with sequence number {sequence}")
@@ -94,21 +113,74 @@ class ProducerStates:
         for batch in entry.batches:
             if batch.sequence == sequence:
                 return batch
-        if sequence == next_sequence(entry.last_sequence):
+        if sequence == entry.next_sequence:
             return None
-        if 0 < (entry.last_sequence - sequence) % SEQUENCE_LIMIT < SEQUENCE_LIMIT // 2:
+        if entry.batches and 0 < (entry.next_sequence - 1 - sequence) % SEQUENCE_LIMIT < SEQUENCE_LIMIT // 2:
             raise DuplicateSequenceNumberError(
                 f"producer {producer_id}: sequence number {sequence} is older than {entry.batches[0].sequence}"
             )
         raise OutOfOrderSequenceNumberError(
-            f"producer {producer_id}: sequence number {sequence} after {entry.last_sequence}"
+            f"producer {producer_id}: sequence number {sequence} where {entry.next_sequence} is next"
         )
 
-    def appended(self, producer_id: int, producer_epoch: int, batch: StoredBatch, append_time_ms: int) -> None:
-        """Remember a batch of the log. Followers come here without `check` (KAFKA-6003)."""
-        if producer_id == NO_PRODUCER:
-            return
+    def is_fenced(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a later epoch of the producer has begun here."""
         entry = self._entries.get(producer_id)
-        earlier = entry.batches if entry and entry.producer_epoch == producer_epoch else ()
-        batches = (*earlier, batch)[-REMEMBERED_BATCHES:]
-        self._entries[producer_id] = ProducerEntry(producer_epoch, batches, append_time_ms)
+        return entry is not None and producer_epoch < entry.producer_epoch
+
+    def check_marker(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether a marker that begins this epoch is new here; False: it has been written already.
+
+        Raises InvalidProducerEpochError for one that comes late: it must not end a newer transaction (KIP-890).
+        """
+        entry = self._entries.get(producer_id)
+        if entry is None or producer_epoch > entry.producer_epoch:
+            return True
+        ongoing = self.transactions.first_offset(producer_id) >= 0
+        if producer_epoch < entry.producer_epoch or ongoing or entry.batches:
+            raise InvalidProducerEpochError(
+                f"producer {producer_id} goes on in epoch {entry.producer_epoch}; the marker is of {producer_epoch}"
+            )
+        return False
+
+    # ---- the log -----------------------------------------------------------------------------------------------
+
+    def replay(self, batch: BatchInfo) -> None:
+        """A batch of the log, in order. Followers come here without `check` (KAFKA-6003)."""
+        if batch.producer_id == NO_PRODUCER:
+            return
+        if batch.control:
+            self._entries[batch.producer_id] = ProducerEntry(batch.producer_epoch, (), batch.append_time_ms)
+            self.transactions.ended(batch.producer_id, batch.base_offset, aborted=batch.aborted)
+            return
+        entry = self._entries.get(batch.producer_id)
+        # Where the producer was forgotten and began anew, replay from before that must come to the same.
+        goes_on = entry is not None and (entry.producer_epoch, entry.next_sequence) == (
+            batch.producer_epoch,
+            batch.sequence,
+        )
+        earlier = entry.batches if entry is not None and goes_on else ()
+        stored = StoredBatch(batch.sequence, batch.base_offset, batch.next_offset - 1)
+        batches = (*earlier, stored)[-REMEMBERED_BATCHES:]
+        self._entries[batch.producer_id] = ProducerEntry(batch.producer_epoch, batches, batch.append_time_ms)
+        if batch.transactional:
+            self.transactions.began(batch.producer_id, batch.base_offset)
+
+    def committed(self, high_watermark: int) -> None:
+        """Markers below the high watermark are committed."""
+        self.transactions.committed(high_watermark)
+
+    def start_at(self, log_start_offset: int) -> None:
+        """Retention removes records, not what is known of their producers (KIP-360)."""
+        self.transactions.start_at(log_start_offset)
+
+    def expire(self, before_ms: int) -> list[int]:
+        """Forget producers that appended nothing since `before_ms` and have no open transaction; returns their ids."""
+        expired = [
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if entry.last_append_ms < before_ms and self.transactions.first_offset(producer_id) < 0
+        ]
+        for producer_id in expired:
+            del self._entries[producer_id]
+        return expired

@@ -7,7 +7,8 @@ out in order. The shell holds the partition's lock meanwhile, and tells the repl
     ------------------------------------------------------------------------------------------------------------
     assign(leader=me)    -> leader   -> leader              new epoch, or new ISR
     assign(leader=other) -> follower new epoch              -> follower: refuse pending, truncate by epochs
-    prepare_append       refuse      refuse                 accept, recognise a retry, or refuse
+    prepare_append       refuse      refuse                 accept, recognise a retry, ask the coordinator, or refuse
+    prepare_marker       refuse      refuse                 accept, recognise a repetition, or refuse
     appended             invariant   invariant              log end up; perhaps high watermark, acknowledgements
     follower_fetch       refuse      refuse                 progress, high watermark, ISR growth; or divergence
     fetched              ignore      truncate/append/restart ignore
@@ -22,22 +23,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import Enum
 
-from spark_broker.core.divergence import Diverging, FetchPosition, find_divergence, truncation_offset
+from spark_broker.core.batch import NO_PRODUCER, BatchInfo
+from spark_broker.core.divergence import Diverging, FetchPosition, check_lineage, find_divergence, truncation_offset
 from spark_broker.core.effects import (
     Acknowledge,
     AdvanceLogStart,
     Effect,
     HighWatermarkAdvanced,
-    ProposeIsr,
     Refuse,
     RestartLog,
     SaveEpochs,
     TruncateLog,
 )
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import AppendGrant, Assignment, BatchInfo, Fetched, LogState
+from spark_broker.core.events import AppendGrant, Assignment, AwaitTransaction, Fetched, LogState
+from spark_broker.core.leadership import Leadership
 from spark_broker.core.pending import PendingAppend, PendingAppends
-from spark_broker.core.producers import NO_PRODUCER, ProducerStates, StoredBatch
+from spark_broker.core.producers import ProducerStates, StoredBatch
 from spark_broker.core.progress import FollowerProgress
 from spark_broker.errors import (
     FencedLeaderEpochError,
@@ -49,7 +51,6 @@ from spark_broker.errors import (
     OffsetOutOfRangeError,
     RequestTimedOutError,
     SparkBrokerError,
-    StaleBrokerEpochError,
     UnknownLeaderEpochError,
     invariant,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "ACKS_ALL",
     "AppendGrant",
     "Assignment",
+    "AwaitTransaction",
     "BatchInfo",
     "Diverging",
     "FetchPosition",
@@ -84,7 +86,7 @@ class Replica:
     """The replica of a partition on broker `me`. Not thread-safe: the shell's partition lock covers it.
 
     Invariants: log_start_offset <= high_watermark <= log_end_offset; the high watermark never falls; the leader epoch
-    and the partition epoch never fall; `proposed_isr` is None unless this replica leads.
+    and the partition epoch never fall; `leadership` is there exactly while this replica leads.
     """
 
     def __init__(self, me: int, log: LogState, *, min_insync_replicas: int, lag_max_ms: int) -> None:
@@ -99,10 +101,24 @@ class Replica:
         self.producers = log.producers
         self.min_insync_replicas = min_insync_replicas
         self.lag_max_ms = lag_max_ms
-        self.leader_epoch_start_offset = 0  # of the epoch in which this replica leads
-        self.followers: dict[int, FollowerProgress] = {}
-        self.proposed_isr: tuple[int, ...] | None = None
+        self.leadership: Leadership | None = None
         self.pending = PendingAppends()
+        self.producers.committed(self.high_watermark)
+
+    # ---- what a leader knows (of a replica that does not lead: nothing) -------------------------------------------
+
+    @property
+    def followers(self) -> Mapping[int, FollowerProgress]:
+        return self.leadership.followers if self.leadership else {}
+
+    @property
+    def proposed_isr(self) -> tuple[int, ...] | None:
+        return self.leadership.proposed_isr if self.leadership else None
+
+    @property
+    def leader_epoch_start_offset(self) -> int:
+        """Where the epoch begins in which this replica leads."""
+        return self.leadership.epoch_start_offset if self.leadership else 0
 
     # ---- assignments -------------------------------------------------------------------------------------------
 
@@ -117,16 +133,16 @@ class Replica:
         self.assignment = assignment
         if assignment.leader != self.me:
             return self._follow() if new_epoch else []
-        effects = self._lead(broker_epochs, now_ms) if new_epoch else []
-        self._update_followers(broker_epochs, now_ms)
-        if assignment.partition_epoch > current.partition_epoch:
-            self.proposed_isr = None
+        if new_epoch or self.leadership is None:
+            effects = self._lead(broker_epochs, now_ms)
+        else:
+            effects = []
+            self.leadership.reassign(assignment, broker_epochs, now_ms)
         return effects + self._advance_high_watermark()
 
     def _follow(self) -> list[Effect]:
         self.role = Role.FOLLOWER
-        self.followers.clear()
-        self.proposed_isr = None
+        self.leadership = None
         refused = self._refuse_pending(NotLeaderOrFollowerError("the leader changed before the batch was committed"))
         return [*self._set_epochs(self.epochs.truncate_to(self.log_end_offset)), *refused]
 
@@ -135,32 +151,13 @@ class Replica:
         # Led before, the epoch would name two batches at one offset where the log has lost its end since.
         invariant(self.assignment.leader_epoch > self.epochs.latest_epoch, "elected in an epoch that the log has seen")
         self.role = Role.LEADER
-        self.leader_epoch_start_offset = self.log_end_offset
-        self.proposed_isr = None
-        self.followers = {
-            broker: FollowerProgress(broker_epochs.get(broker, -1), now_ms)
-            for broker in self.assignment.replicas
-            if broker != self.me
-        }
+        self.leadership = Leadership(self.me, self.assignment, self.log_end_offset, broker_epochs, now_ms)
         return self._set_epochs(self.epochs.assign(self.assignment.leader_epoch, self.log_end_offset))
-
-    def _update_followers(self, broker_epochs: Mapping[int, int], now_ms: int) -> None:
-        """A follower that came back as a new incarnation has proved nothing yet (KAFKA-14139)."""
-        known = self.followers
-        self.followers = {}
-        for broker in self.assignment.replicas:
-            if broker == self.me:
-                continue
-            progress = known.get(broker)
-            epoch = broker_epochs.get(broker, -1)
-            if progress is None or progress.broker_epoch != epoch:
-                progress = FollowerProgress(epoch, progress.last_caught_up_ms if progress else now_ms)
-            self.followers[broker] = progress
 
     def stop(self, error: SparkBrokerError) -> list[Effect]:
         """For good: the topic is deleted, the disk failed, or the broker leaves. No later assignment revives it."""
         self.role = Role.STOPPED
-        self.proposed_isr = None
+        self.leadership = None
         return self._refuse_pending(error)
 
     def _refuse_pending(self, error: SparkBrokerError) -> list[Effect]:
@@ -178,7 +175,7 @@ class Replica:
     def effective_min_isr(self) -> int:
         return min(self.min_insync_replicas, max(len(self.assignment.replicas), 1))
 
-    def check_leader(self, leader_epoch: int) -> None:
+    def check_leader(self, leader_epoch: int) -> Leadership:
         """Every request names the leader epoch that it believes in. -1: whichever (KIP-320)."""
         if leader_epoch >= 0 and leader_epoch < self.assignment.leader_epoch:
             raise FencedLeaderEpochError(
@@ -188,22 +185,62 @@ class Replica:
             raise UnknownLeaderEpochError(
                 f"the request names leader epoch {leader_epoch}, known is {self.assignment.leader_epoch}"
             )
-        if self.role is not Role.LEADER:
+        if self.leadership is None:
             raise NotLeaderOrFollowerError(f"broker {self.me} does not lead; broker {self.assignment.leader} does")
+        return self.leadership
 
     def prepare_append(
-        self, leader_epoch: int, acks: int, producer_id: int, producer_epoch: int, sequence: int
-    ) -> AppendGrant | StoredBatch:
-        """Where the batch goes, or where it already is. Raises the error that refuses it; nothing has changed then."""
-        self.check_leader(leader_epoch)
+        self,
+        leader_epoch: int,
+        acks: int,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        *,
+        transactional: bool = False,
+        now_ms: int = 0,
+    ) -> AppendGrant | StoredBatch | AwaitTransaction:
+        """Where the batch goes, or where it already is, or that its transaction must be confirmed first.
+
+        Raises the error that refuses it; nothing has changed then.
+        """
+        leadership = self.check_leader(leader_epoch)
+        if transactional and (producer_id == NO_PRODUCER or acks != ACKS_ALL):
+            raise InvalidRequestError("a transactional batch needs a producer id and acks=all")
         if producer_id != NO_PRODUCER:
-            stored = self.producers.check(producer_id, producer_epoch, sequence)
+            stored = self.producers.check(producer_id, producer_epoch, sequence, transactional=transactional)
             if stored is not None:
                 return stored
-        if acks == ACKS_ALL and len(self.assignment.isr) < self.effective_min_isr:
+        if acks == ACKS_ALL:
+            self._check_min_isr()
+        if transactional and not leadership.is_confirmed(producer_id, producer_epoch, now_ms):
+            return AwaitTransaction()
+        return AppendGrant(self.log_end_offset, self.assignment.leader_epoch)
+
+    def _check_min_isr(self) -> None:
+        if len(self.assignment.isr) < self.effective_min_isr:
             raise NotEnoughReplicasError(
                 f"the ISR has {len(self.assignment.isr)} of the {self.effective_min_isr} replicas that must be in sync"
             )
+
+    def transaction_confirmed(self, leader_epoch: int, producer_id: int, producer_epoch: int, asked_ms: int) -> None:
+        """The coordinator, asked at `asked_ms`, has this partition in the producer's open transaction."""
+        if self.leadership is None or leader_epoch != self.assignment.leader_epoch:
+            return
+        # Asked before the marker came, answered after it: kept, it would stay for ever.
+        if not self.producers.is_fenced(producer_id, producer_epoch):
+            self.leadership.confirm(producer_id, producer_epoch, asked_ms)
+
+    def prepare_marker(self, leader_epoch: int, producer_id: int, producer_epoch: int) -> AppendGrant | None:
+        """Where the marker goes that ends the producer's transaction and begins this epoch; None: it is in the log.
+
+        A marker is written even where the producer has appended nothing: it is what a late batch meets.
+        """
+        leadership = self.check_leader(leader_epoch)
+        if not self.producers.check_marker(producer_id, producer_epoch):
+            return None
+        self._check_min_isr()
+        leadership.forget_confirmation(producer_id)
         return AppendGrant(self.log_end_offset, self.assignment.leader_epoch)
 
     def appended(self, batch: BatchInfo, now_ms: int) -> list[Effect]:
@@ -223,9 +260,7 @@ class Replica:
 
     def _remember(self, batch: BatchInfo) -> None:
         self.log_end_offset = batch.next_offset
-        if batch.producer_id != NO_PRODUCER:
-            stored = StoredBatch(batch.sequence, batch.base_offset, batch.next_offset - 1)
-            self.producers.appended(batch.producer_id, batch.producer_epoch, stored, batch.append_time_ms)
+        self.producers.replay(batch)
 
     # ---- the leader: followers and the ISR ---------------------------------------------------------------------
 
@@ -237,13 +272,14 @@ class Replica:
         Raises the error that the follower gets. A divergence changes nothing. A follower that ends below the log start
         gets no batches: the answer names the log start, and the follower begins anew there.
         """
-        self.check_leader(position.leader_epoch)
-        progress = self._progress(follower, broker_epoch)
+        leadership = self.check_leader(position.leader_epoch)
+        progress = leadership.progress(follower, broker_epoch)
         diverging = find_divergence(self.epochs, self.log_end_offset, position)
         if diverging is not None:
             return diverging, []
         progress.fetched(position.fetch_offset, self.log_end_offset, now_ms)
-        return None, [*self._advance_high_watermark(), *self._grow_isr(follower, live)]
+        raised = self._advance_high_watermark()
+        return None, [*raised, *leadership.grow(follower, live, self.high_watermark)]
 
     def follower_idle(self, follower: int, broker_epoch: int, live: Mapping[int, int], now_ms: int) -> list[Effect]:
         """The follower still pulls this partition, from where it was at its last `follower_fetch`.
@@ -251,58 +287,25 @@ class Replica:
         It may have become fit for the ISR meanwhile: unfenced only now, or refused before.
         """
         progress = self.followers.get(follower)
-        if self.role is not Role.LEADER or progress is None or progress.broker_epoch != broker_epoch:
+        if self.leadership is None or progress is None or progress.broker_epoch != broker_epoch:
             return []
         progress.fetched(progress.log_end_offset, self.log_end_offset, now_ms)
-        return self._grow_isr(follower, live)
-
-    def _progress(self, follower: int, broker_epoch: int) -> FollowerProgress:
-        progress = self.followers.get(follower)
-        if progress is None:
-            raise NotLeaderOrFollowerError(f"broker {follower} is no replica of this partition")
-        if broker_epoch < progress.broker_epoch:
-            raise StaleBrokerEpochError(f"broker {follower} has epoch {progress.broker_epoch}, not {broker_epoch}")
-        if broker_epoch > progress.broker_epoch:
-            raise UnknownLeaderEpochError(f"broker {follower} with epoch {broker_epoch} is not known here yet")
-        return progress
-
-    @property
-    def maximal_isr(self) -> frozenset[int]:
-        """Current and proposed ISR: whichever the controller decides, what is committed is in all of it."""
-        return frozenset(self.assignment.isr) | frozenset(self.proposed_isr or ())
+        return [*self.leadership.grow(follower, live, self.high_watermark)]
 
     def _advance_high_watermark(self) -> list[Effect]:
         """The smallest log end of the maximal ISR; it stands still while the ISR is below the minimum."""
-        if self.role is not Role.LEADER or len(self.assignment.isr) < self.effective_min_isr:
+        if self.leadership is None or len(self.assignment.isr) < self.effective_min_isr:
             return []
-        ends = [self.log_end_offset]
-        for broker in self.maximal_isr - {self.me}:
-            progress = self.followers.get(broker)
-            ends.append(progress.log_end_offset if progress else -1)
-        return self._raise_high_watermark(min(ends))
+        return self._raise_high_watermark(self.leadership.replicated_offset(self.log_end_offset))
 
     def _raise_high_watermark(self, offset: int) -> list[Effect]:
         offset = min(offset, self.log_end_offset)
         if offset <= self.high_watermark:
             return []
         self.high_watermark = offset
+        self.producers.committed(offset)
         committed = self.pending.take_committed(offset)
         return [HighWatermarkAdvanced(offset), *(Acknowledge(a.token, a.base_offset) for a in committed)]
-
-    def _grow_isr(self, follower: int, live: Mapping[int, int]) -> list[Effect]:
-        """A follower joins past both the high watermark and the start of the leader's epoch (KNOWN_BUGS 11)."""
-        progress = self.followers[follower]
-        needed = max(self.high_watermark, self.leader_epoch_start_offset)
-        if self.proposed_isr is not None or follower in self.assignment.isr or progress.log_end_offset < needed:
-            return []
-        if live.get(follower) != progress.broker_epoch:
-            return []
-        return [self._propose((*self.assignment.isr, follower), live)]
-
-    def _propose(self, isr: tuple[int, ...], broker_epochs: Mapping[int, int]) -> ProposeIsr:
-        self.proposed_isr = isr
-        members = tuple((broker, broker_epochs.get(broker, -1)) for broker in isr)
-        return ProposeIsr(self.assignment.leader_epoch, self.assignment.partition_epoch, members)
 
     def tick(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
         """Time passes: slow followers leave the ISR, appends that waited too long fail."""
@@ -310,25 +313,10 @@ class Replica:
             Refuse(append.token, RequestTimedOutError("the batch was not committed in time; it may be later"))
             for append in self.pending.take_expired(now_ms)
         ]
-        return [*expired, *self._shrink_isr(broker_epochs, now_ms)]
-
-    def _shrink_isr(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
-        if self.role is not Role.LEADER or self.proposed_isr is not None:
-            return []
-        lagging = {
-            broker
-            for broker in self.assignment.isr
-            if (progress := self.followers.get(broker)) is not None
-            and (
-                progress.lacks(self.high_watermark) or progress.is_lagging(self.log_end_offset, now_ms, self.lag_max_ms)
-            )
-        }
-        if not lagging:
-            return []
-        kept = tuple(broker for broker in self.assignment.isr if broker not in lagging)
-        epochs = {**broker_epochs}
-        epochs.update({broker: p.broker_epoch for broker, p in self.followers.items()})
-        return [self._propose(kept, epochs)]
+        if self.leadership is None:
+            return expired
+        lag = (self.high_watermark, self.log_end_offset, now_ms, self.lag_max_ms)
+        return [*expired, *self.leadership.shrink(broker_epochs, *lag)]
 
     def isr_refused(self, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
         """The controller's answer to the proposal that was made at these epochs is an error.
@@ -337,9 +325,9 @@ class Replica:
         count until the newer state of the partition arrives.
         """
         current = (self.assignment.leader_epoch, self.assignment.partition_epoch)
-        if current != (leader_epoch, partition_epoch) or error_code not in CERTAIN_REFUSALS:
+        if self.leadership is None or current != (leader_epoch, partition_epoch) or error_code not in CERTAIN_REFUSALS:
             return []
-        self.proposed_isr = None
+        self.leadership.proposed_isr = None
         return self._advance_high_watermark()
 
     # ---- the follower ------------------------------------------------------------------------------------------
@@ -396,6 +384,7 @@ class Replica:
         """A cut may fall on a batch's beginning below the offset asked for; all follow the log (KAFKA-5435)."""
         invariant(log_end_offset >= self.high_watermark, "a cut below the high watermark")
         self.producers = producers
+        producers.committed(self.high_watermark)
         self.log_end_offset = log_end_offset
         return self._set_epochs(self.epochs.truncate_to(log_end_offset))
 
@@ -419,35 +408,67 @@ class Replica:
         self.epochs = log.epochs
         self._epochs_saved = False
         self.producers = log.producers
+        self.producers.committed(self.high_watermark)
 
     # ---- reads and the log start -------------------------------------------------------------------------------
 
-    def check_read(self, leader_epoch: int, offset: int) -> int:
-        """The offset below which a consumer may read from `offset` on: the high watermark. Equal: nothing yet."""
+    @property
+    def last_stable_offset(self) -> int:
+        """Below it every transaction is decided, and the decision committed. It never falls.
+
+        KAFKA-9491: a follower learns of its log start before it learns that all below it is decided.
+        """
+        return max(self.producers.transactions.last_stable_offset(self.high_watermark), self.log_start_offset)
+
+    def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
+        """Whether a reader's last record, the one before `offset`, of this leader epoch, is still in the log (KIP-320).
+
+        Raises LogTruncationError; UnknownLeaderEpochError where a later leader is to be asked.
+        """
         self.check_leader(leader_epoch)
+        read = FetchPosition(self.assignment.leader_epoch, offset, last_epoch)
+        check_lineage(self.epochs, self.log_start_offset, self.log_end_offset, read)
+
+    def check_read(self, leader_epoch: int, offset: int, *, read_committed: bool = False) -> int:
+        """The offset below which a consumer may read from `offset` on: the high watermark, or the last stable offset.
+
+        Equal to `offset`: nothing yet.
+        """
+        leadership = self.check_leader(leader_epoch)
         if self.log_start_offset <= offset <= self.log_end_offset:
-            return max(self.high_watermark, offset)
-        if offset > self.log_end_offset and self.high_watermark < self.leader_epoch_start_offset:
+            return max(self.last_stable_offset if read_committed else self.high_watermark, offset)
+        if offset > self.log_end_offset and self.high_watermark < leadership.epoch_start_offset:
             raise OffsetNotAvailableError("the new leader does not know yet what is committed")
         raise OffsetOutOfRangeError(f"offset {offset} is outside {self.log_start_offset} to {self.high_watermark}")
 
-    def latest_offset(self, leader_epoch: int) -> int:
-        """The high watermark; never lower than one shown before (KIP-207)."""
-        self.check_leader(leader_epoch)
-        if self.high_watermark < self.leader_epoch_start_offset:
+    def latest_offset(self, leader_epoch: int, *, read_committed: bool = False) -> int:
+        """The high watermark, or the last stable offset; never lower than one shown before (KIP-207)."""
+        leadership = self.check_leader(leader_epoch)
+        if self.high_watermark < leadership.epoch_start_offset:
             raise OffsetNotAvailableError("the new leader does not know yet what is committed")
-        return self.high_watermark
+        return self.last_stable_offset if read_committed else self.high_watermark
 
     def advance_log_start(self, offset: int) -> list[Effect]:
-        """`offset` is the beginning of a batch. KAFKA-9491: the high watermark is never below the log start."""
+        """`offset` is the beginning of a batch. KAFKA-9491: the high watermark is never below the log start.
+
+        A leader keeps what is undecided: gone with one leader's log start, it would hold back the last stable offset of
+        the next, whose log starts earlier, and the latest offset shown would fall (KIP-207).
+        """
         if offset <= self.log_start_offset:
             return []
         # A follower's leader has vouched for it: what lies below its log start is committed.
-        bound = self.high_watermark if self.role is Role.LEADER else self.log_end_offset
+        bound = self.last_stable_offset if self.role is Role.LEADER else self.log_end_offset
         invariant(offset <= bound, "log start past what is committed")
         self.log_start_offset = offset
+        self.producers.start_at(offset)
         raised = self._raise_high_watermark(offset)
-        return [AdvanceLogStart(offset), *self._set_epochs(self.epochs.start_at(offset)), *raised]
+        # Not saved: what the file says of the removed part is cut off at the next start, and changes nothing.
+        self.epochs = self.epochs.start_at(offset)
+        return [AdvanceLogStart(offset), *raised]
+
+    def expire_producers(self, before_ms: int) -> list[int]:
+        """Forget idle producers: those whose last append has an append time (UTC ms) before this."""
+        return self.producers.expire(before_ms)
 
     def configure(self, min_insync_replicas: int) -> list[Effect]:
         """The topic's min.insync.replicas changed."""

@@ -59,6 +59,7 @@ from spark_broker.protocol.messages import (
     CallRequest,
     CreateTopic,
     EnsureOffsetsTopic,
+    EnsureTransactionsTopic,
     Heartbeat,
     Message,
     MetadataUpdate,
@@ -163,7 +164,7 @@ class ControllerService:
             case CreateTopic():
                 config = {**self._settings.topic.to_dict(), **request.config}
                 return NewTopicValues(uuid.uuid4().hex, stored_schema(request.schema, config))
-            case EnsureOffsetsTopic():
+            case EnsureOffsetsTopic() | EnsureTransactionsTopic():
                 return NewTopicValues(uuid.uuid4().hex, stored_schema(b"", {}))
             case AlterTopicConfig():
                 self._check_columns(request)

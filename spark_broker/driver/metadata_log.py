@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, image_from_snapshot, to_records
 from spark_broker.controller.records import MetadataRecord
@@ -43,15 +43,18 @@ class MetadataLog:
         records_between_snapshots: int = 1000,
         snapshots_kept: int = 2,
         retry_deadline_s: float = RETRY_DEADLINE_S,
+        writer: str | None = None,
+        wait: Callable[[float], object] | None = None,
     ) -> None:
+        """`writer`: 32 hex digits that no other writer has; `wait` waits that many seconds before a retry."""
         self._store = store
         self._records_between_snapshots = records_between_snapshots
         self._snapshots_kept = snapshots_kept
         self._retry_deadline_s = retry_deadline_s
-        self._pause = threading.Event()
+        self._wait = wait if wait is not None else threading.Event().wait
         self._failure: MetadataStoreError | StaleControllerEpochError | None = None
         self._snapshot_offset = 0
-        self.writer = uuid.uuid4().hex
+        self.writer = writer if writer is not None else uuid.uuid4().hex
         self.image: MetadataImage = EMPTY_IMAGE
         self.number = -1  # of the last file
         self._guarded_replay()
@@ -171,7 +174,7 @@ class MetadataLog:
                 if time.monotonic() > deadline:
                     raise MetadataStoreError(f"{self._store}: {file.name} could not be written: {error}") from error
             # The name may be ours already: the next create answers "exists", and the file is then read.
-            self._pause.wait(RETRY_PAUSE_S)
+            self._wait(RETRY_PAUSE_S)
 
     def _check_ours(self, name: str, data: bytes) -> None:
         existing = self._store.read(name)

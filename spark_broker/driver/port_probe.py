@@ -14,5 +14,5 @@ def port_refuses(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> 
             return False
     except ConnectionRefusedError:
         return True
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: a host that is no name at all
         return False

@@ -24,6 +24,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.crc32c import Buffer, crc32c, crc32c_of
 from spark_broker.protocol.frame import (
+    ABORT,
     COMPRESSED,
     CONTROL,
     FIELDS_BYTES,
@@ -32,6 +33,7 @@ from spark_broker.protocol.frame import (
     NO_SEQUENCE,
     NO_TIMESTAMP,
     ROW_OFFSETS,
+    TRANSACTIONAL,
     BatchHeader,
     pack_fields,
     unpack_fields,
@@ -89,30 +91,65 @@ def encode_batch(
     """
     if not 0 < batch.num_rows <= MAX_ROWS:
         raise InvalidDataError(f"a micro-batch of {batch.num_rows} rows")
+    return _encode(
+        batch,
+        BatchHeader(
+            base_offset=-1,
+            append_time_ms=-1,
+            max_timestamp_us=max_timestamp_us,
+            producer_id=producer_id,
+            last_offset_delta=batch.num_rows - 1,
+            row_count=batch.num_rows,
+            length=0,
+            leader_epoch=-1,
+            base_sequence=base_sequence,
+            schema_id=schema_id,
+            producer_epoch=producer_epoch,
+            attributes=attributes | (COMPRESSED if compression else 0),
+        ),
+        compression,
+    )
+
+
+def encode_marker(
+    schema: pa.Schema, *, producer_id: int, producer_epoch: int, committed: bool, schema_id: int
+) -> bytes:
+    """The message of a marker that ends a transaction: a batch without rows, which takes one offset.
+
+    The segment stays an Arrow stream. `producer_epoch` is the one that begins after the marker (KIP-890).
+    """
+    header = BatchHeader(
+        base_offset=-1,
+        append_time_ms=-1,
+        max_timestamp_us=NO_TIMESTAMP,
+        producer_id=producer_id,
+        last_offset_delta=0,
+        row_count=0,
+        length=0,
+        leader_epoch=-1,
+        base_sequence=NO_SEQUENCE,
+        schema_id=schema_id,
+        producer_epoch=producer_epoch,
+        attributes=CONTROL | TRANSACTIONAL | (0 if committed else ABORT),
+    )
+    return _encode(_no_rows(schema), header, None)
+
+
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
+def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None) -> bytes:
     stream = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(stream, batch.schema, options=_OPTIONS[compression])
     writer.write_batch(batch, custom_metadata=_PLACEHOLDER)
     stream_bytes = stream.getvalue()
     # The stream begins with the schema message, which is the topic's and not the batch's.
     message = stream_bytes[head_length(memoryview(stream_bytes)) :]
-    header = BatchHeader(
-        base_offset=-1,
-        append_time_ms=-1,
-        max_timestamp_us=max_timestamp_us,
-        producer_id=producer_id,
-        last_offset_delta=batch.num_rows - 1,
-        row_count=batch.num_rows,
-        length=message.size,
-        leader_epoch=-1,
-        base_sequence=base_sequence,
-        schema_id=schema_id,
-        producer_epoch=producer_epoch,
-        attributes=attributes | (COMPRESSED if compression else 0),
-    )
     metadata = read_metadata(memoryview(message))
     body = message[metadata.head_bytes :]
     head = bytearray(message[: metadata.head_bytes])
-    _write_value(head, metadata, header, crc32c(body))
+    _write_value(head, metadata, header._replace(length=message.size), crc32c(body))
     return b"".join((head, body))
 
 
@@ -164,7 +201,7 @@ def validate(message: Buffer, schema: pa.Schema, *, max_uncompressed_bytes: int)
     and MessageTooLargeError when the buffers claim more than `max_uncompressed_bytes` (checked before inflating any).
     """
     head = _read_head(message)
-    if head.header.attributes & (CONTROL | ROW_OFFSETS | FIRST_OF_SEGMENT):
+    if head.header.attributes & (CONTROL | ROW_OFFSETS | FIRST_OF_SEGMENT | ABORT):
         raise CorruptMessageError(f"a client may not set attributes {head.header.attributes:#x}")
     _check_head(message, head)
     _check_shape(head.metadata, schema)

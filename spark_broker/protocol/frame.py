@@ -66,6 +66,8 @@ class Attributes(IntFlag):
     """Compacted: the rows' offsets are in the metadata and are not consecutive."""
     FIRST_OF_SEGMENT = 16
     """The leader rolled here; followers roll here and nowhere else."""
+    ABORT = 32
+    """Of a control batch: it ends its producer's transaction as aborted; without the flag, as committed."""
 
 
 CONTROL = int(Attributes.CONTROL)
@@ -73,6 +75,7 @@ TRANSACTIONAL = int(Attributes.TRANSACTIONAL)
 COMPRESSED = int(Attributes.COMPRESSED)
 ROW_OFFSETS = int(Attributes.ROW_OFFSETS)
 FIRST_OF_SEGMENT = int(Attributes.FIRST_OF_SEGMENT)
+ABORT = int(Attributes.ABORT)
 
 
 class BatchHeader(NamedTuple):

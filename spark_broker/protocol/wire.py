@@ -13,6 +13,9 @@ from spark_broker.protocol.messages import CallRequest, CallResponse, ErrorRespo
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message, payload not counted (metadata of very large clusters is the largest)."""
 
+UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are no message: text that is not UTF-8 has an error that is not msgspec's own."""
+
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 _stream_decoder = msgspec.msgpack.Decoder(StreamMessage)
@@ -70,5 +73,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: Buffer) -> T:
         raise InvalidRequestError(f"a message of {len(data)} bytes")
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNDECODABLE as error:
         raise InvalidRequestError(f"a message that does not decode: {error}") from None

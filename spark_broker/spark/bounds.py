@@ -25,7 +25,7 @@ class Earliest:
 
 @dataclass(frozen=True)
 class Latest:
-    """The high watermark of every partition."""
+    """The end of every partition: its last stable offset; with read_uncommitted, its high watermark."""
 
 
 @dataclass(frozen=True)

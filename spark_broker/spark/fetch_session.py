@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import InvalidRequestError, error_from_code
-from spark_broker.protocol.messages import FetchPartition, FetchRequest, FetchResponse
+from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from spark_broker.spark.ranges import OffsetRange
 from spark_broker.transport.client import Connection
 
@@ -34,7 +34,13 @@ class FetchSession:
         self._correlation_id += 1
         settings = self._settings
         wanted = FetchPartition(
-            self._part.topic_id, self._part.partition, self._leader_epoch, offset, settings.max_partition_fetch_bytes
+            topic_id=self._part.topic_id,
+            partition=self._part.partition,
+            leader_epoch=self._leader_epoch,
+            offset=offset,
+            max_bytes=settings.max_partition_fetch_bytes,
+            last_fetched_epoch=self._part.read_epoch,
+            read_to=self._part.read_to,
         )
         request = FetchRequest(
             correlation_id=self._correlation_id,
@@ -43,11 +49,13 @@ class FetchSession:
             max_bytes=settings.fetch_max_bytes,
             partitions=[wanted],
             columns=self._columns,
+            read_committed=settings.read_committed,
         )
         self._stream.send(request, timeout_ms=settings.request_timeout_ms)
 
-    def answer(self, *, timeout_ms: int) -> memoryview:
-        """The frames that answer the request under way; none, when nothing was committed within fetch.max.wait.ms.
+    def answer(self, *, timeout_ms: int) -> tuple[FetchedPartition, memoryview]:
+        """The answer to the request under way, and its frames: none, when there was nothing new to read within
+        fetch.max.wait.ms, or nothing but markers and aborted batches, which `next_offset` is past.
 
         Raises the leader's typed error, NetworkError or RequestTimedOutError.
         """
@@ -61,7 +69,7 @@ class FetchSession:
             raise InvalidRequestError(f"a leader left {self._part.tp} out of its answer")
         if found.error_code:
             raise error_from_code(found.error_code, found.error_message)
-        return payload
+        return found, payload
 
     def close(self) -> None:
         self._stream.close()

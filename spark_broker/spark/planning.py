@@ -10,19 +10,20 @@ from spark_broker.client.offset_lookup import lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, OffsetInfo
+from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, OffsetInfo
 from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, split_ranges
 from spark_broker.spark.selection import Assign, Selection
 
 Infos = Mapping[TopicPartition, OffsetInfo]
+"""Where each partition ends for this read (`offset`), and its log start."""
 
 
 def plan_ranges(
     metadata: ClusterMetadata, options: ReadOptions, topics: Sequence[TopicView], deadline: Deadline
 ) -> list[OffsetRange]:
-    """The ranges to read, none of them empty; ends are high watermarks or below.
+    """The ranges to read, none of them empty; ends are last stable offsets, with read_uncommitted high watermarks.
 
     Raises InvalidConfigError for offsets that do not name exactly the partitions of the read or end before they start,
     OffsetOutOfRangeError for offsets that the partition does not have (unless failOnDataLoss is false), and
@@ -31,15 +32,32 @@ def plan_ranges(
     partitions = _partitions(options.selection, topics)
     for bound in (options.start, options.end):
         _check_named(bound, partitions)
-    infos = lookup_offsets(metadata, dict.fromkeys(partitions, EARLIEST_TIMESTAMP_MS), deadline)
+    infos = _look_up(metadata, options, dict.fromkeys(partitions, LATEST_TIMESTAMP_MS), deadline)
     starts = _resolve(metadata, options, options.start, infos, deadline)
     ends = _resolve(metadata, options, options.end, infos, deadline)
     ranges = []
     for tp in partitions:
         if starts[tp] > ends[tp] and isinstance(options.start, ByOffset) and isinstance(options.end, ByOffset):
             raise InvalidConfigError(f"{tp}: startingOffsets {starts[tp]} is after endingOffsets {ends[tp]}")
-        ranges.append(OffsetRange(tp.topic, infos[tp].topic_id, tp.partition, starts[tp], ends[tp]))
+        latest = infos[tp]
+        ranges.append(
+            OffsetRange(
+                topic=tp.topic,
+                topic_id=latest.topic_id,
+                partition=tp.partition,
+                start=starts[tp],
+                end=ends[tp],
+                read_to=latest.offset,
+                read_epoch=latest.last_epoch,
+            )
+        )
     return split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
+
+
+def _look_up(
+    metadata: ClusterMetadata, options: ReadOptions, wanted: Mapping[TopicPartition, int], deadline: Deadline
+) -> dict[TopicPartition, OffsetInfo]:
+    return lookup_offsets(metadata, wanted, deadline, read_committed=options.settings.read_committed)
 
 
 def _partitions(selection: Selection, topics: Sequence[TopicView]) -> list[TopicPartition]:
@@ -78,37 +96,40 @@ def _resolve(
         case Earliest():
             return {tp: info.log_start_offset for tp, info in infos.items()}
         case Latest():
-            return {tp: info.high_watermark for tp, info in infos.items()}
+            return {tp: info.offset for tp, info in infos.items()}
         case ByOffset():
             return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
         case ByTimestamp():
-            found = lookup_offsets(metadata, {tp: bound.of(tp) for tp in infos}, deadline)
+            found = _look_up(metadata, options, {tp: bound.of(tp) for tp in infos}, deadline)
             return {tp: _timed(options, bound, tp, found[tp], infos[tp]) for tp in infos}
 
 
 def _named(bound: ByOffset, tp: TopicPartition, info: OffsetInfo, *, fail: bool) -> int:
     offset = bound.offsets[tp]
     if offset == LATEST_OFFSET:
-        return info.high_watermark
+        return info.offset
     if offset == EARLIEST_OFFSET:
         return info.log_start_offset
-    if info.log_start_offset <= offset <= info.high_watermark:
+    if info.log_start_offset <= offset <= info.offset:
         return offset
     if fail:
+        undecided = ""
+        if info.offset < offset <= info.high_watermark:
+            undecided = f"; a transaction from {info.offset} on is not decided yet"
         raise OffsetOutOfRangeError(
-            f"{bound.option}: {tp} has offsets {info.log_start_offset} to {info.high_watermark}, not {offset}"
+            f"{bound.option}: {tp} has offsets {info.log_start_offset} to {info.offset}, not {offset}{undecided}"
             " (failOnDataLoss=false reads what there is)"
         )
-    return min(max(offset, info.log_start_offset), info.high_watermark)
+    return min(max(offset, info.log_start_offset), info.offset)
 
 
 def _timed(options: ReadOptions, bound: ByTimestamp, tp: TopicPartition, found: OffsetInfo, info: OffsetInfo) -> int:
     """No record at or after the moment: as an end it is the latest; as a start it is an error unless told otherwise."""
     if found.offset >= 0:
         # A record that was committed between the two lookups belongs to the next read.
-        return min(found.offset, info.high_watermark)
+        return min(found.offset, info.offset)
     if bound is options.end or options.latest_if_no_timestamp:
-        return info.high_watermark
+        return info.offset
     raise OffsetOutOfRangeError(
         f"{bound.option}: {tp} has no record at or after {bound.of(tp)}"
         " (startingOffsetsByTimestampStrategy=latest begins at its end)"

@@ -17,14 +17,14 @@ from spark_broker.errors import (
     CorruptMessageError,
     InconsistentTopicIdError,
     LeaderNotAvailableError,
+    LogTruncationError,
     OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
     SparkBrokerError,
 )
 from spark_broker.model import ConsumedBatch
-from spark_broker.protocol.frame import HEADER_BYTES, unpack_header
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS
+from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from spark_broker.spark.fetch_session import FetchSession
 from spark_broker.spark.ranges import OffsetRange
 
@@ -39,7 +39,11 @@ _log = logging.getLogger(__name__)
 
 
 class RangeReader:
-    """The batches of one range, in order, each offset once. Used by one thread."""
+    """The batches of one range, in order, each offset once. Used by one thread.
+
+    Not every offset of a range holds a record: markers of transactions take one each, and read_committed leaves out
+    aborted batches. What says how far a range is read is the leader, never a count of rows.
+    """
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class RangeReader:
         self._settings = settings
         self._columns = columns
         self._fail_on_data_loss = fail_on_data_loss
-        self._position = part.start  # Invariant: every record before it was yielded, or given up as lost.
+        self._position = part.start  # Invariant: every record before it was yielded, left out, or given up as lost.
         self._session: FetchSession | None = None
         self._failures = 0
         self._deadline = self._next_deadline()
@@ -88,11 +92,11 @@ class RangeReader:
         if session is None:
             session = self._open(topic)
             session.request(self._position)
-        payload = session.answer(timeout_ms=self._answer_timeout_ms())
-        position = _position_after(payload, self._position)
+        answer, payload = session.answer(timeout_ms=self._answer_timeout_ms())
+        position = max(self._position, answer.next_offset)
         if position < self._part.end:
-            session.request(position)
-        fetched = decode_fetched(payload, topic, self._part.partition, self._position, self._columns)
+            session.request(position)  # it leaves before this answer is decoded
+        fetched = decode_fetched(payload, topic, answer, self._position, self._columns)
         batches = [one.batch for one in fetched if one.batch is not None]
         if position > self._position:
             self._position = position
@@ -122,6 +126,9 @@ class RangeReader:
 
     def _recover(self, error: SparkBrokerError) -> None:
         """Go on from the same position, with fresh metadata; or raise what no other leader would answer otherwise."""
+        if isinstance(error, LogTruncationError):
+            self._read_what_is_there_now(error)
+            return
         if isinstance(error, OffsetOutOfRangeError):
             self._skip_lost(error)
             return
@@ -134,8 +141,21 @@ class RangeReader:
             raise ClosedError("the read was closed")
         self._metadata.refresh(self._deadline)
 
+    def _read_what_is_there_now(self, error: LogTruncationError) -> None:
+        """An unclean election cut the log below the end that was planned: other records may be at these offsets."""
+        tp, end = self._part.tp, self._part.end
+        if self._fail_on_data_loss:
+            raise LogTruncationError(f"{tp}: since the query was planned, {error.message}") from error
+        wanted = {tp: LATEST_TIMESTAMP_MS}
+        latest = lookup_offsets(self._metadata, wanted, self._deadline, read_committed=self._settings.read_committed)[
+            tp
+        ]
+        end = max(self._position, min(end, latest.offset))
+        _log.warning("%s: since the query was planned, %s; reading what is there, up to %d", tp, error.message, end)
+        self._part = replace(self._part, end=end, read_to=latest.offset, read_epoch=latest.last_epoch)
+
     def _skip_lost(self, error: OffsetOutOfRangeError) -> None:
-        """Retention or DeleteRecords moved the log start past the position, or an unclean election cut the log."""
+        """Retention or DeleteRecords moved the log start past the position, or the log was cut (failOnDataLoss off)."""
         tp, position = self._part.tp, self._position
         if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(f"{tp}: records from offset {position} on are gone: {error.message}") from error
@@ -158,16 +178,6 @@ class RangeReader:
         session, self._session = self._session, None
         if session is not None:
             session.close()
-
-
-def _position_after(payload: memoryview, position: int) -> int:
-    """The offset after the last frame, from the headers alone, so that the next request leaves before decoding."""
-    at = 0
-    while at < len(payload):
-        header = unpack_header(payload, at)
-        position = max(position, header.next_offset)
-        at += HEADER_BYTES + header.length
-    return position
 
 
 def _until(batch: ConsumedBatch, end: int) -> ConsumedBatch | None:

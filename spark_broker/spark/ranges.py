@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from spark_broker.model import TopicPartition
@@ -11,13 +11,19 @@ from spark_broker.model import TopicPartition
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Offsets `start` up to `end`, exclusive, of one partition of the topic with this id: one task's work."""
+    """Offsets `start` up to `end`, exclusive, of one partition of the topic with this id: one task's work.
+
+    `read_to`, `read_epoch`: the end of the whole partition when the query was planned, and the leader epoch of the
+    record before it. A log that does not agree there any more does not hold what was planned. -1: not known.
+    """
 
     topic: str
     topic_id: str
     partition: int
     start: int
     end: int
+    read_to: int = -1
+    read_epoch: int = -1
 
     @property
     def size(self) -> int:
@@ -45,4 +51,4 @@ def _cut(one: OffsetRange, parts: int) -> Iterable[OffsetRange]:
     parts = min(parts, one.size)
     bounds = [one.start + one.size * index // parts for index in range(parts + 1)]
     for start, end in pairwise(bounds):
-        yield OffsetRange(one.topic, one.topic_id, one.partition, start, end)
+        yield replace(one, start=start, end=end)

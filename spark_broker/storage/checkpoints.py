@@ -6,15 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from spark_broker.errors import DamagedLogError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.storage.files import write_atomically
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 
 LEADER_EPOCHS_FILE = "leader-epochs.json"
 LOG_STATE_FILE = "log-state.json"
 HIGH_WATERMARKS_FILE = "high-watermarks.json"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,66 +31,66 @@ class LogState:
     recovery_point: int = 0
 
 
-def write_checkpoint(path: Path, value: object) -> None:
+def write_checkpoint(path: Path, value: object, *, fs: FileSystem = LOCAL) -> None:
     """Replace the checkpoint, durably. Raises OSError."""
     text = json.dumps(value, separators=(",", ":")).encode()
-    write_atomically(path, b"%08x\n%s\n" % (crc32c(text), text))
+    write_atomically(fs, path, b"%08x\n%s\n" % (crc32c(text), text))
 
 
-def read_checkpoint(path: Path) -> object | None:
+def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
     """The value; None when there is no such file. Raises DamagedLogError when its CRC is wrong."""
     try:
-        data = path.read_bytes()
+        data = fs.read_bytes(path)
     except FileNotFoundError:
         return None
     crc, _, text = data.removesuffix(b"\n").partition(b"\n")
     if crc != b"%08x" % crc32c(text):
         raise DamagedLogError(f"{path.name} fails its CRC")
-    value: object = json.loads(text)
+    try:
+        value: object = json.loads(text)
+    except ValueError as error:
+        raise DamagedLogError(f"{path.name} has its CRC and is not JSON: {error}") from None
     return value
 
 
-def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
+def read_checkpoint_as(path: Path, kind: type[T], *, fs: FileSystem = LOCAL) -> T | None:
+    """The value as this type; None when there is no such file. Raises DamagedLogError, also for a value of another."""
+    value = read_checkpoint(path, fs=fs)
+    try:
+        return None if value is None else msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise DamagedLogError(f"{path.name}: {error}") from None
+
+
+def read_leader_epochs(directory: Path, *, fs: FileSystem = LOCAL) -> list[tuple[int, int]]:
     """(leader epoch, start offset) pairs of a partition, in order; empty when none were written."""
-    value = read_checkpoint(directory / LEADER_EPOCHS_FILE)
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise DamagedLogError(f"{LEADER_EPOCHS_FILE} does not hold a list")
-    return [(int(epoch), int(offset)) for epoch, offset in value]
+    return read_checkpoint_as(directory / LEADER_EPOCHS_FILE, list[tuple[int, int]], fs=fs) or []
 
 
-def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]]) -> None:
+def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]], *, fs: FileSystem = LOCAL) -> None:
     """Save the leader-epoch history of a partition. Raises OSError."""
-    write_checkpoint(directory / LEADER_EPOCHS_FILE, [list(entry) for entry in epochs])
+    write_checkpoint(directory / LEADER_EPOCHS_FILE, [list(entry) for entry in epochs], fs=fs)
 
 
-def read_high_watermarks(log_directory: Path) -> dict[TopicPartition, int]:
+def read_high_watermarks(log_directory: Path, *, fs: FileSystem = LOCAL) -> dict[TopicPartition, int]:
     """The high watermarks of all partitions of a log directory, as last saved."""
-    value = read_checkpoint(log_directory / HIGH_WATERMARKS_FILE)
-    if value is None:
-        return {}
-    if not isinstance(value, list):
-        raise DamagedLogError(f"{HIGH_WATERMARKS_FILE} does not hold a list")
-    return {TopicPartition(str(topic), int(partition)): int(offset) for topic, partition, offset in value}
+    saved = read_checkpoint_as(log_directory / HIGH_WATERMARKS_FILE, list[tuple[str, int, int]], fs=fs) or []
+    return {TopicPartition(topic, partition): offset for topic, partition, offset in saved}
 
 
-def write_high_watermarks(log_directory: Path, high_watermarks: Mapping[TopicPartition, int]) -> None:
+def write_high_watermarks(
+    log_directory: Path, high_watermarks: Mapping[TopicPartition, int], *, fs: FileSystem = LOCAL
+) -> None:
     """Save the high watermarks of all partitions. Raises OSError."""
     value = [[tp.topic, tp.partition, offset] for tp, offset in sorted(high_watermarks.items())]
-    write_checkpoint(log_directory / HIGH_WATERMARKS_FILE, value)
+    write_checkpoint(log_directory / HIGH_WATERMARKS_FILE, value, fs=fs)
 
 
-def read_log_state(directory: Path) -> LogState:
+def read_log_state(directory: Path, *, fs: FileSystem = LOCAL) -> LogState:
     """The state of a partition's log; all zero when none was written."""
-    value = read_checkpoint(directory / LOG_STATE_FILE)
-    if value is None:
-        return LogState()
-    if not isinstance(value, dict):
-        raise DamagedLogError(f"{LOG_STATE_FILE} does not hold an object")
-    return LogState(int(value["log_start_offset"]), int(value["recovery_point"]))
+    return read_checkpoint_as(directory / LOG_STATE_FILE, LogState, fs=fs) or LogState()
 
 
-def write_log_state(directory: Path, state: LogState) -> None:
+def write_log_state(directory: Path, state: LogState, *, fs: FileSystem = LOCAL) -> None:
     """Save the state of a partition's log. Raises OSError."""
-    write_checkpoint(directory / LOG_STATE_FILE, asdict(state))
+    write_checkpoint(directory / LOG_STATE_FILE, asdict(state), fs=fs)

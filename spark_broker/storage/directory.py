@@ -7,9 +7,8 @@ last start that finished recovery, and the port to use again.
 
 from __future__ import annotations
 
-import json
-import shutil
-import uuid
+import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -21,10 +20,17 @@ from spark_broker.errors import (
     InconsistentTopicIdError,
     KafkaStorageError,
     LogDirectoryLockedError,
+    StorageFullError,
 )
 from spark_broker.model import TopicPartition
-from spark_broker.storage.checkpoints import read_high_watermarks, write_high_watermarks
-from spark_broker.storage.files import TEMPORARY_SUFFIX, sync_directory, write_atomically
+from spark_broker.storage.checkpoints import (
+    read_checkpoint_as,
+    read_high_watermarks,
+    write_checkpoint,
+    write_high_watermarks,
+)
+from spark_broker.storage.files import TEMPORARY_SUFFIX, is_full
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 
@@ -36,6 +42,8 @@ DAMAGED_SUFFIX = ".damaged"
 SLOT_PREFIX = "broker-"
 MAX_SLOTS = 1000
 NO_BROKER_ID = -1
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,16 @@ class LogDirectory:
     """A claimed log directory: locked by this process until `release` or its end."""
 
     def __init__(
-        self, path: Path, lock: DirectoryLock, meta: DirectoryMeta, start_kind: StartKind, *, is_new: bool
+        self,
+        fs: FileSystem,
+        path: Path,
+        lock: DirectoryLock,
+        meta: DirectoryMeta,
+        start_kind: StartKind,
+        *,
+        is_new: bool,
     ) -> None:
+        self.fs = fs
         self.path = path
         self.start_kind = start_kind
         self.is_new = is_new
@@ -87,6 +103,7 @@ class LogDirectory:
         launch: int,
         superseded: Callable[[Holder], bool] = lambda _: False,
         wait_ms: int = 10_000,
+        fs: FileSystem = LOCAL,
     ) -> LogDirectory:
         """Claim a directory under `log.dirs`: one that nobody holds, one whose holder is superseded, or a new one.
 
@@ -95,19 +112,19 @@ class LogDirectory:
         LogDirectoryLockedError and KafkaStorageError.
         """
         with _storage_errors(base_directory):
-            base_directory.mkdir(parents=True, exist_ok=True)
-            slots = sorted(_slots(base_directory), key=_slot_number)
+            _make_directories(fs, base_directory)
+            slots = sorted(_slots(fs, base_directory), key=_slot_number)
             for path in slots:
-                _check_cluster(path, cluster_id)
+                _check_cluster(fs, path, cluster_id)
             for path in slots:
-                claimed = _try_claim(path, cluster_id, launch)
+                claimed = _try_claim(fs, path, cluster_id, launch)
                 if claimed is not None:
                     return claimed
             for path in slots:
-                holder = read_holder(path)
+                holder = read_holder(path, fs=fs)
                 if holder is not None and superseded(holder):
-                    return take_over(path, holder, cluster_id=cluster_id, launch=launch, wait_ms=wait_ms)
-            return _claim_new(base_directory, cluster_id, launch)
+                    return take_over(fs, path, holder, cluster_id=cluster_id, launch=launch, wait_ms=wait_ms)
+            return _claim_new(fs, base_directory, cluster_id, launch)
 
     def update(self, *, broker_id: int | None = None, port: int | None = None) -> None:
         """Remember the broker's id or port."""
@@ -123,12 +140,12 @@ class LogDirectory:
 
         Not before: a process that dies in the middle of recovering from a machine crash must recover from that again.
         """
-        self._write_meta(replace(self._meta, boot_id=machine_boot_id()))
+        self._write_meta(replace(self._meta, boot_id=self.fs.boot_id()))
 
     def mark_clean(self) -> None:
         """Every log has been closed clean: the next start need not recover anything."""
         with _storage_errors(self.path):
-            _write_json(self.path / CLEAN_FILE, {"directory_id": self._meta.directory_id})
+            write_checkpoint(self.path / CLEAN_FILE, self._meta.directory_id, fs=self.fs)
 
     def release(self) -> None:
         """Unlock the directory."""
@@ -137,69 +154,82 @@ class LogDirectory:
     def _write_meta(self, meta: DirectoryMeta) -> None:
         if meta != self._meta:
             with _storage_errors(self.path):
-                _write_json(self.path / META_FILE, asdict(meta))
+                write_checkpoint(self.path / META_FILE, asdict(meta), fs=self.fs)
             self._meta = meta
 
     def read_high_watermarks(self) -> dict[TopicPartition, int]:
         """The high watermarks as last saved. Raises DamagedLogError."""
         with _storage_errors(self.path):
-            return read_high_watermarks(self.path)
+            return read_high_watermarks(self.path, fs=self.fs)
 
     def write_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
         """Save the high watermarks of all partitions."""
         with _storage_errors(self.path):
-            write_high_watermarks(self.path, high_watermarks)
+            write_high_watermarks(self.path, high_watermarks, fs=self.fs)
 
     # ---- partitions ----
 
     def partition_directory(self, topic: str, topic_id: str, partition: int) -> Path:
-        """The directory of a partition, made if need be. Raises InconsistentTopicIdError for an older topic's."""
+        """The directory of a partition, made if need be. Raises InconsistentTopicIdError for an older topic's, and
+        DamagedLogError where it does not say whose it is."""
         path = self.path / f"{topic}-{partition}"
         with _storage_errors(path):
-            existing = _read_partition(path)
+            existing = _read_partition(self.fs, path)
             if existing is None:
-                path.mkdir(exist_ok=True)
-                _write_json(path / PARTITION_FILE, {"topic": topic, "topic_id": topic_id, "partition": partition})
-                sync_directory(self.path)
+                _make_directories(self.fs, path)
+                _check_fresh(self.fs, path)
+                write_checkpoint(path / PARTITION_FILE, [topic, topic_id, partition], fs=self.fs)
+                self.fs.sync_directory(self.path)
             elif (existing.topic, existing.topic_id, existing.partition) != (topic, topic_id, partition):
                 raise InconsistentTopicIdError(f"{path} belongs to {existing.topic} with id {existing.topic_id}")
         return path
 
     def list_partitions(self) -> list[PartitionDirectory]:
-        """The partitions that are here, by topic and number; deleted and damaged ones are not."""
+        """The partitions that are here, by topic and number; deleted, set aside and unreadable ones are not."""
         with _storage_errors(self.path):
-            found = [_read_partition(path) for path in self.path.iterdir() if path.is_dir()]
+            directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
+            found = [self._readable(path) for path in directories]
         present = (p for p in found if p is not None and p.path.name == f"{p.topic}-{p.partition}")
         return sorted(present, key=lambda p: (p.topic, p.partition))
+
+    def _readable(self, path: Path) -> PartitionDirectory | None:
+        try:
+            return _read_partition(self.fs, path)
+        except DamagedLogError as error:
+            # Only this one: whoever wants to use it gets the error.
+            logger.error("%s: %s", path, error.message)
+            return None
 
     def delete_partition(self, topic: str, partition: int) -> None:
         """Delete a partition's directory; its log must be closed. Nothing when there is none."""
         path = self.path / f"{topic}-{partition}"
         with _storage_errors(path):
-            if path.is_dir():
-                doomed = path.with_name(f"{path.name}.{uuid.uuid4().hex}{DELETED_SUFFIX}")
-                path.rename(doomed)
-                sync_directory(self.path)
-                shutil.rmtree(doomed)
+            if self.fs.is_directory(path):
+                doomed = path.with_name(f"{path.name}.{self.fs.unique_id()}{DELETED_SUFFIX}")
+                self.fs.rename(path, doomed)
+                self.fs.sync_directory(self.path)
+                self.fs.remove_tree(doomed)
 
     def set_aside(self, topic: str, partition: int) -> Path:
         """Rename a damaged replica's directory to `<name>.<n>.damaged`, to be looked at; returns the new path."""
         path = self.path / f"{topic}-{partition}"
         number = 0
         with _storage_errors(path):
-            while (target := path.with_name(f"{path.name}.{number}{DAMAGED_SUFFIX}")).exists():
+            while self.fs.exists(target := path.with_name(f"{path.name}.{number}{DAMAGED_SUFFIX}")):
                 number += 1
-            path.rename(target)
-            sync_directory(self.path)
+            self.fs.rename(path, target)
+            self.fs.sync_directory(self.path)
         return target
 
 
-def take_over(path: Path, holder: Holder, *, cluster_id: str, launch: int, wait_ms: int) -> LogDirectory:
+def take_over(
+    fs: FileSystem, path: Path, holder: Holder, *, cluster_id: str, launch: int, wait_ms: int
+) -> LogDirectory:
     """Kill the superseded holder of a directory and claim it. Raises LogDirectoryLockedError after `wait_ms`."""
-    if is_locked(path):
-        kill_holder(holder, wait_ms=wait_ms)
-    lock = DirectoryLock.acquire(path, launch=launch, wait_ms=wait_ms)
-    return _open(path, lock, cluster_id)
+    if is_locked(path, fs=fs):
+        kill_holder(holder, wait_ms=wait_ms, fs=fs)
+    lock = DirectoryLock.acquire(path, launch=launch, wait_ms=wait_ms, fs=fs)
+    return _open(fs, path, lock, cluster_id)
 
 
 @contextmanager
@@ -207,110 +237,129 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise KafkaStorageError(f"{path}: {error}") from error
+        raise (StorageFullError if is_full(error) else KafkaStorageError)(f"{path}: {error}") from error
 
 
-def machine_boot_id() -> str:
-    """Identifies this run of the machine's kernel."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+def _sync_names(fs: FileSystem, path: Path) -> None:
+    """A directory that is used for the first time outlives the machine, also if its maker died before syncing."""
+    fs.sync_directory(path.parent)
+    with contextlib.suppress(PermissionError):  # Where `log.dirs` itself is another user's, it is not new.
+        fs.sync_directory(path.parent.parent)
 
 
-def _slots(base_directory: Path) -> Iterator[Path]:
-    for path in base_directory.glob(SLOT_PREFIX + "*"):
-        if path.is_dir() and path.name.removeprefix(SLOT_PREFIX).isdecimal():
-            yield path
+def _make_directories(fs: FileSystem, path: Path) -> None:
+    """Make a directory and those above it, durably, as far as they are missing."""
+    if not fs.is_directory(path):
+        _make_directories(fs, path.parent)
+        with contextlib.suppress(FileExistsError):  # Another broker was quicker.
+            fs.mkdir(path)
+        fs.sync_directory(path.parent)
+
+
+def _entries(fs: FileSystem, directory: Path) -> list[Path]:
+    return [directory / name for name in fs.list_directory(directory)]
+
+
+def _slots(fs: FileSystem, base_directory: Path) -> Iterator[Path]:
+    for name in fs.list_directory(base_directory):
+        number = name.removeprefix(SLOT_PREFIX)
+        if number != name and number.isdecimal() and fs.is_directory(base_directory / name):
+            yield base_directory / name
 
 
 def _slot_number(path: Path) -> int:
     return int(path.name.removeprefix(SLOT_PREFIX))
 
 
-def _check_cluster(path: Path, cluster_id: str) -> DirectoryMeta | None:
-    meta = read_meta(path)
+def _check_cluster(fs: FileSystem, path: Path, cluster_id: str) -> DirectoryMeta | None:
+    meta = read_meta(path, fs=fs)
     if meta is not None and meta.cluster_id != cluster_id:
         raise InconsistentClusterIdError(f"{path} belongs to cluster {meta.cluster_id}, not {cluster_id}")
     return meta
 
 
-def read_meta(path: Path) -> DirectoryMeta | None:
+def read_meta(path: Path, *, fs: FileSystem = LOCAL) -> DirectoryMeta | None:
     """The directory's own description; None when it has none yet. Raises DamagedLogError."""
-    try:
-        return DirectoryMeta(**json.loads((path / META_FILE).read_bytes()))
-    except FileNotFoundError:
-        return None
-    except (ValueError, TypeError) as error:
-        raise DamagedLogError(f"{path / META_FILE} cannot be read: {error}") from None
+    return read_checkpoint_as(path / META_FILE, DirectoryMeta, fs=fs)
 
 
-def _try_claim(path: Path, cluster_id: str, launch: int) -> LogDirectory | None:
+def _try_claim(fs: FileSystem, path: Path, cluster_id: str, launch: int) -> LogDirectory | None:
     try:
-        lock = DirectoryLock.acquire(path, launch=launch)
+        lock = DirectoryLock.acquire(path, launch=launch, fs=fs)
     except LogDirectoryLockedError:
         return None  # Another broker was quicker; there are more directories.
-    return _open(path, lock, cluster_id)
+    return _open(fs, path, lock, cluster_id)
 
 
-def _claim_new(base_directory: Path, cluster_id: str, launch: int) -> LogDirectory:
+def _claim_new(fs: FileSystem, base_directory: Path, cluster_id: str, launch: int) -> LogDirectory:
     for number in range(MAX_SLOTS):
         path = base_directory / f"{SLOT_PREFIX}{number}"
         try:
-            path.mkdir()
+            fs.mkdir(path)
         except FileExistsError:
             continue
-        sync_directory(base_directory)
-        claimed = _try_claim(path, cluster_id, launch)
+        fs.sync_directory(base_directory)
+        claimed = _try_claim(fs, path, cluster_id, launch)
         if claimed is not None:
             return claimed
     raise LogDirectoryLockedError(f"{base_directory} has {MAX_SLOTS} directories, and all are held")
 
 
-def _open(path: Path, lock: DirectoryLock, cluster_id: str) -> LogDirectory:
+def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> LogDirectory:
     """Determine how the directory was left, before anything in it is changed."""
     try:
-        meta = _check_cluster(path, cluster_id)
-        _remove_leftovers(path)
+        meta = _check_cluster(fs, path, cluster_id)
+        _remove_leftovers(fs, path)
         if meta is None:
-            if any(path.glob(f"*/{PARTITION_FILE}")):
+            if any(fs.exists(entry / PARTITION_FILE) for entry in _entries(fs, path)):
                 raise DamagedLogError(f"{path} holds partitions and has lost its {META_FILE}")
-            meta = DirectoryMeta(cluster_id, str(uuid.uuid4()), machine_boot_id())
-            _write_json(path / META_FILE, asdict(meta))
-            return LogDirectory(path, lock, meta, StartKind.CLEAN, is_new=True)
-        return _open_existing(path, lock, meta)
+            meta = DirectoryMeta(cluster_id, fs.unique_id(), fs.boot_id())
+            write_checkpoint(path / META_FILE, asdict(meta), fs=fs)
+            _sync_names(fs, path)
+            return LogDirectory(fs, path, lock, meta, StartKind.CLEAN, is_new=True)
+        return _open_existing(fs, path, lock, meta)
     except BaseException:
         lock.release()
         raise
 
 
-def _open_existing(path: Path, lock: DirectoryLock, meta: DirectoryMeta) -> LogDirectory:
-    boot_id = machine_boot_id()
-    if (path / CLEAN_FILE).exists():
-        # Everything is synced, so this run of the machine begins here; only then may the marker go.
-        meta = replace(meta, boot_id=boot_id)
-        _write_json(path / META_FILE, asdict(meta))
-        (path / CLEAN_FILE).unlink()
-        sync_directory(path)
-        return LogDirectory(path, lock, meta, StartKind.CLEAN, is_new=False)
+def _open_existing(fs: FileSystem, path: Path, lock: DirectoryLock, meta: DirectoryMeta) -> LogDirectory:
+    boot_id = fs.boot_id()
     start = StartKind.PROCESS_CRASH if meta.boot_id == boot_id else StartKind.MACHINE_CRASH
-    return LogDirectory(path, lock, meta, start, is_new=False)
+    if fs.exists(path / CLEAN_FILE):
+        if _is_marked_clean(fs, path, meta):
+            # Everything is synced, so this run of the machine begins here; only then may the marker go.
+            start, meta = StartKind.CLEAN, replace(meta, boot_id=boot_id)
+            write_checkpoint(path / META_FILE, asdict(meta), fs=fs)
+        fs.unlink(path / CLEAN_FILE)
+        fs.sync_directory(path)
+    return LogDirectory(fs, path, lock, meta, start, is_new=False)
 
 
-def _remove_leftovers(path: Path) -> None:
-    for leftover in path.iterdir():
-        if leftover.name.endswith(DELETED_SUFFIX) and leftover.is_dir():
-            shutil.rmtree(leftover)
-        elif leftover.name.endswith(TEMPORARY_SUFFIX) and leftover.is_file():
-            leftover.unlink()
-
-
-def _read_partition(path: Path) -> PartitionDirectory | None:
+def _is_marked_clean(fs: FileSystem, path: Path, meta: DirectoryMeta) -> bool:
     try:
-        value = json.loads((path / PARTITION_FILE).read_bytes())
-        return PartitionDirectory(str(value["topic"]), str(value["topic_id"]), int(value["partition"]), path)
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DamagedLogError(f"{path / PARTITION_FILE} cannot be read: {error}") from None
+        return read_checkpoint_as(path / CLEAN_FILE, str, fs=fs) == meta.directory_id
+    except DamagedLogError as error:
+        logger.warning("%s: %s; recovery decides", path, error.message)  # It checks more than a clean start would.
+        return False
 
 
-def _write_json(path: Path, value: object) -> None:
-    write_atomically(path, json.dumps(value, indent=1).encode())
+def _remove_leftovers(fs: FileSystem, path: Path) -> None:
+    for leftover in _entries(fs, path):
+        if fs.is_directory(leftover):
+            if leftover.name.endswith(DELETED_SUFFIX):
+                fs.remove_tree(leftover)
+        elif leftover.name.endswith(TEMPORARY_SUFFIX):
+            fs.unlink(leftover)
+
+
+def _read_partition(fs: FileSystem, path: Path) -> PartitionDirectory | None:
+    saved = read_checkpoint_as(path / PARTITION_FILE, tuple[str, str, int], fs=fs)
+    return None if saved is None else PartitionDirectory(*saved, path)
+
+
+def _check_fresh(fs: FileSystem, path: Path) -> None:
+    """A directory without a description is one whose making was cut short: whose files would it hold?"""
+    held = [name for name in fs.list_directory(path) if not name.endswith(TEMPORARY_SUFFIX)]
+    if held:
+        raise DamagedLogError(f"{path} has lost its {PARTITION_FILE} and holds {held[0]}")

@@ -1,7 +1,8 @@
-"""File primitives: whole writes, directory syncs, atomic replacement, and a descriptor that readers can share."""
+"""File primitives: whole writes, atomic replacement, and a handle that readers can share."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spark_broker.protocol.crc32c import Buffer
+from spark_broker.storage.filesystem import FileSystem
 
 TEMPORARY_SUFFIX = ".tmp"
 _MAX_BUFFERS = 512
@@ -22,19 +24,19 @@ def is_full(error: OSError) -> bool:
     return error.errno in _FULL
 
 
-def write_fully(fd: int, parts: Sequence[Buffer], position: int) -> int:
+def write_fully(fs: FileSystem, fd: int, parts: Sequence[Buffer], position: int) -> int:
     """Write the parts one after the other from this byte on; returns the position after them. Raises OSError.
 
     The file may hold some of the bytes when this raises.
     """
     for first in range(0, len(parts), _MAX_BUFFERS):
-        position = _write_some(fd, [memoryview(part) for part in parts[first : first + _MAX_BUFFERS]], position)
+        position = _write_some(fs, fd, [memoryview(part) for part in parts[first : first + _MAX_BUFFERS]], position)
     return position
 
 
-def _write_some(fd: int, views: list[memoryview], position: int) -> int:
+def _write_some(fs: FileSystem, fd: int, views: list[memoryview], position: int) -> int:
     while views:
-        written = os.pwritev(fd, views, position)
+        written = fs.pwritev(fd, views, position)
         position += written
         while views and written >= len(views[0]):
             written -= len(views[0])
@@ -44,76 +46,77 @@ def _write_some(fd: int, views: list[memoryview], position: int) -> int:
     return position
 
 
-def read_fully(fd: int, length: int, position: int) -> bytes:
+def read_fully(fs: FileSystem, fd: int, length: int, position: int) -> bytes:
     """Up to `length` bytes from this position; fewer only at the end of the file."""
-    data = os.pread(fd, length, position)
+    data = fs.pread(fd, length, position)
     if len(data) == length or not data:
         return data
     parts = [data]
     while data and sum(map(len, parts)) < length:
-        data = os.pread(fd, length - sum(map(len, parts)), position + sum(map(len, parts)))
+        data = fs.pread(fd, length - sum(map(len, parts)), position + sum(map(len, parts)))
         parts.append(data)
     return b"".join(parts)
 
 
-def sync_directory(path: Path) -> None:
-    """Make creations, renames and deletions in the directory durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+@contextmanager
+def opened(fs: FileSystem, path: Path, flags: int) -> Iterator[int]:
+    """A handle for the length of the block."""
+    fd = fs.open(path, flags)
     try:
-        os.fsync(fd)
+        yield fd
     finally:
-        os.close(fd)
+        fs.close(fd)
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Replace the file with `data`, durably: after a crash it is the old file or the new one, whole."""
+def write_atomically(fs: FileSystem, path: Path, data: bytes) -> None:
+    """Replace the file with `data`, durably: after a crash it is the old file or the new one, whole. Raises OSError."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
-        write_fully(fd, [data], 0)
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
-    sync_directory(path.parent)
+        with opened(fs, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+            write_fully(fs, fd, [data], 0)
+            fs.fsync(fd)
+        fs.rename(temporary, path)
+    except OSError:
+        # On a full disk, what was written of it takes the room of whoever frees some.
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(temporary)
+        raise
+    fs.sync_directory(path.parent)
 
 
-def copy_prefix(source: Path, target: Path, length: int) -> None:
+def copy_prefix(fs: FileSystem, source: Path, target: Path, length: int) -> None:
     """A new, synced file with the first `length` bytes of another."""
-    source_fd = os.open(source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        target_fd = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            for position in range(0, length, _COPY_BYTES):
-                data = read_fully(source_fd, min(_COPY_BYTES, length - position), position)
-                write_fully(target_fd, [data], position)
-            os.fsync(target_fd)
-        finally:
-            os.close(target_fd)
-    finally:
-        os.close(source_fd)
+    with (
+        opened(fs, source, os.O_RDONLY) as source_fd,
+        opened(fs, target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as target_fd,
+    ):
+        for position in range(0, length, _COPY_BYTES):
+            data = read_fully(fs, source_fd, min(_COPY_BYTES, length - position), position)
+            write_fully(fs, target_fd, [data], position)
+        fs.fsync(target_fd)
 
 
 class SharedFile:
-    """An open file whose descriptor is closed with its last use.
+    """An open file whose handle is closed with its last use.
 
-    A reader pins it for one read. Without that, a close by the writer could hand the number of the descriptor to
+    A reader pins it for one read. Without that, a close by the writer could hand the number of the handle to
     another file between a reader's look-up and its pread.
     """
 
-    def __init__(self, path: Path, flags: int) -> None:
-        self._fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    def __init__(self, fs: FileSystem, path: Path, flags: int) -> None:
+        self._fs = fs
+        self._fd = fs.open(path, flags)
         self._lock = threading.Lock()
         self._users = 1
 
     @property
     def fd(self) -> int:
-        """The descriptor, for the owner, which has not released it."""
+        """The handle, for the owner, which has not released it."""
         return self._fd
 
     @contextmanager
     def pinned(self) -> Iterator[int | None]:
-        """The descriptor for the length of the block; None when the file is closed already."""
+        """The handle for the length of the block; None when the file is closed already."""
         fd = self._acquire()
         try:
             yield fd
@@ -133,4 +136,4 @@ class SharedFile:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                os.close(self._fd)
+                self._fs.close(self._fd)

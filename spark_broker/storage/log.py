@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -27,7 +27,8 @@ from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import NO_TIMESTAMP, BatchHeader, Frame
 from spark_broker.storage.checkpoints import LogState, read_log_state, write_log_state
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.files import is_full, sync_directory
+from spark_broker.storage.files import is_full
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.index import Entries, count_below, count_within, find_timestamp, header_at, headers_of
 from spark_broker.storage.recovery import SchemaOf, recover_segments
 from spark_broker.storage.retention import expired_segments
@@ -44,8 +45,15 @@ class PartitionLog:
     """An append-only log of batches. Offsets: `log_start_offset` inclusive, `log_end_offset` exclusive."""
 
     def __init__(
-        self, directory: Path, config: LogConfig, schemas: SchemaOf, segments: Sequence[Segment], state: LogState
+        self,
+        fs: FileSystem,
+        directory: Path,
+        config: LogConfig,
+        schemas: SchemaOf,
+        segments: Sequence[Segment],
+        state: LogState,
     ) -> None:
+        self._fs = fs
         self.directory = directory
         self.config = config
         """May be replaced while the log is open."""
@@ -63,25 +71,30 @@ class PartitionLog:
         self._closed = False
 
     @staticmethod
-    def open(directory: Path, config: LogConfig, schemas: SchemaOf, *, start: StartKind) -> PartitionLog:
+    def open(
+        directory: Path, config: LogConfig, schemas: SchemaOf, *, start: StartKind, fs: FileSystem = LOCAL
+    ) -> PartitionLog:
         """Recover the log of a partition's directory; nothing but a small read when it is empty.
 
         `schemas` gives the schema message of a schema id. Raises DamagedLogError (set the directory aside and fetch the
         replica again) or KafkaStorageError.
         """
         try:
-            state = read_log_state(directory)
-            segments = recover_segments(directory, start, state, schemas)
+            state = read_log_state(directory, fs=fs)
+            segments = recover_segments(fs, directory, start, state, schemas)
         except OSError as error:
-            raise KafkaStorageError(f"cannot open the log in {directory}: {error}") from error
-        log = PartitionLog(directory, config, schemas, segments, state)
+            kind = StorageFullError if is_full(error) else KafkaStorageError
+            raise kind(f"cannot open the log in {directory}: {error}") from error
+        log = PartitionLog(fs, directory, config, schemas, segments, state)
+        # Whoever made the last segment may have died before it synced the name.
+        log._directory_unsynced = start is StartKind.PROCESS_CRASH
         if log._log_end_offset < max(state.log_start_offset, state.recovery_point):
             log.close(clean=False)
             raise DamagedLogError(f"the log ends at {log._log_end_offset}; {state} was saved")
         if start is StartKind.MACHINE_CRASH and segments:
             log._recovery_point = log._log_end_offset  # Recovery has synced it.
-            with log._failing("open"):
-                log._save_state()
+            with suppress(StorageFullError), log._failing("open"):
+                log._save_state()  # Or later, when there is room: a lower point on the disk is safe.
         return log
 
     # ---- what it is ----
@@ -178,7 +191,7 @@ class PartitionLog:
         segments = self._segments
         if segments and not segments[-1].sealed:
             self._seal(segments[-1])
-        created = Segment.create(self.directory, self._schemas(group[0].header.schema_id), group)
+        created = Segment.create(self._fs, self.directory, self._schemas(group[0].header.schema_id), group)
         self._directory_unsynced = True
         self._segments = (*segments, created)
 
@@ -312,17 +325,17 @@ class PartitionLog:
             entries = self._entries(segments[position])
             count = count_below(entries, offset)
             boundary = header_at(entries, count).base_offset
-            # The recovery point goes back before anything else does: what is appended next is not synced.
+            # The saved state goes back before anything else does: what is appended next is not synced, and a log that
+            # ends before its start (the cut is in the batch that holds it) would pass for damage.
             self._recovery_point = min(self._recovery_point, boundary)
+            self._log_start_offset = min(self._log_start_offset, boundary)
             self._save_state()
             for _ in segments[position + bool(count) :]:
                 self._drop_last()
             if count:
                 self._segments = (*segments[:position], segments[position].cut(count))
                 self._log_end_offset = boundary
-            self._log_start_offset = min(self._log_start_offset, boundary)
-            self._save_state()
-            sync_directory(self.directory)
+            self._fs.sync_directory(self.directory)
 
     def _drop_last(self) -> None:
         *kept, last = self._segments
@@ -338,6 +351,8 @@ class PartitionLog:
             self._save_state()
             while self._segments:
                 self._drop_last()
+            # Before the state says so: segments that a crash brings back must still be known as what they are.
+            self._fs.sync_directory(self.directory)
             self._log_start_offset = self._log_end_offset = self._recovery_point = offset
             self._save_state()
 
@@ -360,7 +375,7 @@ class PartitionLog:
             for segment in segments[:count]:
                 segment.remove()
             if count:
-                sync_directory(self.directory)
+                self._fs.sync_directory(self.directory)
             return [segment.base_offset for segment in segments[:count]]
 
     def retention_start(self, *, high_watermark: int, now_ms: int) -> int:
@@ -415,7 +430,7 @@ class PartitionLog:
             # Cleared before the sync: a segment that is made meanwhile sets it again.
             unsynced, self._directory_unsynced = self._directory_unsynced, False
             if unsynced:
-                sync_directory(self.directory)
+                self._fs.sync_directory(self.directory)
         except OSError as error:
             self._unusable = KafkaStorageError(f"fsync failed in {self.directory}: {error}")
             raise self._unusable from error
@@ -425,7 +440,7 @@ class PartitionLog:
 
     def _save(self, state: LogState) -> None:
         if state != self._saved_state:
-            write_log_state(self.directory, state)
+            write_log_state(self.directory, state, fs=self._fs)
             self._saved_state = state
 
     # ---- failure ----

@@ -17,34 +17,58 @@ from pathlib import Path
 
 from spark_broker.errors import CorruptMessageError, DamagedLogError
 from spark_broker.protocol.arrow_message import verify_stored
+from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader
 from spark_broker.protocol.ipc_message import END_OF_STREAM, head_length, read_metadata
 from spark_broker.storage.checkpoints import LogState
-from spark_broker.storage.files import TEMPORARY_SUFFIX, read_fully, sync_directory, write_atomically
-from spark_broker.storage.index import EntryIndex, check_chain, count_below, end_position, pack_entries
-from spark_broker.storage.segment import ARROW_SUFFIX, DELETED_SUFFIX, INDEX_SUFFIX, Segment, segment_paths
+from spark_broker.storage.files import TEMPORARY_SUFFIX, opened, read_fully, write_atomically, write_fully
+from spark_broker.storage.filesystem import FileSystem
+from spark_broker.storage.index import EntryIndex, check_chain, count_below, end_position, header_at, pack_entries
+from spark_broker.storage.segment import (
+    ARROW_SUFFIX,
+    DELETED_SUFFIX,
+    INDEX_SUFFIX,
+    Segment,
+    remove_files,
+    segment_paths,
+)
 from spark_broker.storage.start_kind import StartKind
 
 SchemaOf = Callable[[int], bytes]
 """Schema id to the bytes of its IPC schema message."""
 
 _PREFIX_BYTES = 8
+_REWRITE_BYTES = 1 << 20
 
 
-def recover_segments(directory: Path, start: StartKind, state: LogState, schemas: SchemaOf) -> list[Segment]:
+def recover_segments(
+    fs: FileSystem, directory: Path, start: StartKind, state: LogState, schemas: SchemaOf
+) -> list[Segment]:
     """The segments in order, all sealed but perhaps the last; files that a crash left unfinished are cut or removed.
 
     After a machine crash everything returned is synced. Raises DamagedLogError, and then changes nothing further.
     """
-    _finish_deletions(directory)
-    bases = _drop_below_log_start(directory, _base_offsets(directory), state.log_start_offset)
+    if start is not StartKind.CLEAN:
+        # The state may be a file whose name no one has synced: not before that may anything go because of it.
+        fs.sync_directory(directory)
+    _finish_deletions(fs, directory)
+    bases = _drop_below_log_start(fs, directory, _base_offsets(fs, directory), state.log_start_offset)
+    # Either point may lie within a batch where the log was started anew; then nothing that is kept was synced.
+    synced_to = state.recovery_point if state.recovery_point > state.log_start_offset else 0
+    if start is StartKind.MACHINE_CRASH and not synced_to:
+        bases = _without_lost_start(fs, directory, bases, state.log_start_offset)
     if bases and bases[0] > state.log_start_offset:
         raise DamagedLogError(f"the first segment is {bases[0]}; the log starts at {state.log_start_offset}")
     if start is StartKind.MACHINE_CRASH:
-        segments = _after_machine_crash(directory, bases, state.recovery_point, schemas)
+        segments = _after_machine_crash(fs, directory, bases, synced_to, schemas)
+        if segments and segments[-1].next_offset < state.log_start_offset and not synced_to:
+            # Retention has deleted all that is left, and what it kept had not been synced.
+            while segments:
+                segments.pop().remove()
+        fs.sync_directory(directory)
     else:
-        segments = [_intact(directory, base) for base in bases[:-1]]
-        segments += [s for base in bases[-1:] if (s := _last(directory, base, start, state.recovery_point)) is not None]
+        segments = [_intact(fs, directory, base) for base in bases[:-1]]
+        segments += [s for base in bases[-1:] if (s := _last(fs, directory, base, start, synced_to)) is not None]
     for before, after in itertools.pairwise(segments):
         if before.next_offset != after.base_offset:
             raise DamagedLogError(f"segment {after.base_offset} does not follow offset {before.next_offset}")
@@ -54,98 +78,95 @@ def recover_segments(directory: Path, start: StartKind, state: LogState, schemas
 # ---- files that are there ------------------------------------------------------------------------------------------
 
 
-def _base_offsets(directory: Path) -> list[int]:
-    names = {path.stem for suffix in (ARROW_SUFFIX, INDEX_SUFFIX) for path in directory.glob("*" + suffix)}
-    return sorted(int(name) for name in names if name.isdecimal())
+def _base_offsets(fs: FileSystem, directory: Path) -> list[int]:
+    names = (name.removesuffix(ARROW_SUFFIX).removesuffix(INDEX_SUFFIX) for name in fs.list_directory(directory))
+    return sorted({int(name) for name in names if name.isdecimal()})
 
 
-def _finish_deletions(directory: Path) -> None:
-    for path in directory.glob("*" + TEMPORARY_SUFFIX):
-        path.unlink()
-    for path in directory.glob("*" + ARROW_SUFFIX + DELETED_SUFFIX):
-        index = directory / (path.name.removesuffix(ARROW_SUFFIX + DELETED_SUFFIX) + INDEX_SUFFIX)
-        with contextlib.suppress(FileNotFoundError):
-            index.unlink()
-        path.unlink()
+def _finish_deletions(fs: FileSystem, directory: Path) -> None:
+    for name in fs.list_directory(directory):
+        if name.endswith(TEMPORARY_SUFFIX):
+            fs.unlink(directory / name)
+        elif name.endswith(ARROW_SUFFIX + DELETED_SUFFIX):
+            index = directory / (name.removesuffix(ARROW_SUFFIX + DELETED_SUFFIX) + INDEX_SUFFIX)
+            with contextlib.suppress(FileNotFoundError):
+                fs.unlink(index)
+            fs.unlink(directory / name)
 
 
-def _drop_below_log_start(directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
+def _drop_below_log_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
     """Retention saves the log start before it deletes: what is wholly below it was being deleted."""
     while len(bases) > 1 and bases[1] <= log_start_offset:
-        _remove_files(directory, bases.pop(0))
+        remove_files(fs, directory, bases.pop(0))
     return bases
 
 
-def _remove_files(directory: Path, base_offset: int) -> None:
-    for path in segment_paths(directory, base_offset):
-        with contextlib.suppress(FileNotFoundError):
-            path.unlink()
+def _ends_with_mark(fs: FileSystem, path: Path, position: int) -> bool:
+    return fs.size_of(path) == position + len(END_OF_STREAM) and _bytes_at(fs, path, position, 8) == END_OF_STREAM
 
 
-def _size(path: Path) -> int:
-    """Bytes of a file; -1 when there is none."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return -1
+def _bytes_at(fs: FileSystem, path: Path, position: int, length: int) -> bytes:
+    with opened(fs, path, os.O_RDONLY) as fd:
+        return read_fully(fs, fd, length, position)
 
 
-def _ends_with_mark(path: Path, position: int) -> bool:
-    return path.stat().st_size == position + len(END_OF_STREAM) and _bytes_at(path, position, 8) == END_OF_STREAM
-
-
-def _bytes_at(path: Path, position: int, length: int) -> bytes:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return read_fully(fd, length, position)
-    finally:
-        os.close(fd)
-
-
-def _truncate(path: Path, length: int) -> None:
-    if path.stat().st_size != length:
-        os.truncate(path, length)
+def _truncate(fs: FileSystem, path: Path, length: int) -> None:
+    if fs.size_of(path) != length:
+        fs.truncate(path, length)
 
 
 # ---- clean stop, process crash -------------------------------------------------------------------------------------
 
 
-def _intact(directory: Path, base_offset: int) -> Segment:
+def _intact(fs: FileSystem, directory: Path, base_offset: int) -> Segment:
     """A sealed segment: both files are there and their sizes agree with the index."""
     arrow_path, index_path = segment_paths(directory, base_offset)
-    if _size(arrow_path) < 0 or _size(index_path) < 0:
+    if fs.size_of(arrow_path) < 0 or fs.size_of(index_path) < 0:
         raise DamagedLogError(f"segment {base_offset} has lost a file")
-    segment = Segment.open_sealed(directory, base_offset)
-    if not _ends_with_mark(arrow_path, segment.end):
+    segment = Segment.open_sealed(fs, directory, base_offset)
+    if not _ends_with_mark(fs, arrow_path, segment.end):
         raise DamagedLogError(f"{arrow_path.name} does not end where its index says")
     return segment
 
 
-def _last(directory: Path, base_offset: int, start: StartKind, recovery_point: int) -> Segment | None:
+def _last(fs: FileSystem, directory: Path, base_offset: int, start: StartKind, recovery_point: int) -> Segment | None:
     """The last segment, whose last write may be unfinished after a process crash."""
     arrow_path, index_path = segment_paths(directory, base_offset)
-    arrow_size, index_size = _size(arrow_path), _size(index_path)
+    arrow_size, index_size = fs.size_of(arrow_path), fs.size_of(index_path)
     crashed = start is StartKind.PROCESS_CRASH
     if crashed and base_offset >= recovery_point and _never_committed(arrow_size, index_size):
-        _remove_files(directory, base_offset)
+        remove_files(fs, directory, base_offset)
         return None
     count = index_size // ENTRY_BYTES
     if arrow_size < 0 or count <= 0 or (index_size % ENTRY_BYTES and not crashed):
         raise DamagedLogError(f"segment {base_offset} has files of {arrow_size} and {index_size} bytes")
-    index = EntryIndex.from_bytes(_bytes_at(index_path, 0, count * ENTRY_BYTES))
-    check_chain(index.entries, base_offset, verify_from=min(count_below(index.entries, recovery_point), count - 1))
+    index = EntryIndex.from_bytes(_bytes_at(fs, index_path, 0, count * ENTRY_BYTES))
+    check_chain(index.entries, base_offset)
     end = end_position(index.entries)
     if arrow_size < end:
         raise DamagedLogError(f"{arrow_path.name} has {arrow_size} bytes; its index promises {end}")
-    sealed = _ends_with_mark(arrow_path, end)
+    sealed = _ends_with_mark(fs, arrow_path, end)
     if arrow_size != end and not sealed and not crashed:
         raise DamagedLogError(f"{arrow_path.name} does not end where its index says")
     if crashed:
-        _cut_unfinished(directory, base_offset, count, end, sealed)
-    segment = Segment.from_index(directory, index, sealed=sealed)
-    if crashed:
-        segment.read(index.entries, count - 1, count)  # Its CRC: the last batch is the likeliest victim.
-    return segment
+        # Before anything is cut: a wrong entry must not take good batches with it.
+        if _next_offset(index) < recovery_point:
+            raise DamagedLogError(f"{index_path.name} ends before offset {recovery_point}, which was synced")
+        _check_batch(fs, arrow_path, index, count - 1)
+        _cut_unfinished(fs, directory, base_offset, count, end, sealed)
+        _write_again(fs, directory, base_offset, index, recovery_point)
+        if sealed:  # The process may have died before it synced them; a log syncs only its active segment.
+            _sync_file(fs, arrow_path)
+            _sync_file(fs, index_path)
+    return Segment.from_index(fs, directory, index, sealed=sealed)
+
+
+def _check_batch(fs: FileSystem, arrow_path: Path, index: EntryIndex, at: int) -> None:
+    """The batch is where its entry says, and has its CRC. Raises DamagedLogError."""
+    header = header_at(index.entries, at)
+    message = _bytes_at(fs, arrow_path, int(index.entries["position"][at]), header.length)
+    if len(message) != header.length or crc32c(message) != header.message_crc:
+        raise DamagedLogError(f"the stored batch at offset {header.base_offset} fails its CRC")
 
 
 def _never_committed(arrow_size: int, index_size: int) -> bool:
@@ -153,10 +174,30 @@ def _never_committed(arrow_size: int, index_size: int) -> bool:
     return 0 <= index_size < ENTRY_BYTES if arrow_size >= 0 and index_size >= 0 else arrow_size == 0
 
 
-def _cut_unfinished(directory: Path, base_offset: int, count: int, end: int, sealed: bool) -> None:
+def _cut_unfinished(fs: FileSystem, directory: Path, base_offset: int, count: int, end: int, sealed: bool) -> None:
     arrow_path, index_path = segment_paths(directory, base_offset)
-    _truncate(index_path, count * ENTRY_BYTES)
-    _truncate(arrow_path, end + (len(END_OF_STREAM) if sealed else 0))
+    _truncate(fs, index_path, count * ENTRY_BYTES)
+    _truncate(fs, arrow_path, end + (len(END_OF_STREAM) if sealed else 0))
+
+
+def _write_again(fs: FileSystem, directory: Path, base_offset: int, index: EntryIndex, recovery_point: int) -> None:
+    """Write what is not synced once more, as it is (KNOWN_BUGS 27).
+
+    The process may have died of a failed fsync. The kernel then takes those pages for written: the next fsync would
+    write nothing, and succeed, and what it says is synced would go with the machine.
+    """
+    synced = count_below(index.entries, recovery_point)
+    arrow_path, index_path = segment_paths(directory, base_offset)
+    position = int(index.entries["position"][synced]) if 0 < synced < len(index.entries) else 0
+    if synced < len(index.entries):
+        _rewrite(fs, arrow_path, position)
+        _rewrite(fs, index_path, synced * ENTRY_BYTES)
+
+
+def _rewrite(fs: FileSystem, path: Path, position: int) -> None:
+    with opened(fs, path, os.O_RDWR) as fd:
+        while data := read_fully(fs, fd, _REWRITE_BYTES, position):
+            position = write_fully(fs, fd, [data], position)
 
 
 # ---- machine crash -------------------------------------------------------------------------------------------------
@@ -172,20 +213,30 @@ class _Rebuilt:
     sealed: bool
 
 
-def _after_machine_crash(directory: Path, bases: list[int], recovery_point: int, schemas: SchemaOf) -> list[Segment]:
+def _without_lost_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
+    """Where nothing was synced, the first segment may be lost, and those after it are of no use."""
+    if not bases or bases[0] <= log_start_offset:
+        return bases
+    for base in reversed(bases):
+        remove_files(fs, directory, base)
+    return []
+
+
+def _after_machine_crash(
+    fs: FileSystem, directory: Path, bases: list[int], recovery_point: int, schemas: SchemaOf
+) -> list[Segment]:
     segments: list[Segment] = []
     for position, base in enumerate(bases):
         following = bases[position + 1] if position + 1 < len(bases) else None
         if following is not None and following <= recovery_point:
-            segments.append(_intact(directory, base))
+            segments.append(_intact(fs, directory, base))
             continue
-        segment = _rebuild(directory, base, recovery_point, schemas) if _follows(segments, base) else None
+        segment = _rebuild(fs, directory, base, recovery_point, schemas) if _follows(segments, base) else None
         if segment is not None:
             segments.append(segment)
         if segment is None or not segment.sealed or segment.next_offset != following:
-            _drop_unsynced(directory, bases[position + (segment is not None) :], recovery_point)
+            _drop_unsynced(fs, directory, bases[position + (segment is not None) :], recovery_point)
             break
-    sync_directory(directory)
     return segments
 
 
@@ -193,38 +244,40 @@ def _follows(segments: list[Segment], base_offset: int) -> bool:
     return not segments or segments[-1].next_offset == base_offset
 
 
-def _drop_unsynced(directory: Path, bases: list[int], recovery_point: int) -> None:
+def _drop_unsynced(fs: FileSystem, directory: Path, bases: list[int], recovery_point: int) -> None:
     for base in reversed(bases):
         if base < recovery_point:
             raise DamagedLogError(f"segment {base} was synced up to {recovery_point} and cannot be read")
-        _remove_files(directory, base)
+        remove_files(fs, directory, base)
 
 
-def _rebuild(directory: Path, base_offset: int, recovery_point: int, schemas: SchemaOf) -> Segment | None:
+def _rebuild(
+    fs: FileSystem, directory: Path, base_offset: int, recovery_point: int, schemas: SchemaOf
+) -> Segment | None:
     """A segment that may reach past the recovery point; None when nothing of it is whole. Its files are synced."""
     arrow_path, index_path = segment_paths(directory, base_offset)
-    index = _synced_entries(directory, base_offset, recovery_point)
-    if _size(arrow_path) < 0:
+    index = _synced_entries(fs, directory, base_offset, recovery_point)
+    if fs.size_of(arrow_path) < 0:
         return None
-    rebuilt = _scan(arrow_path, base_offset, index, schemas)
+    rebuilt = _scan(fs, arrow_path, base_offset, index, schemas)
     index.extend(pack_entries(rebuilt.headers, rebuilt.start))
     if len(index) == 0:
         return None
-    _replace_index(index_path, index)
-    _truncate(arrow_path, rebuilt.end + (len(END_OF_STREAM) if rebuilt.sealed else 0))
-    _sync_file(arrow_path)
-    return Segment.from_index(directory, index, sealed=rebuilt.sealed)
+    _replace_index(fs, index_path, index)
+    _truncate(fs, arrow_path, rebuilt.end + (len(END_OF_STREAM) if rebuilt.sealed else 0))
+    _sync_file(fs, arrow_path)
+    return Segment.from_index(fs, directory, index, sealed=rebuilt.sealed)
 
 
-def _synced_entries(directory: Path, base_offset: int, recovery_point: int) -> EntryIndex:
+def _synced_entries(fs: FileSystem, directory: Path, base_offset: int, recovery_point: int) -> EntryIndex:
     """The entries below the recovery point, which must be there."""
     if base_offset >= recovery_point:
         return EntryIndex.empty()
     arrow_path, index_path = segment_paths(directory, base_offset)
-    size = _size(index_path)
+    size = fs.size_of(index_path)
     if size < ENTRY_BYTES:
         raise DamagedLogError(f"{index_path.name} has {size} bytes; it was synced up to offset {recovery_point}")
-    whole = EntryIndex.from_bytes(_bytes_at(index_path, 0, size - size % ENTRY_BYTES))
+    whole = EntryIndex.from_bytes(_bytes_at(fs, index_path, 0, size - size % ENTRY_BYTES))
     # Entries past the recovery point may be garbage, in any order: take those that lead up to it, one by one.
     entries, expected, count = whole.entries, base_offset, 0
     while count < len(entries) and expected < recovery_point:
@@ -236,66 +289,65 @@ def _synced_entries(directory: Path, base_offset: int, recovery_point: int) -> E
         raise DamagedLogError(f"{index_path.name} ends at offset {expected}; it was synced up to {recovery_point}")
     kept = whole.prefix(count)
     check_chain(kept.entries, base_offset)
-    if _size(arrow_path) < end_position(kept.entries):
+    if fs.size_of(arrow_path) < end_position(kept.entries):
         raise DamagedLogError(f"{arrow_path.name} is shorter than what was synced")
+    _check_batch(fs, arrow_path, kept, count - 1)
     return kept
 
 
-def _scan(arrow_path: Path, base_offset: int, known: EntryIndex, schemas: SchemaOf) -> _Rebuilt:
+def _scan(fs: FileSystem, arrow_path: Path, base_offset: int, known: EntryIndex, schemas: SchemaOf) -> _Rebuilt:
     """Read batches after the known ones up to the first that is missing, torn or out of order."""
-    fd = os.open(arrow_path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        schema_message = b"" if len(known) else _schema_message(fd, size)
+    with opened(fs, arrow_path, os.O_RDONLY) as fd:
+        size = fs.size(fd)
+        schema_message = b"" if len(known) else _schema_message(fs, fd, size)
         start = position = end_position(known.entries) if len(known) else len(schema_message)
         expected = _next_offset(known) if len(known) else base_offset
         headers: list[BatchHeader] = []
-        while (header := _batch_at(fd, position, size)) is not None and header.base_offset == expected:
+        while (header := _batch_at(fs, fd, position, size)) is not None and header.base_offset == expected:
             if not headers and schema_message != (schemas(header.schema_id) if not len(known) else b""):
                 break
             headers.append(header)
             position, expected = position + header.length, header.next_offset
-        sealed = position + len(END_OF_STREAM) == size and read_fully(fd, 8, position) == END_OF_STREAM
+        sealed = position + len(END_OF_STREAM) == size and read_fully(fs, fd, 8, position) == END_OF_STREAM
         return _Rebuilt(headers, start, position, sealed)
-    finally:
-        os.close(fd)
 
 
 def _next_offset(index: EntryIndex) -> int:
     return int(index.entries["base_offset"][-1]) + int(index.entries["last_offset_delta"][-1]) + 1
 
 
-def _schema_message(fd: int, size: int) -> bytes:
-    prefix = read_fully(fd, _PREFIX_BYTES, 0)
+def _schema_message(fs: FileSystem, fd: int, size: int) -> bytes:
+    prefix = read_fully(fs, fd, _PREFIX_BYTES, 0)
     length = _PREFIX_BYTES + int.from_bytes(prefix[4:8], "little")
-    return read_fully(fd, length, 0) if len(prefix) == _PREFIX_BYTES and length <= size else b""
+    return read_fully(fs, fd, length, 0) if len(prefix) == _PREFIX_BYTES and length <= size else b""
 
 
-def _batch_at(fd: int, position: int, size: int) -> BatchHeader | None:
+def _batch_at(fs: FileSystem, fd: int, position: int, size: int) -> BatchHeader | None:
     """The header of the batch at this byte; None when no whole, valid batch is there."""
-    prefix = read_fully(fd, _PREFIX_BYTES, position)
+    prefix = read_fully(fs, fd, _PREFIX_BYTES, position)
     head_bytes = _PREFIX_BYTES + int.from_bytes(prefix[4:8], "little")
     if len(prefix) < _PREFIX_BYTES or position + head_bytes > size:
         return None
     try:
-        head = read_fully(fd, head_bytes, position)
+        head = read_fully(fs, fd, head_bytes, position)
         head_length(head)
         length = head_bytes + read_metadata(head).body_bytes
         if length < head_bytes or position + length > size:
             return None
-        return verify_stored(read_fully(fd, length, position))
+        return verify_stored(read_fully(fs, fd, length, position))
     except CorruptMessageError:
         # Not swallowed: the caller cuts the log here, which is what recovery is for.
         return None
 
 
-def _replace_index(index_path: Path, index: EntryIndex) -> None:
-    write_atomically(index_path, index.entries.tobytes())
+def _replace_index(fs: FileSystem, index_path: Path, index: EntryIndex) -> None:
+    packed = index.entries.tobytes()
+    if fs.size_of(index_path) == len(packed) and fs.read_bytes(index_path) == packed:
+        _sync_file(fs, index_path)  # Where nothing was lost, a full disk must not be in the way.
+    else:
+        write_atomically(fs, index_path, packed)
 
 
-def _sync_file(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def _sync_file(fs: FileSystem, path: Path) -> None:
+    with opened(fs, path, os.O_RDWR) as fd:
+        fs.fsync(fd)

@@ -23,11 +23,21 @@ from spark_broker.storage.files import (
     SharedFile,
     copy_prefix,
     is_full,
+    opened,
     read_fully,
-    sync_directory,
     write_fully,
 )
-from spark_broker.storage.index import Entries, EntryIndex, end_position, headers_of, pack_entries, unpack_entry_checked
+from spark_broker.storage.filesystem import FileSystem
+from spark_broker.storage.index import (
+    Entries,
+    EntryIndex,
+    check_chain,
+    end_position,
+    header_at,
+    headers_of,
+    pack_entries,
+    unpack_entry_checked,
+)
 
 ARROW_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
@@ -40,11 +50,26 @@ def segment_paths(directory: Path, base_offset: int) -> tuple[Path, Path]:
     return directory / (stem + ARROW_SUFFIX), directory / (stem + INDEX_SUFFIX)
 
 
+def remove_files(fs: FileSystem, directory: Path, base_offset: int) -> None:
+    """Delete a segment's files, those that are there. Raises OSError.
+
+    The first is renamed before anything goes, so that recovery can tell half a deletion from a lost file.
+    """
+    arrow_path, index_path = segment_paths(directory, base_offset)
+    deleted = arrow_path.with_name(arrow_path.name + DELETED_SUFFIX)
+    with contextlib.suppress(FileNotFoundError):
+        fs.rename(arrow_path, deleted)
+    for path in (index_path, deleted):
+        with contextlib.suppress(FileNotFoundError):
+            fs.unlink(path)
+
+
 class Segment:
     """A run of batches in one pair of files. One writer; `entries` and `read` may be called from any thread."""
 
     def __init__(
         self,
+        fs: FileSystem,
         directory: Path,
         first: BatchHeader,
         last: BatchHeader,
@@ -53,6 +78,7 @@ class Segment:
         index: EntryIndex | None,
         sealed: bool,
     ) -> None:
+        self.fs = fs
         self.directory = directory
         self.base_offset = first.base_offset
         self.arrow_path, self.index_path = segment_paths(directory, first.base_offset)
@@ -65,48 +91,49 @@ class Segment:
         self._index_file: SharedFile | None = None
         if not sealed:
             invariant(index is not None, "an active segment has its index in memory")
-            self._arrow_file = SharedFile(self.arrow_path, os.O_RDWR)
-            self._index_file = SharedFile(self.index_path, os.O_RDWR)
+            self._arrow_file = SharedFile(fs, self.arrow_path, os.O_RDWR)
+            self._index_file = SharedFile(fs, self.index_path, os.O_RDWR)
 
     # ---- making one ----
 
     @classmethod
-    def create(cls, directory: Path, schema_message: bytes, frames: Sequence[Frame]) -> Segment:
+    def create(cls, fs: FileSystem, directory: Path, schema_message: bytes, frames: Sequence[Frame]) -> Segment:
         """A new active segment with these first batches. Raises OSError, and then leaves no file behind."""
         headers = [frame.header for frame in frames]
         paths = segment_paths(directory, headers[0].base_offset)
         packed = pack_entries(headers, len(schema_message))
         contents: tuple[list[Buffer], list[Buffer]] = ([schema_message, *(f.message for f in frames)], [packed])
-        made: list[Path] = []
+        made = 0
         try:
             for path in paths:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
-                made.append(path)
+                fs.close(fs.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL))
+                made += 1
             for path, parts in zip(paths, contents, strict=True):
-                _write_file(path, parts)
+                with opened(fs, path, os.O_WRONLY) as fd:
+                    write_fully(fs, fd, parts, 0)
             index = EntryIndex.empty()
             index.extend(packed)
-            return cls(directory, headers[0], headers[-1], end_position(index.entries), index=index, sealed=False)
+            return cls(fs, directory, headers[0], headers[-1], end_position(index.entries), index=index, sealed=False)
         except OSError:
-            for path in reversed(made):
-                path.unlink()
+            if made:
+                remove_files(fs, directory, headers[0].base_offset)
             raise
 
     @classmethod
-    def from_index(cls, directory: Path, index: EntryIndex, *, sealed: bool) -> Segment:
+    def from_index(cls, fs: FileSystem, directory: Path, index: EntryIndex, *, sealed: bool) -> Segment:
         """A segment whose files exist and agree with the index."""
         headers = headers_of(index.entries[[0, -1]])
-        return cls(directory, headers[0], headers[1], end_position(index.entries), index=index, sealed=sealed)
+        return cls(fs, directory, headers[0], headers[1], end_position(index.entries), index=index, sealed=sealed)
 
     @classmethod
-    def open_sealed(cls, directory: Path, base_offset: int) -> Segment:
+    def open_sealed(cls, fs: FileSystem, directory: Path, base_offset: int) -> Segment:
         """A sealed segment by its first and last entries; the index is loaded on use. Raises DamagedLogError."""
-        outer = _outer_entries(segment_paths(directory, base_offset)[1])
+        outer = _outer_entries(fs, segment_paths(directory, base_offset)[1])
         first, last = (unpack_entry_checked(outer, at, base_offset) for at in (0, ENTRY_BYTES))
         if first.base_offset != base_offset:
             raise DamagedLogError(f"segment {base_offset} begins with offset {first.base_offset}")
         end = end_position(EntryIndex.from_bytes(outer).entries)
-        return cls(directory, first, last, end, index=None, sealed=True)
+        return cls(fs, directory, first, last, end, index=None, sealed=True)
 
     # ---- what it knows ----
 
@@ -130,12 +157,22 @@ class Segment:
         return self._index is not None
 
     def entries(self) -> Entries:
-        """A snapshot of the index. Raises FileNotFoundError when the segment has been deleted."""
+        """A snapshot of the index. Raises FileNotFoundError when the segment has been deleted, DamagedLogError."""
         index = self._index
         if index is None:
-            index = EntryIndex.from_bytes(self.index_path.read_bytes())
-            self._index = index
+            index = self._index = self._load_index()
         return index.entries
+
+    def _load_index(self) -> EntryIndex:
+        """The index of a sealed segment, all of it checked: it is served without a look at the batches."""
+        data = self.fs.read_bytes(self.index_path)
+        if not data or len(data) % ENTRY_BYTES:
+            raise DamagedLogError(f"{self.index_path.name} has {len(data)} bytes")
+        index = EntryIndex.from_bytes(data)
+        check_chain(index.entries, self.base_offset)
+        if header_at(index.entries, -1) != self.last or end_position(index.entries) != self.end:
+            raise DamagedLogError(f"{self.index_path.name} does not end as it did when the segment was opened")
+        return index
 
     def unload(self) -> None:
         """Forget the index of a sealed segment."""
@@ -161,12 +198,9 @@ class Segment:
         if file is not None:
             with file.pinned() as fd:
                 if fd is not None:
-                    return read_fully(fd, length, position)
-        fd = os.open(self.arrow_path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return read_fully(fd, length, position)
-        finally:
-            os.close(fd)
+                    return read_fully(self.fs, fd, length, position)
+        with opened(self.fs, self.arrow_path, os.O_RDONLY) as fd:
+            return read_fully(self.fs, fd, length, position)
 
     # ---- writing ----
 
@@ -179,8 +213,8 @@ class Segment:
         headers = [frame.header for frame in frames]
         packed = pack_entries(headers, self.end)
         try:
-            end = write_fully(arrow_fd, [frame.message for frame in frames], self.end)
-            write_fully(index_fd, [packed], len(index) * ENTRY_BYTES)
+            end = write_fully(self.fs, arrow_fd, [frame.message for frame in frames], self.end)
+            write_fully(self.fs, index_fd, [packed], len(index) * ENTRY_BYTES)
         except OSError as error:
             if is_full(error):
                 self._cut_files(len(index), self.end)
@@ -192,7 +226,7 @@ class Segment:
         """Write the mark that ends an Arrow stream. Raises OSError; on a full disk the mark is cut off again."""
         index, arrow_fd, _ = self._writable()
         try:
-            write_fully(arrow_fd, [END_OF_STREAM], self.end)
+            write_fully(self.fs, arrow_fd, [END_OF_STREAM], self.end)
         except OSError as error:
             if is_full(error):
                 self._cut_files(len(index), self.end)
@@ -205,8 +239,8 @@ class Segment:
             return
         with arrow_file.pinned() as arrow_fd, index_file.pinned() as index_fd:
             if arrow_fd is not None and index_fd is not None:
-                os.fsync(arrow_fd)
-                os.fsync(index_fd)
+                self.fs.fsync(arrow_fd)
+                self.fs.fsync(index_fd)
 
     def seal(self) -> None:
         """Make the segment immutable; the end-of-stream mark is written and synced."""
@@ -224,22 +258,16 @@ class Segment:
             self._cut_files(count, end)
             self.sync()
             self.close()
-        return Segment.from_index(self.directory, index, sealed=False)
+        return Segment.from_index(self.fs, self.directory, index, sealed=False)
 
     def reopened(self) -> Segment:
         """An active segment with all batches of this sealed one. Raises OSError."""
         return self.cut(len(self.entries()))
 
     def remove(self) -> None:
-        """Delete both files. Raises OSError.
-
-        The first is renamed before anything goes, so that recovery can tell half a deletion from a lost file.
-        """
+        """Delete both files. Raises OSError."""
         self.close()
-        deleted = self.arrow_path.with_name(self.arrow_path.name + DELETED_SUFFIX)
-        self.arrow_path.rename(deleted)
-        self.index_path.unlink()
-        deleted.unlink()
+        remove_files(self.fs, self.directory, self.base_offset)
 
     def close(self) -> None:
         """Release the files; reads that are under way end first."""
@@ -258,24 +286,24 @@ class Segment:
         # The index first: an entry promises that its message is there.
         _, arrow_fd, index_fd = self._writable()
         try:
-            os.ftruncate(index_fd, count * ENTRY_BYTES)
-            os.ftruncate(arrow_fd, end)
+            self.fs.ftruncate(index_fd, count * ENTRY_BYTES)
+            self.fs.ftruncate(arrow_fd, end)
         except OSError as error:
             raise KafkaStorageError(f"cannot cut back {self.arrow_path}: {error}") from error
 
     def _replace_files(self, count: int, end: int) -> None:
         temporary = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in (self.index_path, self.arrow_path)]
         try:
-            copy_prefix(self.index_path, temporary[0], count * ENTRY_BYTES)
-            copy_prefix(self.arrow_path, temporary[1], end)
+            copy_prefix(self.fs, self.index_path, temporary[0], count * ENTRY_BYTES)
+            copy_prefix(self.fs, self.arrow_path, temporary[1], end)
         except OSError:
             for path in temporary:
                 with contextlib.suppress(FileNotFoundError):
-                    path.unlink()
+                    self.fs.unlink(path)
             raise
-        temporary[0].rename(self.index_path)
-        temporary[1].rename(self.arrow_path)
-        sync_directory(self.directory)
+        self.fs.rename(temporary[0], self.index_path)
+        self.fs.rename(temporary[1], self.arrow_path)
+        self.fs.sync_directory(self.directory)
 
 
 def _verified_frames(headers: Sequence[BatchHeader], data: bytes) -> list[Frame]:
@@ -290,21 +318,10 @@ def _verified_frames(headers: Sequence[BatchHeader], data: bytes) -> list[Frame]
     return frames
 
 
-def _write_file(path: Path, parts: Sequence[Buffer]) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        write_fully(fd, parts, 0)
-    finally:
-        os.close(fd)
-
-
-def _outer_entries(index_path: Path) -> bytes:
+def _outer_entries(fs: FileSystem, index_path: Path) -> bytes:
     """The first and the last entry of an index file."""
-    fd = os.open(index_path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
+    with opened(fs, index_path, os.O_RDONLY) as fd:
+        size = fs.size(fd)
         if size == 0 or size % ENTRY_BYTES:
             raise DamagedLogError(f"{index_path.name} has {size} bytes")
-        return read_fully(fd, ENTRY_BYTES, 0) + read_fully(fd, ENTRY_BYTES, size - ENTRY_BYTES)
-    finally:
-        os.close(fd)
+        return read_fully(fs, fd, ENTRY_BYTES, 0) + read_fully(fs, fd, ENTRY_BYTES, size - ENTRY_BYTES)

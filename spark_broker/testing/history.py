@@ -1,65 +1,172 @@
-"""What clients did and saw, in one list: appends and their outcomes, polls, and whole reads at the end.
+"""What clients did and saw, as plain data: appends, transactions, polls, committed offsets, whole reads.
 
-A history is plain data, so one checker (`checker.check_history`) serves simulated and real runs. Values must be unique:
-that is what makes a lost, a doubled and a moved record visible.
+One format for simulated and real runs, so that one checker (`checker.check_history`) judges both. Values must be
+unique: that is what makes a lost, a doubled and a moved record visible. `recorder.HistoryRecorder` collects events from
+many threads; `history_file` keeps them as JSON lines.
+
+The order of events. What a client is about to do is recorded before it does it (`Invoked`, `CommitInvoked`,
+`SnapshotBegan`), and what came of it after it was told (`Acknowledged`, `TransactionCommitted`, `Polled`). So an
+outcome that comes before an invocation in the list was known before it, whoever the two belong to. The checker relies
+on it.
 """
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import NamedTuple
 
-from spark_broker.errors import InvalidDataError
+import msgspec
+
 from spark_broker.model import TopicPartition
 
 
+class Isolation(StrEnum):
+    """Which records of transactions a reader is given."""
+
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
 class Stored(NamedTuple):
-    """One record where somebody found it."""
+    """One record where somebody found it. `where`: in whose files, when it was read from there ("broker 1")."""
 
     partition: TopicPartition
     offset: int
     value: bytes
+    where: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Invoked:
-    """An append of one micro-batch began. `writer`: appends of one writer to one partition keep their order."""
+class Run(NamedTuple):
+    """Values at `base_offset`, `base_offset + 1`, ... of a partition. A marker or an aborted batch ends a run."""
+
+    partition: TopicPartition
+    base_offset: int
+    values: tuple[bytes, ...]
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + len(self.values)
+
+
+class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Events cannot be part of a reference cycle: a million of them cost the garbage collector nothing."""
+
+
+# ---- appends ---------------------------------------------------------------------------------------------------------
+
+
+class Invoked(_Event, frozen=True):
+    """An append of one micro-batch began. `writer`: appends of one writer to one partition keep their order.
+
+    `transaction`: the transaction that it belongs to; None for a plain append.
+    """
 
     operation: int
     writer: str
     partition: TopicPartition
     values: tuple[bytes, ...]
+    transaction: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """The append's values are at `base_offset`, `base_offset + 1`, ..."""
+class Acknowledged(_Event, frozen=True):
+    """With acks=all: the append's values are at `base_offset`, `base_offset + 1`, ... Weaker acks promise nothing."""
 
     operation: int
     base_offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The client was given an error. The values may be stored, once, or not at all."""
+class Failed(_Event, frozen=True):
+    """The client was given an error. The values may be stored, once and all of them, or not at all."""
 
     operation: int
     error: str
 
 
-@dataclass(frozen=True, slots=True)
-class Positioned:
-    """A reader was assigned a partition or sought in it: its next poll may begin anywhere."""
+# ---- transactions ----------------------------------------------------------------------------------------------------
+
+
+class TransactionBegan(_Event, frozen=True):
+    """A transaction of one writer. In the many-writer form: one task attempt joined (`app`, `version`, `execution`)."""
+
+    transaction: int
+    writer: str
+    transactional_id: str = ""
+    app: str = ""
+    version: int = -1
+    execution: str = ""
+
+
+class CommitInvoked(_Event, frozen=True):
+    """A commit was asked for: of one transaction, or in the many-writer form of the `winners`, all or none of them.
+
+    A commit that is asked for again after an unclear outcome is a commit of its own that names the same transactions.
+    `app` and `version` are needed where there are no winners.
+    """
+
+    commit: int
+    transactions: tuple[int, ...]
+    app: str = ""
+    version: int = -1
+
+
+class TransactionCommitted(_Event, frozen=True):
+    """commit() returned: from now on every partition shows all of it."""
+
+    commit: int
+
+
+class CommitRefused(_Event, frozen=True):
+    """The commit certainly did not happen.
+
+    `already_committed`: this version or a later one is committed; perhaps by this very asking, sent twice.
+    """
+
+    commit: int
+    error: str
+    already_committed: bool = False
+
+
+class CommitUnknown(_Event, frozen=True):
+    """Nobody knows whether it was committed: all of it is there, or nothing. A commit without outcome is the same."""
+
+    commit: int
+    error: str
+
+
+class TransactionAborted(_Event, frozen=True):
+    """abort() returned: nothing of it will ever be shown to a reader of committed records.
+
+    An abort of which nobody knows needs no event: what nobody asked to commit may not be shown either way.
+    """
+
+    transaction: int
+
+
+# ---- reads -----------------------------------------------------------------------------------------------------------
+
+
+class ReaderOpened(_Event, frozen=True):
+    """What sort of reader `reader` is. One without this event reads committed records and belongs to no group."""
+
+    reader: str
+    isolation: Isolation = Isolation.READ_COMMITTED
+    group: str = ""
+
+
+class Positioned(_Event, frozen=True):
+    """A reader was assigned a partition or sought in it: its next poll begins at `offset`; anywhere when it is None.
+
+    A reader of a group is positioned by what the group has committed; it does not seek.
+    """
 
     reader: str
     partition: TopicPartition
+    offset: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Polled:
+class Polled(_Event, frozen=True):
     """A reader was handed these values, at `base_offset`, `base_offset + 1`, ..."""
 
     reader: str
@@ -68,77 +175,120 @@ class Polled:
     values: tuple[bytes, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
-    """Everything that was there, read until caught up, after the last append had its outcome. `source`: who read it."""
+class Truncated(_Event, frozen=True):
+    """A reader was told that the log was cut at `offset`: what it had read from there on may be gone (KIP-320)."""
+
+    reader: str
+    partition: TopicPartition
+    offset: int
+
+
+class LatestShown(_Event, frozen=True):
+    """An observer that asks one question after the other was shown this latest offset (high watermark)."""
+
+    observer: str
+    partition: TopicPartition
+    offset: int
+
+
+class OffsetsCommitted(_Event, frozen=True):
+    """A group's offset was stored: `offset` is the next to be read.
+
+    `transaction`: it counts only when that transaction is committed; the event is then of the sending.
+    """
+
+    group: str
+    partition: TopicPartition
+    offset: int
+    transaction: int | None = None
+
+
+class OffsetsFetched(_Event, frozen=True):
+    """A group's committed offset, as it was asked for after every commit recorded before. None: there is none."""
+
+    group: str
+    partition: TopicPartition
+    offset: int | None
+
+
+class SnapshotBegan(_Event, frozen=True):
+    """A whole read began: it will show at least what was acknowledged or committed before."""
 
     source: str
-    rows: tuple[Stored, ...]
 
 
-Event = Invoked | Acknowledged | Failed | Positioned | Polled | Snapshot
+class Snapshot(_Event, frozen=True):
+    """Everything that was there, read until caught up. `source`: who read it; a name of its own for each.
+
+    `final`: after the last outcome, with every transaction ended and everything healed. Others are taken on the way:
+    each holds all that was visible below its ends.
+    """
+
+    source: str
+    runs: tuple[Run, ...]
+    isolation: Isolation = Isolation.READ_COMMITTED
+    final: bool = True
+
+
+# ---- the cluster -----------------------------------------------------------------------------------------------------
+
+
+class UncleanElection(_Event, frozen=True):
+    """An operator let a replica lead that may lack records: the partition may lose, and its readers must be told."""
+
+    partition: TopicPartition
+
+
+Event = (
+    Invoked
+    | Acknowledged
+    | Failed
+    | TransactionBegan
+    | CommitInvoked
+    | TransactionCommitted
+    | CommitRefused
+    | CommitUnknown
+    | TransactionAborted
+    | ReaderOpened
+    | Positioned
+    | Polled
+    | Truncated
+    | LatestShown
+    | OffsetsCommitted
+    | OffsetsFetched
+    | SnapshotBegan
+    | Snapshot
+    | UncleanElection
+)
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Events, each client's own in the order in which they happened to it."""
+    """Events, in an order that the module's first lines describe."""
 
     events: tuple[Event, ...]
 
 
-class HistoryRecorder:
-    """Collects events from many threads."""
+def runs_of(rows: Iterable[Stored]) -> tuple[Run, ...]:
+    """Rows in the order in which they were read, as runs of consecutive offsets."""
+    return tuple(_runs(rows))
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._events: list[Event] = []
-        self._operations = itertools.count()
-        self._acknowledged = 0
-        self._changed = threading.Condition(self._lock)
 
-    @property
-    def acknowledged_count(self) -> int:
-        """Appends acknowledged so far."""
-        with self._lock:
-            return self._acknowledged
+def _runs(rows: Iterable[Stored]) -> Iterator[Run]:
+    first: Stored | None = None
+    values: list[bytes] = []
+    for row in rows:
+        if first is not None and (row.offset != first.offset + len(values) or row.partition != first.partition):
+            yield Run(first.partition, first.offset, tuple(values))
+            first, values = None, []
+        first = first or row
+        values.append(row.value)
+    if first is not None:
+        yield Run(first.partition, first.offset, tuple(values))
 
-    def wait_acknowledged(self, count: int, timeout_s: float) -> bool:
-        """Wait until `count` appends are acknowledged; whether they are."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_s)
 
-    def invoked(self, writer: str, partition: TopicPartition, values: Iterable[bytes]) -> int:
-        """An append begins; returns its operation. Raises InvalidDataError for no values."""
-        batch = tuple(values)
-        if not batch:
-            raise InvalidDataError("an append of no values proves nothing")
-        operation = next(self._operations)
-        self._add(Invoked(operation, writer, partition, batch))
-        return operation
-
-    def acknowledged(self, operation: int, base_offset: int) -> None:
-        with self._changed:
-            self._events.append(Acknowledged(operation, base_offset))
-            self._acknowledged += 1
-            self._changed.notify_all()
-
-    def failed(self, operation: int, error: BaseException) -> None:
-        self._add(Failed(operation, f"{type(error).__name__}: {error}"))
-
-    def positioned(self, reader: str, partition: TopicPartition) -> None:
-        self._add(Positioned(reader, partition))
-
-    def polled(self, reader: str, partition: TopicPartition, base_offset: int, values: Iterable[bytes]) -> None:
-        self._add(Polled(reader, partition, base_offset, tuple(values)))
-
-    def snapshot(self, source: str, rows: Iterable[Stored]) -> None:
-        self._add(Snapshot(source, tuple(rows)))
-
-    def history(self) -> History:
-        """All events so far."""
-        with self._lock:
-            return History(tuple(self._events))
-
-    def _add(self, event: Event) -> None:
-        with self._lock:
-            self._events.append(event)
+def rows_of(runs: Iterable[Run]) -> Iterator[Stored]:
+    """The records of runs, each with its offset."""
+    for run in runs:
+        for at, value in enumerate(run.values):
+            yield Stored(run.partition, run.base_offset + at, value)

@@ -45,10 +45,15 @@ class ReplicaDifference:
         return f"{self.partition}, offset {self.offset}: {self.detail}"
 
 
-def find_replicas(log_dirs: str | Path, partition: TopicPartition) -> list[ReplicaDirectory]:
+LogDirs = str | Path | Sequence[Path]
+"""`log.dirs` of a cluster; several where its brokers have different ones."""
+
+
+def find_replicas(log_dirs: LogDirs, partition: TopicPartition) -> list[ReplicaDirectory]:
     """The partition's replicas under `log.dirs`, by broker id. Deleted and damaged ones are not among them."""
     found = []
-    for slot in sorted(Path(log_dirs).glob(SLOT_PREFIX + "*")):
+    bases = [Path(log_dirs)] if isinstance(log_dirs, str | Path) else log_dirs
+    for slot in sorted(slot for base in bases for slot in base.glob(SLOT_PREFIX + "*")):
         path = slot / str(partition)
         meta = read_meta(slot)
         if meta is not None and path.is_dir():
@@ -91,7 +96,7 @@ def _segment_batches(path: Path, base_offset: int, up_to_offset: int) -> Iterato
 
 
 def compare_replicas(
-    log_dirs: str | Path, partition: TopicPartition, brokers: Sequence[int], *, up_to_offset: int
+    log_dirs: LogDirs, partition: TopicPartition, brokers: Sequence[int], *, up_to_offset: int
 ) -> tuple[ReplicaDifference, ...]:
     """How the replicas on these brokers differ below `up_to_offset`, the high watermark; empty when they do not.
 
@@ -147,6 +152,7 @@ def stored_values(replica: ReplicaDirectory, column: str, up_to_offset: int) -> 
     """
     if not replica.path.is_dir():
         raise UnknownTopicOrPartitionError(f"{replica.path} does not exist")
+    where = f"broker {replica.broker_id}"
     for base_offset in _segments(replica.path):
         schema = _schema(replica.path, base_offset)
         for frame in _segment_batches(replica.path, base_offset, up_to_offset):
@@ -155,7 +161,7 @@ def stored_values(replica: ReplicaDirectory, column: str, up_to_offset: int) -> 
             for at, value in enumerate(decode_batch(frame.message, schema, [column]).column(0).to_pylist()):
                 if not isinstance(value, bytes):
                     raise InvalidDataError(f"column {column!r} holds {value!r}, which is not binary")
-                yield Stored(replica.partition, frame.header.base_offset + at, value)
+                yield Stored(replica.partition, frame.header.base_offset + at, value, where)
 
 
 def _schema(path: Path, base_offset: int) -> pa.Schema:

@@ -9,12 +9,16 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Self
 
+import pyarrow as pa
+
 from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
 from spark_broker.errors import RequestTimedOutError
 from spark_broker.model import RecordMetadata, TopicPartition
-from spark_broker.testing.history import HistoryRecorder, Stored
+from spark_broker.testing.history import Isolation, Run, Stored
+from spark_broker.testing.recorder import HistoryRecorder
 
+POLL_S = 0.2
 JOIN_S = 10.0
 CLOSE_S = 5.0
 """How long a `with` block that ends without `stop` waits for what is under way."""
@@ -23,8 +27,8 @@ CLOSE_S = 5.0
 class RecordingWriter:
     """Appends small batches of unique values (column `value`) to all partitions in turn, in a thread, until stopped.
 
-    `interval_s`: between two batches. At most `max_outstanding` wait for their acknowledgement; when that many do, the
-    writer waits too. `settings` are the Producer's.
+    `interval_s`: between two batches; it may be changed at any time. At most `max_outstanding` wait for their
+    acknowledgement; when that many do, the writer waits too. `settings` are the Producer's.
     """
 
     def __init__(
@@ -45,7 +49,7 @@ class RecordingWriter:
         self._partitions = partitions
         self._name = name
         self._rows = rows
-        self._interval_s = interval_s
+        self.interval_s = interval_s
         self._room = threading.BoundedSemaphore(max_outstanding)
         self._producer = Producer(bootstrap_servers, acks="all", config=settings)
         self._stopping = threading.Event()
@@ -57,6 +61,11 @@ class RecordingWriter:
     def longest_gap_s(self) -> float:
         """Longest time that a partition was without an acknowledgement, since `forget_gap` or the start."""
         return self._gaps.longest_s
+
+    @property
+    def last_acknowledged_s(self) -> list[float]:
+        """For each partition, when an append was last acknowledged, on time.monotonic's clock."""
+        return self._gaps.last_s
 
     def forget_gap(self) -> None:
         """Measure the longest gap from now on."""
@@ -82,8 +91,8 @@ class RecordingWriter:
     def _run(self) -> None:
         try:
             number = 0
-            while not self._stopping.wait(self._interval_s):
-                if self._room.acquire(timeout=self._interval_s):
+            while not self._stopping.wait(self.interval_s):
+                if self._room.acquire(timeout=self.interval_s):
                     self._append(number)
                     number += 1
         except BaseException as error:
@@ -94,18 +103,15 @@ class RecordingWriter:
         partition = TopicPartition(self._topic, number % self._partitions)
         values = [b"%s-%d-%d" % (self._name.encode(), number, row) for row in range(self._rows)]
         operation = self._recorder.invoked(self._name, partition, values)
-        future = self._producer.append(self._topic, [{"value": v} for v in values], partition=partition.partition)
+        data = pa.record_batch({"value": pa.array(values, pa.binary())})
+        future = self._producer.append(self._topic, data, partition=partition.partition)
         future.add_done_callback(lambda done: self._outcome(operation, done))
 
     def _outcome(self, operation: int, done: Future[list[RecordMetadata]]) -> None:
         self._room.release()
-        error = done.exception()
-        if error is not None:
-            self._recorder.failed(operation, error)
-            return
-        (stored,) = done.result()
-        self._gaps.acknowledged(stored.partition)
-        self._recorder.acknowledged(operation, stored.base_offset)
+        record_outcome(self._recorder, operation, done)
+        if done.exception() is None:
+            self._gaps.acknowledged(done.result()[0].partition)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -133,6 +139,11 @@ class _Gaps:
             self._last_s[partition] = now_s
 
     @property
+    def last_s(self) -> list[float]:
+        with self._lock:
+            return list(self._last_s)
+
+    @property
     def longest_s(self) -> float:
         with self._lock:
             return max(*self._longest_s, time.monotonic() - min(self._last_s))
@@ -148,11 +159,13 @@ class RecordingReader:
         partitions: Sequence[TopicPartition],
         *,
         name: str = "reader",
+        isolation: Isolation = Isolation.READ_COMMITTED,
     ) -> None:
         self._recorder = recorder
         self._name = name
+        self._isolation = isolation
         self._partitions = tuple(partitions)
-        self._consumer = Consumer(bootstrap_servers, auto_offset_reset="earliest")
+        self._consumer = Consumer(bootstrap_servers, auto_offset_reset="earliest", isolation_level=isolation.value)
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -171,11 +184,12 @@ class RecordingReader:
 
     def _run(self) -> None:
         try:
+            self._recorder.opened(self._name, isolation=self._isolation)
             for partition in self._partitions:
                 self._recorder.positioned(self._name, partition)
             self._consumer.assign(self._partitions)
             while not self._stopping.is_set():
-                _poll(self._consumer, self._recorder, self._name)
+                record_poll(self._consumer, self._recorder, self._name)
         except BaseException as error:
             self._error = error
             raise
@@ -191,14 +205,28 @@ class RecordingReader:
         self._consumer.close()
 
 
-def _poll(consumer: Consumer, recorder: HistoryRecorder, name: str) -> list[Stored]:
-    rows = []
-    for batch in consumer.poll(timeout=0.2):
-        partition = TopicPartition(batch.topic, batch.partition)
-        values = batch.data.column("value").to_pylist()
-        recorder.polled(name, partition, batch.base_offset, values)
-        rows += [Stored(partition, batch.base_offset + at, value) for at, value in enumerate(values)]
-    return rows
+def record_outcome(recorder: HistoryRecorder, operation: int, done: Future[list[RecordMetadata]]) -> None:
+    """Record what became of an append of one micro-batch. For `Future.add_done_callback`."""
+    error = done.exception()
+    if error is not None:
+        recorder.failed(operation, error)
+        return
+    (stored,) = done.result()
+    recorder.acknowledged(operation, stored.base_offset)
+
+
+def record_poll(consumer: Consumer, recorder: HistoryRecorder, name: str) -> list[Run]:
+    """Poll once, record every batch under the reader's name, and return what was handed out."""
+    runs = []
+    for batch in consumer.poll(timeout=POLL_S):
+        run = Run(
+            TopicPartition(batch.topic, batch.partition),
+            batch.base_offset,
+            tuple(batch.data.column("value").to_pylist()),
+        )
+        recorder.polled(name, run.partition, run.base_offset, run.values)
+        runs.append(run)
+    return runs
 
 
 def snapshot_with_consumer(
@@ -208,14 +236,19 @@ def snapshot_with_consumer(
     *,
     name: str = "consumer",
     timeout_s: float = 120.0,
+    isolation: Isolation = Isolation.READ_COMMITTED,
+    final: bool = True,
 ) -> None:
-    """Read the partitions from their beginning to the high watermarks of now, with a consumer of its own.
+    """Read the partitions from their beginning to the ends of now, with a consumer of its own.
 
     Raises RequestTimedOutError when it does not get there.
     """
     deadline = time.monotonic() + timeout_s
-    rows: list[Stored] = []
-    with Consumer(bootstrap_servers, auto_offset_reset="earliest") as consumer:
+    runs: list[Run] = []
+    recorder.snapshot_began(name)
+    recorder.opened(name, isolation=isolation)
+    settings = {"auto.offset.reset": "earliest", "isolation.level": isolation.value}
+    with Consumer(bootstrap_servers, config=settings) as consumer:
         ends = consumer.end_offsets(partitions)
         for partition in partitions:
             recorder.positioned(name, partition)
@@ -223,15 +256,23 @@ def snapshot_with_consumer(
         while any(consumer.position(partition) < end for partition, end in ends.items()):
             if time.monotonic() > deadline:
                 raise RequestTimedOutError(f"{name} was not given everything below {ends} within {timeout_s} s")
-            rows += _poll(consumer, recorder, name)
-    recorder.snapshot(name, rows)
+            runs += record_poll(consumer, recorder, name)
+    recorder.snapshot_of_runs(name, runs, isolation=isolation, final=final)
 
 
 def snapshot_with_data_frame(
-    recorder: HistoryRecorder, spark: Any, bootstrap_servers: str, topic: str, *, name: str = "DataFrame"
+    recorder: HistoryRecorder,
+    spark: Any,
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    name: str = "DataFrame",
+    final: bool = True,
 ) -> None:
-    """Read a topic of Kafka's record as a DataFrame. `spark`: a SparkSession."""
+    """Read a topic of Kafka's record as a DataFrame, or several (`a,b`). `spark`: a SparkSession."""
+    recorder.snapshot_began(name)
     reader = spark.read.format("spark_broker").option("kafka.bootstrap.servers", bootstrap_servers)
-    frame = reader.option("subscribe", topic).load().select("partition", "offset", "value")
-    rows = [Stored(TopicPartition(topic, row.partition), row.offset, bytes(row.value)) for row in frame.collect()]
-    recorder.snapshot(name, rows)
+    table = reader.option("subscribe", topic).load().select("topic", "partition", "offset", "value").toArrow()
+    columns = (table.column(column).to_pylist() for column in ("topic", "partition", "offset", "value"))
+    rows = (Stored(TopicPartition(t, p), offset, value) for t, p, offset, value in zip(*columns, strict=True))
+    recorder.snapshot(name, rows, final=final)

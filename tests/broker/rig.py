@@ -11,11 +11,12 @@ from types import MappingProxyType
 
 import pyarrow as pa
 
+from spark_broker.broker.append import Append
 from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.lease import Lease
-from spark_broker.broker.partition import Append, Partition, PartitionKey
+from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig

@@ -132,7 +132,29 @@ def test_a_table_shows_the_first_records_and_how_to_see_more(cluster: FakeCluste
     run("produce", "t", stdin=b"".join(b"value-%d\n" % i for i in range(25)))
     ended = run("consume", "t")
     assert ended.out.count("value-") == 20
-    assert "20 of 25 records" in ended.err
+    assert "20 of up to 25 records" in ended.err
+
+
+def test_records_of_open_and_aborted_transactions_are_left_out_unless_they_are_asked_for(
+    ten: FakeCluster, run: Run
+) -> None:
+    with Producer(ten.bootstrap, transactional_id="x") as producer:
+        for end, value in ((producer.abort_transaction, "aborted"), (producer.commit_transaction, "committed")):
+            producer.begin_transaction()
+            producer.send("t", value, partition=1)
+            producer.flush()
+            end()
+        producer.begin_transaction()
+        producer.send("t", "open", partition=1).result(30)
+        read = run("consume", "t", "-p", 1, "-o", "value")
+        assert read.out.split() == ["other", "committed"]
+        read = run("consume", "t", "-p", 1, "-o", "value", "--isolation-level", "read_uncommitted")
+        assert read.out.split() == ["other", "aborted", "committed", "open"]
+        table = run("consume", "t", "-p", 1)
+        assert (table.out.count("committed"), table.err) == (1, ""), (
+            "all there is was shown: there is no more to ask for"
+        )
+        assert run("perf", "consume", "--topic", "t", "-o", "json").json["records"] == 12
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,14 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from spark_broker.core.producers import ProducerStates, StoredBatch
+from spark_broker.broker.fetch_stream import refused
+from spark_broker.broker.replica_log import batch_info
+from spark_broker.core.divergence import FetchPosition, check_lineage
+from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.producers import ProducerStates
 from spark_broker.errors import (
+    ElectionNotNeededError,
+    EligibleLeadersNotAvailableError,
     FencedLeaderEpochError,
     InvalidRequestError,
     LeaderNotAvailableError,
@@ -27,10 +33,10 @@ from spark_broker.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.arrow_message import assign, decode_batch, encode_batch, validate
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from spark_broker.protocol.arrow_message import assign, decode_batch, encode_batch, encode_marker, validate
 from spark_broker.protocol.crc32c import crc32c
-from spark_broker.protocol.frame import BatchHeader, Frame, encode_frames
+from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, BatchHeader, Frame, encode_frames
 from spark_broker.protocol.messages import (
     AlterTopicConfig,
     AppendRequest,
@@ -42,9 +48,12 @@ from spark_broker.protocol.messages import (
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    ElectionResult,
+    ElectionResults,
     ElectLeaders,
     Empty,
     EnsureOffsetsTopic,
+    EnsureTransactionsTopic,
     FetchedPartition,
     FetchPartition,
     FetchRequest,
@@ -64,8 +73,10 @@ from spark_broker.protocol.messages import (
     ReassignPartition,
     TopicMetadata,
 )
+from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from spark_broker.transport.server import Server, ServerStream
+from tests.client.fake_coordinator import FakeTransactions, Key, check_coordinator, coordinated_id
 from tests.client.proxy import Proxy
 
 APPEND_TIME_MS = 1_700_000_000_000
@@ -87,8 +98,24 @@ class FakePartition:
         return self.log[-1].header.next_offset if self.log else self.log_start_offset
 
     @property
+    def epochs(self) -> EpochHistory:
+        """As the batches say."""
+        history = EpochHistory()
+        for frame in self.log:
+            history = history.assign(max(frame.header.leader_epoch, history.latest_epoch), frame.header.base_offset)
+        return history
+
+    @property
     def committed(self) -> int:
         return self.log_end_offset if self.high_watermark is None else self.high_watermark
+
+    def latest(self, read_committed: bool) -> int:
+        return self.producers.transactions.last_stable_offset(self.committed) if read_committed else self.committed
+
+    def left_out(self, header: BatchHeader, read_committed: bool) -> bool:
+        if header.attributes & CONTROL or not read_committed or not header.attributes & TRANSACTIONAL:
+            return bool(header.attributes & CONTROL)
+        return self.producers.transactions.is_aborted(header.producer_id, header.base_offset)
 
 
 @dataclass
@@ -115,6 +142,8 @@ class Arrival:
     sequence: int
     rows: int
     body: bytes
+    producer_epoch: int = -1
+    transactional_id: str = ""
 
 
 class Reaction:
@@ -150,6 +179,8 @@ class FakeCluster:
         self.append_hook: AppendHook = lambda broker, request, header: None
         self.call_hook: CallHook = lambda broker, request: None
         self._next_producer_id = 1000
+        self.transactions = FakeTransactions(self._new_producer_id, self._write_marker)
+        self.transactions.committed_offsets = self._commit_offset
         self.brokers = [FakeBroker(self, broker_id) for broker_id in range(brokers)]
         self._moved: list[FakeBroker] = []
 
@@ -187,6 +218,13 @@ class FakeCluster:
             part = self.topics[topic].partitions[partition]
             part.leader, part.leader_epoch = leader, part.leader_epoch + 1
             self.changed.notify_all()
+
+    def cut(self, topic: str, partition: int, batches: int) -> None:
+        """An unclean election: the new leader has only the first batches of what was committed."""
+        with self.changed:
+            part = self.topics[topic].partitions[partition]
+            part.log = part.log[:batches]
+            self.elect(topic, partition, part.leader)
 
     def kill(self, broker: int, *, fail_over: bool = True) -> None:
         """Kill a broker; with `fail_over` the next live one leads its partitions."""
@@ -257,6 +295,9 @@ class FakeCluster:
                 limit = int(topic.config.get("max.message.bytes", 2**31))
                 if len(message) > limit:
                     raise MessageTooLargeError(f"{len(message)} bytes")
+                if header.attributes & TRANSACTIONAL:
+                    key = (request.topic_id, request.partition)
+                    self.transactions.add(request.transactional_id, header.producer_id, header.producer_epoch, key)
                 base_offset = self._store_once(part, header, message, request.schema_id)
             except SparkBrokerError as error:
                 return AppendResponse(request.correlation_id, error.code, error.message)
@@ -266,12 +307,17 @@ class FakeCluster:
     def _store_once(self, part: FakePartition, header: BatchHeader, message: bytearray, schema_id: int) -> int:
         if header.producer_id < 0:
             return self._append(part, message, schema_id)
-        known = part.producers.check(header.producer_id, header.producer_epoch, header.base_sequence)
+        known = part.producers.check(
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+            transactional=bool(header.attributes & TRANSACTIONAL),
+        )
         if known is not None:
             return known.base_offset
         base_offset = self._append(part, message, schema_id)
-        stored = StoredBatch(header.base_sequence, base_offset, base_offset + header.row_count - 1)
-        part.producers.appended(header.producer_id, header.producer_epoch, stored, APPEND_TIME_MS)
+        stored = batch_info(header._replace(base_offset=base_offset))
+        part.producers.replay(stored)
         return base_offset
 
     def _append(self, part: FakePartition, message: bytes | bytearray, schema_id: int) -> int:
@@ -287,6 +333,26 @@ class FakeCluster:
         part.log.append(Frame(header, bytes(stored)))
         return base_offset
 
+    def _write_marker(self, key: Key, producer_id: int, producer_epoch: int, committed: bool) -> None:
+        topic, part = self.find(*key)
+        schema_id = len(topic.schemas) - 1
+        marker = encode_marker(
+            topic.parsed_schemas[-1],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            committed=committed,
+            schema_id=schema_id,
+        )
+        self._append(part, marker, schema_id)
+        part.producers.replay(batch_info(part.log[-1].header))
+
+    def _new_producer_id(self) -> int:
+        self._next_producer_id += 1
+        return self._next_producer_id
+
+    def _commit_offset(self, group: str, one: CommittedOffset) -> None:
+        self.committed[group, one.topic, one.partition] = one
+
     def _record(self, broker: int, request: AppendRequest, header: BatchHeader, message: bytearray) -> None:
         arrival = Arrival(
             broker,
@@ -296,6 +362,8 @@ class FakeCluster:
             header.base_sequence,
             header.row_count,
             bytes(message),
+            header.producer_epoch,
+            request.transactional_id,
         )
         self.arrivals.append(arrival)
 
@@ -309,7 +377,8 @@ class FakeCluster:
             waited_s = 0.0
             while True:
                 answers, payload = self._read_all(broker, request)
-                failed = any(answer.error_code for answer in answers)
+                moved = any(a.next_offset > p.offset for a, p in zip(answers, request.partitions, strict=True))
+                failed = moved or any(answer.error_code for answer in answers)
                 size = sum(len(part) for part in payload)
                 if failed or size >= request.min_bytes or waited_s * 1000 >= request.max_wait_ms or cancelled():
                     return FetchResponse(request.correlation_id, answers), payload
@@ -321,9 +390,10 @@ class FakeCluster:
         for wanted in request.partitions:
             try:
                 topic, part = self.led(broker, wanted.topic_id, wanted.partition, wanted.leader_epoch)
-                frames = self._read(part, wanted)
+                read = self._read(part, wanted, request.read_committed)
+                frames = [frame for frame in read if not part.left_out(frame.header, request.read_committed)]
             except SparkBrokerError as error:
-                answers.append(FetchedPartition(wanted.topic_id, wanted.partition, error.code, error.message))
+                answers.append(refused(wanted, error))
                 continue
             if request.columns is not None:
                 frames = [_projected(topic, frame, request.columns) for frame in frames]
@@ -338,11 +408,16 @@ class FakeCluster:
                     high_watermark=part.committed,
                     log_start_offset=part.log_start_offset,
                     length=len(data),
+                    next_offset=read[-1].header.next_offset if read else wanted.offset,
+                    next_epoch=read[-1].header.leader_epoch if read else -1,
                 )
             )
         return answers, payload
 
-    def _read(self, part: FakePartition, wanted: FetchPartition) -> list[Frame]:
+    def _read(self, part: FakePartition, wanted: FetchPartition, read_committed: bool) -> list[Frame]:
+        read_to = wanted.offset if wanted.read_to < 0 else wanted.read_to
+        read = FetchPosition(part.leader_epoch, read_to, wanted.last_fetched_epoch)
+        check_lineage(part.epochs, part.log_start_offset, part.log_end_offset, read)
         if not part.log_start_offset <= wanted.offset <= part.log_end_offset:
             raise OffsetOutOfRangeError(f"{wanted.offset} is not in {part.log_start_offset}..{part.log_end_offset}")
         frames: list[Frame] = []
@@ -350,7 +425,9 @@ class FakeCluster:
         for frame in part.log:
             if frame.header.next_offset <= wanted.offset:
                 continue
-            if frame.header.next_offset > part.committed or (frames and size + len(frame.message) > wanted.max_bytes):
+            if frame.header.next_offset > part.latest(read_committed) or (
+                frames and size + len(frame.message) > wanted.max_bytes
+            ):
                 break
             frames.append(frame)
             size += len(frame.message)
@@ -375,14 +452,19 @@ class FakeCluster:
             case GetMetadata():
                 return self.metadata(request.topics)
             case InitProducerId():
-                self._next_producer_id += 1
-                return ProducerIdentity(self._next_producer_id, 0)
+                return ProducerIdentity(self._new_producer_id(), 0)
             case ListOffsets():
                 return Offsets([self._offset_info(broker, spec) for spec in request.partitions])
             case OffsetCommit() | OffsetFetch():
                 return self._group(broker, request)
             case _:
-                return self._administer(request)
+                coordinated = coordinated_id(request)
+                if coordinated is not None:
+                    topic = self.topics.get(TRANSACTION_STATE_TOPIC)
+                    leaders = [] if topic is None else [part.leader for part in topic.partitions]
+                    check_coordinator(leaders, group_partition(coordinated, len(leaders) or 1), broker)
+                answer = self.transactions.answer(request)
+                return self._administer(request) if answer is None else answer
 
     def _administer(self, request: CallRequest) -> Message:
         match request:
@@ -404,11 +486,29 @@ class FakeCluster:
             case EnsureOffsetsTopic():
                 if CONSUMER_OFFSETS_TOPIC not in self.topics:
                     self.create(CONSUMER_OFFSETS_TOPIC, 3)
-            case ElectLeaders() | ReassignPartition():
+            case EnsureTransactionsTopic():
+                if TRANSACTION_STATE_TOPIC not in self.topics:
+                    self.create(TRANSACTION_STATE_TOPIC, 3)
+            case ElectLeaders(partitions):
+                return ElectionResults(
+                    [self._elect(topic, number, request.unclean) for topic, number in partitions or []]
+                )
+            case ReassignPartition():
                 return Empty()
             case _:
                 raise InvalidRequestError(f"{type(request).__name__} is not a client's call")
         return Empty()
+
+    def _elect(self, name: str, number: int, unclean: bool) -> ElectionResult:
+        """The next live broker leads a partition without a leader, if an unclean election is asked for."""
+        part = self._topic(name).partitions[number]
+        live = [broker.id for broker in self.brokers if broker.id not in self.fenced]
+        if part.leader >= 0:
+            return ElectionResult(name, number, ElectionNotNeededError.code, f"broker {part.leader} leads")
+        if not unclean or not live:
+            return ElectionResult(name, number, EligibleLeadersNotAvailableError.code, "nobody is live")
+        self.elect(name, number, live[0])
+        return ElectionResult(name, number, 0)
 
     def _topic(self, name: str) -> FakeTopic:
         if name not in self.topics:
@@ -437,7 +537,7 @@ class FakeCluster:
             _, part = self.led(broker, spec.topic_id, spec.partition, spec.leader_epoch)
         except SparkBrokerError as error:
             return OffsetInfo(spec.topic_id, spec.partition, error.code, error.message)
-        offset = {-1: part.committed, -2: part.log_start_offset}.get(spec.timestamp_ms, -1)
+        offset = {-1: part.latest(spec.read_committed), -2: part.log_start_offset}.get(spec.timestamp_ms, -1)
         if spec.timestamp_ms >= 0 and spec.timestamp_ms <= APPEND_TIME_MS and part.log:
             offset = part.log[0].header.base_offset
         return OffsetInfo(
@@ -448,6 +548,7 @@ class FakeCluster:
             leader_epoch=part.leader_epoch,
             log_start_offset=part.log_start_offset,
             high_watermark=part.committed,
+            last_epoch=part.epochs.epoch_at(offset - 1) if offset > 0 else -1,
         )
 
     def _group(self, broker: int, request: OffsetCommit | OffsetFetch) -> Message:

@@ -20,7 +20,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.messages import CallRequest, CreateTopic, Empty, ErrorResponse, Message
+from spark_broker.protocol.messages import CallRequest, CreateTopic, Empty, ErrorResponse, GetMetadata, Message
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from tests.client.fake_broker import FakeCluster
 
@@ -101,6 +101,31 @@ def test_learned_brokers_are_asked_when_the_bootstrap_address_is_gone(cluster: F
         assert len(admin.describe_cluster().brokers) == 3
         cluster.kill(0)
         assert admin.list_topics() == []
+
+
+def test_a_description_does_not_fail_on_a_broker_that_is_slow_in_its_last_moment(
+    cluster: FakeCluster, admin: Admin
+) -> None:
+    """A partition without a leader is looked at until the time for its offsets is over."""
+    looks: list[int] = []
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, GetMetadata):
+            looks.append(broker)
+            if len(looks) == 3:
+                for one in cluster.brokers:
+                    one.proxy.freeze()
+        return None
+
+    cluster.create("t", 1)
+    cluster.elect("t", 0, -1)
+    cluster.call_hook = hook
+    try:
+        assert [p.high_watermark for p in admin.describe_topic("t").partitions] == [-1]
+    finally:
+        for one in cluster.brokers:
+            one.proxy.thaw()
+    assert len(looks) == 3
 
 
 def test_a_partition_without_a_leader_is_described_without_offsets(cluster: FakeCluster, admin: Admin) -> None:

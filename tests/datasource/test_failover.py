@@ -10,6 +10,7 @@ import pytest
 from spark_broker.errors import (
     InconsistentTopicIdError,
     LeaderNotAvailableError,
+    LogTruncationError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
@@ -56,6 +57,34 @@ def test_records_that_are_gone_fail_the_task_unless_loss_is_accepted(cluster: Fa
     with pytest.raises(OffsetOutOfRangeError, match="records from offset 0 on are gone"):
         strict.table()
     assert lenient.table()["n"].to_pylist() == list(range(20, 50))
+
+
+@pytest.mark.parametrize("again", [0, 50])
+def test_a_log_that_was_cut_since_the_plan_fails_every_task_unless_loss_is_accepted(
+    cluster: FakeCluster, read: MakeRead, again: int
+) -> None:
+    """KIP-320: also where other records have come to the same offsets, and in tasks whose own range is still there."""
+    fill(cluster, "t", 1, 50)
+    split = {"subscribe": "t", "minPartitions": "5"}
+    strict, lenient = read(**split), read(**split, failOnDataLoss="false")
+    cluster.cut("t", 0, 2)
+    kept = cluster.topics["t"].partitions[0].log_end_offset
+    assert 0 < kept < 50
+    if again:
+        cluster.store("t", 0, numbers(*range(900, 900 + again)))
+    with pytest.raises(LogTruncationError, match="t-0: since the query was planned"):
+        strict.table()
+    found = lenient.table()["n"].to_pylist()
+    assert found == [*range(kept), *range(900, 950 - kept)] if again else found == list(range(kept))
+
+
+def test_an_election_that_lost_nothing_of_the_plan_is_not_noticed(cluster: FakeCluster, read: MakeRead) -> None:
+    fill(cluster, "t", 1, 50)
+    query = read(subscribe="t", minPartitions="3")
+    fill_more = numbers(*range(900, 910))
+    cluster.elect("t", 0, 1)
+    cluster.store("t", 0, fill_more)
+    assert sorted(query.table()["n"].to_pylist()) == list(range(50))
 
 
 def test_a_topic_that_was_made_anew_is_never_read_in_the_old_ones_place(cluster: FakeCluster, read: MakeRead) -> None:

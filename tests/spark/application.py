@@ -24,7 +24,7 @@ MASTER = "local-cluster[3,1,1024]"
 class Application:
     """One start of the cluster application on given directories. Its processes end with the block."""
 
-    def __init__(self, directory: Path, name: str, config: dict[str, object]) -> None:
+    def __init__(self, directory: Path, name: str, config: dict[str, object], *, master: str = MASTER) -> None:
         self._ready_file = directory / f"{name}.json"
         self._log = directory / f"{name}.log"
         settings = [part for key, value in config.items() for part in ("--set", f"{key}={value}")]
@@ -32,7 +32,7 @@ class Application:
         self.worker_pids: list[int] = []
         self.executor_pids: list[int] = []
         self._processes: list[psutil.Process] = []
-        command = [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--master", MASTER]
+        command = [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--master", master]
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--ready-file", str(self._ready_file), *settings],

@@ -19,7 +19,7 @@ from spark_broker.model import NO_LEADER
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest, AppendResponse
 from spark_broker.testing.checker import check_history
-from spark_broker.testing.history import HistoryRecorder
+from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.replicas import compare_replicas, find_replicas, stored_values
 from spark_broker.testing.workload import (
     RecordingReader,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 import pytest
@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from pyspark_spark_broker import DefaultSource
-from spark_broker import Admin, NewTopic, Producer
+from spark_broker import Admin, NewTopic, Producer, TransactionGroup
 from spark_broker.driver.cluster import BrokerCluster
 from tests.support.waiting import eventually
 
@@ -156,6 +156,28 @@ def test_kafkas_record_reads_like_sparks_kafka_source(load: type[Load], admin: A
         timestampType=0,
         headers=[Row(key="at", value=b"1")],
     )
+
+
+def test_what_winning_tasks_appended_is_read_once_the_driver_has_committed_it(
+    load: type[Load], spark: SparkSession, cluster: BrokerCluster, admin: Admin
+) -> None:
+    admin.create_topic(NewTopic("loaded", partitions=2, replication_factor=3, schema=FLIGHTS))
+    group = TransactionGroup(cluster.bootstrap_servers, "load", version=0, execution="run")
+
+    def attempt(parts: Iterable[int]) -> Iterable[tuple[int, int]]:
+        for part in parts:
+            with group.join() as writer:
+                writer.append("loaded", flights(part * 100, part * 100 + 100), partition=part % 2)
+                writer.flush()
+                yield part, writer.producer_id
+
+    attempts = spark.sparkContext.parallelize(range(4), 4).mapPartitions(attempt).collect()
+    assert load.topic(subscribe="loaded").count() == 0
+    assert load.topic(subscribe="loaded", **{"isolation.level": "read_uncommitted"}).count() == 400
+    assert group.commit(producer_id for part, producer_id in attempts if part != 2)
+    rows = load.topic(subscribe="loaded").collect()
+    assert sorted(row.n for row in rows) == [*range(200), *range(300, 400)]
+    assert load.topic(subscribe="loaded", minPartitions="50").count() == 300
 
 
 def test_a_temporary_view_reads_a_topic(load: type[Load], spark: SparkSession, offsets: dict[int, int]) -> None:

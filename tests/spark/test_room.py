@@ -14,6 +14,7 @@ from spark_broker.driver.directories import choose_directories, cluster_ids_in
 from spark_broker.driver.executors import is_local, is_loopback
 from spark_broker.driver.room import check_executor_count, check_resource, wait_for_executors
 from spark_broker.errors import ClusterStartError, InvalidConfigError, UnsupportedSparkError
+from spark_broker.storage.checkpoints import write_checkpoint
 
 FAR_AWAY = time.monotonic() + 3600
 
@@ -127,8 +128,8 @@ def test_log_dirs_that_cannot_be_made_is_an_error_that_names_the_setting(tmp_pat
 def test_clusters_are_found_by_their_log_directories(tmp_path: Path) -> None:
     for number, cluster_id in enumerate(("b", "a", "b")):
         (tmp_path / f"broker-{number}").mkdir()
-        meta = f'{{"cluster_id": "{cluster_id}", "directory_id": "d{number}", "boot_id": "x"}}'
-        (tmp_path / f"broker-{number}" / "meta.json").write_text(meta)
+        meta = {"cluster_id": cluster_id, "directory_id": f"d{number}", "boot_id": "x"}
+        write_checkpoint(tmp_path / f"broker-{number}" / "meta.json", meta)
     (tmp_path / "broker-9").mkdir()
 
     assert cluster_ids_in(str(tmp_path)) == ["a", "b"]

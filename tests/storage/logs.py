@@ -11,8 +11,10 @@ from spark_broker.protocol.arrow_message import assign, encode_batch
 from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.schema import schema_to_bytes
 from spark_broker.storage.config import LogConfig
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.start_kind import StartKind
+from spark_broker.testing.simulation.filesystem import SimFileSystem
 
 SCHEMAS = {
     0: pa.schema([pa.field("n", pa.int64())]),
@@ -52,8 +54,21 @@ def make_frame(
     return Frame(header, bytes(message))
 
 
-def open_log(directory: Path, start: StartKind = StartKind.CLEAN, config: LogConfig | None = None) -> PartitionLog:
-    return PartitionLog.open(directory, config or LogConfig(), schema_message, start=start)
+def open_log(
+    directory: Path,
+    start: StartKind = StartKind.CLEAN,
+    config: LogConfig | None = None,
+    fs: FileSystem = LOCAL,
+) -> PartitionLog:
+    return PartitionLog.open(directory, config or LogConfig(), schema_message, start=start, fs=fs)
+
+
+def sim_directory() -> tuple[SimFileSystem, Path]:
+    """A simulated machine, and an empty partition directory on its disk, durable."""
+    fs, directory = SimFileSystem(), Path("/p-0")
+    fs.mkdir(directory)
+    fs.sync_directory(directory.parent)
+    return fs, directory
 
 
 def append_batch(
@@ -85,10 +100,10 @@ def append_batch(
 
 
 def filled(
-    directory: Path, batches: Iterable[bool], config: LogConfig | None = None
+    directory: Path, batches: Iterable[bool], config: LogConfig | None = None, fs: FileSystem = LOCAL
 ) -> tuple[PartitionLog, list[Frame]]:
     """A log with one batch for each item; true rolls before it."""
-    log = open_log(directory, config=config)
+    log = open_log(directory, config=config, fs=fs)
     return log, [append_batch(log, roll=roll) for roll in batches]
 
 

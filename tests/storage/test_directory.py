@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from spark_broker.errors import (
     LogDirectoryLockedError,
 )
 from spark_broker.model import TopicPartition
+from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory, read_meta
-from spark_broker.storage.lock import DirectoryLock, Holder, process_start_time, read_holder
+from spark_broker.storage.filesystem import process_start_time
+from spark_broker.storage.lock import DirectoryLock, Holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 
 HOLD = """
@@ -145,8 +148,9 @@ def test_another_clusters_directory_is_refused_and_not_touched(tmp_path: Path) -
 
 
 def _boot_elsewhere(path: Path) -> None:
-    meta = json.loads((path / "meta.json").read_bytes())
-    (path / "meta.json").write_text(json.dumps({**meta, "boot_id": "another boot"}))
+    meta = read_meta(path)
+    assert meta is not None
+    write_checkpoint(path / "meta.json", asdict(replace(meta, boot_id="another boot")))
 
 
 def test_an_unmarked_end_under_another_boot_is_a_machine_crash_until_recovery_is_done(tmp_path: Path) -> None:

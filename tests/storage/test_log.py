@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -24,7 +23,8 @@ from spark_broker.errors import (
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.log import MAX_LOADED_INDEXES
 from spark_broker.storage.start_kind import StartKind
-from tests.storage.logs import SCHEMAS, append_batch, everything, filled, make_frame, open_log, same
+from spark_broker.testing.simulation.filesystem import Fault, Operation, SimFileSystem
+from tests.storage.logs import SCHEMAS, append_batch, everything, filled, make_frame, open_log, same, sim_directory
 
 
 def test_an_empty_log_makes_no_files(tmp_path: Path) -> None:
@@ -260,49 +260,45 @@ def test_few_indexes_of_sealed_segments_stay_in_memory(tmp_path: Path) -> None:
     ids=["message", "entry", "end of stream", "log state", "new segment", "new index"],
 )
 @pytest.mark.parametrize("kept_bytes", [0, 1, 7, 79])
-def test_a_full_disk_refuses_the_append_and_the_log_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, roll: bool, failing_write: int, kept_bytes: int
-) -> None:
-    log, frames = filled(tmp_path, [False, False])
-    before = {path.name: path.stat().st_size for path in tmp_path.glob("0*")}
+def test_a_full_disk_refuses_the_append_and_the_log_goes_on(roll: bool, failing_write: int, kept_bytes: int) -> None:
+    fs, directory = sim_directory()
+    log, frames = filled(directory, [False, False], fs=fs)
+    before = _sizes(fs, directory)
     doomed = make_frame(6, first=roll)
     writes = 0
-    real = os.pwritev
 
-    def pwritev(fd: int, views: list[memoryview], position: int) -> int:
+    def fill_up(operation: Operation) -> Fault | None:
         nonlocal writes
-        writes += 1
-        if writes < failing_write:
-            return real(fd, views, position)
-        if writes == failing_write and kept_bytes:
-            return real(fd, [views[0][:kept_bytes]], position)
-        raise OSError(errno.ENOSPC, "No space left on device")
+        writes += operation.kind == "pwritev"
+        if operation.kind != "pwritev" or writes < failing_write:
+            return None
+        return Fault(kept_bytes=kept_bytes) if writes == failing_write and kept_bytes else Fault(errno.ENOSPC)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", pwritev)
-        with pytest.raises(StorageFullError):
-            log.append(doomed.header, doomed.message)
+    fs.on_operation = fill_up
+    with pytest.raises(StorageFullError):
+        log.append(doomed.header, doomed.message)
+    fs.on_operation = None
     assert same(everything(log), frames)
     ends_with_mark = 8 if roll and (failing_write > 1 or kept_bytes >= 8) else 0
-    sizes = {path.name: path.stat().st_size for path in tmp_path.glob("0*")}
-    assert sizes == {**before, "00000000000000000000.arrow": before["00000000000000000000.arrow"] + ends_with_mark}
+    first = "00000000000000000000.arrow"
+    assert _sizes(fs, directory) == {**before, first: before[first] + ends_with_mark}
     frames.append(append_batch(log))
     assert same(everything(log), frames)
-    log.close(clean=False)
-    again = open_log(tmp_path, StartKind.PROCESS_CRASH)
+    again = open_log(directory, StartKind.PROCESS_CRASH, fs=fs.crash_process())
     assert same(everything(again), frames)
 
 
-def test_a_failed_fsync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, _ = filled(tmp_path, [False])
+def _sizes(fs: SimFileSystem, directory: Path) -> dict[str, int]:
+    return {name: fs.size_of(directory / name) for name in fs.list_directory(directory) if name.startswith("0")}
 
-    def fsync(fd: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")  # Also a full disk is fatal here.
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        with pytest.raises(KafkaStorageError):
-            log.flush()
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])  # Also a full disk is fatal here.
+def test_a_failed_fsync_is_never_tried_again(error: int) -> None:
+    fs, directory = sim_directory()
+    log, _ = filled(directory, [False], fs=fs)
+    fs.fail_next("fsync", error)
+    with pytest.raises(KafkaStorageError):
+        log.flush()
     for action in (
         log.flush,
         lambda: append_batch(log),
@@ -314,16 +310,12 @@ def test_a_failed_fsync_is_never_tried_again(tmp_path: Path, monkeypatch: pytest
     assert log.recovery_point == 0
 
 
-def test_a_broken_disk_takes_the_log_out_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    log, _ = filled(tmp_path, [False])
-
-    def pwritev(fd: int, views: list[memoryview], position: int) -> int:
-        raise OSError(errno.EIO, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "pwritev", pwritev)
-        with pytest.raises(KafkaStorageError):
-            append_batch(log)
+def test_a_broken_disk_takes_the_log_out_of_use() -> None:
+    fs, directory = sim_directory()
+    log, _ = filled(directory, [False], fs=fs)
+    fs.fail_next("pwritev", errno.EIO)
+    with pytest.raises(KafkaStorageError):
+        append_batch(log)
     with pytest.raises(KafkaStorageError):
         append_batch(log)
 

@@ -14,13 +14,14 @@ from spark_broker.testing.history import (
     Event,
     Failed,
     History,
-    HistoryRecorder,
     Invoked,
     Polled,
     Positioned,
     Snapshot,
     Stored,
+    runs_of,
 )
+from spark_broker.testing.recorder import HistoryRecorder
 
 P0, P1 = TopicPartition("t", 0), TopicPartition("t", 1)
 
@@ -37,7 +38,7 @@ ROWS = (Stored(P0, 0, b"a"), Stored(P0, 1, b"b"), Stored(P0, 2, b"c"), Stored(P1
 
 def judged(*events: Event, rows: tuple[Stored, ...] = ROWS, stored: tuple[Stored, ...] = ()) -> CheckResult:
     """The appends, then these events, then a whole read that finds `rows`."""
-    return check_history(History((*APPENDS, *events, Snapshot("consumer", rows))), stored)
+    return check_history(History((*APPENDS, *events, Snapshot("consumer", runs_of(rows)))), stored)
 
 
 def kinds(result: CheckResult) -> set[Kind]:
@@ -118,7 +119,7 @@ def test_a_value_found_elsewhere_than_acknowledged_is_misplaced() -> None:
 def test_appends_that_overtook_each_other_are_reordered() -> None:
     swapped = (Acknowledged(0, 1), Acknowledged(1, 0))
     rows = (Stored(P0, 0, b"c"), Stored(P0, 1, b"a"), Stored(P0, 2, b"b"))
-    history = History((*APPENDS[:2], *swapped, Snapshot("consumer", rows)))
+    history = History((*APPENDS[:2], *swapped, Snapshot("consumer", runs_of(rows))))
 
     assert kinds(check_history(history)) == {Kind.REORDERED}
 
@@ -154,7 +155,7 @@ def test_a_read_of_which_nothing_is_left_has_changed() -> None:
 
 @pytest.mark.parametrize("rows", [ROWS[1:], (*ROWS, Stored(P1, 1, b"e"))])
 def test_a_data_frame_that_has_other_rows_than_the_consumer_is_caught(rows: tuple[Stored, ...]) -> None:
-    result = judged(Invoked(3, "w", P1, (b"e",)), Failed(3, "timed out"), Snapshot("DataFrame", rows))
+    result = judged(Invoked(3, "w", P1, (b"e",)), Failed(3, "timed out"), Snapshot("DataFrame", runs_of(rows)))
 
     (violation,) = result.violations
     assert violation.kind is Kind.SOURCES_DIFFER
@@ -166,7 +167,7 @@ def test_a_value_that_nobody_appended_is_caught() -> None:
 
 
 def test_a_history_without_a_final_read_cannot_be_judged() -> None:
-    with pytest.raises(InvalidDataError, match="no snapshot"):
+    with pytest.raises(InvalidDataError, match="no final snapshot"):
         check_history(History(APPENDS))
 
 

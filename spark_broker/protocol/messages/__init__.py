@@ -12,6 +12,8 @@ from spark_broker.protocol.messages.admin import (
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
+    ElectionResult,
+    ElectionResults,
     ElectLeaders,
     EnsureOffsetsTopic,
     ReassignPartition,
@@ -52,6 +54,7 @@ from spark_broker.protocol.messages.control import (
     Heartbeat,
     HeartbeatAnswer,
     IsrMember,
+    LogEnd,
     MetadataUpdate,
     ProducerIdBlock,
     ProducerStateEntry,
@@ -73,6 +76,23 @@ from spark_broker.protocol.messages.streams import (
     ReplicaFetchResponse,
     ReplicaPartition,
 )
+from spark_broker.protocol.messages.transactions import (
+    AbortTransaction,
+    AddPartitionToTransaction,
+    CommitTransaction,
+    DescribeTransactions,
+    EndTransaction,
+    EnsureTransactionsTopic,
+    InitTransactions,
+    JoinTransaction,
+    MarkerResult,
+    MarkersWritten,
+    TransactionalOffsetCommit,
+    TransactionDescription,
+    TransactionDescriptions,
+    TransactionMarker,
+    WriteTransactionMarkers,
+)
 
 CallRequest = (
     GetMetadata
@@ -90,6 +110,16 @@ CallRequest = (
     | AlterPartition
     | AllocateProducerIds
     | ReplicaState
+    | EnsureTransactionsTopic
+    | InitTransactions
+    | AddPartitionToTransaction
+    | EndTransaction
+    | JoinTransaction
+    | CommitTransaction
+    | AbortTransaction
+    | WriteTransactionMarkers
+    | TransactionalOffsetCommit
+    | DescribeTransactions
 )
 CallResponse = (
     ErrorResponse
@@ -99,8 +129,11 @@ CallResponse = (
     | CommittedOffsets
     | Empty
     | AlterPartitionResult
+    | ElectionResults
     | ProducerIdBlock
     | ReplicaStateAnswer
+    | MarkersWritten
+    | TransactionDescriptions
 )
 StreamMessage = (
     AppendRequest
@@ -120,6 +153,8 @@ StreamMessage = (
 
 __all__ = [
     "ACKS_ALL",
+    "AbortTransaction",
+    "AddPartitionToTransaction",
     "AllocateProducerIds",
     "AlterIsr",
     "AlterIsrResult",
@@ -132,15 +167,21 @@ __all__ = [
     "CALL_ACTION",
     "CallRequest",
     "CallResponse",
+    "CommitTransaction",
     "CommittedOffset",
     "CommittedOffsets",
     "CreatePartitions",
     "CreateTopic",
     "DeleteTopic",
+    "DescribeTransactions",
     "EARLIEST_TIMESTAMP_MS",
     "ElectLeaders",
+    "ElectionResult",
+    "ElectionResults",
     "Empty",
+    "EndTransaction",
     "EnsureOffsetsTopic",
+    "EnsureTransactionsTopic",
     "ErrorResponse",
     "FetchPartition",
     "FetchRequest",
@@ -150,9 +191,14 @@ __all__ = [
     "Heartbeat",
     "HeartbeatAnswer",
     "InitProducerId",
+    "InitTransactions",
     "IsrMember",
+    "JoinTransaction",
     "LATEST_TIMESTAMP_MS",
     "ListOffsets",
+    "LogEnd",
+    "MarkerResult",
+    "MarkersWritten",
     "Message",
     "Metadata",
     "MetadataUpdate",
@@ -178,4 +224,9 @@ __all__ = [
     "StopBroker",
     "StreamMessage",
     "TopicMetadata",
+    "TransactionDescription",
+    "TransactionDescriptions",
+    "TransactionMarker",
+    "TransactionalOffsetCommit",
+    "WriteTransactionMarkers",
 ]

@@ -19,8 +19,8 @@ class CreateTopic(Message, frozen=True):
     name: Text
     partitions: int
     replication_factor: int
-    schema: bytes
-    config: dict[str, str]
+    schema: Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+    config: Annotated[dict[Name, Text], Meta(max_length=1000)]
     assignment: Annotated[list[Brokers], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     internal: bool = False
 
@@ -40,13 +40,32 @@ class AlterTopicConfig(Message, frozen=True):
     """Set (text) or reset (None) settings of a topic."""
 
     name: Text
-    values: dict[str, str | None]
+    values: Annotated[dict[Name, Text | None], Meta(max_length=1000)]
 
 
 class ElectLeaders(Message, frozen=True):
-    """Preferred-leader election for these partitions; None: all."""
+    """Preferred-leader election for these partitions; None: all.
 
-    partitions: list[tuple[Name, PartitionId]] | None = None
+    `unclean`: elect any live replica of partitions that have no leader, at the price of the records that it lacks.
+    """
+
+    partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=100_000)] | None = None
+    unclean: bool = False
+
+
+class ElectionResult(Message, frozen=True):
+    """`error_code` 0: the partition has a new leader."""
+
+    topic: Name
+    partition: PartitionId
+    error_code: int
+    error_message: Text = ""
+
+
+class ElectionResults(Message, frozen=True):
+    """One for each partition that was named; of all partitions, those where an election was needed."""
+
+    results: list[ElectionResult]
 
 
 class ReassignPartition(Message, frozen=True):

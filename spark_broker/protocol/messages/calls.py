@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
 from spark_broker.protocol.messages.common import (
@@ -15,6 +16,7 @@ from spark_broker.protocol.messages.common import (
     Offset,
     PartitionId,
     Text,
+    TimestampMs,
     TopicId,
 )
 
@@ -44,6 +46,8 @@ class PartitionMetadata(Message, frozen=True):
     replicas: Brokers
     isr: Brokers
     partition_epoch: Epoch
+    elr: Brokers = msgspec.field(default_factory=list)
+    last_known_elr: Brokers = msgspec.field(default_factory=list)
 
 
 class TopicMetadata(Message, frozen=True):
@@ -64,12 +68,16 @@ class Metadata(Message, frozen=True):
 
 
 class OffsetSpec(Message, frozen=True):
-    """`timestamp_ms`: -1 latest (the high watermark), -2 earliest (the log start), else the first at or after it."""
+    """`timestamp_ms`: -1 latest (the high watermark), -2 earliest (the log start), else the first at or after it.
+
+    `read_committed`: latest is the last stable offset.
+    """
 
     topic_id: TopicId
     partition: PartitionId
     leader_epoch: Epoch
-    timestamp_ms: int
+    timestamp_ms: TimestampMs
+    read_committed: bool = True
 
 
 class ListOffsets(Message, frozen=True):
@@ -79,7 +87,7 @@ class ListOffsets(Message, frozen=True):
 
 
 class OffsetInfo(Message, frozen=True):
-    """`offset` -1: no record at or after the timestamp."""
+    """`offset` -1: no record at or after the timestamp. `last_epoch`: the leader epoch of the record before `offset`."""
 
     topic_id: TopicId
     partition: PartitionId
@@ -90,6 +98,7 @@ class OffsetInfo(Message, frozen=True):
     leader_epoch: Epoch = -1
     log_start_offset: Offset = -1
     high_watermark: Offset = -1
+    last_epoch: Epoch = -1
 
 
 class Offsets(Message, frozen=True):

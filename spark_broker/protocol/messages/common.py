@@ -22,6 +22,9 @@ PartitionId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Epoch = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Milliseconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TimestampMs = Annotated[int, Meta(ge=-2, le=(2**63 - 1) // 1000)]
+"""Milliseconds since 1970 that are an int64 as microseconds too, or LATEST_TIMESTAMP_MS, or EARLIEST_TIMESTAMP_MS."""
+Port = Annotated[int, Meta(ge=0, le=65_535)]
 Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Brokers = Annotated[list[BrokerId], Meta(max_length=1000)]
 

@@ -15,6 +15,7 @@ from spark_broker.protocol.messages.common import (
     Name,
     Offset,
     PartitionId,
+    Port,
     Text,
     TopicId,
 )
@@ -34,7 +35,7 @@ class RegisterBroker(Message, frozen=True):
     incarnation: Name
     start_kind: Name
     host: Name
-    port: int
+    port: Port
     rack: Name | None
     machine: Name
     executor_id: Name
@@ -54,10 +55,24 @@ class Registered(Message, frozen=True):
     heartbeat_interval_ms: Milliseconds
 
 
+class LogEnd(Message, frozen=True):
+    """How far a replica reaches while its partition has no leader: `last_epoch` wrote its last batch (-1: it is empty).
+
+    `leader_epoch`: the newest that the replica has heard of; it takes nothing from leaders of an older one any more.
+    """
+
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+    last_epoch: Epoch
+    log_end_offset: Offset
+
+
 class Heartbeat(Message, frozen=True):
     """`sent_ms`: the broker's own clock, sent back. `ready`: its logs are open up to `metadata_offset`.
 
     `damaged`: replicas whose log was set aside when they were opened; they leave the ISR before the broker is unfenced.
+    `log_ends`: replicas of partitions that have no leader, where this broker is neither in the ISR nor in the ELR.
     """
 
     broker_epoch: Epoch
@@ -68,6 +83,7 @@ class Heartbeat(Message, frozen=True):
     damaged: Annotated[list[tuple[TopicId, PartitionId]], Meta(max_length=100_000)] = msgspec.field(
         default_factory=list
     )
+    log_ends: Annotated[list[LogEnd], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class HeartbeatAnswer(Message, frozen=True):
@@ -104,11 +120,14 @@ class IsrMember(Message, frozen=True):
 
 
 class AlterIsr(Message, frozen=True):
+    """`lacking`: replicas outside this ISR that are known to lack committed records: they are not eligible either."""
+
     topic_id: TopicId
     partition: PartitionId
     leader_epoch: Epoch
     partition_epoch: Epoch
     isr: Annotated[list[IsrMember], Meta(max_length=1000)]
+    lacking: Annotated[list[BrokerId], Meta(max_length=1000)] = msgspec.field(default_factory=list)
 
 
 class AlterPartition(Message, frozen=True):
@@ -149,12 +168,16 @@ class ReplicaState(Message, frozen=True):
 
 
 class ProducerStateEntry(Message, frozen=True):
-    """`batches`: the last few as (first sequence, last sequence, base offset, last offset), oldest first."""
+    """`batches`: the last few as (first sequence, last sequence, base offset, last offset), oldest first.
+
+    `transaction_start`: where its ongoing transaction begins; -1: it has none.
+    """
 
     producer_id: int
     producer_epoch: int
     last_append_ms: int
     batches: list[tuple[int, int, int, int]]
+    transaction_start: Offset = -1
 
 
 class ReplicaStateAnswer(Message, frozen=True):

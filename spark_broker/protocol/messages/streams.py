@@ -12,6 +12,7 @@ from spark_broker.protocol.messages.common import (
     Epoch,
     Message,
     Milliseconds,
+    Name,
     Offset,
     PartitionId,
     Size,
@@ -33,6 +34,7 @@ class AppendRequest(Message, frozen=True):
     acks: Annotated[int, Meta(ge=-1, le=1)]
     timeout_ms: Milliseconds
     schema_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
+    transactional_id: Name = ""
 
 
 class AppendResponse(Message, frozen=True):
@@ -47,17 +49,25 @@ class AppendResponse(Message, frozen=True):
 
 
 class FetchPartition(Message, frozen=True):
+    """`last_fetched_epoch`: the leader epoch of the record before `read_to`, as the reader knows it (-1: it does not).
+
+    The leader compares it with its log, and answers LOG_TRUNCATION where they part (KIP-320). `read_to` -1: `offset`.
+    """
+
     topic_id: TopicId
     partition: PartitionId
     leader_epoch: Epoch
     offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     max_bytes: Size
+    last_fetched_epoch: Epoch = -1
+    read_to: Offset = -1
 
 
 class FetchRequest(Message, frozen=True):
     """Committed records from each partition's offset on; long-polls up to `max_wait_ms` for `min_bytes`.
 
-    `columns`: only these columns, sliced by the broker; None: frames as they are stored.
+    `columns`: only these columns, sliced by the broker; None: frames as they are stored. `read_committed`: nothing of
+    transactions that are undecided or aborted.
     """
 
     correlation_id: int
@@ -66,10 +76,16 @@ class FetchRequest(Message, frozen=True):
     max_bytes: Size
     partitions: Annotated[list[FetchPartition], Meta(max_length=10_000)]
     columns: Annotated[list[Text], Meta(max_length=10_000)] | None = None
+    read_committed: bool = True
 
 
 class FetchedPartition(Message, frozen=True):
-    """`length` bytes of the payload are this partition's frames."""
+    """`length` bytes of the payload are this partition's frames.
+
+    `next_offset`: where to go on, past batches that were left out (markers, aborted transactions); -1 with an error.
+    `next_epoch`: the leader epoch of the batch before it; -1 when there is none. With LOG_TRUNCATION, the log parts from
+    what was read at the reader's own end of `diverging_epoch`, or at `diverging_end_offset`, whichever is smaller.
+    """
 
     topic_id: TopicId
     partition: PartitionId
@@ -79,6 +95,10 @@ class FetchedPartition(Message, frozen=True):
     high_watermark: Offset = -1
     log_start_offset: Offset = -1
     length: Size = 0
+    next_offset: Offset = -1
+    next_epoch: Epoch = -1
+    diverging_epoch: Epoch = -1
+    diverging_end_offset: Offset = -1
 
 
 class FetchResponse(Message, frozen=True):

@@ -19,6 +19,8 @@ from spark_broker.controller.events import (
     Tick,
 )
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState, TopicState
+from spark_broker.controller.log_ends import is_asked_for
+from spark_broker.controller.records import PartitionChangeRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
@@ -27,6 +29,7 @@ from spark_broker.protocol.messages import (
     CreateTopic,
     Heartbeat,
     HeartbeatAnswer,
+    LogEnd,
     Message,
     RegisterBroker,
     Registered,
@@ -68,10 +71,13 @@ class Cluster:
     def __init__(self, image: MetadataImage = EMPTY_IMAGE, shared_executor: bool = False, **values: object) -> None:
         self.now_ms = 0
         self.replayed = image
+        self.unclean: set[tuple[str, int, int]] = set()  # (topic id, number, leader epoch) of unclean elections
         self.effects: list[Effect] = []
+        self.notes: list[str] = []
         self.controller = Controller(image, settings(**values), shared_executor=shared_executor)
         self._ids = itertools.count(1)
         self.session_of: dict[int, int] = {}
+        self.logs: dict[tuple[int, str, int], tuple[int, int]] = {}  # (broker, topic id, number) to (epoch, end)
         self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
 
     @property
@@ -82,6 +88,12 @@ class Cluster:
         outcome = self.controller.handle(event, self.now_ms)
         self.replayed = self.replayed.apply(outcome.records)
         assert self.replayed == self.controller.image
+        for record in outcome.records:
+            if isinstance(record, PartitionChangeRecord) and record.unclean:
+                state = self.replayed.partition(record.topic_id, record.partition)
+                assert state is not None
+                self.unclean.add((record.topic_id, record.partition, state.leader_epoch))
+        self.notes += [effect.text for effect in outcome.effects if isinstance(effect, Note)]
         self.effects = [effect for effect in outcome.effects if not isinstance(effect, Note)]
         return Outcome(outcome.records, tuple(self.effects))
 
@@ -120,10 +132,26 @@ class Cluster:
 
     def beat(self, broker: int, *, wants_shutdown: bool = False, ready: bool = True) -> HeartbeatAnswer | None:
         """A heartbeat of a broker that has all metadata."""
-        beat = Heartbeat(self.image.brokers[broker].epoch, self.image.next_offset, self.now_ms, ready, wants_shutdown)
+        beat = Heartbeat(
+            broker_epoch=self.image.brokers[broker].epoch,
+            metadata_offset=self.image.next_offset,
+            sent_ms=self.now_ms,
+            ready=ready,
+            wants_shutdown=wants_shutdown,
+            log_ends=self.log_ends(broker),
+        )
         outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms))
         sent = [e.message for e in outcome.effects if isinstance(e, Send)]
         return next((message for message in sent if isinstance(message, HeartbeatAnswer)), None)
+
+    def log_ends(self, broker: int) -> list[LogEnd]:
+        """What a broker says that has heard of everything."""
+        ends = []
+        for topic, number, state in self.image.partitions():
+            if is_asked_for(state, broker):
+                last_epoch, end = self.logs.get((broker, topic.topic_id, number), (0, 10))
+                ends.append(LogEnd(topic.topic_id, number, state.leader_epoch, last_epoch, end))
+        return ends
 
     def start_broker(self, directory: str, **changes: object) -> int:
         """A launch that registers and becomes live; returns its broker id."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from spark_broker.controller.effects import CloseSession, ProbePort
+from spark_broker.controller.effects import CloseSession
 from spark_broker.controller.events import HeartbeatReceived, PortProbed, SparkLost
 from spark_broker.controller.records import BrokerChangeRecord, PartitionChangeRecord
 from spark_broker.protocol.messages import Heartbeat, Registered
 from tests.unit.controller.cluster import Cluster, registration
+from tests.unit.controller.stories import come_back, damage, lose, restarted
 
 
 def three_brokers(**values: object) -> Cluster:
@@ -14,25 +15,6 @@ def three_brokers(**values: object) -> Cluster:
     cluster.start_brokers(3)
     cluster.create_topic(partitions=3)
     return cluster
-
-
-def lose(cluster: Cluster, broker: int) -> None:
-    """The process is gone: its stream ends and its port refuses."""
-    (probe,) = cluster.end_session(broker)
-    assert isinstance(probe, ProbePort)
-    cluster.handle(PortProbed(broker, probe.session_id, refused=True))
-
-
-def come_back(cluster: Cluster, broker: int, start_kind: str = "process_crash") -> None:
-    directory = cluster.image.brokers[broker].directory_id
-    request = registration(cluster.new_launch(), directory, broker_id=broker, start_kind=start_kind)
-    cluster.register(request)
-    cluster.beat(broker)
-
-
-def restarted(cluster: Cluster, **values: object) -> Cluster:
-    """The driver starts again on the same metadata."""
-    return Cluster(cluster.image, **values)  # type: ignore[arg-type]
 
 
 def test_a_lost_brokers_partitions_are_led_by_followers_in_one_decision() -> None:
@@ -114,13 +96,6 @@ def test_brokers_that_outlive_their_controller_resume_under_the_next_one_and_lea
     assert all(p.leader_epoch == 2 for p in after.topic().partitions[:2])
 
 
-def test_a_machine_crash_of_all_leaves_the_last_to_register_as_leader() -> None:
-    cluster = restarted(three_brokers())
-    for broker in (0, 1, 2):
-        come_back(cluster, broker, "machine_crash")
-    assert [(p.leader, p.isr) for p in cluster.topic().partitions] == [(2, (2,))] * 3
-
-
 def test_a_fenced_process_that_wakes_up_is_told_to_register_again_and_is_then_unfenced() -> None:
     cluster = three_brokers()
     cluster.pass_time(9_500, alive=[1, 2])
@@ -149,13 +124,6 @@ def test_a_broker_is_not_unfenced_before_it_knows_of_its_own_registration() -> N
     assert cluster.image.brokers[0].fenced
 
 
-def damage(cluster: Cluster, broker: int, partitions: list[tuple[str, int]]) -> None:
-    beat = Heartbeat(
-        cluster.image.brokers[broker].epoch, cluster.image.next_offset, cluster.now_ms, ready=True, damaged=partitions
-    )
-    cluster.handle(HeartbeatReceived(cluster.session_of[broker], beat, cluster.now_ms))
-
-
 def test_a_damaged_replica_leaves_the_isr_before_its_broker_may_lead() -> None:
     cluster = restarted(three_brokers())
     topic_id = cluster.topic().topic_id
@@ -163,20 +131,6 @@ def test_a_damaged_replica_leaves_the_isr_before_its_broker_may_lead() -> None:
     damage(cluster, 0, [(topic_id, 0)])
     assert (cluster.partition().leader, cluster.partition().isr) == (-1, (1, 2))
     assert cluster.partition(number=1).leader == 0
-
-
-def test_a_damaged_last_replica_never_leads_with_nothing() -> None:
-    cluster = Cluster()
-    cluster.start_brokers(1)
-    topic_id = cluster.create_topic(factor=1).topic_id
-    cluster = restarted(cluster)
-    cluster.register(registration(cluster.new_launch(), "directory-0", broker_id=0, start_kind="process_crash"))
-    damage(cluster, 0, [(topic_id, 0)])
-    assert not cluster.image.brokers[0].fenced
-    assert (cluster.partition().leader, cluster.partition().damaged) == (-1, (0,))
-    lose(cluster, 0)
-    come_back(cluster, 0)
-    assert cluster.partition().leader == -1
 
 
 def test_a_damage_report_that_is_repeated_does_not_remove_the_replica_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from spark_broker.controller.delta import MetadataDelta
@@ -118,3 +119,11 @@ def test_a_recreated_topic_is_another_topic() -> None:
     delta = MetadataDelta(before, cluster.image)
     assert [topic.topic_id for topic in delta.topics_removed] == [first.topic_id]
     assert delta.partitions_changed == [(cluster.topic().topic_id, 0)]
+
+
+def test_records_of_a_log_from_before_the_elr_are_still_read() -> None:
+    topic_id = "0" * 32
+    older = [[10, topic_id, 0, [0, 1], [0], 0, 3, 4, [], [], []], [11, topic_id, 0, 1, None, None, None, None, []]]
+    partition, change = decode_records(msgspec.msgpack.encode(older))
+    assert partition == PartitionRecord(topic_id, 0, [0, 1], [0], 0, 3, 4)
+    assert change == PartitionChangeRecord(topic_id, 0, leader=1, damaged=[])

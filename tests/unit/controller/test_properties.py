@@ -13,6 +13,7 @@ from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     AlterIsr,
     AlterPartition,
+    AlterTopicConfig,
     CallRequest,
     CreatePartitions,
     CreateTopic,
@@ -22,6 +23,7 @@ from spark_broker.protocol.messages import (
     ReassignPartition,
 )
 from tests.unit.controller.cluster import Cluster, registration
+from tests.unit.controller.copies import Copies
 
 BROKERS = 4
 brokers = st.integers(0, BROKERS - 1)
@@ -35,11 +37,12 @@ class ClusterMachine(RuleBasedStateMachine):
         self.cluster = Cluster(replica_reassignment_delay_ms=2000)
         self.seen: dict[tuple[str, int], PartitionState] = {}
         self.controller_epoch = -1
+        self.copies = Copies()
 
     @initialize()
     def start(self) -> None:
         self.cluster.start_brokers(BROKERS)
-        self.cluster.create_topic("a", 3, 3)
+        self.cluster.create_topic("a", 3, 3, {"min.insync.replicas": "2"})
         self.cluster.create_topic("b", 2, 2)
 
     def connected(self, broker: int) -> bool:
@@ -58,15 +61,19 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule(broker=brokers, kind=st.sampled_from(["clean", "process_crash", "machine_crash"]))
     def new_process(self, broker: int, kind: str) -> None:
         directory = self.cluster.image.brokers[broker].directory_id
+        if kind == "machine_crash":
+            self.copies.crash(broker)
         request = registration(self.cluster.new_launch(), directory, broker_id=broker, start_kind=kind)
         self.cluster.register(request)
 
     @rule(broker=brokers, wants_shutdown=st.booleans())
     def heartbeat(self, broker: int, wants_shutdown: bool) -> None:
+        self.cluster.logs = self.copies.ends()
         self.cluster.beat(broker, wants_shutdown=wants_shutdown)
 
     @rule(ms=st.integers(0, 12_000))
     def pass_time(self, ms: int) -> None:
+        self.cluster.logs = self.copies.ends()
         self.cluster.pass_time(ms, alive=[b for b in range(BROKERS) if self.connected(b)])
 
     @rule()
@@ -85,11 +92,29 @@ class ClusterMachine(RuleBasedStateMachine):
         if state.leader == -1:
             return
         others = data.draw(st.sets(st.sampled_from(state.replicas)))
-        members = [IsrMember(b, self.cluster.image.brokers[b].epoch) for b in {state.leader, *others}]
+        older = data.draw(st.sampled_from([0, 0, 0, 1]))  # the leader has not heard of the followers' new incarnations
+        members = [
+            IsrMember(b, self.cluster.image.brokers[b].epoch - (older and b not in state.isr))
+            for b in sorted({state.leader, *others})
+        ]
         epochs = (state.leader_epoch, state.partition_epoch - data.draw(st.sampled_from([0, 0, 0, 1])))
         change = AlterIsr(topic.topic_id, number, *epochs, members)
         leader = self.cluster.image.brokers[state.leader]
+        if not older:
+            self.copies.catch_up(topic.topic_id, number, state.leader, others - set(state.isr))
         self.call(AlterPartition(leader.id, leader.epoch, [change]))
+
+    @rule()
+    def append_everywhere(self) -> None:
+        """A record is committed where the ISR has the minimum, and stays on the leader alone elsewhere."""
+        for topic, number, state in self.cluster.image.partitions():
+            if state.leader != -1:
+                minimum = min(int(topic.config.get("min.insync.replicas", "1")), len(state.replicas))
+                self.copies.append(topic.topic_id, number, state, committed=len(state.isr) >= minimum)
+
+    @rule(minimum=st.sampled_from(["1", "2", "3"]))
+    def change_the_minimum(self, minimum: str) -> None:
+        self.call(AlterTopicConfig("a", {"min.insync.replicas": minimum}))
 
     @rule(replicas=st.lists(brokers, min_size=1, max_size=3, unique=True), number=st.integers(0, 2))
     def move(self, replicas: list[int], number: int) -> None:
@@ -106,10 +131,11 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule()
     def restart_the_driver(self) -> None:
         now_ms = self.cluster.now_ms
-        sessions = self.cluster.session_of
+        sessions, unclean = self.cluster.session_of, self.cluster.unclean
         self.cluster = Cluster(self.cluster.image, replica_reassignment_delay_ms=2000)
         self.cluster.now_ms = now_ms
         self.cluster.session_of = dict.fromkeys(sessions, -1)
+        self.cluster.unclean = unclean
 
     def call(self, request: CallRequest) -> None:
         before = self.cluster.image
@@ -136,12 +162,25 @@ class ClusterMachine(RuleBasedStateMachine):
     @invariant()
     def every_isr_is_a_part_of_the_replicas_and_has_its_leader(self) -> None:
         for _, _, state in self.cluster.image.partitions():
-            assert state.isr
             assert set(state.isr) <= set(state.replicas)
             assert len(set(state.replicas)) == len(state.replicas)
             assert set(state.adding) <= set(state.replicas)
             assert set(state.removing) <= set(state.replicas)
             assert state.leader == -1 or state.leader in state.isr
+
+    @invariant()
+    def nobody_is_eligible_beside_an_isr_that_has_the_minimum(self) -> None:
+        for topic, _, state in self.cluster.image.partitions():
+            assert set(state.isr).isdisjoint(state.elr)
+            minimum = min(int(topic.config.get("min.insync.replicas", "1")), len(state.replicas))
+            if len(state.isr) >= minimum:
+                assert (state.elr, state.last_known_elr, state.damaged) == ((), (), ())
+
+    @invariant()
+    def whoever_is_electable_has_everything_that_was_committed(self) -> None:
+        for topic, number, state in self.cluster.image.partitions():
+            unclean = (topic.topic_id, number, state.leader_epoch) in self.cluster.unclean
+            self.copies.check(topic.topic_id, number, state, unclean=unclean)
 
     @invariant()
     def only_unfenced_brokers_lead_and_whoever_can_lead_does(self) -> None:
@@ -150,7 +189,7 @@ class ClusterMachine(RuleBasedStateMachine):
             if state.leader != -1:
                 assert not image.brokers[state.leader].fenced
             else:
-                assert not any(image.is_live(broker) for broker in state.isr)
+                assert not any(image.is_live(broker) for broker in (*state.isr, *state.elr))
 
     @invariant()
     def a_snapshot_rebuilds_the_image(self) -> None:

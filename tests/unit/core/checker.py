@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -27,7 +28,10 @@ class Checker:
     committed: dict[int, Entry] = field(default_factory=dict)  # by base offset
     named: dict[tuple[int, int], int] = field(default_factory=dict)  # (leader epoch, base offset) to value
     high_watermarks: dict[tuple[int, int], int] = field(default_factory=dict)  # by broker and process
-    shown: dict[int, tuple[int, int]] = field(default_factory=dict)  # leader epoch to first and last latest offset
+    stable: dict[tuple[int, int], int] = field(default_factory=dict)  # last stable offsets by broker and process
+    # By read_committed, leader epoch to first and last latest offset.
+    shown: dict[bool, dict[int, tuple[int, int]]] = field(default_factory=lambda: {False: {}, True: {}})
+    decided: Mapping[tuple[int, int], bool] = field(default_factory=dict)  # producer id and epoch to committed
 
     def check(self, cluster: Cluster) -> None:
         for node in cluster.nodes.values():
@@ -35,6 +39,7 @@ class Checker:
             if node.replica is not None:
                 self._check_replica(node, node.replica)
                 self._check_committed(node, node.replica)
+                self._check_isolation(node, node.replica)
                 self._check_shown(node.replica)
         self._check_latest_never_falls()
         self._check_acknowledged(cluster)
@@ -52,14 +57,48 @@ class Checker:
         ordered = replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset
         require(ordered, f"broker {node.id}: the high watermark is outside the log")
         self._check_high_watermark(node, replica)
-        require(replica.producers == log.rebuilt_producers(), f"broker {node.id}: producers differ from the log")
+        self._check_producers(node, replica)
         for entry in log.entries:
             offset = max(entry.base_offset, replica.log_start_offset)
             epoch = replica.epochs.epoch_at(offset)
             require(epoch == entry.info.leader_epoch, f"broker {node.id}: epoch history differs at {offset}")
-        require(
-            log.state().epochs == replica.epochs.truncate_to(log.log_end_offset), f"broker {node.id}: epochs on disk"
-        )
+        require(log.epochs() == replica.epochs.truncate_to(log.log_end_offset), f"broker {node.id}: epochs on disk")
+
+    @staticmethod
+    def _check_producers(node: Node, replica: Replica) -> None:
+        """KNOWN_BUGS 19. A replica that forgot idle ones knows less of them, and nothing else."""
+        rebuilt = node.log.expected_producers()
+        if node.forgot:
+            remembered = dict(rebuilt.entries())
+            for producer_id, entry in replica.producers.entries():
+                whole = remembered.get(producer_id)
+                same = whole is not None and (whole.producer_epoch, whole.last_append_ms) == (
+                    entry.producer_epoch,
+                    entry.last_append_ms,
+                )
+                require(same, f"broker {node.id}: producer {producer_id} differs from the log")
+            transactions = replica.producers.transactions == rebuilt.transactions
+            require(transactions, f"broker {node.id}: transactions differ from the log")
+        else:
+            require(replica.producers == rebuilt, f"broker {node.id}: producers differ from the log")
+
+    def _check_isolation(self, node: Node, replica: Replica) -> None:
+        """Readers of committed records see every batch of a committed transaction, and of others none."""
+        stable, transactions = replica.last_stable_offset, replica.producers.transactions
+        require(replica.log_start_offset <= stable <= replica.high_watermark, f"broker {node.id}: LSO {stable}")
+        key = (node.id, node.run)
+        anew = replica.role is Role.FOLLOWER and replica.high_watermark == replica.log_start_offset
+        require(stable >= self.stable.get(key, 0) or anew, f"broker {node.id}: the last stable offset fell")
+        self.stable[key] = stable
+        for entry in node.log.entries:
+            info = entry.info
+            if info.next_offset > stable:
+                break
+            if info.transactional and not info.control:
+                committed = self.decided.get((info.producer_id, info.producer_epoch))
+                require(committed is not None, f"broker {node.id}: the undecided batch {entry.value} is shown")
+                aborted = transactions.is_aborted(info.producer_id, info.base_offset)
+                require(aborted != committed, f"broker {node.id}: {entry.value} is shown: {not aborted}")
 
     def _check_high_watermark(self, node: Node, replica: Replica) -> None:
         """It never falls while the process lives, except where the log was dropped and began anew."""
@@ -79,30 +118,32 @@ class Checker:
     def _check_shown(self, replica: Replica) -> None:
         if replica.role is not Role.LEADER:
             return
-        try:
-            latest = replica.latest_offset(replica.assignment.leader_epoch)
-        except OffsetNotAvailableError:
-            return
-        first, _ = self.shown.get(replica.assignment.leader_epoch, (latest, latest))
-        self.shown[replica.assignment.leader_epoch] = (first, latest)
+        epoch = replica.assignment.leader_epoch
+        for read_committed, shown in self.shown.items():
+            try:
+                latest = replica.latest_offset(epoch, read_committed=read_committed)
+            except OffsetNotAvailableError:
+                return
+            first, _ = shown.get(epoch, (latest, latest))
+            shown[epoch] = (first, latest)
 
     def _check_latest_never_falls(self) -> None:
         """KIP-207: a client goes to newer leaders only, and none of them shows less than an older one did."""
-        in_order = [self.shown[epoch] for epoch in sorted(self.shown)]
-        for (_, last), (first, _) in pairwise(in_order):
-            require(last <= first, f"the latest offset fell from {last} to {first}")
+        for shown in self.shown.values():
+            for (_, last), (first, _) in pairwise(shown[epoch] for epoch in sorted(shown)):
+                require(last <= first, f"the latest offset fell from {last} to {first}")
 
     @staticmethod
     def _check_acknowledged(cluster: Cluster) -> None:
         """Whoever may be elected has everything that was acknowledged, at the offset that the client heard."""
-        for broker in cluster.controller.assignment.isr:
+        for broker in cluster.controller.eligible:
             node = cluster.nodes[broker]
             if node.data_lost:
                 continue
             stored = {entry.value: entry.base_offset for entry in node.log.entries}
             for value, offset in cluster.acknowledged.items():
                 kept = stored.get(value) == offset or offset < node.log.log_start_offset
-                require(kept, f"broker {broker} is in the ISR without the acknowledged batch {value} at {offset}")
+                require(kept, f"broker {broker} is electable without the acknowledged batch {value} at {offset}")
 
 
 def check_healed(cluster: Cluster) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.divergence import FetchPosition
 from spark_broker.core.effects import (
     Acknowledge,
@@ -23,8 +24,8 @@ from spark_broker.core.effects import (
     SaveEpochs,
     TruncateLog,
 )
-from spark_broker.core.events import BatchInfo, Fetched
-from spark_broker.core.producers import NO_PRODUCER, StoredBatch
+from spark_broker.core.events import AwaitTransaction, Fetched
+from spark_broker.core.producers import StoredBatch
 from spark_broker.core.replica import ACKS_ALL, Replica, Role
 from spark_broker.errors import SparkBrokerError
 from tests.unit.core.memory_log import Entry, MemoryLog
@@ -32,6 +33,8 @@ from tests.unit.core.model_controller import Metadata, ModelController
 
 LAG_MAX_MS = 30_000
 APPEND_TIMEOUT_MS = 120_000
+NO_VALUE = -1
+"""Of a repeated marker, which is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Producer:
     id: int = NO_PRODUCER
     epoch: int = -1
     sequence: int = -1
+    transactional: bool = False
 
 
 NOBODY = Producer()
@@ -48,12 +52,16 @@ NOBODY = Producer()
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """One append: unanswered, acknowledged at `base_offset`, or refused with `error`."""
+    """One append: unanswered, acknowledged at `base_offset`, or refused with `error`.
+
+    `awaits`: nothing was stored, for want of the coordinator's word.
+    """
 
     value: int
     acks: int
     base_offset: int | None = None
     error: SparkBrokerError | None = None
+    awaits: bool = False
 
     @property
     def answered(self) -> bool:
@@ -93,6 +101,7 @@ class Node:
     heard: int = 0  # how much of the metadata log
     restart_reason: str | None = None
     proposal: ProposeIsr | None = None
+    forgot: bool = False  # producers that were idle, since the state was last rebuilt
     data_lost: bool = False  # by a crash of its machine, until it registers
 
 
@@ -100,7 +109,7 @@ class Cluster:
     """Brokers 1, 2, ... with one partition that all of them replicate; broker 1 leads first."""
 
     def __init__(self, brokers: int = 3, min_insync_replicas: int = 2) -> None:
-        self.controller = ModelController.of(tuple(range(1, brokers + 1)))
+        self.controller = ModelController.of(tuple(range(1, brokers + 1)), min_insync_replicas)
         self.min_insync_replicas = min_insync_replicas
         self.now_ms = 0
         self.acknowledged: dict[int, int] = {}  # with acks=all: value to base offset
@@ -137,7 +146,14 @@ class Cluster:
         """Send a batch to a broker, under the leader epoch that the broker itself believes in, or another."""
         replica, outcome = self.replica(broker), Outcome(value, acks)
         leader_epoch = replica.assignment.leader_epoch if epoch is None else epoch
-        granted = replica.prepare_append(leader_epoch, acks, producer.id, producer.epoch, producer.sequence)
+        granted = replica.prepare_append(
+            leader_epoch, acks, producer.id, producer.epoch, producer.sequence,
+            transactional=producer.transactional, now_ms=self.now_ms,
+        )  # fmt: skip
+        if isinstance(granted, AwaitTransaction):
+            assert producer.transactional, "only a transactional batch waits"
+            outcome.awaits = True
+            return outcome
         if isinstance(granted, StoredBatch):
             base_offset, next_offset = granted.base_offset, granted.last_offset + 1
         else:
@@ -155,14 +171,36 @@ class Cluster:
         base_offset = self.replica(broker).log_end_offset
         self._write(broker, value, base_offset, base_offset + 1, producer)
 
+    def append_marker(
+        self, broker: int, value: int, producer_id: int, producer_epoch: int, *, committed: bool
+    ) -> Outcome:
+        """The coordinator ends a transaction; `producer_epoch` begins after it."""
+        replica = self.replica(broker)
+        leader_epoch = replica.assignment.leader_epoch
+        granted = replica.prepare_marker(leader_epoch, producer_id, producer_epoch)
+        outcome = Outcome(value if granted else NO_VALUE, ACKS_ALL)
+        base_offset = replica.log_end_offset
+        if granted is not None:
+            base_offset = granted.base_offset
+            self._store(broker, value, BatchInfo(
+                base_offset, base_offset + 1, leader_epoch, self.now_ms, producer_id, producer_epoch,
+                transactional=True, control=True, aborted=not committed,
+            ))  # fmt: skip
+        deadline_ms = self.now_ms + APPEND_TIMEOUT_MS
+        self._carry_out(broker, replica.await_commit(outcome, base_offset, replica.log_end_offset, deadline_ms))
+        return outcome
+
     def _write(self, broker: int, value: int, base_offset: int, next_offset: int, producer: Producer) -> None:
         replica = self.replica(broker)
         info = BatchInfo(
             base_offset, next_offset, replica.assignment.leader_epoch, self.now_ms,
-            producer.id, producer.epoch, producer.sequence,
+            producer.id, producer.epoch, producer.sequence, producer.transactional,
         )  # fmt: skip
+        self._store(broker, value, info)
+
+    def _store(self, broker: int, value: int, info: BatchInfo) -> None:
         self.nodes[broker].log.append([Entry(info, value)])
-        self._carry_out(broker, replica.appended(info, self.now_ms))
+        self._carry_out(broker, self.replica(broker).appended(info, self.now_ms))
 
     # ---- replication -------------------------------------------------------------------------------------------
 
@@ -209,10 +247,10 @@ class Cluster:
             return
         replica = node.replica
         self._carry_out(node.id, replica.fetched(answer.fetched))
-        if answer.fetched.diverging is not None:
-            return
         if node.restart_reason is not None:
             self.restart_log(node.id)
+            return
+        if answer.fetched.diverging is not None:
             return
         fresh = [entry for entry in answer.entries if entry.base_offset >= replica.log_end_offset]
         node.log.append(fresh)
@@ -230,7 +268,7 @@ class Cluster:
         except SparkBrokerError:
             return
         node.log.restart_at(leader.replica.log_start_offset, leader.replica.epochs, leader.log.producers_at_start)
-        node.restart_reason = None
+        node.restart_reason, node.forgot = None, False
         replica.restarted(node.log.state())
 
     def fetch(self, follower: int, max_batches: int = 100) -> None:
@@ -309,6 +347,7 @@ class Cluster:
     def _open(self, broker: int) -> None:
         node = self.nodes[broker]
         node.run += 1
+        node.forgot = False
         node.replica = Replica(
             broker, node.log.state(), min_insync_replicas=self.min_insync_replicas, lag_max_ms=LAG_MAX_MS
         )
@@ -345,10 +384,15 @@ class Cluster:
             if metadata is not None:
                 self._carry_out(broker, self.replica(broker).tick(metadata.broker_epochs, self.now_ms))
 
+    def expire_producers(self, broker: int, before_ms: int) -> None:
+        """Maintenance at one broker."""
+        if self.replica(broker).expire_producers(before_ms):
+            self.nodes[broker].forgot = True
+
     def advance_log_start(self, broker: int, offset: int) -> None:
-        """Retention at a leader: up to the beginning of a batch, if that is committed."""
+        """Retention at a leader: up to the beginning of a batch, if all below it is committed and decided."""
         replica = self.replica(broker)
-        if offset <= replica.high_watermark:
+        if offset <= replica.last_stable_offset:
             self._carry_out(broker, replica.advance_log_start(offset))
 
     # ---- effects -----------------------------------------------------------------------------------------------
@@ -364,6 +408,7 @@ class Cluster:
             case TruncateLog(offset):
                 node.log.truncate_to(offset)
                 rebuilt = node.log.rebuilt_producers()
+                node.forgot = False
                 self._carry_out(node.id, self.replica(node.id).producers_rebuilt(rebuilt, node.log.log_end_offset))
             case AdvanceLogStart(offset):
                 node.log.advance_log_start(offset)
@@ -384,6 +429,8 @@ class Cluster:
     def _acknowledge(self, outcome: Outcome, base_offset: int) -> None:
         assert not outcome.answered, "an append was answered twice"
         outcome.base_offset = base_offset
+        if outcome.value == NO_VALUE:
+            return
         if outcome.value not in self.acknowledged:
             logs = [node.log for node in self.nodes.values()]
             copies = sum(

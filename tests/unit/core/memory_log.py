@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spark_broker.core.batch import BatchInfo
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import BatchInfo, LogState
-from spark_broker.core.producers import NO_PRODUCER, ProducerStates, StoredBatch
+from spark_broker.core.events import LogState
+from spark_broker.core.producers import ProducerStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,7 @@ def replayed(entries: Sequence[Entry], states: ProducerStates) -> ProducerStates
     """The producers' state after these batches: the definition that every replica is compared with."""
     states = states.copy()
     for entry in entries:
-        info = entry.info
-        if info.producer_id != NO_PRODUCER:
-            batch = StoredBatch(info.sequence, info.base_offset, info.next_offset - 1)
-            states.appended(info.producer_id, info.producer_epoch, batch, info.append_time_ms)
+        states.replay(entry.info)
     return states
 
 
@@ -43,23 +41,36 @@ class MemoryLog:
         self.saved_epochs = EpochHistory()
         self.producers_at_start = ProducerStates()
         self.high_watermark_checkpoint = 0
+        self._expected: tuple[ProducerStates, int] | None = None  # the state after this many entries
 
     def state(self) -> LogState:
-        """What a new replica starts from; batches complete the saved history."""
-        history = self.saved_epochs.truncate_to(self.log_end_offset)
-        for entry in self.entries:
-            if entry.info.leader_epoch > history.latest_epoch:
-                history = history.assign(entry.info.leader_epoch, entry.base_offset)
+        """What a new replica starts from."""
         return LogState(
             log_start_offset=self.log_start_offset,
             log_end_offset=self.log_end_offset,
             high_watermark=self.high_watermark_checkpoint,
-            epochs=history,
+            epochs=self.epochs(),
             producers=self.rebuilt_producers(),
         )
 
+    def epochs(self) -> EpochHistory:
+        """The saved history, completed by the batches."""
+        history = self.saved_epochs.start_at(self.log_start_offset).truncate_to(self.log_end_offset)
+        for entry in self.entries:
+            if entry.info.leader_epoch > history.latest_epoch:
+                history = history.assign(entry.info.leader_epoch, entry.base_offset)
+        return history
+
     def rebuilt_producers(self) -> ProducerStates:
         return replayed(self.entries, self.producers_at_start)
+
+    def expected_producers(self) -> ProducerStates:
+        """The same, not to be changed, and cheap as long as the log has only grown."""
+        states, count = self._expected or (self.producers_at_start.copy(), 0)
+        for entry in self.entries[count:]:
+            states.replay(entry.info)
+        self._expected = states, len(self.entries)
+        return states
 
     def append(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
@@ -72,17 +83,21 @@ class MemoryLog:
         return [e for e in self.entries if e.info.next_offset > offset and e.info.next_offset <= end_offset]
 
     def truncate_to(self, offset: int) -> None:
+        self._expected = None
         self.entries = [entry for entry in self.entries if entry.info.next_offset <= offset]
         self.log_end_offset = self.entries[-1].info.next_offset if self.entries else self.log_start_offset
 
     def advance_log_start(self, offset: int) -> None:
+        self._expected = None
         gone = [entry for entry in self.entries if entry.info.next_offset <= offset]
         self.producers_at_start = replayed(gone, self.producers_at_start)
+        self.producers_at_start.start_at(offset)
         self.entries = self.entries[len(gone) :]
         self.log_start_offset = offset
 
     def restart_at(self, log_start_offset: int, epochs: EpochHistory, producers: ProducerStates) -> None:
         """Drop everything and begin at the leader's log start."""
+        self._expected = None
         self.entries = []
         self.log_start_offset = self.log_end_offset = log_start_offset
         self.producers_at_start = producers.copy()

@@ -1,8 +1,8 @@
-"""The controller in a few lines: ISR-only election, and every change a compare-and-set on the partition's epochs."""
+"""The controller in a few lines: election from ISR and ELR, and every change a compare-and-set on the epochs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_broker.core.effects import ProposeIsr
@@ -19,11 +19,15 @@ from spark_broker.model import NO_LEADER
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a broker is told: the partition, every registered broker's epoch, and which of them are live."""
+    """What a broker is told: the partition, every registered broker's epoch, and which of them are live.
+
+    `elr`: not in the ISR, but with everything that was committed (KIP-966).
+    """
 
     assignment: Assignment
     broker_epochs: Mapping[int, int]
     live: frozenset[int]
+    elr: tuple[int, ...] = ()
 
     @property
     def live_epochs(self) -> dict[int, int]:
@@ -35,13 +39,14 @@ class ModelController:
     """`history` is the metadata log: what a broker has heard of is a prefix of it."""
 
     metadata: Metadata
+    min_insync_replicas: int
     history: list[Metadata] = field(default_factory=list)
 
     @staticmethod
-    def of(replicas: tuple[int, ...]) -> ModelController:
+    def of(replicas: tuple[int, ...], min_insync_replicas: int) -> ModelController:
         assignment = Assignment(replicas[0], 0, 0, replicas, replicas)
         metadata = Metadata(assignment, dict.fromkeys(replicas, 1), frozenset(replicas))
-        return ModelController(metadata, [metadata])
+        return ModelController(metadata, min_insync_replicas, [metadata])
 
     @property
     def assignment(self) -> Assignment:
@@ -57,7 +62,7 @@ class ModelController:
         self._brokers(live=self.metadata.live - set(gone))
         leader, isr = self.assignment.leader, self.assignment.isr
         if leader in gone or leader == NO_LEADER:
-            leader = self._electable()
+            leader, isr = self._elect()
         if leader != NO_LEADER and shrink:
             isr = tuple(broker for broker in isr if broker not in gone)
         self._change(leader, isr)
@@ -68,17 +73,19 @@ class ModelController:
         self._brokers(live=self.metadata.live - {broker}, epochs={**self.metadata.broker_epochs, broker: epoch})
         leader, isr = self.assignment.leader, self.assignment.isr
         if leader == broker:
-            leader = self._electable()
-        if data_lost:
-            isr = tuple(member for member in isr if member != broker) or isr
-        self._change(leader, isr)
+            leader, isr = self._elect()
+        self._change(leader, isr, lost=(broker,) if data_lost else ())
         return epoch
 
     def unfence(self, broker: int) -> None:
-        """The broker is ready: it leads when nobody does and it is in the ISR."""
+        """The broker is ready: it leads when nobody does and it is in the ISR or in the ELR."""
         self._brokers(live=self.metadata.live | {broker})
-        if self.assignment.leader == NO_LEADER and broker in self.assignment.isr:
-            self._change(broker, self.assignment.isr)
+        if self.assignment.leader == NO_LEADER:
+            self._change(*self._elect())
+
+    def elect_uncleanly(self, broker: int) -> None:
+        """Somebody accepts that what this replica lacks is lost."""
+        self._publish(replace(self.metadata, assignment=self._elected(broker, (broker,)), elr=()))
 
     def move_leader(self, broker: int) -> bool:
         """Preferred-leader balance: only to a live member of the ISR."""
@@ -101,29 +108,42 @@ class ModelController:
         for broker, epoch in proposal.isr:
             if broker not in current.isr and self.metadata.live_epochs.get(broker) != epoch:
                 return IneligibleReplicaError(f"broker {broker} of epoch {epoch}")
-        self._change(current.leader, tuple(broker for broker, _ in proposal.isr))
+        self._change(current.leader, tuple(broker for broker, _ in proposal.isr), lost=proposal.lacking)
         return None
 
     # ---- changes -----------------------------------------------------------------------------------------------
 
-    def _electable(self) -> int:
-        return next((b for b in self.assignment.replicas if b in self.assignment.isr and self.is_live(b)), NO_LEADER)
+    @property
+    def eligible(self) -> tuple[int, ...]:
+        """Everybody who may ever be elected."""
+        return (*self.assignment.isr, *self.metadata.elr)
 
-    def _change(self, leader: int, isr: tuple[int, ...]) -> None:
+    def _elect(self) -> tuple[int, tuple[int, ...]]:
+        """Leader and ISR: a live member of the ISR, else an eligible replica, which leads alone."""
+        isr = self.assignment.isr
+        live = [broker for broker in self.assignment.replicas if self.is_live(broker)]
+        members = [broker for broker in live if broker in isr]
+        if members:
+            return members[0], isr
+        eligible = [broker for broker in live if broker in self.metadata.elr]
+        return (eligible[0], (eligible[0],)) if eligible else (NO_LEADER, isr)
+
+    def _change(self, leader: int, isr: tuple[int, ...], lost: Collection[int] = ()) -> None:
+        isr = tuple(broker for broker in isr if broker not in lost)
+        elr: tuple[int, ...] = ()
+        if len(isr) < min(self.min_insync_replicas, len(self.assignment.replicas)):
+            elr = tuple(broker for broker in self.eligible if broker not in (*isr, *lost))
+        if (leader, isr, elr) != (self.assignment.leader, self.assignment.isr, self.metadata.elr):
+            self._publish(replace(self.metadata, assignment=self._elected(leader, isr), elr=elr))
+
+    def _elected(self, leader: int, isr: tuple[int, ...]) -> Assignment:
         current = self.assignment
-        if (leader, isr) == (current.leader, current.isr):
-            return
-        self._publish(
-            replace(
-                self.metadata,
-                assignment=Assignment(
-                    leader=leader,
-                    leader_epoch=current.leader_epoch + (leader != current.leader),
-                    partition_epoch=current.partition_epoch + 1,
-                    replicas=current.replicas,
-                    isr=isr,
-                ),
-            )
+        return Assignment(
+            leader=leader,
+            leader_epoch=current.leader_epoch + (leader != current.leader),
+            partition_epoch=current.partition_epoch + 1,
+            replicas=current.replicas,
+            isr=isr,
         )
 
     def _brokers(self, *, live: frozenset[int], epochs: Mapping[int, int] | None = None) -> None:

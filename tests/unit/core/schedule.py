@@ -3,79 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from spark_broker.core.replica import ACKS_ALL
-from spark_broker.errors import (
-    DuplicateSequenceNumberError,
-    NotEnoughReplicasError,
-    OutOfOrderSequenceNumberError,
-    SparkBrokerError,
-    UnknownProducerIdError,
-)
+from spark_broker.errors import NotEnoughReplicasError, SparkBrokerError
 from tests.unit.core.checker import Checker, ViolationError, check_healed
-from tests.unit.core.harness import LAG_MAX_MS, Answer, Cluster, Outcome, Producer, Request
+from tests.unit.core.clients import Client, rows_of
+from tests.unit.core.harness import LAG_MAX_MS, Answer, Cluster, Producer, Request
+from tests.unit.core.transaction_steps import TransactionSteps
 
-IN_FLIGHT_MAX = 5
 MESSAGES_MAX = 6
-CLIENT_ID = 7
+EXPIRATION_MS = 4 * LAG_MAX_MS
+"""Longer than a coordinator's word is good for."""
 FOREIGN_ID = 99
-
-
-@dataclass(slots=True)
-class Client:
-    """An idempotent producer: it repeats, in order, what no leader has acknowledged; five batches at most are open."""
-
-    numbers: Callable[[], int]
-    next_sequence: int = 0
-    open: list[tuple[int, int]] = field(default_factory=list)  # sequence number and value
-    sent_to: tuple[int, int] = (-1, -1)  # broker and leader epoch
-    sent: int = 0  # of `open`, to `sent_to`
-    waiting: list[tuple[int, Outcome]] = field(default_factory=list)
-
-    def send(self, cluster: Cluster, broker: int) -> None:
-        """The next batch that this leader has not heard of, perhaps a new one."""
-        self.collect()
-        epoch = cluster.replica(broker).assignment.leader_epoch
-        if self.sent_to != (broker, epoch):
-            self.sent_to, self.sent, self.waiting = (broker, epoch), 0, []
-        if self.sent == len(self.open):
-            if self.open and self.next_sequence - self.open[0][0] >= IN_FLIGHT_MAX:
-                return
-            self.open.append((self.next_sequence, self.numbers()))
-            self.next_sequence += 1
-        sequence, value = self.open[self.sent]
-        try:
-            outcome = cluster.append(broker, value, rows=1 + value % 3, producer=Producer(CLIENT_ID, 0, sequence))
-        except NotEnoughReplicasError:
-            return
-        except (OutOfOrderSequenceNumberError, DuplicateSequenceNumberError, UnknownProducerIdError) as error:
-            # A deposed leader may lack what its successor has; the successor itself never does.
-            if epoch == cluster.controller.assignment.leader_epoch:
-                raise ViolationError(f"the leader refused a retry: {error}") from error
-            return
-        self.sent += 1
-        self.waiting.append((sequence, outcome))
-
-    def collect(self) -> None:
-        """Take note of answers; after a refusal everything open is sent again."""
-        for sequence, outcome in self.waiting:
-            if outcome.base_offset is not None:
-                known = [number for number, _ in self.open]
-                if sequence in known:
-                    self.sent -= known.index(sequence) < self.sent
-                    self.open = [batch for batch in self.open if batch[0] != sequence]
-            elif outcome.error is not None:
-                self.sent = 0
-        self.waiting = [waiting for waiting in self.waiting if not waiting[1].answered]
 
 
 WEIGHTS = {
     "send": 20, "send_plainly": 4, "send_unjudged": 1, "fetch": 40, "ask": 8, "serve": 8, "apply": 8, "drop": 1,
     "deliver": 10, "publish": 5, "decide": 8, "fence": 1.5, "unfence": 8, "crash": 1, "start": 8, "bounce": 2,
     "lose_machine": 0.3, "idle": 4, "checkpoint": 2, "tick": 2, "move_leader": 2, "restart_controller": 0.3,
-    "advance_log_start": 0.5,
+    "advance_log_start": 0.5, "expire_producers": 1,
+}  # fmt: skip
+TRANSACTION_WEIGHTS = {
+    "write": 8, "confirm": 2, "finish": 2, "time_out": 0.5, "write_late": 2, "mark": 5, "mark_late": 1,
 }  # fmt: skip
 """How often each step is tried. Every seed makes some of them rare and some frequent: runs differ in kind."""
 
@@ -83,21 +32,29 @@ WEIGHTS = {
 class Schedule:
     """One run. The same seed gives the same run."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, transactional: bool | None = None) -> None:
+        """`transactional`: with transactions and little else, or without any (None: as the seed says)."""
         self.rng = random.Random(seed)
         self.cluster = Cluster(min_insync_replicas=self.rng.choice([1, 2, 2]))
         self.checker = Checker()
         self.next_value = 0
         self.client = Client(self._new_value)
+        self.transactions = TransactionSteps(self.rng, self.cluster, self._new_value)
+        self.checker.decided = self.transactions.coordinator.decided
         self.foreign_sequence = 0
         self.requests: list[Request] = []
         self.answers: list[Answer] = []
         self.pace = {broker: self.rng.choice([1.0, 1.0, 0.1]) for broker in self.cluster.nodes}
         if self.rng.random() < 0.4:
             self._begin_with_a_straggler()
-        names = sorted(WEIGHTS)
-        self.steps = [getattr(self, name) for name in names]
-        self.weights = [WEIGHTS[name] * self.rng.choice([0.2, 1, 1, 1, 3]) for name in names]
+        share = self.rng.choice([0, 0.5, 1, 2]) if transactional is None else 3 * transactional
+        steps = {getattr(self, name): weight for name, weight in WEIGHTS.items()}
+        if share:
+            steps |= {getattr(self.transactions, name): share * weight for name, weight in TRANSACTION_WEIGHTS.items()}
+        if transactional:
+            steps[self.send] = 4
+        self.steps = list(steps)
+        self.weights = [weight * self.rng.choice([0.2, 1, 1, 1, 3]) for weight in steps.values()]
 
     def run(self, steps: int) -> None:
         """Raises ViolationError; any other error of the replicas is their own invariant."""
@@ -115,6 +72,7 @@ class Schedule:
         for _ in range(4):
             self.cluster.settle()
             self.checker.check(self.cluster)
+        self.transactions.heal(self.checker)
         check_healed(self.cluster)
 
     def _begin_with_a_straggler(self) -> None:
@@ -148,7 +106,7 @@ class Schedule:
             return
         value = self._new_value()
         try:
-            self.cluster.append(leader, value, acks=self.rng.choice([0, 1, ACKS_ALL]), rows=1 + value % 3)
+            self.cluster.append(leader, value, acks=self.rng.choice([0, 1, ACKS_ALL]), rows=rows_of(value))
         except NotEnoughReplicasError:
             return
 
@@ -257,8 +215,10 @@ class Schedule:
 
     def lose_machine(self) -> None:
         """Only while another broker holds what this one may be the last but one to have (DESIGN 3)."""
-        others = [b for b in self.cluster.controller.assignment.isr if not self.cluster.nodes[b].data_lost]
-        if (broker := self._any_running()) is not None and len([b for b in others if b != broker]) >= 1:
+        others = [b for b in self.cluster.controller.eligible if not self.cluster.nodes[b].data_lost]
+        members = [b for b in self.cluster.controller.assignment.isr if b in self.cluster.running()]
+        broker = self.rng.choice(members) if members and self.rng.random() < 0.7 else self._any_running()
+        if broker is not None and len([b for b in others if b != broker]) >= 1:
             self.cluster.crash(broker, lost_batches=self.rng.randint(1, 4))
             self.cluster.controller.fence(broker)
 
@@ -290,6 +250,14 @@ class Schedule:
     def tick(self) -> None:
         self.cluster.tick(self.rng.choice([10, 1000, LAG_MAX_MS // 2, LAG_MAX_MS + 1]))
 
+    def expire_producers(self) -> None:
+        """An idle producer is forgotten here and there. With nothing open, it goes on in a new epoch, as clients do."""
+        self.client.collect()
+        if self.client.open or (broker := self._any_running()) is None:
+            return
+        self.cluster.expire_producers(broker, self.cluster.now_ms - EXPIRATION_MS)
+        self.client = Client(self._new_value, epoch=self.client.epoch + 1)
+
     def advance_log_start(self) -> None:
         if (leader := self._any_leader()) is not None:
             entries = self.cluster.nodes[leader].log.entries[:4]
@@ -297,9 +265,9 @@ class Schedule:
                 self.cluster.advance_log_start(leader, self.rng.choice(entries).info.next_offset)
 
 
-def run(seed: int, steps: int = 200) -> None:
+def run(seed: int, steps: int = 200, *, transactional: bool | None = None) -> None:
     """Raises ViolationError when a rule is broken, and says with which seed."""
     try:
-        Schedule(seed).run(steps)
+        Schedule(seed, transactional=transactional).run(steps)
     except (ViolationError, SparkBrokerError, AssertionError) as error:
         raise ViolationError(f"seed {seed}, {steps} steps: {error}") from error

@@ -62,3 +62,84 @@ def test_a_record_that_is_none_of_ours_is_corrupt(key: bytes | None) -> None:
     good = offset_record("a", CommittedOffset("t", 0, 5, 1, ""))
     with pytest.raises(CorruptMessageError):
         replayed([good, OffsetRecord(key, good.value)])  # type: ignore[arg-type]
+
+
+def record(group: str, offset: int) -> OffsetRecord:
+    return offset_record(group, CommittedOffset("t", 0, offset))
+
+
+def committed(offsets: GroupOffsets, group: str = "a") -> list[int]:
+    return [one.offset for one in offsets.committed(group, None)]
+
+
+def test_a_transactions_offsets_count_from_its_commit_marker_on() -> None:
+    offsets = replayed([record("a", 1)])
+    offsets.replay_undecided(7, 10, [record("a", 2)])
+    offsets.replay_undecided(8, 11, [record("a", 9)])
+    offsets.replay_undecided(7, 12, [record("a", 3)])
+    assert committed(offsets) == [1]
+    offsets.replay_marker(8, committed=False)
+    assert committed(offsets) == [1]
+    offsets.replay_marker(7, committed=True)
+    assert committed(offsets) == [3]
+
+
+def test_an_open_transaction_holds_up_no_other_commit() -> None:
+    offsets = GroupOffsets()
+    offsets.replay_undecided(7, 0, [record("a", 2)])
+    offsets.replay([record("a", 5), record("b", 6)])
+    assert (committed(offsets), committed(offsets, "b")) == ([5], [6])
+    offsets.replay_marker(7, committed=True)
+    assert committed(offsets) == [2], "it takes effect where its marker is"
+
+
+def test_the_log_keeps_what_is_undecided() -> None:
+    offsets = GroupOffsets()
+    offsets.replay_undecided(7, 10, [record("a", 2)])
+    offsets.replay_undecided(8, 20, [record("b", 2)])
+    offsets.replay_undecided(7, 30, [record("a", 3)])
+    kept = [offsets.first_undecided]
+    for producer_id, outcome in ((7, False), (8, True), (9, True)):  # 9: of a transaction that has nothing here
+        offsets.replay_marker(producer_id, committed=outcome)
+        kept.append(offsets.first_undecided)
+    assert kept == [10, 20, None, None]
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("plain"), st.sampled_from([-1]), st.sampled_from("ab"), st.integers(0, 99)),
+        st.tuples(st.just("batch"), st.sampled_from([1, 2]), st.sampled_from("ab"), st.integers(0, 99)),
+        st.tuples(st.just("marker"), st.sampled_from([1, 2]), st.just(""), st.integers(0, 1)),
+    ),
+    max_size=30,
+)
+
+
+def replay_events(offsets: GroupOffsets, made: list[tuple[str, int, str, int]], start: int) -> None:
+    for at, (kind, producer_id, group, number) in enumerate(made, start):
+        if kind == "plain":
+            offsets.replay([record(group, number)])
+        elif kind == "batch":
+            offsets.replay_undecided(producer_id, at, [record(group, number)])
+        else:
+            offsets.replay_marker(producer_id, committed=bool(number))
+
+
+@given(events, st.integers(0, 30))
+def test_a_log_that_begins_at_a_snapshot_or_the_first_undecided_batch_gives_the_same(
+    made: list[tuple[str, int, str, int]], cut: int
+) -> None:
+    """The snapshot is appended at `cut`; then the log start moves up to it, or to the first undecided batch before."""
+    cut = min(cut, len(made))
+    before = GroupOffsets()
+    replay_events(before, made[:cut], 0)
+    snapshot, start = before.snapshot(), before.first_undecided
+    live = GroupOffsets()
+    replay_events(live, made, 0)
+    again = GroupOffsets()
+    if start is not None:
+        replay_events(again, made[start:cut], start)
+    again.replay(snapshot)
+    replay_events(again, made[cut:], cut + 1)
+    for group in ("a", "b"):
+        assert committed(again, group) == committed(live, group)

@@ -6,14 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.producers import (
-    NO_PRODUCER,
     REMEMBERED_BATCHES,
     SEQUENCE_LIMIT,
     ProducerEntry,
     ProducerStates,
     StoredBatch,
-    next_sequence,
 )
 from spark_broker.errors import (
     DuplicateSequenceNumberError,
@@ -25,12 +24,17 @@ from spark_broker.errors import (
 PID = 7
 
 
+def stored(sequence: int, offset: int, *, producer_id: int = PID, epoch: int = 0) -> BatchInfo:
+    """A batch of one row."""
+    return BatchInfo(offset, offset + 1, 0, 0, producer_id, epoch, sequence)
+
+
 def states_after(count: int, *, first: int = 0, epoch: int = 0) -> ProducerStates:
     """`count` batches of one row, numbered from `first` on."""
     states, sequence = ProducerStates(), first
     for offset in range(count):
-        states.appended(PID, epoch, StoredBatch(sequence, offset, offset), 0)
-        sequence = next_sequence(sequence)
+        states.replay(stored(sequence, offset, epoch=epoch))
+        sequence = (sequence + 1) % SEQUENCE_LIMIT
     return states
 
 
@@ -55,7 +59,7 @@ def test_a_number_is_next_or_a_retry_or_refused(count: int, first: int, distance
 def test_sequence_numbers_wrap_to_zero() -> None:
     states = states_after(1, first=SEQUENCE_LIMIT - 1)
     assert states.check(PID, 0, 0) is None
-    states.appended(PID, 0, StoredBatch(0, 1, 1), 0)
+    states.replay(stored(0, 1))
     assert states.check(PID, 0, SEQUENCE_LIMIT - 1) == StoredBatch(SEQUENCE_LIMIT - 1, 0, 0)
 
 
@@ -75,7 +79,7 @@ def test_a_producer_begins_at_zero_in_each_of_its_epochs() -> None:
 def test_a_later_epoch_forgets_the_batches_of_the_earlier_one() -> None:
     """KNOWN_BUGS 23: its number 0 is the new batch, wherever it is asked for."""
     states = states_after(3)
-    states.appended(PID, 1, StoredBatch(0, 9, 9), 0)
+    states.replay(stored(0, 9, epoch=1))
     assert states.check(PID, 1, 0) == StoredBatch(0, 9, 9)
     with pytest.raises(OutOfOrderSequenceNumberError):
         states.check(PID, 1, 2)
@@ -91,13 +95,13 @@ def test_a_copy_does_not_follow_the_original_and_equality_is_by_content() -> Non
     states = states_after(2)
     copy = states.copy()
     assert copy == states == ProducerStates(states.entries())
-    states.appended(PID, 0, StoredBatch(2, 2, 2), 0)
+    states.replay(stored(2, 2))
     assert copy != states
 
 
 def test_batches_without_a_producer_leave_nothing() -> None:
     states = ProducerStates()
-    states.appended(NO_PRODUCER, -1, StoredBatch(-1, 0, 0), 0)
+    states.replay(stored(-1, 0, producer_id=NO_PRODUCER, epoch=-1))
     assert states.entries() == []
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
+from spark_broker.core.batch import BatchInfo
 from spark_broker.core.effects import ProposeIsr, RestartLog, SaveEpochs, TruncateLog
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import Assignment, BatchInfo, Fetched, LogState
+from spark_broker.core.events import Assignment, Fetched, LogState
 from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import ACKS_ALL, Diverging, FetchPosition, Replica
 from spark_broker.errors import (

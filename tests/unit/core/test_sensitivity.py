@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import pytest
 
 from spark_broker.core import replica
+from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.divergence import Diverging, FetchPosition
-from spark_broker.core.effects import Effect, SaveEpochs
+from spark_broker.core.effects import Effect, ProposeIsr, SaveEpochs
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import BatchInfo, Fetched
-from spark_broker.core.producers import NO_PRODUCER, ProducerStates
+from spark_broker.core.events import Fetched
+from spark_broker.core.leadership import Leadership
+from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import IneligibleReplicaError
 from tests.unit.core.checker import ViolationError
+from tests.unit.core.model_controller import ModelController
 from tests.unit.core.schedule import run
 
 SCHEDULES_MAX = 800
@@ -80,7 +83,7 @@ def take_late_answers(patch: Patch) -> None:
 
 def count_the_current_isr_only(patch: Patch) -> None:
     """10: the high watermark does not wait for proposed members."""
-    patch.setattr(Replica, "maximal_isr", property(lambda self: frozenset(self.assignment.isr)))
+    patch.setattr(Leadership, "maximal_isr", property(lambda self: frozenset(self._assignment.isr)))
 
 
 def take_a_stale_answer_for_a_refusal(patch: Patch) -> None:
@@ -101,20 +104,20 @@ def commit_below_the_minimum(patch: Patch) -> None:
 
 def join_without_the_epoch_start(patch: Patch) -> None:
     """11: a new leader's own high watermark is all that a joining follower must have."""
-    grow = Replica._grow_isr
+    grow = Leadership.grow
 
-    def buggy(self: Replica, follower: int, live: Mapping[int, int]) -> list[Effect]:
-        start, self.leader_epoch_start_offset = self.leader_epoch_start_offset, 0
-        effects = grow(self, follower, live)
-        self.leader_epoch_start_offset = start
+    def buggy(self: Leadership, follower: int, live: Mapping[int, int], high_watermark: int) -> list[ProposeIsr]:
+        start, self.epoch_start_offset = self.epoch_start_offset, 0
+        effects = grow(self, follower, live, high_watermark)
+        self.epoch_start_offset = start
         return effects
 
-    patch.setattr(Replica, "_grow_isr", buggy)
+    patch.setattr(Leadership, "grow", buggy)
 
 
 def show_a_new_leaders_high_watermark_at_once(patch: Patch) -> None:
     """14, KIP-207: the latest offset falls."""
-    patch.setattr(Replica, "latest_offset", lambda self, _: self.high_watermark)
+    patch.setattr(Replica, "latest_offset", lambda self, _, **__: self.high_watermark)
 
 
 def keep_producers_over_a_cut(patch: Patch) -> None:
@@ -140,7 +143,30 @@ def judge_sequence_numbers_at_followers(patch: Patch) -> None:
     patch.setattr(Replica, "_remember", buggy)
 
 
+def stay_eligible_after_a_machine_crash(patch: Patch) -> None:
+    """12, KIP-966: what a replica lost with its machine does not end its eligibility."""
+    change = ModelController._change
+
+    def buggy(self: ModelController, leader: int, isr: tuple[int, ...], lost: Collection[int] = ()) -> None:
+        change(self, leader, isr, () if set(lost) & set(self.metadata.elr) else lost)
+
+    patch.setattr(ModelController, "_change", buggy)
+
+
+def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
+    """12, KIP-966: high watermarks move on without those that are still eligible."""
+    of = ModelController.of
+
+    def buggy(replicas: tuple[int, ...], min_insync_replicas: int) -> ModelController:
+        del min_insync_replicas
+        return of(replicas, 99)
+
+    patch.setattr(ModelController, "of", staticmethod(buggy))
+
+
 BUGS: list[Callable[[Patch], None]] = [
+    stay_eligible_after_a_machine_crash,
+    stay_eligible_beside_a_full_isr,
     truncate_by_own_high_watermark,
     never_truncate,
     cut_at_the_leaders_end_only,

@@ -1,0 +1,78 @@
+"""What is appended to a partition: batches from clients, markers from coordinators, and who waits for the outcome."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from spark_broker.broker.topic import Topic
+from spark_broker.errors import (
+    MessageTooLargeError,
+    RecordListTooLargeError,
+    SchemaMismatchError,
+    SparkBrokerError,
+)
+from spark_broker.protocol.arrow_message import ParsedBatch, encode_marker, validate
+from spark_broker.protocol.wire import Buffer
+
+
+class AppendToken(Protocol):
+    """Who waits for an append. Called under the partition's lock: it must not block."""
+
+    def acknowledge(self, base_offset: int) -> None: ...
+
+    def refuse(self, error: SparkBrokerError) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A batch from a client. `acks` is 0, 1 or -1; `deadline_ms` is on the boot-time clock."""
+
+    message: Buffer
+    leader_epoch: int
+    acks: int
+    schema_id: int
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedTransaction:
+    """A transactional batch waits for its coordinator: whose it is, the leader epoch here, and when it was asked."""
+
+    producer_id: int
+    producer_epoch: int
+    leader_epoch: int
+    asked_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The end of a producer's transaction; `producer_epoch` begins after it. `deadline_ms`: on the boot-time clock."""
+
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    deadline_ms: int
+
+
+def validated(append: Append, topic: Topic) -> ParsedBatch:
+    """The batch of a client, checked in full. Raises the error that refuses it."""
+    limit = topic.config.max_message_bytes
+    if len(append.message) > limit:
+        raise MessageTooLargeError(f"a batch of {len(append.message)} bytes; {topic.name} takes {limit}")
+    if len(append.message) > topic.config.segment_bytes:
+        raise RecordListTooLargeError(f"a batch of {len(append.message)} bytes; a segment holds less")
+    if not 0 <= append.schema_id < len(topic.schemas):
+        raise SchemaMismatchError(f"the topic {topic.name} has no schema {append.schema_id}")
+    return validate(append.message, topic.schemas[append.schema_id], max_uncompressed_bytes=limit)
+
+
+def marker_message(marker: Marker, topic: Topic) -> bytes:
+    """The marker as a batch without rows, of the topic's current schema."""
+    return encode_marker(
+        topic.schemas[-1],
+        producer_id=marker.producer_id,
+        producer_epoch=marker.producer_epoch,
+        committed=marker.committed,
+        schema_id=topic.schema_id,
+    )

@@ -1,0 +1,28 @@
+"""The answer of something that never waits, for a thread that does."""
+
+from __future__ import annotations
+
+import threading
+
+from spark_broker.errors import RequestTimedOutError, SparkBrokerError
+from spark_broker.protocol.messages import Message
+
+
+class AwaitedAnswer:
+    """Called with the answer, once, from any thread."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._answer: Message | SparkBrokerError | None = None
+
+    def __call__(self, answer: Message | SparkBrokerError) -> None:
+        self._answer = answer
+        self._done.set()
+
+    def wait(self, timeout_ms: int) -> Message:
+        """The answer; an error is raised. Raises RequestTimedOutError when there is none in time."""
+        if not self._done.wait(max(timeout_ms, 0) / 1000) or self._answer is None:
+            raise RequestTimedOutError("the broker did not come to an answer in time")
+        if isinstance(self._answer, SparkBrokerError):
+            raise self._answer
+        return self._answer

@@ -1,0 +1,129 @@
+"""Calls from this broker to others and to the controller: kept connections, and threads for who cannot wait."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.transaction_coordinator import Reply
+from spark_broker.controller.image import BrokerState
+from spark_broker.errors import InvariantError, NetworkError, SparkBrokerError
+from spark_broker.protocol.messages import AllocateProducerIds, Message
+from spark_broker.transport.client import Connection
+
+QUEUED_CALLS_MAX = 100
+
+NewConnection = Callable[[str, int], Connection]
+
+
+class BrokerCalls:
+    """`call` waits in its own thread. `send` hands over to one thread for each destination: a broker that does not
+    answer holds up nothing but what is meant for it."""
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        controller: Connection,
+        timeout_ms: int,
+        on_bug: Callable[[BaseException], None],
+        new_connection: NewConnection = Connection,
+    ) -> None:
+        self._manager = manager
+        self._timeout_ms = timeout_ms
+        self._on_bug = on_bug
+        self._new_connection = new_connection
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._connections: dict[int, Connection] = {}
+        self._callers: dict[int, _Caller] = {}
+        self._controller = _Caller("calls-controller", controller, on_bug)
+
+    def start(self) -> None:
+        self._controller.start()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            callers = [self._controller, *self._callers.values()]
+        for caller in callers:
+            caller.stop()
+
+    def call(self, broker: BrokerState, request: Message, timeout_ms: int) -> Message:
+        """Raises the other broker's typed error, NetworkError or RequestTimedOutError."""
+        answer: Message = self._connection(broker).call(request, timeout_ms=timeout_ms)
+        return answer
+
+    def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
+        """Like `call`, without waiting: `answered` is called from another thread."""
+        connection = self._connection(broker)
+        with self._lock:
+            caller = self._callers.get(broker.id)
+            if caller is None or caller.connection is not connection:
+                if caller is not None:
+                    caller.stop()
+                caller = self._callers[broker.id] = _Caller(f"calls-{broker.id}", connection, self._on_bug)
+                if not self._stopped:
+                    caller.start()
+        caller.put(request, timeout_ms, answered)
+
+    def allocate_producer_ids(self, answered: Reply) -> None:
+        """Ask the controller for a block of producer ids; `answered` is called from another thread."""
+        request = AllocateProducerIds(self._manager.broker_id, self._manager.broker_epoch)
+        self._controller.put(request, self._timeout_ms, answered)
+
+    def _connection(self, broker: BrokerState) -> Connection:
+        """One for each broker; another when the broker has another address."""
+        with self._lock:
+            found = self._connections.get(broker.id)
+            if found is None or (found.host, found.port) != (broker.host, broker.port):
+                found = self._connections[broker.id] = self._new_connection(broker.host, broker.port)
+            return found
+
+
+class _Caller(threading.Thread):
+    """Makes the calls to one destination, one after the other."""
+
+    def __init__(self, name: str, connection: Connection, on_bug: Callable[[BaseException], None]) -> None:
+        super().__init__(name=name, daemon=True)
+        self.connection = connection
+        self._on_bug = on_bug
+        self._stopping = threading.Event()
+        self._queue: queue.Queue[tuple[Message, int, Reply]] = queue.Queue(QUEUED_CALLS_MAX)
+
+    def put(self, request: Message, timeout_ms: int, answered: Reply) -> None:
+        try:
+            self._queue.put_nowait((request, timeout_ms, answered))
+        except queue.Full:
+            answered(NetworkError(f"{QUEUED_CALLS_MAX} calls to {self.connection.address} wait already"))
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    found = self._queue.get(timeout=0.5)
+                except queue.Empty:
+                    continue
+                self._make(*found)
+            self._refuse_rest()
+        except BaseException as error:
+            self._on_bug(error)
+            raise
+
+    def _make(self, request: Message, timeout_ms: int, answered: Reply) -> None:
+        try:
+            answer: Message | SparkBrokerError = self.connection.call(request, timeout_ms=timeout_ms)
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            answer = error
+        answered(answer)
+
+    def _refuse_rest(self) -> None:
+        while not self._queue.empty():
+            _, _, answered = self._queue.get_nowait()
+            answered(NetworkError(f"{self.connection.address}: the connection was given up"))

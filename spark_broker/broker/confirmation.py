@@ -1,0 +1,107 @@
+"""Before a leader takes a transaction's first batch, its coordinator adds the partition to it (KIP-890)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction
+from spark_broker.broker.awaited_answer import AwaitedAnswer
+from spark_broker.broker.broker_calls import BrokerCalls
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.transaction_coordinator import TransactionCoordinator
+from spark_broker.controller.image import BrokerState, MetadataImage
+from spark_broker.errors import (
+    CoordinatorNotAvailableError,
+    InvalidRequestError,
+    SparkBrokerError,
+)
+from spark_broker.model import TRANSACTION_STATE_TOPIC
+from spark_broker.protocol.messages import AddPartitionToTransaction
+from spark_broker.protocol.murmur2 import group_partition
+
+CONFIRMATION_TIMEOUT_MS = 5_000
+"""The producer repeats what is refused then, perhaps to a coordinator that is not frozen."""
+
+CONFIRMATIONS_MAX = 3
+"""An append asks more than once only when a marker or a new leadership came between the answer and the append."""
+
+Confirm = Callable[[Partition, AwaitedTransaction, str, int], None]
+"""Has the partition added to the open transaction of this transactional id, and tells the partition; by a deadline (ms,
+boot-time clock). Raises the error that refuses the batch."""
+
+
+def no_coordinator(partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int) -> None:
+    """For brokers of tests that know no coordinator."""
+    del awaited, deadline_ms
+    raise CoordinatorNotAvailableError(f"{partition}: nobody coordinates {transactional_id!r}")
+
+
+def append_confirmed(
+    partition: Partition, append: Append, token: AppendToken | None, transactional_id: str, confirm: Confirm
+) -> None:
+    """Append a client's batch; the first of a transaction waits for the transaction's coordinator.
+
+    Raises the error that refuses the batch; nothing is stored then.
+    """
+    for _ in range(CONFIRMATIONS_MAX):
+        awaited = partition.append(append, token)
+        if awaited is None:
+            return
+        if not transactional_id:
+            raise InvalidRequestError("a transactional batch without a transactional id")
+        confirm(partition, awaited, transactional_id, append.deadline_ms)
+    raise CoordinatorNotAvailableError(f"{partition}: the transaction was confirmed and changed again")
+
+
+def coordinator_of(image: MetadataImage, transactional_id: str) -> BrokerState:
+    """The broker that coordinates a transactional id. Raises CoordinatorNotAvailableError."""
+    topic = image.topic(TRANSACTION_STATE_TOPIC)
+    if topic is None:
+        raise CoordinatorNotAvailableError(f"{TRANSACTION_STATE_TOPIC} does not exist yet")
+    number = group_partition(transactional_id, len(topic.partitions))
+    broker = image.brokers.get(topic.partitions[number].leader)
+    if broker is None:
+        raise CoordinatorNotAvailableError(f"{TRANSACTION_STATE_TOPIC}-{number} has no leader")
+    return broker
+
+
+class Confirmations:
+    """Asks coordinators, this broker's own among them, in the thread of the stream that waits."""
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        coordinator: TransactionCoordinator,
+        calls: BrokerCalls,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._manager = manager
+        self._coordinator = coordinator
+        self._calls = calls
+        self._clock = clock
+
+    def confirm(
+        self, partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int
+    ) -> None:
+        """See `Confirm`. Whatever a change of coordinators brings about is retriable."""
+        now_ms = self._clock.boottime_ms()
+        timeout_ms = min(deadline_ms - now_ms, CONFIRMATION_TIMEOUT_MS)
+        request = AddPartitionToTransaction(
+            transactional_id, awaited.producer_id, awaited.producer_epoch, *partition.key
+        )
+        try:
+            broker = coordinator_of(self._manager.image, transactional_id)
+            if broker.id == self._manager.broker_id:
+                answer = AwaitedAnswer()
+                self._coordinator.handle(request, now_ms + timeout_ms, answer)
+                answer.wait(timeout_ms)
+            else:
+                self._calls.call(broker, request, timeout_ms)
+        except SparkBrokerError as error:
+            if not error.retriable:
+                raise
+            # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
+            raise CoordinatorNotAvailableError(f"{transactional_id!r}: {error.message}") from None
+        partition.confirm(awaited)

@@ -1,0 +1,186 @@
+"""A follower's side of one fetch session, without its stream: what to ask next, and what an answer does.
+
+Pure of threads and sockets, so that a simulated broker pulls with the same rules. Order is that of the partitions
+given, never of a hash.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.core.replica import Diverging, Fetched, FetchPosition
+from spark_broker.errors import CorruptMessageError, InvariantError, SparkBrokerError
+from spark_broker.protocol.frame import decode_frames
+from spark_broker.protocol.messages import (
+    ReplicaFetched,
+    ReplicaFetchRequest,
+    ReplicaFetchResponse,
+    ReplicaPartition,
+    ReplicaState,
+    ReplicaStateAnswer,
+)
+
+logger = logging.getLogger(__name__)
+
+RETRY_MS = 50
+"""Wait before a partition that had an error, or a broken connection, is tried again."""
+
+FAILED_RETRY_MS = 1000
+"""Wait before a partition that could not be written, or made anew, is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetcherSettings:
+    """Who pulls, and how much at a time."""
+
+    broker_id: int
+    broker_epoch: int
+    max_wait_ms: int
+    max_bytes: int
+    request_timeout_ms: int
+
+
+class Fetcher(Protocol):
+    """Pulls from one leader broker what this broker follows there."""
+
+    @property
+    def address(self) -> tuple[str, int]: ...
+
+    @property
+    def settings(self) -> FetcherSettings: ...
+
+    def start(self) -> None: ...
+
+    def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToRestart:
+    """A partition whose log must be made anew: ask the leader `request`, then `FetchSession.restart`."""
+
+    partition: Partition
+    request: ReplicaState
+
+
+class FetchSession:
+    """The follower's end of one stream. One request is out at a time."""
+
+    def __init__(
+        self, settings: FetcherSettings, partitions: dict[PartitionKey, Partition], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._settings = settings
+        self._partitions = partitions
+        self._clock = clock
+        self._pending: dict[PartitionKey, None] = dict.fromkeys(partitions)  # to be named in the next request
+        self._retry_at_ms: dict[PartitionKey, int] = {}
+        self._asked: dict[PartitionKey, FetchPosition] = {}  # what the leader last heard on this stream
+        self._requests = 0
+
+    def request(self) -> ReplicaFetchRequest:
+        """The next request: partitions that are new, or that the last answer was about."""
+        settings = self._settings
+        self._requests += 1
+        return ReplicaFetchRequest(
+            correlation_id=self._requests,
+            broker_id=settings.broker_id,
+            broker_epoch=settings.broker_epoch,
+            partitions=self._named(),
+            max_wait_ms=self._max_wait_ms(),
+            max_bytes=settings.max_bytes,
+        )
+
+    def received(self, response: ReplicaFetchResponse, payload: memoryview) -> list[ToRestart]:
+        """Carry out what the leader says; returns the partitions that have to be made anew."""
+        restarts: list[ToRestart] = []
+        at = 0
+        for answer in response.partitions:
+            key = (answer.topic_id, answer.partition)
+            if key in self._asked:
+                frames = payload[at : at + answer.length]
+                self._guarded(key, partial(self._apply, key, answer, frames, restarts))
+            at += answer.length
+        return restarts
+
+    def restart(self, to_restart: ToRestart, ask: Callable[[ReplicaState], object]) -> None:
+        """Make the partition anew from what the leader answers; later, when it cannot be asked."""
+        partition, request = to_restart.partition, to_restart.request
+        logger.info("%s is made anew: %s", partition, partition.restart_reason)
+
+        def install() -> None:
+            state = ask(request)
+            if isinstance(state, ReplicaStateAnswer):
+                partition.restart(request.leader_epoch, state)
+            self._pending[partition.key] = None
+
+        self._guarded(partition.key, install)
+
+    def _named(self) -> list[ReplicaPartition]:
+        now_ms = self._clock.boottime_ms()
+        due = [key for key, at_ms in self._retry_at_ms.items() if at_ms <= now_ms]
+        for key in due:
+            del self._retry_at_ms[key]
+        named = []
+        for key in {**self._pending, **dict.fromkeys(due)}:
+            position = self._partitions[key].fetch_position()
+            if position is not None:
+                self._asked[key] = position
+                named.append(
+                    ReplicaPartition(*key, position.leader_epoch, position.fetch_offset, position.last_fetched_epoch)
+                )
+        self._pending = {}
+        return named
+
+    def _max_wait_ms(self) -> int:
+        if not self._retry_at_ms:
+            return self._settings.max_wait_ms
+        soonest_ms = min(self._retry_at_ms.values()) - self._clock.boottime_ms()
+        return max(1, min(self._settings.max_wait_ms, soonest_ms))
+
+    def _apply(self, key: PartitionKey, answer: ReplicaFetched, payload: memoryview, restarts: list[ToRestart]) -> None:
+        partition = self._partitions[key]
+        if answer.error_code:
+            logger.debug("%s is not pulled: error %s %s", partition, answer.error_code, answer.error_message)
+            self._retry_in(key, RETRY_MS)
+            return
+        partition.apply(_fetched(answer, self._asked[key]), decode_frames(payload))
+        if partition.restart_reason is not None:
+            restarts.append(ToRestart(partition, ReplicaState(*key, answer.leader_epoch)))
+        else:
+            self._pending[key] = None
+
+    def _guarded(self, key: PartitionKey, action: Callable[[], None]) -> None:
+        """A partition that fails is tried again later; the others go on. A bug of our own is nothing to try again."""
+        try:
+            action()
+        except InvariantError:
+            raise
+        except CorruptMessageError as error:
+            logger.warning("%s: the leader sent a batch that fails its checksum: %s", self._partitions[key], error)
+            self._retry_in(key, RETRY_MS)
+        except SparkBrokerError as error:
+            logger.warning("%s: %s", self._partitions[key], error)
+            self._retry_in(key, FAILED_RETRY_MS)
+
+    def _retry_in(self, key: PartitionKey, wait_ms: int) -> None:
+        self._retry_at_ms[key] = self._clock.boottime_ms() + wait_ms
+
+
+def _fetched(answer: ReplicaFetched, position: FetchPosition) -> Fetched:
+    diverging = None
+    if answer.diverging_end_offset >= 0:
+        diverging = Diverging(answer.diverging_epoch, answer.diverging_end_offset)
+    return Fetched(
+        position=position,
+        leader_epoch=answer.leader_epoch,
+        high_watermark=answer.high_watermark,
+        log_start_offset=answer.log_start_offset,
+        diverging=diverging,
+    )

@@ -1,0 +1,45 @@
+"""Rows of internal topics: key and value as bytes, in Kafka's record schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from spark_broker.protocol.arrow_message import encode_batch
+
+Row = tuple[bytes, bytes]
+"""Key and value."""
+
+
+def encode_rows(
+    rows: Sequence[Row],
+    schema: pa.Schema,
+    schema_id: int,
+    now_ms: int,
+    *,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    sequence: int = -1,
+    attributes: int = 0,
+) -> bytes:
+    """The message of a batch of these rows; `now_ms` (UTC) is their timestamp."""
+    columns: list[pa.Array] = [
+        pa.array([row[0] for row in rows], schema.field("key").type),
+        pa.array([row[1] for row in rows], schema.field("value").type),
+        pa.nulls(len(rows), schema.field("headers").type),
+        pa.array([now_ms * 1000] * len(rows), pa.int64()).cast(schema.field("timestamp").type),
+    ]
+    return encode_batch(
+        pa.RecordBatch.from_arrays(columns, schema=schema),
+        schema_id=schema_id,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=sequence,
+        attributes=attributes,
+    )
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[bytes | None, bytes | None]]:
+    """Key and value of each row; None where the record has none."""
+    return zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)

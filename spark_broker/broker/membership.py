@@ -1,0 +1,160 @@
+"""What a broker does with the controller's words: registration, heartbeats, metadata. No threads, no waiting.
+
+The session's thread (`broker.session`) or a simulated one hands in messages and carries out what comes back.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.spec import STOPPED, SUPERSEDED
+from spark_broker.controller.image import MetadataImage, image_from_snapshot
+from spark_broker.controller.records import decode_records
+from spark_broker.errors import (
+    BrokerIdNotRegisteredError,
+    NetworkError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    StaleControllerEpochError,
+    StaleLaunchError,
+)
+from spark_broker.protocol.messages import (
+    Heartbeat,
+    HeartbeatAnswer,
+    MetadataUpdate,
+    Registered,
+    StopBroker,
+    StreamMessage,
+)
+
+logger = logging.getLogger(__name__)
+
+ENDS_ONE_SESSION = (NetworkError, RequestTimedOutError, StaleControllerEpochError, BrokerIdNotRegisteredError)
+"""Errors after which the broker opens its next session."""
+
+ReadUpdate = Callable[[MetadataImage, MetadataUpdate], MetadataImage]
+
+
+def read_update(known: MetadataImage, update: MetadataUpdate) -> MetadataImage:
+    """The image after an update that fits."""
+    records = decode_records(update.records)
+    return image_from_snapshot(records, update.next_offset) if update.snapshot else known.apply(records)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEvents:
+    """Whom the session tells. `on_registered` comes before any metadata; `on_end` names why the broker is to end."""
+
+    on_registered: Callable[[Registered], None]
+    on_end: Callable[[str], None]
+    on_failure: Callable[[SparkBrokerError], None]
+    on_bug: Callable[[BaseException], None]
+
+
+class Membership:
+    """This broker as a member of the cluster, over all of its sessions, one at a time.
+
+    Invariant: the controller epoch never falls; the image is a prefix of the controller's. `over`: the broker ends.
+    """
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        lease: Lease,
+        events: SessionEvents,
+        clock: Clock = SYSTEM_CLOCK,
+        read: ReadUpdate = read_update,
+    ) -> None:
+        self.over = False
+        self.shutting_down = False
+        self._manager = manager
+        self._lease = lease
+        self._events = events
+        self._clock = clock
+        self._read = read
+        self._controller_epoch = -1
+        self._registered: Registered | None = None
+
+    def accept(self, message: StreamMessage) -> Registered:
+        """The first message of a session. KNOWN_BUGS 18: what an older driver still says is refused."""
+        if not isinstance(message, Registered):
+            raise NetworkError(f"the controller answered a registration with {type(message).__name__}")
+        if message.controller_epoch < self._controller_epoch:
+            raise StaleControllerEpochError(f"controller epoch {message.controller_epoch} is over")
+        self._controller_epoch = message.controller_epoch
+        self._registered = message
+        self._events.on_registered(message)
+        return message
+
+    def handle(self, message: StreamMessage) -> bool:
+        """Every later message; whether a heartbeat is due at once. Raises the error that ends the session."""
+        match message:
+            case HeartbeatAnswer():
+                self._answered(message)
+                return False
+            case MetadataUpdate():
+                self._apply(message)
+                return True
+            case StopBroker(superseded=True):
+                self._lease.drop()
+                self._end(SUPERSEDED)
+                return False
+            case StopBroker():
+                self.shutting_down = True
+                return True
+            case _:
+                raise NetworkError(f"the controller sent a {type(message).__name__}")
+
+    def session_ended(self, error: SparkBrokerError) -> None:
+        """The session ended with this error: another follows, unless the broker is `over` now."""
+        if isinstance(error, ENDS_ONE_SESSION):
+            self._lease.session_lost()
+            logger.info("the session with the controller ended: %s", error)
+            return
+        self._lease.drop()
+        logger.warning("%s", error)
+        if isinstance(error, StaleLaunchError):
+            self._end(SUPERSEDED)
+        else:
+            self.over = True
+            self._events.on_failure(error)
+
+    def heartbeat(self) -> Heartbeat:
+        """The heartbeat to send now. It says how far the metadata is, and so whether this broker may be unfenced."""
+        offset = self._manager.image.next_offset
+        epoch = self._registered.broker_epoch if self._registered is not None else -1
+        return Heartbeat(
+            broker_epoch=epoch,
+            metadata_offset=offset,
+            sent_ms=self._clock.boottime_ms(),
+            ready=offset > epoch,
+            wants_shutdown=self.shutting_down,
+            damaged=self._manager.damaged,
+            log_ends=self._manager.log_ends(),
+        )
+
+    def _answered(self, answer: HeartbeatAnswer) -> None:
+        if answer.shut_down:
+            self._end(STOPPED)
+        elif answer.fenced:
+            self._lease.drop()
+        elif self._registered is not None:
+            self._lease.extend(answer.sent_ms, self._registered.session_timeout_ms)
+
+    def _apply(self, update: MetadataUpdate) -> None:
+        """A broker's metadata is a prefix of the controller's: an update that does not fit ends the session."""
+        if update.controller_epoch < self._controller_epoch:
+            raise StaleControllerEpochError(f"an update of controller epoch {update.controller_epoch}")
+        known = self._manager.image
+        if not update.snapshot and update.first_offset != known.next_offset:
+            raise NetworkError(f"metadata from {update.first_offset}, known is {known.next_offset}")
+        self._manager.apply(self._read(known, update))
+
+    def _end(self, reason: str) -> None:
+        self.over = True
+        self._events.on_end(reason)

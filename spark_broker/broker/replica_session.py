@@ -1,0 +1,199 @@
+"""A follower's fetch session on the leader, without its waiting: where the follower is in every partition they share.
+
+Pure of threads and time-outs, so that a simulated broker serves its followers with the same rules. Order is that of the
+requests, never of a hash.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.notifier import Notifier
+from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.core.replica import Diverging, FetchPosition
+from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.protocol.frame import encode_frames
+from spark_broker.protocol.messages import (
+    ReplicaFetched,
+    ReplicaFetchRequest,
+    ReplicaFetchResponse,
+    ReplicaPartition,
+)
+from spark_broker.protocol.wire import Buffer
+
+IDLE_REPORT_MS = 200
+"""How often partitions that a request does not name are counted as still being pulled."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A partition of the session. `told`: the high watermark and log start that the follower has heard of."""
+
+    partition: Partition
+    position: FetchPosition
+    told: tuple[int, int] = (-1, -1)
+
+
+class ReplicaSession:
+    """One request at a time: `begin`, then `poll` until it says that there is an answer or the wait is over, `finish`.
+
+    Only partitions with news are read and answered. `notifier` is told of them.
+    """
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        max_partition_bytes: int,
+        notifier: Notifier | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.notifier = notifier if notifier is not None else Notifier()
+        self._manager = manager
+        self._max_partition_bytes = max_partition_bytes
+        self._clock = clock
+        self._followed: dict[PartitionKey, _Followed] = {}
+        self._ready: dict[PartitionKey, None] = {}  # may have data for the follower
+        self._idle_reported_ms = 0
+        self._max_bytes = 0
+        self._correlation_id = -1
+        self._answers: list[ReplicaFetched] = []
+        self._payload: list[Buffer] = []
+
+    def begin(self, request: ReplicaFetchRequest) -> None:
+        """Take note of what the follower says of itself."""
+        self._correlation_id, self._max_bytes = request.correlation_id, request.max_bytes
+        for key in request.forgotten:
+            self._forget(key)
+        accepted = (self._accept(request, wanted) for wanted in request.partitions)
+        self._answers = [answer for answer in accepted if answer is not None]
+        self._payload = []
+        self._report_idle(request)
+
+    def poll(self) -> bool:
+        """Read what has news, within the request's budget; whether there is something to answer now."""
+        self._ready.update((key, None) for key in self.notifier.take() if key in self._followed)
+        self._read()
+        return bool(self._answers)
+
+    def finish(self) -> tuple[ReplicaFetchResponse, list[Buffer]]:
+        """The answer to the request; without news it tells what has been committed since."""
+        answers = self._answers or self._high_watermarks()
+        return ReplicaFetchResponse(self._correlation_id, answers), self._payload
+
+    def close(self) -> None:
+        """The follower has left."""
+        for followed in self._followed.values():
+            followed.partition.forget(self.notifier)
+        self._followed.clear()
+
+    def _forget(self, key: PartitionKey) -> None:
+        followed = self._followed.pop(key, None)
+        self._ready.pop(key, None)
+        if followed is not None:
+            followed.partition.forget(self.notifier)
+
+    def _accept(self, request: ReplicaFetchRequest, wanted: ReplicaPartition) -> ReplicaFetched | None:
+        """Take note of the follower's position; an answer only when there is an error or a divergence to tell."""
+        key = (wanted.topic_id, wanted.partition)
+        position = FetchPosition(wanted.leader_epoch, wanted.fetch_offset, wanted.last_fetched_epoch)
+        try:
+            partition = self._manager.partition(*key)
+            live = self._manager.live_broker_epochs()
+            diverging = partition.follower_fetch(request.broker_id, request.broker_epoch, position, live)
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            self._forget(key)
+            return ReplicaFetched(*key, error.code, error.message[:1000])
+        followed = self._followed.get(key)
+        if followed is None or followed.partition is not partition:
+            self._forget(key)
+            followed = self._followed[key] = _Followed(partition, position)
+            partition.listen(self.notifier, commits=False)
+        followed.position = position
+        if diverging is not None:
+            return self._diverged(followed, diverging)
+        self._ready[key] = None
+        return None
+
+    def _diverged(self, followed: _Followed, diverging: Diverging) -> ReplicaFetched:
+        self._forget(followed.partition.key)  # nothing is read from here on before the follower has cut its log
+        return ReplicaFetched(
+            *followed.partition.key,
+            0,
+            leader_epoch=followed.position.leader_epoch,
+            diverging_epoch=diverging.epoch,
+            diverging_end_offset=diverging.end_offset,
+        )
+
+    def _report_idle(self, request: ReplicaFetchRequest) -> None:
+        now_ms = self._clock.boottime_ms()
+        if now_ms - self._idle_reported_ms < IDLE_REPORT_MS:
+            return
+        self._idle_reported_ms = now_ms
+        live = self._manager.live_broker_epochs()
+        named = {(wanted.topic_id, wanted.partition) for wanted in request.partitions}
+        for key, followed in self._followed.items():
+            if key not in named:
+                followed.partition.follower_idle(request.broker_id, request.broker_epoch, live)
+
+    def _read(self) -> None:
+        """Read partitions that are ready, within the budget; those that are left stay ready."""
+        budget = self._max_bytes
+        for key in list(self._ready):
+            if budget <= 0:
+                return
+            self._ready.pop(key, None)
+            answer, parts = self._read_partition(self._followed[key], min(budget, self._max_partition_bytes))
+            if answer is not None:
+                self._answers.append(answer)
+                self._payload += parts
+                budget -= answer.length
+
+    def _read_partition(self, followed: _Followed, max_bytes: int) -> tuple[ReplicaFetched | None, list[Buffer]]:
+        key, position = followed.partition.key, followed.position
+        try:
+            read = followed.partition.read_for_follower(position.leader_epoch, position.fetch_offset, max_bytes)
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            self._forget(key)
+            return ReplicaFetched(*key, error.code, error.message[:1000]), []
+        moved_start = read.log_start_offset > position.fetch_offset
+        if not read.frames and not moved_start:
+            return None, []
+        followed.told = (read.high_watermark, read.log_start_offset)
+        parts = encode_frames(read.frames)
+        answer = ReplicaFetched(
+            *key,
+            0,
+            leader_epoch=read.leader_epoch,
+            high_watermark=read.high_watermark,
+            log_start_offset=read.log_start_offset,
+            length=sum(len(part) for part in parts),
+        )
+        return answer, parts
+
+    def _high_watermarks(self) -> list[ReplicaFetched]:
+        """Nothing new to copy in time: tell what has been committed since."""
+        answers = []
+        for key, followed in self._followed.items():
+            try:
+                read = followed.partition.leader_position(followed.position.leader_epoch)
+            except SparkBrokerError as error:
+                answers.append(ReplicaFetched(*key, error.code, error.message[:1000]))
+                continue
+            if followed.told != (read.high_watermark, read.log_start_offset):
+                followed.told = (read.high_watermark, read.log_start_offset)
+                answers.append(
+                    ReplicaFetched(
+                        *key,
+                        0,
+                        leader_epoch=read.leader_epoch,
+                        high_watermark=read.high_watermark,
+                        log_start_offset=read.log_start_offset,
+                    )
+                )
+        return answers

@@ -1,0 +1,107 @@
+"""A partition of `__transaction_state` that this broker leads: its state machine, and the log under it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from spark_broker.broker.append import Append, AppendToken
+from spark_broker.broker.clock import Clock
+from spark_broker.broker.internal_records import encode_rows, rows_of
+from spark_broker.broker.partition import Partition
+from spark_broker.core.replica import ACKS_ALL
+from spark_broker.core.transaction_coordinator import Resources, TransactionShard
+from spark_broker.core.transaction_records import StoredRecord, TransactionRecord, decode_record, encode_record
+from spark_broker.errors import CoordinatorNotAvailableError, OffsetNotAvailableError
+
+READ_BYTES = 4_194_304
+SNAPSHOT_BATCH_BYTES = 1_048_576
+
+FOR_EVER_MS = 2**62
+"""An append is given up by nobody: it is committed, or the leadership ends."""
+
+
+class LedShard:
+    """For one leadership. Invariant: until the shard is dropped, nobody else appends to the partition.
+
+    `snapshot_first` is the token of a snapshot's first batch, until its last append (`snapshot_end`) is committed.
+    """
+
+    def __init__(
+        self, number: int, partition: Partition, leader_epoch: int, shard: TransactionShard, clock: Clock
+    ) -> None:
+        self.number = number
+        self.partition = partition
+        self.leader_epoch = leader_epoch
+        self.shard = shard
+        self.appended_records = 0  # since the last snapshot
+        self.snapshot_end = 0
+        self.snapshot_first: SnapshotToken | None = None
+        self._clock = clock
+
+    @staticmethod
+    def load(number: int, partition: Partition, resources: Resources, id_expiration_ms: int, clock: Clock) -> LedShard:
+        """Read the whole log. Raises NotLeaderOrFollowerError, or CoordinatorNotAvailableError while it is not known
+        yet what of the log is committed."""
+        leader_epoch = partition.leader_epoch()
+        try:
+            position, high_watermark = partition.offsets(leader_epoch)
+        except OffsetNotAvailableError as error:
+            raise CoordinatorNotAvailableError(error.message) from None
+        # What an earlier shard of the same leadership appended may still be on its way.
+        if high_watermark < partition.log.log_end_offset:
+            raise CoordinatorNotAvailableError(f"{partition} has records that are not committed yet")
+        led = LedShard(
+            number, partition, leader_epoch, TransactionShard(resources, id_expiration_ms=id_expiration_ms), clock
+        )
+        while position < high_watermark:
+            read = partition.read_all(leader_epoch, position, READ_BYTES, read_committed=False)
+            if not read.frames:
+                raise CoordinatorNotAvailableError(f"{partition} could not be read up to {high_watermark}")
+            for frame in read.frames:
+                for key, value in rows_of(partition.decode(frame)):
+                    led.shard.replay(decode_record(key, value))
+                    led.appended_records += 1
+            position = read.next_offset
+        return led
+
+    def is_current(self, partition: Partition) -> bool:
+        """Whether the leadership that it was loaded for goes on."""
+        return partition is self.partition and partition.leader_epoch() == self.leader_epoch
+
+    def check_leadership(self) -> None:
+        """Before an answer that no append vouches for. Raises NotLeaderOrFollowerError when the lease has ended."""
+        self.partition.offsets(self.leader_epoch)
+
+    def append(self, records: Iterable[TransactionRecord], token: AppendToken, *, snapshot: bool = False) -> None:
+        """Append as one batch; `token` is told when it is committed. Raises typed errors: nothing is stored then."""
+        rows = [encode_record(record) for record in records]
+        topic = self.partition.topic
+        message = encode_rows(rows, topic.schemas[-1], topic.schema_id, self._clock.wall_ms())
+        append = Append(message, self.leader_epoch, ACKS_ALL, topic.schema_id, FOR_EVER_MS)
+        self.partition.append(append, token)
+        if not snapshot:
+            self.appended_records += len(rows)
+
+    def snapshot_batches(self) -> Iterator[list[TransactionRecord]]:
+        """The whole state as it is now, cut into batches of a moderate size."""
+        batch: list[TransactionRecord] = []
+        size_bytes = 0
+        for record in list(self.shard.snapshot()):
+            batch.append(record)
+            size_bytes += _size_bytes(encode_record(record))
+            if size_bytes >= SNAPSHOT_BATCH_BYTES:
+                yield batch
+                batch, size_bytes = [], 0
+        if batch:
+            yield batch
+
+
+class SnapshotToken(Protocol):
+    """Knows, once it is acknowledged, where its batch is."""
+
+    base_offset: int
+
+
+def _size_bytes(record: StoredRecord) -> int:
+    return len(record.key) + len(record.value)

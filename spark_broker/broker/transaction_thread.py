@@ -1,0 +1,47 @@
+"""The thread that drives a broker's transaction coordinator."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from spark_broker.broker.transaction_coordinator import TransactionCoordinator
+
+TICK_S = 0.1
+
+
+class TransactionThread(threading.Thread):
+    """Pumps when it is woken, and ticks from time to time, until `stop`."""
+
+    def __init__(self, on_bug: Callable[[BaseException], None]) -> None:
+        super().__init__(name="transactions", daemon=True)
+        self._on_bug = on_bug
+        self._news = threading.Event()
+        self._stopped = False
+        self.coordinator: TransactionCoordinator | None = None
+
+    def wake(self) -> None:
+        """There is something to `pump`. Called from any thread."""
+        self._news.set()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._news.set()
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._on_bug(error)
+            raise
+
+    def _run(self) -> None:
+        tick_due_s = 0.0
+        while not self._stopped and self.coordinator is not None:
+            self._news.wait(max(tick_due_s - time.monotonic(), 0))
+            self._news.clear()
+            self.coordinator.pump()
+            if time.monotonic() >= tick_due_s:
+                tick_due_s = time.monotonic() + TICK_S
+                self.coordinator.tick()

@@ -1,0 +1,111 @@
+"""`spark-broker transactions`: list, describe, abort."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from spark_broker.cli.options import Bootstrap, Output, OutputOption, bootstrap_servers
+from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.client.admin import Admin
+from spark_broker.model import TransactionInfo
+
+transactions = typer.Typer(help="List, describe and abort transactions.", no_args_is_help=True)
+
+TransactionalId = Annotated[
+    str, typer.Option("--transactional-id", metavar="ID", help="A producer's transactional.id, or an application.")
+]
+
+PARTITIONS_SHOWN = 20
+
+
+@transactions.command("list")
+def list_transactions(
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only these: Empty, Ongoing, PrepareCommit, PrepareAbort. May be repeated."),
+    ] = None,
+    bootstrap_server: Bootstrap = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """List the transactional ids that the cluster knows, and the state of each."""
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        found = admin.list_transactions()
+    wanted = {one.lower() for one in state or ()}
+    found = [one for one in found if not wanted or one.state.lower() in wanted]
+    if output is Output.JSON:
+        print_json(found)
+        return
+    rows = [
+        (
+            one.transactional_id,
+            one.state,
+            _shown(one.version),
+            _shown(one.last_committed),
+            len(one.writers),
+            len(one.partitions),
+            f"{one.idle_ms:,}",
+            one.coordinator,
+        )
+        for one in found
+    ]
+    columns = ("transactional id", "state", "version", "committed", "writers", "partitions", "idle ms", "coordinator")
+    print_table(columns, rows, title="transactions", right=columns[2:])
+    if not found and sys.stdout.isatty():
+        note("There are no transactions: producers with a transactional.id make some.")
+
+
+@transactions.command()
+def describe(
+    transactional_id: TransactionalId, bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE
+) -> None:
+    """Show one transactional id: its state, its writers, and the partitions of the open transaction."""
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        found = admin.describe_transaction(transactional_id)
+    if output is Output.JSON:
+        print_json(found)
+    else:
+        print_table(("", ""), _rows(found), title=f"transactional id {transactional_id}")
+
+
+@transactions.command()
+def abort(
+    transactional_id: TransactionalId,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    bootstrap_server: Bootstrap = "",
+) -> None:
+    """Abort the open transaction of an id, before its time-out would. Asks first on a terminal."""
+    if not yes and sys.stdin.isatty():
+        typer.confirm(f"Abort the open transaction of {transactional_id}?", abort=True)
+    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        admin.abort_transaction(transactional_id)
+    note(f"aborted the transaction of {transactional_id}")
+
+
+def _rows(found: TransactionInfo) -> list[tuple[str, object]]:
+    writers = [f"{producer_id} (epoch {epoch})" for producer_id, epoch in found.writers]
+    rows: list[tuple[str, object]] = [
+        ("state", found.state),
+        ("coordinator", f"broker {found.coordinator} (leader epoch {found.coordinator_epoch})"),
+        ("time-out", f"{found.timeout_ms:,} ms, idle for {found.idle_ms:,} ms"),
+        ("writers", _abridged(writers)),
+        ("partitions", _abridged([str(one) for one in found.partitions])),
+    ]
+    if found.execution:
+        rows[1:1] = [
+            ("version", _shown(found.version)),
+            ("execution", found.execution),
+            ("last committed", _shown(found.last_committed)),
+        ]
+    return rows
+
+
+def _shown(version: int) -> str:
+    return "-" if version < 0 else str(version)
+
+
+def _abridged(items: list[str]) -> str:
+    more = len(items) - PARTITIONS_SHOWN
+    return ", ".join(items[:PARTITIONS_SHOWN]) + (f" and {more:,} more" if more > 0 else "") or "-"

@@ -1,0 +1,85 @@
+"""Calls to a coordinator: the leader of the partition of an internal topic to which a group or transaction belongs."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from spark_broker.client.cluster_view import TopicView, address_of
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.retry import Deadline, call_with_retries
+from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError, UnknownServerError
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from spark_broker.protocol.messages import CallRequest, CallResponse, EnsureOffsetsTopic, EnsureTransactionsTopic
+from spark_broker.protocol.murmur2 import group_partition
+
+A = TypeVar("A", bound=CallResponse)
+
+_ENSURE: dict[str, CallRequest] = {
+    CONSUMER_OFFSETS_TOPIC: EnsureOffsetsTopic(),
+    TRANSACTION_STATE_TOPIC: EnsureTransactionsTopic(),
+}
+
+PATIENCE_MS = 2000
+"""First limit of one attempt at a request that may be repeated; each further attempt may take twice as long."""
+
+
+class Coordinator:
+    """The coordinator of one key: a group's id in `__consumer_offsets`, a transactional id in `__transaction_state`.
+
+    The topic is created when it is missing, and a coordinator that has moved is found again, unseen by the caller.
+    """
+
+    def __init__(self, metadata: ClusterMetadata, topic: str, key: str) -> None:
+        self._metadata = metadata
+        self._topic = topic
+        self._key = key
+        metadata.use([topic])
+
+    def ask(self, request: CallRequest, answer: type[A], deadline: Deadline, *, patient: bool = True) -> A:
+        """The coordinator's answer. Raises its typed error, or the last retriable one at the deadline.
+
+        Not `patient`: a repetition of the request changes nothing, so a coordinator that is frozen is not waited for
+        until request.timeout.ms: the request is sent again, to whoever is the coordinator then.
+        """
+        attempt = 0
+
+        def once() -> CallResponse:
+            nonlocal attempt
+            attempt += 1
+            limit = deadline if patient else Deadline.after_ms(PATIENCE_MS << min(attempt - 1, 16))
+            return self._ask_leader(request, min(limit, deadline, key=lambda one: one.at_s), deadline)
+
+        found = call_with_retries(
+            once,
+            deadline=deadline,
+            backoff=self._metadata.backoff,
+            closing=self._metadata.closing,
+            between=lambda error: self._look_again(error, deadline),
+        )
+        if not isinstance(found, answer):
+            raise UnknownServerError(f"{type(request).__name__} was answered with {type(found).__name__}")
+        return found
+
+    def partition(self, deadline: Deadline) -> int:
+        """The key's partition of the internal topic. Raises typed errors when no broker says how many there are."""
+        return group_partition(self._key, len(self._found_topic(deadline).partitions))
+
+    def _look_again(self, error: SparkBrokerError, deadline: Deadline) -> None:
+        if error.refresh_metadata:
+            self._metadata.refresh(deadline)
+
+    def _ask_leader(self, request: CallRequest, limit: Deadline, deadline: Deadline) -> CallResponse:
+        partition = self.partition(deadline)
+        leader = self._metadata.view.leader(self._topic, partition)
+        if leader is None:
+            raise CoordinatorNotAvailableError(f"{self._topic}-{partition} has no leader")
+        return self._metadata.call(address_of(leader[0]), request, limit)
+
+    def _found_topic(self, deadline: Deadline) -> TopicView:
+        topic = self._metadata.view.topic(self._topic) or self._metadata.refresh(deadline).topic(self._topic)
+        if topic is None:
+            self._metadata.call_any(_ENSURE[self._topic], deadline)
+            topic = self._metadata.refresh(deadline).topic(self._topic)
+        if topic is None:
+            raise CoordinatorNotAvailableError(f"{self._topic} is being created")
+        return topic

@@ -1,0 +1,97 @@
+"""Transactions as an administrator sees them: what the coordinators know, and the end of one that hangs."""
+
+from __future__ import annotations
+
+from spark_broker.client.cluster_view import ClusterView, address_of
+from spark_broker.client.coordinator import Coordinator
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.retry import Deadline, call_with_retries
+from spark_broker.errors import InvalidProducerIdMappingError, InvalidTxnStateError, UnknownServerError
+from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition, TransactionInfo
+from spark_broker.protocol.messages import (
+    AbortTransaction,
+    BrokerMetadata,
+    DescribeTransactions,
+    Empty,
+    EndTransaction,
+    ProducerIdentity,
+    TransactionDescription,
+    TransactionDescriptions,
+)
+from spark_broker.protocol.murmur2 import group_partition
+
+EMPTY = "Empty"
+
+
+def list_transactions(metadata: ClusterMetadata, deadline: Deadline) -> list[TransactionInfo]:
+    """From every live broker; where two claim an id, the coordinator of the higher epoch is right."""
+    view = metadata.fetch(None, deadline)
+    found: dict[str, TransactionInfo] = {}
+    for broker in sorted(view.brokers.values(), key=lambda one: one.id):
+        if broker.fenced:
+            continue
+        for description in _coordinated_by(metadata, broker, deadline):
+            info = _info(description, view, broker.id)
+            known = found.get(info.transactional_id)
+            if known is None or known.coordinator_epoch < info.coordinator_epoch:
+                found[info.transactional_id] = info
+    return [found[transactional_id] for transactional_id in sorted(found)]
+
+
+def describe_transaction(metadata: ClusterMetadata, transactional_id: str, deadline: Deadline) -> TransactionInfo:
+    """Raises InvalidProducerIdMappingError when the id is not known."""
+    view = metadata.fetch(None, deadline)
+    topic = view.topic(TRANSACTION_STATE_TOPIC)
+    answer = None
+    if topic is not None:
+        coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
+        answer = coordinator.ask(DescribeTransactions([transactional_id]), TransactionDescriptions, deadline)
+    if topic is None or answer is None or not answer.transactions:
+        raise InvalidProducerIdMappingError(f"no coordinator knows the transactional id {transactional_id!r}")
+    number = group_partition(transactional_id, len(topic.partitions))
+    return _info(answer.transactions[0], view, topic.partitions[number].leader)
+
+
+def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline: Deadline) -> None:
+    """End it in its producer's, or its execution's, name: both learn of it when they try to commit."""
+    found = describe_transaction(metadata, transactional_id, deadline)
+    if found.state == EMPTY:
+        raise InvalidTxnStateError(f"no transaction of {transactional_id!r} is open")
+    coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
+    if found.version >= 0:
+        coordinator.ask(AbortTransaction(transactional_id, found.version, found.execution), Empty, deadline)
+        return
+    producer_id, producer_epoch = found.writers[0]
+    request = EndTransaction(transactional_id, producer_id, producer_epoch, committed=False)
+    coordinator.ask(request, ProducerIdentity, deadline)
+
+
+def _coordinated_by(
+    metadata: ClusterMetadata, broker: BrokerMetadata, deadline: Deadline
+) -> list[TransactionDescription]:
+    answer = call_with_retries(
+        lambda: metadata.call(address_of(broker), DescribeTransactions(None), deadline),
+        deadline=deadline,
+        backoff=metadata.backoff,
+        closing=metadata.closing,
+    )
+    if not isinstance(answer, TransactionDescriptions):
+        raise UnknownServerError(f"DescribeTransactions was answered with {type(answer).__name__}")
+    return answer.transactions
+
+
+def _info(found: TransactionDescription, view: ClusterView, coordinator: int) -> TransactionInfo:
+    names = {topic.topic_id: topic.name for topic in view.topics.values()}
+    return TransactionInfo(
+        found.transactional_id,
+        found.state,
+        found.version,
+        found.execution,
+        found.last_committed,
+        found.timeout_ms,
+        found.idle_ms,
+        tuple(found.writers),
+        tuple(sorted(TopicPartition(names.get(topic_id, topic_id), number) for topic_id, number in found.partitions)),
+        coordinator,
+        found.coordinator_epoch,
+    )

@@ -1,0 +1,183 @@
+"""Transactions with many writers: every task of a job joins one, and the driver names those whose records count.
+
+    group = TransactionGroup(servers, "daily-load", version=7, execution=run_id)      # anywhere: a plain value
+    with group.join() as writer:                                                      # in each task attempt
+        writer.append("flights", batch)
+        writer.flush()
+        result = writer.producer_id                                                   # back to the driver
+    group.commit(winners)                                                             # there, once all are in
+
+An application's versions are committed one after the other, each at most once. A writer that is no winner (an attempt
+that failed, was killed, or was run twice) needs no care: its records are aborted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeVar
+
+from spark_broker.client.connections import ConnectionPool
+from spark_broker.client.coordinator import Coordinator
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.outgoing import Identity
+from spark_broker.client.producer import Producer
+from spark_broker.client.retry import Backoff, Deadline
+from spark_broker.client.settings import client_config, parse_addresses
+from spark_broker.client.transactions import Transactions, check_name
+from spark_broker.config import ProducerConfig
+from spark_broker.errors import (
+    AlreadyCommittedError,
+    InvalidConfigError,
+    InvalidTxnStateError,
+    RequestTimedOutError,
+    SparkBrokerError,
+)
+from spark_broker.model import TRANSACTION_STATE_TOPIC
+from spark_broker.protocol.messages import (
+    AbortTransaction,
+    CallRequest,
+    CallResponse,
+    CommitTransaction,
+    DescribeTransactions,
+    Empty,
+    JoinTransaction,
+    ProducerIdentity,
+    TransactionDescriptions,
+)
+
+TIMEOUT_MS = 900_000
+"""An attempt may be silent for as long as this before its transaction is aborted; joins and appends begin it anew."""
+
+NO_VERSION = -1
+
+A = TypeVar("A", bound=CallResponse)
+
+
+@dataclass(frozen=True)
+class TransactionGroup:
+    """One execution of one version of an application. A value: it holds no connection and may be sent anywhere.
+
+    `version` counts up from 0, and `execution` names one run (Spark's run id): a newer one aborts what older ones left
+    open, and fences them. `config` has settings of a producer by dotted name.
+    """
+
+    bootstrap_servers: str
+    application: str
+    version: int
+    execution: str
+    timeout_ms: int = TIMEOUT_MS
+    config: Mapping[str, object] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_name("application", self.application)
+        check_name("execution", self.execution)
+        if not 0 <= self.version < 2**63:
+            raise InvalidConfigError(f"version {self.version} is not from 0 to 2**63 - 1")
+
+    def join(self) -> JoinedProducer:
+        """A producer that writes for this version; close it before its `producer_id` is reported.
+
+        Raises AlreadyCommittedError (the version's records are there: skip the work), ProducerFencedError when a newer
+        execution has begun, and InvalidTxnStateError once the version was committed or aborted by this execution.
+        """
+        return JoinedProducer(self)
+
+    def commit(self, winners: Iterable[int]) -> bool:
+        """Commit what these producers appended, and abort every other writer; returns once every partition shows it.
+
+        False: the version was committed before, by this call's own first attempt or by another execution, and its
+        records are there once. Raises InvalidTxnStateError when a winner has not joined or the transaction was aborted;
+        ProducerFencedError; RequestTimedOutError when the outcome is not known: call it again with the same winners.
+        """
+        request = CommitTransaction(self.application, self.version, self.execution, sorted(set(winners)))
+        try:
+            self._ask(request, Empty)
+        except AlreadyCommittedError:
+            return False
+        return True
+
+    def abort(self) -> None:
+        """Abort what this execution has open; later joins of it are refused."""
+        self._ask(AbortTransaction(self.application, self.version, self.execution), Empty)
+
+    def last_committed(self) -> int:
+        """The application's last committed version, by any execution; -1: none."""
+        found = self._ask(DescribeTransactions([self.application]), TransactionDescriptions)
+        return next(
+            (one.last_committed for one in found.transactions if one.transactional_id == self.application), NO_VERSION
+        )
+
+    def _ask(self, request: CallRequest, answer: type[A]) -> A:
+        config = client_config(ProducerConfig, self.bootstrap_servers, self.config, {})
+        metadata = ClusterMetadata(
+            parse_addresses(config.bootstrap_servers),
+            ConnectionPool(),
+            Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
+            request_timeout_ms=config.request_timeout_ms,
+        )
+        deadline = Deadline.after_ms(config.delivery_timeout_ms)
+        try:
+            coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, self.application)
+            return coordinator.ask(request, answer, deadline, patient=False)
+        except SparkBrokerError as error:
+            if not error.retriable:
+                raise
+            raise RequestTimedOutError(
+                f"what came of {type(request).__name__} is not known: no coordinator said so within "
+                f"{config.delivery_timeout_ms} ms ({error.name}: {error.message}); ask again"
+            ) from error
+        finally:
+            metadata.close()
+
+
+class JoinedProducer(Producer):
+    """A producer of one version: it appends, and its driver commits or aborts. A context manager."""
+
+    def __init__(self, group: TransactionGroup) -> None:
+        super().__init__(group.bootstrap_servers, transactional_id=group.application, config=group.config)
+        try:
+            self.producer_id = self._join(group)
+        except BaseException:
+            super().close(0)
+            raise
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until everything is acknowledged. Raises TransactionAbortableError when any append has failed: this
+        attempt must not be a winner."""
+        super().flush(timeout)
+        self._check_appends()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Closes; without an exception it raises what `flush` raises."""
+        try:
+            if kind is None:
+                self.flush()
+        finally:
+            super().__exit__(kind, error, trace)
+
+    def _check_appends(self) -> None:
+        if self._state is not None:
+            self._state.check()
+
+    def _open_transactions(self) -> Transactions | None:
+        """The driver ends the transaction: `_transactional` says so."""
+        return None
+
+    def _transactional(self) -> Transactions:
+        self._check_open()
+        raise InvalidTxnStateError("the writer has joined a transaction that its driver commits or aborts")
+
+    def _join(self, group: TransactionGroup) -> int:
+        request = JoinTransaction(group.application, group.version, group.execution, group.timeout_ms)
+        coordinator = Coordinator(self._metadata, TRANSACTION_STATE_TOPIC, group.application)
+        deadline = Deadline.after_ms(self._config.max_block_ms)
+        answer = coordinator.ask(request, ProducerIdentity, deadline)
+        self._sender.take_identity(Identity(answer.producer_id, answer.producer_epoch))
+        if self._state is not None:
+            self._state.ready()
+            self._state.begin()
+        return answer.producer_id

@@ -1,0 +1,257 @@
+"""A producer's transactions, one after the other: each is committed or aborted as a whole, over all its partitions.
+
+The producer needs no list of partitions: their leaders add them to the transaction (KIP-890). What it owes is that a
+commit is asked for only when every append of the transaction is acknowledged, and that an outcome that it did not hear
+is asked for again before anything else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+
+from spark_broker.client.coordinator import Coordinator
+from spark_broker.client.group_offsets import to_messages
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.outgoing import Identity
+from spark_broker.client.partition_queue import SEQUENCE_LIMIT
+from spark_broker.client.retry import Deadline
+from spark_broker.client.sender import Sender
+from spark_broker.client.transaction_state import Phase, TransactionState
+from spark_broker.config import ProducerConfig
+from spark_broker.errors import (
+    BootstrapUnreachableError,
+    ClosedError,
+    InvalidConfigError,
+    InvalidProducerEpochError,
+    InvalidTxnStateError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    TransactionAbortableError,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, OffsetAndMetadata, TopicPartition
+from spark_broker.protocol.messages import (
+    Empty,
+    EndTransaction,
+    InitTransactions,
+    ProducerIdentity,
+    TransactionalOffsetCommit,
+)
+
+NAME_MAX = 249
+"""Longest transactional id, in characters, as of a topic's name."""
+
+Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
+
+
+def check_transactional(config: ProducerConfig) -> None:
+    """Raises InvalidConfigError for settings that do not go with a transactional id."""
+    if config.acks not in ("all", "-1"):
+        raise InvalidConfigError(f"transactional.id needs acks=all, not {config.acks}")
+    if not config.enable_idempotence:
+        raise InvalidConfigError("transactional.id needs enable.idempotence")
+    check_name("transactional.id", config.transactional_id)
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises InvalidConfigError for an empty or too long name."""
+    if not 0 < len(name) <= NAME_MAX:
+        raise InvalidConfigError(f"{what} has {len(name)} characters; 1 to {NAME_MAX} are allowed")
+
+
+class Transactions:
+    """Begins and ends transactions; for one thread at a time, others wait."""
+
+    def __init__(
+        self,
+        state: TransactionState,
+        metadata: ClusterMetadata,
+        sender: Sender,
+        hand_on: Callable[[], None],
+        config: ProducerConfig,
+    ) -> None:
+        self._state = state
+        self._metadata = metadata
+        self._sender = sender
+        self._hand_on = hand_on  # what waits in `send`'s micro-batches goes to the sender
+        self._config = config
+        self._coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, config.transactional_id)
+        self._identity = Identity(-1, -1)
+        self._control = threading.Lock()
+        self._offsets_lock = threading.Lock()
+        self._offset_sequences: dict[int, int] = {}  # next sequence number, by partition of __consumer_offsets
+        self.committed = 0
+        self.aborted = 0
+
+    def init(self) -> None:
+        """Take the transactional id over: older producers are fenced, and what they left open is aborted."""
+        with self._control:
+            self._init()
+            self._state.raise_failure()
+
+    def begin(self) -> None:
+        """Raises InvalidTxnStateError inside of a transaction, and what `init` and an outcome still awaited raise."""
+        with self._control:
+            self._init()
+            self._resolve(self._config.delivery_timeout_ms)
+            self._state.begin()
+
+    def commit(self) -> None:
+        """Wait for every append, then for the outcome. Raises as `Producer.commit_transaction` says."""
+        with self._control:
+            if self._state.phase is Phase.ENDING:
+                committing = self._state.committing
+                self._resolve(self._config.delivery_timeout_ms)
+                if not committing:
+                    raise InvalidTxnStateError("cannot commit: the transaction has been aborted")
+                return
+            self._state.close(committing=True)
+            try:
+                self._flush()
+                self._state.end()
+            finally:
+                self._state.reopen()
+            self._ask_outcome(self._config.delivery_timeout_ms)
+
+    def abort(self) -> None:
+        """Discard what is not acknowledged, and wait for the outcome."""
+        with self._control:
+            self._abort(self._config.delivery_timeout_ms)
+
+    def close(self, timeout_ms: int) -> None:
+        """Abort what is open, so that readers need not wait for its time-out. Raises what `abort` raises."""
+        if self._state.phase not in (Phase.OPEN, Phase.ABORTABLE):
+            return
+        if not self._control.acquire(timeout=timeout_ms / 1000):
+            raise RequestTimedOutError("another thread is still ending the transaction")
+        try:
+            self._abort(timeout_ms)
+        finally:
+            self._control.release()
+
+    def send_offsets(self, offsets: Offsets, group_id: str) -> None:
+        """The group's offsets become part of the transaction. Raises typed errors; then it can only be aborted."""
+        check_name("group.id", group_id)
+        found = {
+            tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one) for tp, one in offsets.items()
+        }
+        negative = next((tp for tp, one in found.items() if one.offset < 0), None)
+        if negative is not None:
+            raise OffsetOutOfRangeError(f"{negative}: a commit of offset {found[negative].offset}")
+        with self._state, self._offsets_lock:
+            if not found:
+                return
+            try:
+                self._send_offsets(found, group_id, Deadline.after_ms(self._config.max_block_ms))
+            except SparkBrokerError as error:
+                self._state.failed(error)
+                raise
+
+    def _send_offsets(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group_id: str, deadline: Deadline
+    ) -> None:
+        group = Coordinator(self._metadata, CONSUMER_OFFSETS_TOPIC, group_id)
+        partition = group.partition(deadline)
+        sequence = self._offset_sequences.get(partition, 0)
+        request = TransactionalOffsetCommit(
+            group_id, to_messages(offsets), self._config.transactional_id, *self._identity, sequence
+        )
+        group.ask(request, Empty, deadline, patient=False)
+        self._offset_sequences[partition] = (sequence + 1) % SEQUENCE_LIMIT
+
+    # ---- before the coordinator is asked -----------------------------------------------------------------------------
+
+    def _init(self) -> None:
+        if self._state.phase is not Phase.UNINITIALIZED:
+            return
+        request = InitTransactions(self._config.transactional_id, self._config.transaction_timeout_ms)
+        deadline = Deadline.after_ms(self._config.max_block_ms)
+        self._take(self._coordinator.ask(request, ProducerIdentity, deadline))
+
+    def _flush(self) -> None:
+        """Every batch has its outcome at delivery.timeout.ms at the latest."""
+        deadline = Deadline.after_ms(self._config.delivery_timeout_ms + 5000)
+        try:
+            self._state.await_quiet(deadline)
+            self._hand_on()
+            if not self._sender.drain(deadline):
+                raise RequestTimedOutError("not every append of the transaction was acknowledged in time")
+        except SparkBrokerError as error:
+            self._state.failed(error)  # which the next step raises
+
+    def _abort(self, timeout_ms: int) -> None:
+        if self._state.phase is Phase.ENDING:
+            committing = self._state.committing
+            self._resolve(timeout_ms)
+            if committing:
+                raise InvalidTxnStateError("cannot abort: the transaction has been committed")
+            return
+        self._state.close(committing=False)
+        try:
+            self._discard()
+            self._state.end()
+        finally:
+            self._state.reopen()
+        self._ask_outcome(timeout_ms)
+
+    def _discard(self) -> None:
+        deadline = Deadline.after_ms(self._config.max_block_ms)
+        self._sender.refuse(TransactionAbortableError("the transaction was aborted before the append was acknowledged"))
+        self._state.await_quiet(deadline)
+        self._hand_on()
+        if not self._sender.drain(deadline):
+            raise RequestTimedOutError("the callback of an append has not returned")
+
+    # ---- the outcome -------------------------------------------------------------------------------------------------
+
+    def _resolve(self, timeout_ms: int) -> None:
+        if self._state.phase is Phase.ENDING:
+            self._ask_outcome(timeout_ms)
+
+    def _ask_outcome(self, timeout_ms: int) -> None:
+        committing = self._state.committing
+        # Of a transaction in which nothing was appended, no leader and no coordinator has heard.
+        self._take(self._end(committing, timeout_ms) if self._state.touched else self._identity)
+        self.committed += committing
+        self.aborted += not committing
+
+    def _end(self, committing: bool, timeout_ms: int) -> ProducerIdentity:
+        """The next transaction's identity; the state stays ENDING without an answer."""
+        state = self._state
+        request = EndTransaction(self._config.transactional_id, *self._identity, committing)
+        try:
+            return self._coordinator.ask(request, ProducerIdentity, Deadline.after_ms(timeout_ms), patient=False)
+        except ClosedError:
+            raise
+        except TransactionAbortableError as error:
+            if committing:
+                state.refused(error)
+            else:
+                state.fail(error)
+            raise
+        except InvalidProducerEpochError as error:
+            fenced = ProducerFencedError(error.message)
+            state.fail(fenced)
+            raise fenced from error
+        except SparkBrokerError as error:
+            if error.retriable or isinstance(error, BootstrapUnreachableError):
+                raise _unknown(committing, timeout_ms, error) from error
+            state.fail(error)
+            raise
+
+    def _take(self, answer: ProducerIdentity | Identity) -> None:
+        """Sequence numbers begin anew in every partition, since a marker has begun the identity's epoch there."""
+        self._identity = Identity(answer.producer_id, answer.producer_epoch)
+        self._offset_sequences.clear()
+        self._sender.take_identity(self._identity)
+        self._state.ready()
+
+
+def _unknown(committing: bool, timeout_ms: int, error: SparkBrokerError) -> RequestTimedOutError:
+    call, done = ("commit_transaction", "committed") if committing else ("abort_transaction", "aborted")
+    return RequestTimedOutError(
+        f"whether the transaction was {done} is not known: no coordinator said so within {timeout_ms} ms "
+        f"({error.name}: {error.message}); {call}() asks for the same outcome again"
+    )

@@ -1,0 +1,89 @@
+"""Leaders for partitions of which no replica is left that is known to have everything that was committed.
+
+Three ways out, all of which are noted, raise the leader epoch and leave the winner alone in the ISR; consumers that
+know the epoch of what they read learn that the log was cut (KIP-320):
+
+    recover          nothing more can be lost: every replica is back, none was set aside, none has more than the winner
+    elect_allowed    the topic's unclean.leader.election.enable; those who may soon be back are waited for
+    elect_uncleanly  somebody asks for it (ElectLeaders with `unclean`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+from spark_broker.controller.effects import Note
+from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.controller.log_ends import Key, LogEnds, most_complete
+from spark_broker.controller.partition_change import change
+from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
+from spark_broker.controller.topic_config import allows_unclean_election
+from spark_broker.errors import ElectionNotNeededError, EligibleLeadersNotAvailableError
+from spark_broker.model import NO_LEADER
+
+
+def recover(image: MetadataImage, ends: LogEnds, keys: Iterable[Key]) -> tuple[MetadataRecord, ...]:
+    """Elect the most complete replica of partitions that lost every complete copy, once all replicas can be compared.
+
+    A last replica that started after a machine crash has then proved that it has whatever is left (KIP-966). With one
+    replica, or where every append was synced, waiting for an operator would save nothing.
+    """
+    records: list[MetadataRecord] = []
+    for key in keys:
+        state = image.partition(*key)
+        if state is None or state.leader != NO_LEADER or state.isr or state.elr or state.damaged:
+            continue
+        known = ends.known(image, key, state)
+        if set(known) == set(state.replicas):
+            records += _lead(image.topics[key[0]], key[1], state, most_complete(state.replicas, known))
+    return tuple(records)
+
+
+def elect_allowed(image: MetadataImage, ends: LogEnds, away: Collection[int]) -> tuple[MetadataRecord, ...]:
+    """Elections that topics allow. `away`: brokers that have been away for so long that they are not waited for."""
+    records: list[MetadataRecord] = []
+    for topic, number, state in image.partitions():
+        if state.leader != NO_LEADER or not allows_unclean_election(topic):
+            continue
+        live = [broker for broker in state.replicas if image.is_live(broker)]
+        if live and all(broker in live or broker in away for broker in state.replicas):
+            records += _lead(topic, number, state, _choose(image, ends, topic, number, state, live))
+    return tuple(records)
+
+
+def elect_uncleanly(
+    image: MetadataImage, ends: LogEnds, topic: TopicState, number: int, state: PartitionState
+) -> tuple[MetadataRecord, ...]:
+    """The election on demand. Raises ElectionNotNeededError, EligibleLeadersNotAvailableError."""
+    if state.leader != NO_LEADER:
+        raise ElectionNotNeededError(f"broker {state.leader} leads {topic.name}-{number}")
+    live = [broker for broker in state.replicas if image.is_live(broker)]
+    if not live:
+        raise EligibleLeadersNotAvailableError(f"no replica of {topic.name}-{number} is live: {list(state.replicas)}")
+    return _lead(topic, number, state, _choose(image, ends, topic, number, state, live))
+
+
+def _choose(
+    image: MetadataImage, ends: LogEnds, topic: TopicState, number: int, state: PartitionState, live: list[int]
+) -> int:
+    return most_complete(live, ends.known(image, (topic.topic_id, number), state), last=state.damaged)
+
+
+def _lead(topic: TopicState, number: int, state: PartitionState, leader: int) -> tuple[MetadataRecord, ...]:
+    record = change(topic, number, state, leader=leader, isr=(leader,), unclean=True)
+    return () if record is None else (record,)
+
+
+def notes(image: MetadataImage, records: Sequence[MetadataRecord]) -> list[Note]:
+    """A line for each unclean election among the records; `image` is the one after them."""
+    elections = (record for record in records if isinstance(record, PartitionChangeRecord) and record.unclean)
+    return [Note(_note(image, record)) for record in elections if record.topic_id in image.topics]
+
+
+def _note(image: MetadataImage, record: PartitionChangeRecord) -> str:
+    topic = image.topics[record.topic_id]
+    epoch = topic.partitions[record.partition].leader_epoch
+    return (
+        f"unclean election: broker {record.leader} leads {topic.name}-{record.partition} from leader epoch {epoch} on; "
+        "acknowledged records that it does not have are lost"
+    )

@@ -1,0 +1,150 @@
+"""What a replica keeps only while it leads: its followers, the ISR that it asks for, the transactions it may write.
+
+Made anew for each leader epoch: nothing that an earlier leader knew is taken for granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_broker.core.effects import ProposeIsr
+from spark_broker.core.events import Assignment
+from spark_broker.core.progress import FollowerProgress
+from spark_broker.errors import NotLeaderOrFollowerError, StaleBrokerEpochError, UnknownLeaderEpochError
+
+CONFIRMATION_MS = 60_000
+"""A transaction that goes on is confirmed again after this long, which also renews its time-out at the coordinator."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """A coordinator that was asked at `asked_ms` has the partition in the producer's transaction of this epoch."""
+
+    producer_epoch: int
+    asked_ms: int
+
+
+class Leadership:
+    """The leader's side of one leader epoch.
+
+    Invariants: `followers` are the replicas of the assignment without the leader; at most one proposal is open, made at
+    the assignment's partition epoch.
+    """
+
+    def __init__(
+        self, me: int, assignment: Assignment, epoch_start_offset: int, broker_epochs: Mapping[int, int], now_ms: int
+    ) -> None:
+        self._me = me
+        self._assignment = assignment
+        self._confirmed: dict[int, Confirmation] = {}  # by producer id, until the marker
+        self.epoch_start_offset = epoch_start_offset
+        self.proposed_isr: tuple[int, ...] | None = None
+        self.followers: dict[int, FollowerProgress] = {}
+        self._update_followers(broker_epochs, now_ms)
+
+    def reassign(self, assignment: Assignment, broker_epochs: Mapping[int, int], now_ms: int) -> None:
+        """A newer word of the controller's in the same leader epoch: it decides an open proposal."""
+        if assignment.partition_epoch > self._assignment.partition_epoch:
+            self.proposed_isr = None
+        self._assignment = assignment
+        self._update_followers(broker_epochs, now_ms)
+
+    # ---- followers ---------------------------------------------------------------------------------------------
+
+    def _update_followers(self, broker_epochs: Mapping[int, int], now_ms: int) -> None:
+        """A follower that came back as a new incarnation has proved nothing yet (KAFKA-14139)."""
+        known = self.followers
+        self.followers = {}
+        for broker in self._assignment.replicas:
+            if broker == self._me:
+                continue
+            progress = known.get(broker)
+            epoch = broker_epochs.get(broker, -1)
+            if progress is None or progress.broker_epoch != epoch:
+                progress = FollowerProgress(epoch, progress.last_caught_up_ms if progress else now_ms)
+            self.followers[broker] = progress
+
+    def progress(self, follower: int, broker_epoch: int) -> FollowerProgress:
+        """Of a follower that fetches. Raises the error that it gets when it is none, or another incarnation."""
+        progress = self.followers.get(follower)
+        if progress is None:
+            raise NotLeaderOrFollowerError(f"broker {follower} is no replica of this partition")
+        if broker_epoch < progress.broker_epoch:
+            raise StaleBrokerEpochError(f"broker {follower} has epoch {progress.broker_epoch}, not {broker_epoch}")
+        if broker_epoch > progress.broker_epoch:
+            raise UnknownLeaderEpochError(f"broker {follower} with epoch {broker_epoch} is not known here yet")
+        return progress
+
+    # ---- the ISR -----------------------------------------------------------------------------------------------
+
+    @property
+    def maximal_isr(self) -> frozenset[int]:
+        """Current and proposed ISR: whichever the controller decides, what is committed is in all of it."""
+        return frozenset(self._assignment.isr) | frozenset(self.proposed_isr or ())
+
+    def replicated_offset(self, log_end_offset: int) -> int:
+        """Everything below it is on all of the maximal ISR; -1 while a member has said nothing."""
+        ends = [log_end_offset]
+        for broker in self.maximal_isr - {self._me}:
+            progress = self.followers.get(broker)
+            ends.append(progress.log_end_offset if progress else -1)
+        return min(ends)
+
+    def grow(self, follower: int, live: Mapping[int, int], high_watermark: int) -> list[ProposeIsr]:
+        """A follower joins past both the high watermark and the start of the leader's epoch (KNOWN_BUGS 11)."""
+        progress = self.followers[follower]
+        needed = max(high_watermark, self.epoch_start_offset)
+        if self.proposed_isr is not None or follower in self._assignment.isr or progress.log_end_offset < needed:
+            return []
+        if live.get(follower) != progress.broker_epoch:
+            return []
+        return [self._propose((*self._assignment.isr, follower), live)]
+
+    def shrink(
+        self,
+        broker_epochs: Mapping[int, int],
+        high_watermark: int,
+        log_end_offset: int,
+        now_ms: int,
+        lag_max_ms: int,
+    ) -> list[ProposeIsr]:
+        """Members leave that lag for too long, or said that they lack what is committed."""
+        if self.proposed_isr is not None:
+            return []
+        lagging = {
+            broker
+            for broker in self._assignment.isr
+            if (progress := self.followers.get(broker)) is not None
+            and (progress.lacks(high_watermark) or progress.is_lagging(log_end_offset, now_ms, lag_max_ms))
+        }
+        if not lagging:
+            return []
+        kept = tuple(broker for broker in self._assignment.isr if broker not in lagging)
+        epochs = {**broker_epochs}
+        epochs.update({broker: p.broker_epoch for broker, p in self.followers.items()})
+        lacking = tuple(broker for broker in sorted(lagging) if self.followers[broker].lacks(high_watermark))
+        return [self._propose(kept, epochs, lacking)]
+
+    def _propose(
+        self, isr: tuple[int, ...], broker_epochs: Mapping[int, int], lacking: tuple[int, ...] = ()
+    ) -> ProposeIsr:
+        self.proposed_isr = isr
+        members = tuple((broker, broker_epochs.get(broker, -1)) for broker in isr)
+        return ProposeIsr(self._assignment.leader_epoch, self._assignment.partition_epoch, members, lacking)
+
+    # ---- transactions ------------------------------------------------------------------------------------------
+
+    def confirm(self, producer_id: int, producer_epoch: int, asked_ms: int) -> None:
+        self._confirmed[producer_id] = Confirmation(producer_epoch, asked_ms)
+
+    def is_confirmed(self, producer_id: int, producer_epoch: int, now_ms: int) -> bool:
+        """Whether the producer may write on without asking the coordinator again."""
+        found = self._confirmed.get(producer_id)
+        return (
+            found is not None and found.producer_epoch == producer_epoch and now_ms - found.asked_ms < CONFIRMATION_MS
+        )
+
+    def forget_confirmation(self, producer_id: int) -> None:
+        """A marker comes: a batch on its way asks again, and is told that its transaction is over."""
+        self._confirmed.pop(producer_id, None)

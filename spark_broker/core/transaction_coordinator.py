@@ -1,0 +1,455 @@
+"""One partition of `__transaction_state`, as a pure state machine: the transactional ids that its leader coordinates.
+
+A request is decided against the state and gives records, which the shell appends to the partition with acks=all and
+which change the state at once; nobody hears of a change before it is committed. When the leadership ends, the shard is
+dropped, and the next leader replays the log: what was not committed never happened, and nothing is ever guessed.
+
+    state of an id   event                                 -> state         what follows once the record is committed
+    --------------------------------------------------------------------------------------------------------------
+    (none), Empty    InitTransactions                      -> Empty         answer: a new epoch
+    Empty            AddPartitionToTransaction             -> Ongoing       answer (one writer)
+    (none), Empty    JoinTransaction                       -> Ongoing       answer: a producer id (many writers)
+    Empty            EndTransaction                        -> Prepare*      no marker: Ended at once
+    Ongoing          JoinTransaction, AddPartition...      -> Ongoing       answer
+    Ongoing          EndTransaction, CommitTransaction     -> PrepareCommit markers
+    Ongoing          EndTransaction, AbortTransaction      -> PrepareAbort  markers
+    Ongoing          InitTransactions, newer execution     -> PrepareAbort  markers; after the end, decided anew
+    Ongoing          idle for longer than its time-out     -> PrepareAbort  markers
+    Prepare*         AddPartitionToTransaction             refused: the epoch is over
+    Prepare*         any other request                     waits for the end, then as from Empty
+    Prepare*         every marker is committed             -> Empty         those who wait for the end are answered
+    Empty            idle for longer than it may be        -> (none)        if transactional.id.expiration.ms is set
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from spark_broker.core import transaction_groups, transaction_producers
+from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, ProducerIdPool, Resources
+from spark_broker.core.transaction_records import (
+    AnyChange,
+    Ended,
+    Ending,
+    ExecutionStarted,
+    Forgotten,
+    Restored,
+    TransactionRecord,
+)
+from spark_broker.core.transaction_state import PREPARED, MarkerTarget, State, Transactions
+from spark_broker.errors import (
+    CoordinatorNotAvailableError,
+    InvalidProducerIdMappingError,
+    InvalidRequestError,
+    InvalidTxnStateError,
+    InvariantError,
+    NotLeaderOrFollowerError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    invariant,
+)
+from spark_broker.protocol.messages import (
+    AbortTransaction,
+    AddPartitionToTransaction,
+    CommitTransaction,
+    EndTransaction,
+    InitTransactions,
+    JoinTransaction,
+    Message,
+    TransactionDescription,
+)
+
+__all__ = [
+    "AnswerRequest",
+    "AppendRecords",
+    "CoordinatorRequest",
+    "DecideAgain",
+    "Effect",
+    "MarkerTarget",
+    "ProducerIdPool",
+    "Resources",
+    "TransactionShard",
+    "WriteMarkers",
+    "transactional_id_of",
+]
+
+CoordinatorRequest = (
+    InitTransactions
+    | AddPartitionToTransaction
+    | EndTransaction
+    | JoinTransaction
+    | CommitTransaction
+    | AbortTransaction
+)
+FORGETTING_INTERVAL_MS = 60_000
+"""How often every id is looked at for its age, where ids expire at all."""
+
+GROUPED = (JoinTransaction, CommitTransaction, AbortTransaction)
+
+
+def transactional_id_of(request: CoordinatorRequest) -> str:
+    """The transactional id, or the application's name. Raises InvalidRequestError for an empty one."""
+    match request:
+        case JoinTransaction() | CommitTransaction() | AbortTransaction():
+            found = request.application
+        case _:
+            found = request.transactional_id
+    if not found or (isinstance(request, GROUPED) and not request.execution):
+        raise InvalidRequestError(f"a {type(request).__name__} without a name")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that is not answered yet. `deadline_ms` is the caller's clock."""
+
+    token: object
+    request: CoordinatorRequest
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRecords:
+    """Append these at the end of the partition, then say `appended`, or `append_refused` if nothing was stored.
+
+    That, and whatever effects it has, comes before the next effect: decisions are made against what was appended.
+    """
+
+    transactional_id: str
+    changes: tuple[AnyChange, ...]
+    waiting: Waiting | None
+    decision: Decision | None
+
+    def records(self) -> Iterator[TransactionRecord]:
+        return (TransactionRecord(self.transactional_id, change) for change in self.changes)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """The answer to the request with this token."""
+
+    token: object
+    answer: Message | SparkBrokerError
+
+
+@dataclass(frozen=True, slots=True)
+class DecideAgain:
+    """What the request waited for has come: hand it to `decide`."""
+
+    waiting: Waiting
+
+
+@dataclass(frozen=True, slots=True)
+class WriteMarkers:
+    """Have these markers written, for ever if need be, and say `marked` of each that is committed."""
+
+    targets: tuple[MarkerTarget, ...]
+
+
+Effect = AppendRecords | AnswerRequest | DecideAgain | WriteMarkers
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldAnswer:
+    """Given once the append of this number is committed; None: the request is then decided anew."""
+
+    position: int
+    waiting: Waiting
+    answer: Message | SparkBrokerError | None
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldDecision:
+    """Once the append of this number is committed, the id's decision is: its markers may be written."""
+
+    position: int
+    transactional_id: str
+
+
+class TransactionShard:
+    """The shell calls one method at a time, carries out its effects in order, and drops the shard with its leadership.
+
+    Positions count appends. Invariants: committed <= appended; `_held` is in order of positions, all past `committed`;
+    an id has targets in `_unmarked` only while it is PREPARED, and its decision is committed then.
+    """
+
+    def __init__(self, resources: Resources, *, id_expiration_ms: int = -1) -> None:
+        self._resources = resources
+        self._id_expiration_ms = id_expiration_ms
+        self._forgetting_due_ms = 0
+        self.transactions: dict[str, Transactions] = {}
+        self.appended_count = 0
+        self.committed_count = 0
+        self._held: deque[_HeldAnswer | _HeldDecision] = deque()
+        # Who waits for the end of the id's transaction, and gets which answer then; None: decided anew.
+        self._enders: dict[str, list[tuple[Waiting, Message | None]]] = {}
+        self._unmarked: dict[str, set[MarkerTarget]] = {}
+        self._to_end: dict[str, None] = {}  # every marker is committed; Ended could not be appended yet
+        self._open: dict[str, None] = {}  # Ongoing: what may time out
+
+    # ---- the log -----------------------------------------------------------------------------------------------
+
+    def replay(self, record: TransactionRecord) -> None:
+        """A committed record, while the shard is loaded. Raises CorruptMessageError."""
+        self._apply(record.transactional_id, record.change)
+
+    def loaded(self, now_ms: int) -> list[Effect]:
+        """Every record is replayed: go on with what the last leader had decided. Time-outs begin anew."""
+        effects: list[Effect] = []
+        for found in self.transactions.values():
+            found.active_ms = now_ms
+            if found.state in PREPARED:
+                effects += self._mark(found.transactional_id)
+        return effects
+
+    def snapshot(self) -> Iterator[TransactionRecord]:
+        """Records that rebuild this state, appended ones included."""
+        for transactional_id, found in self.transactions.items():
+            yield TransactionRecord(transactional_id, found.snapshot())
+
+    def _apply(self, transactional_id: str, change: AnyChange) -> None:
+        if isinstance(change, Forgotten):
+            self.transactions.pop(transactional_id, None)
+            return
+        found = self.transactions.get(transactional_id)
+        if found is None:
+            grouped = isinstance(change, ExecutionStarted) or (isinstance(change, Restored) and change.grouped)
+            found = self.transactions[transactional_id] = Transactions(transactional_id, grouped)
+        found.apply(change)
+        if found.state is State.ONGOING:
+            self._open[transactional_id] = None
+        else:
+            self._open.pop(transactional_id, None)
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def request(self, token: object, request: CoordinatorRequest, deadline_ms: int, now_ms: int) -> list[Effect]:
+        """Decide; the answer comes as an effect, now or later."""
+        return self.decide(Waiting(token, request, deadline_ms), now_ms)
+
+    def decide(self, waiting: Waiting, now_ms: int) -> list[Effect]:
+        """A new request, or one that has waited for the end of what was before it."""
+        request = waiting.request
+        try:
+            transactional_id = transactional_id_of(request)
+            decision = self._decision(transactional_id, request)
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            return self._answer(waiting, error)
+        found = self.transactions.get(transactional_id)
+        if found is not None:
+            found.active_ms = now_ms
+        if decision.changes:
+            return [AppendRecords(transactional_id, decision.changes, waiting, decision)]
+        return self._follow(transactional_id, waiting, decision)
+
+    def _decision(self, transactional_id: str, request: CoordinatorRequest) -> Decision:
+        found, resources = self.transactions.get(transactional_id), self._resources
+        if isinstance(request, GROUPED):
+            _check_form(found, grouped=True)
+            group = found or Transactions(transactional_id, grouped=True)
+            match request:
+                case JoinTransaction():
+                    return transaction_groups.join(group, request, resources)
+                case CommitTransaction():
+                    return transaction_groups.commit(group, request, resources)
+                case AbortTransaction():
+                    return transaction_groups.abort(group, request, resources)
+        if isinstance(request, InitTransactions):
+            _check_form(found, grouped=False)
+            return transaction_producers.initialize(found, request, resources)
+        if found is None:
+            raise InvalidProducerIdMappingError(f"the transactional id {transactional_id!r} is not known")
+        if isinstance(request, AddPartitionToTransaction):
+            if found.grouped:
+                return transaction_groups.add_partition(found, request)
+            return transaction_producers.add_partition(found, request)
+        _check_form(found, grouped=False)
+        return transaction_producers.end(found, request, resources)
+
+    def _follow(self, transactional_id: str, waiting: Waiting | None, decision: Decision | None) -> list[Effect]:
+        """The decision's records (if any) are appended: when is its request answered?"""
+        if waiting is None:
+            return []
+        if isinstance(decision, Answered):
+            return self._answer(waiting, decision.answer)
+        invariant(isinstance(decision, AfterEnd), "a request without a decision")
+        answer = decision.answer if isinstance(decision, AfterEnd) else None
+        self._enders.setdefault(transactional_id, []).append((waiting, answer))
+        return []
+
+    def _answer(self, waiting: Waiting, answer: Message | SparkBrokerError) -> list[Effect]:
+        """Held until all that it may rest on is committed."""
+        if self.appended_count == self.committed_count:
+            return [AnswerRequest(waiting.token, answer)]
+        self._held.append(_HeldAnswer(self.appended_count, waiting, answer))
+        return []
+
+    # ---- appends -----------------------------------------------------------------------------------------------
+
+    def appended(self, append: AppendRecords, now_ms: int) -> list[Effect]:
+        """The records are at the end of the log. Appends are counted; `committed` names the count."""
+        self.appended_count += 1
+        transactional_id = append.transactional_id
+        for change in append.changes:
+            self._apply(transactional_id, change)
+            if isinstance(change, Ending):
+                self._held.append(_HeldDecision(self.appended_count, transactional_id))
+            elif isinstance(change, Ended):
+                self._to_end.pop(transactional_id, None)
+                # Taken now: until it is committed, others may come to wait for the end of the next transaction.
+                enders = self._enders.pop(transactional_id, [])
+                self._held += [_HeldAnswer(self.appended_count, waiting, answer) for waiting, answer in enders]
+        found = self.transactions.get(transactional_id)
+        if found is not None:
+            found.active_ms = now_ms
+        return self._follow(transactional_id, append.waiting, append.decision)
+
+    def snapshot_appended(self) -> None:
+        """A part of a snapshot is at the end of the log: it is counted like other appends."""
+        self.appended_count += 1
+
+    def append_refused(self, append: AppendRecords, error: SparkBrokerError) -> list[Effect]:
+        """Nothing was stored, so nothing has happened. What nobody asked for is tried again by `tick`."""
+        if append.waiting is None:
+            return []
+        refused = CoordinatorNotAvailableError(f"the transaction's record was refused: {error.message}")
+        return self._answer(append.waiting, refused)
+
+    def committed(self, count: int) -> list[Effect]:
+        """The first `count` appends are committed."""
+        invariant(self.committed_count <= count <= self.appended_count, "commits of what was not appended")
+        self.committed_count = count
+        effects: list[Effect] = []
+        while self._held and self._held[0].position <= count:
+            held = self._held.popleft()
+            if isinstance(held, _HeldDecision):
+                effects += self._mark(held.transactional_id)
+            elif held.answer is None:
+                effects.append(DecideAgain(held.waiting))
+            else:
+                effects.append(AnswerRequest(held.waiting.token, held.answer))
+        return effects
+
+    # ---- markers -----------------------------------------------------------------------------------------------
+
+    def _mark(self, transactional_id: str) -> list[Effect]:
+        targets = self.transactions[transactional_id].markers()
+        if not targets:
+            return self._end(transactional_id)
+        self._unmarked[transactional_id] = set(targets)
+        return [WriteMarkers(tuple(targets))]
+
+    def marked(self, target: MarkerTarget) -> list[Effect]:
+        """The marker is committed, or its topic is gone. Repetitions change nothing."""
+        unmarked = self._unmarked.get(target.transactional_id)
+        if unmarked is None:
+            return []
+        unmarked.discard(target)
+        if unmarked:
+            return []
+        del self._unmarked[target.transactional_id]
+        return self._end(target.transactional_id)
+
+    def _end(self, transactional_id: str) -> list[Effect]:
+        self._to_end[transactional_id] = None
+        return [AppendRecords(transactional_id, (Ended(),), None, None)]
+
+    # ---- time --------------------------------------------------------------------------------------------------
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Time passes: idle transactions are aborted, ends that could not be appended are, late requests refused."""
+        effects: list[Effect] = [AppendRecords(one, (Ended(),), None, None) for one in self._to_end]
+        for transactional_id in self._open:
+            found = self.transactions[transactional_id]
+            if now_ms - found.active_ms >= found.timeout_ms:
+                effects += self._abort_idle(found)
+        return effects + self._forget_idle(now_ms) + self._expire(now_ms)
+
+    def _abort_idle(self, found: Transactions) -> list[Effect]:
+        if found.grouped:
+            return [AppendRecords(found.transactional_id, (transaction_groups.ABORT,), None, None)]
+        try:
+            ending = transaction_producers.abort_idle(found, self._resources)
+        except CoordinatorNotAvailableError:
+            return []  # The next tick may find producer ids again.
+        return [AppendRecords(found.transactional_id, (ending,), None, None)]
+
+    def _forget_idle(self, now_ms: int) -> list[Effect]:
+        if self._id_expiration_ms < 0 or now_ms < self._forgetting_due_ms:
+            return []
+        self._forgetting_due_ms = now_ms + FORGETTING_INTERVAL_MS
+        return [
+            AppendRecords(transactional_id, (Forgotten(),), None, None)
+            for transactional_id, found in self.transactions.items()
+            if found.state is State.EMPTY and now_ms - found.active_ms >= self._id_expiration_ms
+        ]
+
+    def _expire(self, now_ms: int) -> list[Effect]:
+        """Requests whose client waits no longer. What they began goes on."""
+        late = [waiting.token for waiting in self._waiting() if waiting.deadline_ms <= now_ms]
+        if late:
+            in_time = (
+                held for held in self._held if isinstance(held, _HeldDecision) or held.waiting.deadline_ms > now_ms
+            )
+            self._held = deque(in_time)
+            self._enders = {
+                transactional_id: [one for one in enders if one[0].deadline_ms > now_ms]
+                for transactional_id, enders in self._enders.items()
+            }
+        return [AnswerRequest(token, RequestTimedOutError("the transaction has not ended in time")) for token in late]
+
+    def dropped(self) -> list[AnswerRequest]:
+        """The leadership is over: whoever waits asks the next leader."""
+        moved = NotLeaderOrFollowerError("the coordinator moved before it could answer")
+        tokens = [waiting.token for waiting in self._waiting()]
+        self._held.clear()
+        self._enders.clear()
+        return [AnswerRequest(token, moved) for token in tokens]
+
+    def _waiting(self) -> Iterator[Waiting]:
+        """Everyone who has no answer yet."""
+        for held in self._held:
+            if isinstance(held, _HeldAnswer):
+                yield held.waiting
+        for enders in self._enders.values():
+            for waiting, _ in enders:
+                yield waiting
+
+    # ---- descriptions ------------------------------------------------------------------------------------------
+
+    def describe(
+        self, transactional_ids: Iterable[str] | None, now_ms: int, leader_epoch: int = -1
+    ) -> list[TransactionDescription]:
+        """Those of these ids (None: of all) that are here."""
+        wanted = sorted(self.transactions) if transactional_ids is None else transactional_ids
+        return [_describe(self.transactions[one], now_ms, leader_epoch) for one in wanted if one in self.transactions]
+
+
+def _check_form(found: Transactions | None, *, grouped: bool) -> None:
+    if found is not None and found.grouped != grouped:
+        form = "an application with many writers" if found.grouped else "a producer"
+        raise InvalidTxnStateError(f"the transactional id {found.transactional_id!r} belongs to {form}")
+
+
+def _describe(found: Transactions, now_ms: int, leader_epoch: int) -> TransactionDescription:
+    open_ = found.state is not State.EMPTY
+    writers = [(producer_id, writer.producer_epoch) for producer_id, writer in found.writers.items()]
+    if not found.grouped:
+        writers = [(found.identity.producer_id, found.identity.producer_epoch)]
+    partitions = sorted({one for writer in found.writers.values() for one in writer.partitions})
+    return TransactionDescription(
+        found.transactional_id,
+        found.state.value,
+        found.version if open_ and found.grouped else -1,
+        found.execution if open_ else found.newest_execution,
+        found.last_committed,
+        found.timeout_ms,
+        max(now_ms - found.active_ms, 0),
+        writers,
+        partitions,
+        leader_epoch,
+    )

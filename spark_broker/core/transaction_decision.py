@@ -1,0 +1,67 @@
+"""What a transaction coordinator decides about a request: records, and when the request is answered with what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from spark_broker.core.transaction_records import AnyChange
+from spark_broker.errors import CoordinatorNotAvailableError, InvalidTransactionTimeoutError
+from spark_broker.protocol.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The answer, once the changes (and whatever was decided before them) are committed."""
+
+    answer: Message
+    changes: tuple[AnyChange, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AfterEnd:
+    """The answer, once the id's transaction has ended everywhere; None: the request is then decided anew."""
+
+    changes: tuple[AnyChange, ...] = ()
+    answer: Message | None = None
+
+
+Decision = Answered | AfterEnd
+
+
+class ProducerIdPool:
+    """Producer ids that the controller has given to this broker. Each is taken once."""
+
+    def __init__(self) -> None:
+        self._blocks: list[range] = []
+
+    def __len__(self) -> int:
+        return sum(len(block) for block in self._blocks)
+
+    def refill(self, first_id: int, count: int) -> None:
+        """Another block, from `first_id` on."""
+        self._blocks.append(range(first_id, first_id + count))
+
+    def take(self) -> int:
+        """Raises CoordinatorNotAvailableError when the pool is empty."""
+        if not self._blocks:
+            raise CoordinatorNotAvailableError("the broker waits for producer ids")
+        block = self._blocks[0]
+        if len(block) > 1:
+            self._blocks[0] = block[1:]
+        else:
+            del self._blocks[0]
+        return block[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What decisions need beside the id's state."""
+
+    producer_ids: ProducerIdPool
+    timeout_max_ms: int
+
+    def check_timeout(self, timeout_ms: int) -> None:
+        if not 0 < timeout_ms <= self.timeout_max_ms:
+            raise InvalidTransactionTimeoutError(
+                f"a transaction time-out of {timeout_ms} ms; from 1 to {self.timeout_max_ms} is allowed"
+            )

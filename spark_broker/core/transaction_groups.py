@@ -1,0 +1,140 @@
+"""Decisions about a transactional id with many writers: an application whose versions are committed once each.
+
+An execution (Spark's run) is fenced for good when a newer one is first heard of. A version is closed for an execution
+once its transaction has ended, whatever the outcome: a late task cannot open it again.
+"""
+
+from __future__ import annotations
+
+from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources
+from spark_broker.core.transaction_records import (
+    AnyChange,
+    Ending,
+    ExecutionStarted,
+    Opened,
+    PartitionAdded,
+    WriterJoined,
+)
+from spark_broker.core.transaction_state import JOIN_EPOCH, PREPARED, State, Transactions
+from spark_broker.errors import (
+    AlreadyCommittedError,
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+)
+from spark_broker.protocol.messages import (
+    AbortTransaction,
+    AddPartitionToTransaction,
+    CommitTransaction,
+    Empty,
+    JoinTransaction,
+    ProducerIdentity,
+)
+
+WRITERS_MAX = 100_000
+"""As many winners as a commit can name."""
+
+ABORT = Ending(committed=False)
+
+
+def join(found: Transactions, request: JoinTransaction, resources: Resources) -> Decision:
+    """One writer more; the first one opens the version."""
+    resources.check_timeout(request.timeout_ms)
+    opening = _open(found, request.version, request.execution, request.timeout_ms)
+    if isinstance(opening, AfterEnd):
+        return opening
+    if len(found.writers) >= WRITERS_MAX:
+        raise InvalidTxnStateError(f"version {request.version} has {WRITERS_MAX} writers already")
+    producer_id = resources.producer_ids.take()
+    return Answered(ProducerIdentity(producer_id, JOIN_EPOCH), (*opening, WriterJoined(producer_id)))
+
+
+def commit(found: Transactions, request: CommitTransaction, resources: Resources) -> Decision:
+    """The one decision about a version; with no winner it only takes note that the version is done."""
+    winners = tuple(sorted(set(request.winners)))
+    same = (found.version, found.execution) == (request.version, request.execution)
+    if found.committing and same and found.winners == frozenset(winners):
+        return AfterEnd(answer=Empty())
+    if winners:
+        _check_not_committed(found, request.version)
+        _check_not_fenced(found, request.execution)
+        if found.state not in PREPARED:
+            _check_joined(found, request.version, request.execution, winners)
+    opening = _open(found, request.version, request.execution, resources.timeout_max_ms)
+    if isinstance(opening, AfterEnd):
+        return opening
+    return AfterEnd((*opening, Ending(True, winners)), Empty())
+
+
+def abort(found: Transactions, request: AbortTransaction, resources: Resources) -> Decision:
+    """Nobody writes for the version and execution any more; what was written is aborted."""
+    same = (found.version, found.execution) == (request.version, request.execution)
+    if same and found.state is State.PREPARE_ABORT:
+        return AfterEnd(answer=Empty())
+    if found.state not in PREPARED and _is_closed(found, request.version, request.execution):
+        _check_not_committed(found, request.version)
+        return Answered(Empty())
+    opening = _open(found, request.version, request.execution, resources.timeout_max_ms)
+    if isinstance(opening, AfterEnd):
+        return opening
+    return AfterEnd((*opening, ABORT), Empty())
+
+
+def add_partition(found: Transactions, request: AddPartitionToTransaction) -> Decision:
+    """A joined writer's batch reached a leader."""
+    writer = found.writers.get(request.producer_id)
+    if writer is None:
+        raise InvalidProducerIdMappingError(
+            f"producer {request.producer_id} is no writer of {found.transactional_id!r}, or its transaction has ended"
+        )
+    if found.state in PREPARED or request.producer_epoch != writer.producer_epoch:
+        raise InvalidProducerEpochError(f"the transaction of producer {request.producer_id} is being ended")
+    if (request.topic_id, request.partition) in writer.partitions:
+        return Answered(Empty())
+    return Answered(Empty(), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
+
+
+def _open(found: Transactions, version: int, execution: str, timeout_ms: int) -> tuple[AnyChange, ...] | AfterEnd:
+    """The changes after which this version of this execution is open; or what must end first."""
+    _check_not_committed(found, version)
+    _check_not_fenced(found, execution)
+    # Heard of for the first time: whatever else happens, older executions are fenced from here on.
+    started = () if execution == found.newest_execution else (ExecutionStarted(execution),)
+    if found.state in PREPARED:
+        return AfterEnd(started)
+    if _is_closed(found, version, execution):
+        raise InvalidTxnStateError(f"version {version} of execution {execution!r} has ended")
+    if found.state is State.ONGOING:
+        same = (found.version, found.execution) == (version, execution)
+        return () if same else AfterEnd((*started, ABORT))
+    return (*started, Opened(version, execution, timeout_ms))
+
+
+def _is_closed(found: Transactions, version: int, execution: str) -> bool:
+    """Whether the version has ended for this execution, or was passed over by a higher one that is open."""
+    if execution != found.newest_execution:
+        return False
+    passed = found.state is State.ONGOING and found.execution == execution and version < found.version
+    return passed or version <= found.closed
+
+
+def _check_not_committed(found: Transactions, version: int) -> None:
+    if version <= found.last_committed:
+        raise AlreadyCommittedError(
+            f"version {version} of {found.transactional_id!r}: version {found.last_committed} is committed"
+        )
+
+
+def _check_not_fenced(found: Transactions, execution: str) -> None:
+    if execution in found.executions and execution != found.newest_execution:
+        raise ProducerFencedError(f"execution {execution!r} gave way to {found.newest_execution!r}")
+
+
+def _check_joined(found: Transactions, version: int, execution: str, winners: tuple[int, ...]) -> None:
+    """Every winner is a writer of exactly this open version and execution; nothing has changed where one is not."""
+    if (found.version, found.execution) != (version, execution) or found.state is not State.ONGOING:
+        raise InvalidTxnStateError(f"version {version} of execution {execution!r} is not open")
+    strangers = [producer_id for producer_id in winners if producer_id not in found.writers]
+    if strangers:
+        raise InvalidTxnStateError(f"producers {strangers[:5]} have not joined version {version}")

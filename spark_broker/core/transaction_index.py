@@ -1,0 +1,113 @@
+"""Which transactional batches of a partition are undecided, and which were aborted: a function of its log.
+
+A batch belongs to the transaction that its producer's next marker ends. Readers of committed records stop at the last
+stable offset, below which every transaction is decided by a marker that is itself committed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class AbortedTransaction:
+    """Batches of `producer_id` from `first_offset` up to the marker at `last_offset` were aborted."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTransaction:
+    """From its first batch to its marker. It counts as undecided while the marker is not committed."""
+
+    first_offset: int
+    marker_offset: int
+
+
+class TransactionIndex:
+    """The transactions of one partition.
+
+    Invariants: a producer has at most one ongoing transaction; `_ongoing` is in order of first offsets, `_ended` in
+    order of markers; each producer's aborted transactions are in order and do not overlap.
+    """
+
+    def __init__(self, ongoing: Iterable[tuple[int, int]] = (), aborted: Iterable[AbortedTransaction] = ()) -> None:
+        """`ongoing`: producer ids with the offsets at which their transactions begin."""
+        self._ongoing = dict(sorted(ongoing, key=lambda began: began[1]))
+        self._ended: deque[EndedTransaction] = deque()  # markers that may not be committed yet
+        self._aborted: dict[int, list[AbortedTransaction]] = {}
+        for transaction in sorted(aborted, key=lambda transaction: transaction.last_offset):
+            self._aborted.setdefault(transaction.producer_id, []).append(transaction)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, TransactionIndex)
+            and self._ongoing == other._ongoing
+            and self.aborted() == other.aborted()
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def copy(self) -> TransactionIndex:
+        other = TransactionIndex(self._ongoing.items(), self.aborted())
+        other._ended = self._ended.copy()
+        return other
+
+    def ongoing(self) -> list[tuple[int, int]]:
+        """Producer ids with the offsets at which their open transactions begin, in order of these."""
+        return list(self._ongoing.items())
+
+    def aborted(self) -> list[AbortedTransaction]:
+        """In order of their markers."""
+        found = (one for transactions in self._aborted.values() for one in transactions)
+        return sorted(found, key=lambda transaction: transaction.last_offset)
+
+    def began(self, producer_id: int, offset: int) -> None:
+        """A transactional batch at `offset`; a transaction that is under way goes on."""
+        self._ongoing.setdefault(producer_id, offset)
+
+    def ended(self, producer_id: int, marker_offset: int, *, aborted: bool) -> None:
+        """A marker. It ends nothing when the producer has no batch here since its last one."""
+        first_offset = self._ongoing.pop(producer_id, -1)
+        if first_offset < 0:
+            return
+        self._ended.append(EndedTransaction(first_offset, marker_offset))
+        if aborted:
+            transaction = AbortedTransaction(producer_id, first_offset, marker_offset)
+            self._aborted.setdefault(producer_id, []).append(transaction)
+
+    def first_offset(self, producer_id: int) -> int:
+        """Where the producer's ongoing transaction begins; -1: it has none."""
+        return self._ongoing.get(producer_id, -1)
+
+    def committed(self, high_watermark: int) -> None:
+        """Markers below the high watermark are committed: what they ended is decided."""
+        while self._ended and self._ended[0].marker_offset < high_watermark:
+            self._ended.popleft()
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """Below it, every transaction is decided by a committed marker. Never above the high watermark."""
+        undecided = (one.first_offset for one in self._ended if one.marker_offset >= high_watermark)
+        return min(high_watermark, next(iter(self._ongoing.values()), high_watermark), *undecided)
+
+    def is_aborted(self, producer_id: int, offset: int) -> bool:
+        """Whether a transactional batch below the last stable offset was aborted."""
+        transactions = self._aborted.get(producer_id)
+        if not transactions:
+            return False
+        at = bisect_left(transactions, offset, key=lambda transaction: transaction.last_offset)
+        return at < len(transactions) and transactions[at].first_offset <= offset
+
+    def start_at(self, log_start_offset: int) -> None:
+        """Forget what retention has removed."""
+        for producer_id, transactions in list(self._aborted.items()):
+            kept = [one for one in transactions if one.last_offset >= log_start_offset]
+            if kept:
+                self._aborted[producer_id] = kept
+            else:
+                del self._aborted[producer_id]

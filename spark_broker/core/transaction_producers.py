@@ -1,0 +1,117 @@
+"""Decisions about a transactional id in Kafka's form: one producer at a time, one writer.
+
+Every end raises the producer's epoch, also that of a transaction in which nothing was appended: a batch may still be on
+its way, and must find the epoch over instead of opening the next transaction (KIP-890). A new producer raises it once
+more than the abort of what it found open, so that it shares its epoch with nobody who only waited for that abort.
+"""
+
+from __future__ import annotations
+
+from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources
+from spark_broker.core.transaction_records import Ending, Initialized, PartitionAdded
+from spark_broker.core.transaction_state import PREPARED, Identity, Outcome, State, Transactions
+from spark_broker.errors import (
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    TransactionAbortableError,
+)
+from spark_broker.protocol.messages import (
+    AddPartitionToTransaction,
+    Empty,
+    EndTransaction,
+    InitTransactions,
+    ProducerIdentity,
+)
+
+PRODUCER_EPOCH_MAX = 2**15 - 1
+"""The last one is only ever named by a marker."""
+
+
+def initialize(found: Transactions | None, request: InitTransactions, resources: Resources) -> Decision:
+    """A new producer of the id: what is open is aborted first."""
+    resources.check_timeout(request.timeout_ms)
+    if found is None:
+        identity = Identity(resources.producer_ids.take(), 0)
+    elif found.state is State.ONGOING:
+        return AfterEnd((_ending(found, False, resources),))
+    elif found.state in PREPARED:
+        return AfterEnd()
+    else:
+        identity = identity_after(found.identity, resources)
+    change = Initialized(identity.producer_id, identity.producer_epoch, request.timeout_ms)
+    return Answered(_answer(identity), (change,))
+
+
+def add_partition(found: Transactions, request: AddPartitionToTransaction) -> Decision:
+    """A batch of this identity reached a leader: it joins the open transaction, or opens one."""
+    identity = Identity(request.producer_id, request.producer_epoch)
+    if identity != found.identity:
+        raise _stale(found, identity)
+    if found.state in PREPARED:
+        raise InvalidProducerEpochError(f"the transaction of epoch {identity.producer_epoch} is being ended")
+    writer = found.writers.get(identity.producer_id)
+    if writer is not None and (request.topic_id, request.partition) in writer.partitions:
+        return Answered(Empty())
+    return Answered(Empty(), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
+
+
+def end(found: Transactions, request: EndTransaction, resources: Resources) -> Decision:
+    """Commit or abort; a repetition waits for the same end, or gets its answer."""
+    identity = Identity(request.producer_id, request.producer_epoch)
+    if found.last_outcome is not None and identity == found.last_outcome.identity:
+        _check_same(found.last_outcome, request.committed)
+        return Answered(_answer(found.identity))
+    if identity != found.identity:
+        raise _stale(found, identity)
+    if found.state in PREPARED:
+        same = found.committing == request.committed
+        return AfterEnd(answer=_answer(found.next_identity) if same else None)
+    ending = _ending(found, request.committed, resources)
+    return AfterEnd((ending,), ProducerIdentity(ending.next_producer_id, ending.next_producer_epoch))
+
+
+def abort_idle(found: Transactions, resources: Resources) -> Ending:
+    """The transaction has timed out."""
+    return _ending(found, False, resources)
+
+
+def identity_after(identity: Identity, resources: Resources) -> Identity:
+    """The next epoch; a new producer id where epochs run out, since markers name one epoch more than batches."""
+    if identity.producer_epoch + 1 < PRODUCER_EPOCH_MAX:
+        return Identity(identity.producer_id, identity.producer_epoch + 1)
+    return Identity(resources.producer_ids.take(), 0)
+
+
+def _ending(found: Transactions, committed: bool, resources: Resources) -> Ending:
+    after = identity_after(found.identity, resources)
+    return Ending(committed, (), after.producer_id, after.producer_epoch)
+
+
+def _check_same(outcome: Outcome, committed: bool) -> None:
+    if committed and not outcome.committed:
+        raise TransactionAbortableError("the transaction was aborted: it timed out, or somebody ended it")
+    if outcome.committed and not committed:
+        raise InvalidTxnStateError("the transaction was committed already")
+
+
+def _stale(found: Transactions, identity: Identity) -> Exception:
+    """Why an identity that is not the current one is refused."""
+    current = found.identity
+    if found.last_outcome is not None and identity == found.last_outcome.identity:
+        # The producer itself is well: it learns of its next epoch when it ends the transaction.
+        return InvalidProducerEpochError(f"the transaction of epoch {identity.producer_epoch} has ended")
+    if identity.producer_id != current.producer_id:
+        return InvalidProducerIdMappingError(
+            f"{found.transactional_id!r} has producer id {current.producer_id}, not {identity.producer_id}"
+        )
+    if identity.producer_epoch < current.producer_epoch:
+        return ProducerFencedError(
+            f"{found.transactional_id!r} goes on in epoch {current.producer_epoch}, not {identity.producer_epoch}"
+        )
+    return InvalidProducerEpochError(f"epoch {identity.producer_epoch} was never given out")
+
+
+def _answer(identity: Identity) -> ProducerIdentity:
+    return ProducerIdentity(identity.producer_id, identity.producer_epoch)

@@ -1,0 +1,231 @@
+"""One transactional id, as a function of its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from spark_broker.core.transaction_records import (
+    NO_VERSION,
+    AnyChange,
+    Ended,
+    Ending,
+    ExecutionStarted,
+    Initialized,
+    Opened,
+    PartitionAdded,
+    Restored,
+    WriterJoined,
+)
+from spark_broker.errors import invariant
+
+NO_PRODUCER = -1
+
+REMEMBERED_EXECUTIONS = 32
+"""A zombie of an execution older than these counts as a new one: Spark's runs are not that many at a time."""
+
+JOIN_EPOCH = 0
+"""Every join has a producer id of its own, so its epoch need not rise."""
+
+
+class State(Enum):
+    """Of a transactional id; the values are Kafka's names."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    PREPARE_COMMIT = "PrepareCommit"
+    PREPARE_ABORT = "PrepareAbort"
+
+
+PREPARED = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A producer id and its epoch."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+NOBODY = Identity(NO_PRODUCER, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the transaction of an identity ended."""
+
+    identity: Identity
+    committed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerTarget:
+    """A marker that one partition is to have. `producer_epoch` begins after it (KIP-890)."""
+
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+    topic_id: str
+    partition: int
+
+
+@dataclass(slots=True)
+class Writer:
+    """A producer of the open transaction, and the partitions that it may have written to, in order of their adding."""
+
+    producer_epoch: int
+    partitions: dict[tuple[str, int], None] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Transactions:
+    """The transactional id with its open transaction, if there is one.
+
+    Invariants: `writers` is empty while EMPTY; `winners` is a subset of the writers, and empty but in PREPARE_COMMIT;
+    `next_identity` is NOBODY but in a PREPARED state of the one-writer form; `identity` changes only while EMPTY, and
+    never to one that was used before; `last_committed` never falls, and `version > last_committed` while not EMPTY
+    (many-writer form).
+    """
+
+    transactional_id: str
+    grouped: bool  # many writers: the id is an application's
+    state: State = State.EMPTY
+    timeout_ms: int = 0
+    writers: dict[int, Writer] = field(default_factory=dict)
+    # one writer
+    identity: Identity = NOBODY
+    next_identity: Identity = NOBODY
+    last_outcome: Outcome | None = None  # of the identity before this one; None: a new producer has begun since
+    # many writers
+    version: int = NO_VERSION
+    execution: str = ""
+    winners: frozenset[int] = frozenset()
+    executions: tuple[str, ...] = ()  # the newest is the last
+    last_committed: int = NO_VERSION
+    closed: int = NO_VERSION  # the highest version that the newest execution has ended
+    # not in the log
+    active_ms: int = 0
+
+    @property
+    def newest_execution(self) -> str:
+        return self.executions[-1] if self.executions else ""
+
+    @property
+    def committing(self) -> bool:
+        return self.state is State.PREPARE_COMMIT
+
+    def apply(self, change: AnyChange) -> None:
+        """A record, in the order of the log."""
+        match change:
+            case Restored():
+                self._restore(change)
+            case Initialized(producer_id, producer_epoch, timeout_ms):
+                invariant(self.state is State.EMPTY, "a new producer inside a transaction")
+                self.identity, self.timeout_ms = Identity(producer_id, producer_epoch), timeout_ms
+                self.last_outcome = None
+            case ExecutionStarted(execution):
+                known = tuple(one for one in self.executions if one != execution)
+                self.executions = (*known, execution)[-REMEMBERED_EXECUTIONS:]
+                self.closed = NO_VERSION
+            case Opened(version, execution, timeout_ms):
+                invariant(self.state is State.EMPTY, "a transaction inside another")
+                self.state, self.version, self.execution = State.ONGOING, version, execution
+                self.timeout_ms = timeout_ms
+            case WriterJoined(producer_id):
+                invariant(self.state is State.ONGOING, "a join outside of a transaction")
+                self.writers[producer_id] = Writer(JOIN_EPOCH)
+            case PartitionAdded():
+                self._add_partition(change)
+            case Ending():
+                self._prepare(change)
+            case Ended():
+                self._end()
+            case _:
+                invariant(False, f"{type(change).__name__} is no change of an id")
+
+    def _restore(self, change: Restored) -> None:
+        self.grouped = change.grouped
+        self.state = State(change.state)
+        self.timeout_ms = change.timeout_ms
+        self.identity = Identity(change.producer_id, change.producer_epoch)
+        self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
+        ended = Identity(change.ended_producer_id, change.ended_producer_epoch)
+        self.last_outcome = None if ended == NOBODY else Outcome(ended, change.ended_committed)
+        self.version, self.execution = change.version, change.execution
+        self.executions = change.executions
+        self.last_committed, self.closed = change.last_committed, change.closed
+        self.winners = frozenset(change.winners)
+        self.writers = {
+            producer_id: Writer(epoch, {(change.topic_ids[topic], number): None for topic, number in partitions})
+            for producer_id, epoch, partitions in change.writers
+        }
+
+    def _add_partition(self, change: PartitionAdded) -> None:
+        if not self.grouped and self.state is State.EMPTY:
+            self.state = State.ONGOING
+            self.writers[self.identity.producer_id] = Writer(self.identity.producer_epoch)
+        invariant(self.state is State.ONGOING, "a partition added outside of a transaction")
+        self.writers[change.producer_id].partitions[change.topic_id, change.partition] = None
+
+    def _prepare(self, change: Ending) -> None:
+        invariant(self.state not in PREPARED, "a second decision about a transaction")
+        invariant(not self.grouped or self.state is State.ONGOING, "a decision about nothing")
+        self.state = State.PREPARE_COMMIT if change.committed else State.PREPARE_ABORT
+        self.winners = frozenset(change.winners)
+        invariant(self.winners <= self.writers.keys(), "a winner that has not joined")
+        if not self.grouped:
+            self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
+
+    def _end(self) -> None:
+        invariant(self.state in PREPARED, "an end without a decision")
+        if self.grouped:
+            if self.committing:
+                invariant(self.version > self.last_committed, "a version committed twice")
+                self.last_committed = self.version
+            if self.execution == self.newest_execution:
+                self.closed = max(self.closed, self.version)
+        else:
+            self.last_outcome = Outcome(self.identity, self.committing)
+            self.identity, self.next_identity = self.next_identity, NOBODY
+        self.state, self.writers, self.winners = State.EMPTY, {}, frozenset()
+
+    def markers(self) -> list[MarkerTarget]:
+        """What the decision asks of the partitions."""
+        invariant(self.state in PREPARED, "markers without a decision")
+        return [
+            MarkerTarget(self.transactional_id, producer_id, writer.producer_epoch + 1, committed, topic_id, partition)
+            for producer_id, writer in self.writers.items()
+            for committed in (self.committing and (not self.grouped or producer_id in self.winners),)
+            for topic_id, partition in writer.partitions
+        ]
+
+    def snapshot(self) -> Restored:
+        """The record that rebuilds this state."""
+        ended = self.last_outcome or Outcome(NOBODY, False)
+        topic_ids = sorted({topic_id for writer in self.writers.values() for topic_id, _ in writer.partitions})
+        index = {topic_id: at for at, topic_id in enumerate(topic_ids)}
+        return Restored(
+            self.grouped,
+            self.state.value,
+            self.timeout_ms,
+            self.identity.producer_id,
+            self.identity.producer_epoch,
+            self.next_identity.producer_id,
+            self.next_identity.producer_epoch,
+            ended.identity.producer_id,
+            ended.identity.producer_epoch,
+            ended.committed,
+            self.version,
+            self.execution,
+            self.executions,
+            self.last_committed,
+            self.closed,
+            tuple(sorted(self.winners)),
+            tuple(topic_ids),
+            tuple(
+                (producer_id, writer.producer_epoch, tuple((index[id_], number) for id_, number in writer.partitions))
+                for producer_id, writer in self.writers.items()
+            ),
+        )

@@ -1,0 +1,154 @@
+"""Transactions: calls to their coordinator, from clients and from leaders, and from it to the leaders.
+
+The coordinator of a transactional id is the leader of partition `murmur2(id) mod n` of `__transaction_state`. A
+transaction has one writer (Kafka's form: a producer with a transactional id) or many (the id is then an application's,
+whose `version`s are committed one after the other).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from spark_broker.protocol.messages.calls import CommittedOffset
+from spark_broker.protocol.messages.common import Epoch, Message, Milliseconds, Name, PartitionId, Text, TopicId
+
+ProducerId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+ProducerEpoch = Annotated[int, Meta(ge=0, le=2**15 - 1)]
+Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class EnsureTransactionsTopic(Message, frozen=True):
+    """Create `__transaction_state` if it does not exist."""
+
+
+class InitTransactions(Message, frozen=True):
+    """The producer id of a transactional id, in a new epoch; answered with a ProducerIdentity.
+
+    Fences every earlier producer of the id, and aborts what it left open.
+    """
+
+    transactional_id: Name
+    timeout_ms: Milliseconds
+
+
+class AddPartitionToTransaction(Message, frozen=True):
+    """Leader to coordinator, before it takes a transaction's first batch: the partition becomes part of it (KIP-890).
+
+    Repeated from time to time while batches come, which renews the transaction's time-out. Answered with Empty.
+    """
+
+    transactional_id: Name
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    topic_id: TopicId
+    partition: PartitionId
+
+
+class EndTransaction(Message, frozen=True):
+    """Commit or abort a producer's transaction; answered, once every partition shows the outcome, with the
+    ProducerIdentity of its next one. A repetition gets the same answer."""
+
+    transactional_id: Name
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    committed: bool
+
+
+class JoinTransaction(Message, frozen=True):
+    """A task attempt becomes a writer of an application's version; answered with its ProducerIdentity.
+
+    The first join opens the transaction. One of a new execution aborts what older executions left open.
+    """
+
+    application: Name
+    version: Version
+    execution: Name
+    timeout_ms: Milliseconds
+
+
+class CommitTransaction(Message, frozen=True):
+    """Commit what `winners` (producer ids of joins) wrote for the version, and abort every other writer.
+
+    Answered with Empty once every partition shows it. ALREADY_COMMITTED when the version is not above the last one.
+    """
+
+    application: Name
+    version: Version
+    execution: Name
+    winners: Annotated[list[ProducerId], Meta(max_length=100_000)]
+
+
+class AbortTransaction(Message, frozen=True):
+    """Abort an application's open version, if this execution opened it. Later joins are refused."""
+
+    application: Name
+    version: Version
+    execution: Name
+
+
+class TransactionMarker(Message, frozen=True):
+    """`producer_epoch` is the one that begins after the marker."""
+
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    committed: bool
+    partitions: Annotated[list[tuple[TopicId, PartitionId]], Meta(max_length=100_000)]
+
+
+class WriteTransactionMarkers(Message, frozen=True):
+    """Coordinator to a leader: answered once the markers are committed."""
+
+    markers: Annotated[list[TransactionMarker], Meta(max_length=100_000)]
+
+
+class MarkerResult(Message, frozen=True):
+    producer_id: ProducerId
+    topic_id: TopicId
+    partition: PartitionId
+    error_code: int
+    error_message: Text = ""
+
+
+class MarkersWritten(Message, frozen=True):
+    results: list[MarkerResult]
+
+
+class TransactionalOffsetCommit(Message, frozen=True):
+    """To the group's coordinator: offsets that count once the producer's transaction is committed."""
+
+    group_id: Name
+    offsets: Annotated[list[CommittedOffset], Meta(max_length=10_000)]
+    transactional_id: Name
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    sequence: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+
+
+class DescribeTransactions(Message, frozen=True):
+    """To any broker: the transactional ids that it coordinates (`None`: all of them).
+
+    Ids that are named go to their coordinator; another broker refuses. One that is not known is absent in the answer.
+    """
+
+    transactional_ids: Annotated[list[Name], Meta(max_length=10_000)] | None = None
+
+
+class TransactionDescription(Message, frozen=True):
+    """`state`: Empty, Ongoing, PrepareCommit or PrepareAbort. `last_committed` -1: no version yet."""
+
+    transactional_id: Name
+    state: Name
+    version: int
+    execution: Name
+    last_committed: int
+    timeout_ms: Milliseconds
+    idle_ms: int
+    writers: list[tuple[int, int]]
+    partitions: list[tuple[TopicId, PartitionId]]
+    coordinator_epoch: Epoch = -1
+
+
+class TransactionDescriptions(Message, frozen=True):
+    transactions: list[TransactionDescription]

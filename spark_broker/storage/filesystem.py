@@ -1,0 +1,258 @@
+"""The machine under a log directory: its files, locks, processes and boot id, behind one protocol.
+
+`LOCAL` is the real one. The simulator puts its own in its place (`testing/simulation/filesystem.py`), so the operations
+are POSIX's, no larger: which of them a crash undoes is what the code above must get right. `tests/storage/test_seam.py`
+keeps every other module of `storage/` from going around it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import shutil
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+_POLL_S = 0.02
+_START_TIME_FIELD = 19  # Of /proc/<pid>/stat after the command's closing parenthesis: starttime, in clock ticks.
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """One process of this boot: a pid that was used again has another `start_time` (clock ticks since boot)."""
+
+    pid: int
+    start_time: int
+
+
+class FileSystem(Protocol):
+    """Operations raise OSError (FileNotFoundError, FileExistsError, ENOSPC, EIO, ...) as the system calls do.
+
+    Writes, creations, renames and removals are seen by everyone at once and outlive the process; they outlive the
+    machine once `fsync` (content) or `sync_directory` (names) has returned.
+    """
+
+    # ---- open files ----
+
+    def open(self, path: Path, flags: int) -> int:
+        """A handle, not inherited by children; `flags` are of `os.O_*`."""
+        ...
+
+    def close(self, fd: int, /) -> None:
+        """Give the handle up, and with it its lock."""
+        ...
+
+    def pread(self, fd: int, length: int, position: int, /) -> bytes:
+        """Up to `length` bytes; fewer at the end of the file, and perhaps elsewhere."""
+        ...
+
+    def pwritev(self, fd: int, views: Sequence[memoryview], position: int, /) -> int:
+        """Write from this byte on; returns how many bytes were written, which may be fewer than given."""
+        ...
+
+    def ftruncate(self, fd: int, length: int, /) -> None:
+        """Make the file this long."""
+        ...
+
+    def fsync(self, fd: int, /) -> None:
+        """Make the file's content durable. Never again after a failure: the page cache may have dropped the data."""
+        ...
+
+    def size(self, fd: int) -> int:
+        """Bytes of the open file."""
+        ...
+
+    # ---- paths ----
+
+    def read_bytes(self, path: Path) -> bytes:
+        """The whole content."""
+        ...
+
+    def size_of(self, path: Path) -> int:
+        """Bytes of the file; -1 when there is none."""
+        ...
+
+    def truncate(self, path: Path, length: int) -> None:
+        """Make the file this long."""
+        ...
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give the file or directory another name; a file that has that name goes."""
+        ...
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file's name."""
+        ...
+
+    def mkdir(self, path: Path) -> None:
+        """Make a directory in one that exists. Raises FileExistsError."""
+        ...
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and what is in it."""
+        ...
+
+    def list_directory(self, path: Path) -> list[str]:
+        """The names in a directory, sorted."""
+        ...
+
+    def exists(self, path: Path) -> bool:
+        """Whether there is such a file or directory."""
+        ...
+
+    def is_directory(self, path: Path) -> bool:
+        """Whether there is such a directory."""
+        ...
+
+    def sync_directory(self, path: Path) -> None:
+        """Make creations, renames and removals in the directory durable."""
+        ...
+
+    # ---- the machine ----
+
+    def lock(self, fd: int, *, wait_ms: int) -> bool:
+        """Lock the open file for this handle alone, waiting up to `wait_ms` for whoever has it. False: still held."""
+        ...
+
+    def boot_id(self) -> str:
+        """Identifies this run of the machine."""
+        ...
+
+    def process(self) -> ProcessIdentity:
+        """This process."""
+        ...
+
+    def kill(self, process: ProcessIdentity, *, wait_ms: int) -> bool:
+        """End exactly this process, without mercy; False when there is none such here, or it is our own.
+
+        Raises TimeoutError when it is still there after `wait_ms`.
+        """
+        ...
+
+    def unique_id(self) -> str:
+        """A new id that nothing else has."""
+        ...
+
+
+class LocalFileSystem:
+    """The operating system's own. It has no state: one instance, `LOCAL`, serves every thread."""
+
+    # The system calls themselves, without a frame between: appends and reads go through here.
+    close = staticmethod(os.close)
+    pread = staticmethod(os.pread)
+    pwritev = staticmethod(os.pwritev)
+    ftruncate = staticmethod(os.ftruncate)
+    fsync = staticmethod(os.fsync)
+
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def read_bytes(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def size_of(self, path: Path) -> int:
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return -1
+
+    def truncate(self, path: Path, length: int) -> None:
+        os.truncate(path, length)
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+    def mkdir(self, path: Path) -> None:
+        path.mkdir()
+
+    def remove_tree(self, path: Path) -> None:
+        shutil.rmtree(path)
+
+    def list_directory(self, path: Path) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: Path) -> bool:
+        return path.exists()
+
+    def is_directory(self, path: Path) -> bool:
+        return path.is_dir()
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, fd: int, *, wait_ms: int) -> bool:
+        deadline = time.monotonic() + wait_ms / 1000
+        pause = threading.Event()  # Never set: flock can only be polled when it must not wait without end.
+        while not _try_lock(fd):
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                return False
+            pause.wait(min(_POLL_S, remaining_s))
+        return True
+
+    def boot_id(self) -> str:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+    def process(self) -> ProcessIdentity:
+        return ProcessIdentity(os.getpid(), process_start_time(os.getpid()) or 0)
+
+    def kill(self, process: ProcessIdentity, *, wait_ms: int) -> bool:
+        if process.pid == os.getpid():
+            return False
+        try:
+            pidfd = os.pidfd_open(process.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # Checked while the pidfd holds on to the process, so that a pid that was used again is never signalled.
+            if process_start_time(process.pid) != process.start_time:
+                return False
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(wait_ms):
+                raise TimeoutError(f"process {process.pid} did not end within {wait_ms} ms of SIGKILL")
+            return True
+        finally:
+            os.close(pidfd)
+
+    def unique_id(self) -> str:
+        return str(uuid.uuid4())
+
+
+LOCAL: Final[FileSystem] = LocalFileSystem()
+
+
+def process_start_time(pid: int) -> int | None:
+    """Start time of a process in clock ticks since boot; None when there is no such process here."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command may contain spaces and parentheses: count fields after its last parenthesis.
+    return int(stat.rpartition(")")[2].split()[_START_TIME_FIELD])
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

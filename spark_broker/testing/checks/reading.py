@@ -1,0 +1,146 @@
+"""How readers move: on, without a gap, and never behind what was acknowledged before they asked."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+
+from spark_broker.model import TopicPartition
+from spark_broker.testing.checks.facts import Facts, table_of
+from spark_broker.testing.checks.violations import Kind, Violation
+from spark_broker.testing.history import (
+    Acknowledged,
+    Isolation,
+    LatestShown,
+    Polled,
+    Positioned,
+    Run,
+    Snapshot,
+    SnapshotBegan,
+    Truncated,
+)
+
+Key = tuple[str, TopicPartition]
+
+
+def check_polls(facts: Facts) -> Iterator[Violation]:
+    """Inside one assignment a reader is given every offset that it may see, one after the other.
+
+    A poll may jump over offsets that are nobody's to see: of markers, and of aborted batches.
+    """
+    due: dict[Key, int] = {}
+    for event in facts.events:
+        if isinstance(event, Positioned | Truncated):
+            due.pop((event.reader, event.partition), None)
+            if event.offset is not None:
+                due[event.reader, event.partition] = event.offset
+        if not isinstance(event, Polled):
+            continue
+        key = (event.reader, event.partition)
+        expected = due.get(key, event.base_offset)
+        if event.base_offset < expected:
+            yield Violation(Kind.WENT_BACK, event.partition, event.base_offset, f"{event.reader} was due {expected}")
+        elif event.base_offset > expected and event.partition not in facts.unclean:
+            yield from _skipped(facts, event, expected)
+        due[key] = event.base_offset + len(event.values)
+
+
+def _skipped(facts: Facts, event: Polled, expected: int) -> Iterator[Violation]:
+    opened = facts.readers.get(event.reader)
+    isolation = Isolation.READ_COMMITTED if opened is None else opened.isolation
+    visible = facts.visible(isolation, event.partition)
+    first = bisect_left(visible, expected)
+    if first < len(visible) and visible[first] < event.base_offset:
+        count = bisect_left(visible, event.base_offset) - first
+        detail = f"{event.reader} was due {expected}, and {count} offsets from {visible[first]} on are to be seen"
+        yield Violation(Kind.SKIPPED, event.partition, event.base_offset, detail)
+
+
+def check_latest(facts: Facts) -> Iterator[Violation]:
+    """KIP-207: for one observer the latest offset never falls."""
+    highest: dict[Key, int] = {}
+    if LatestShown not in facts.kinds:
+        return
+    for event in facts.events:
+        if isinstance(event, LatestShown):
+            key = (event.observer, event.partition)
+            before = highest.get(key, -1)
+            if event.offset < before and event.partition not in facts.unclean:
+                detail = f"{event.observer} was shown {before} before"
+                yield Violation(Kind.LATEST_FELL, event.partition, event.offset, detail)
+            highest[key] = max(before, event.offset)
+
+
+def check_snapshots_on_the_way(facts: Facts) -> Iterator[Violation]:
+    """A whole read during the run has everything below its ends, and its ends are past what was acknowledged before."""
+    acknowledged: dict[TopicPartition, int] = {}
+    bounds: dict[str, dict[TopicPartition, int]] = {}
+    if not facts.on_the_way:
+        return
+    for position, event in enumerate(facts.events):
+        if isinstance(event, Acknowledged):
+            invoked = facts.invoked[event.operation]
+            end = event.base_offset + len(invoked.values)
+            acknowledged[invoked.partition] = max(end, acknowledged.get(invoked.partition, 0))
+        elif isinstance(event, SnapshotBegan):
+            bounds[event.source] = dict(acknowledged)
+            _hold_back(facts, position, bounds[event.source])
+        elif isinstance(event, Snapshot) and not event.final:
+            yield from _check_snapshot(facts, event, bounds.get(event.source, {}))
+
+
+def _hold_back(facts: Facts, position: int, bounds: dict[TopicPartition, int]) -> None:
+    """Lower the bounds to where transactions that may be open at this event begin: nobody reads past the first."""
+    for transaction in facts.transactions.values():
+        if transaction.began_position > position or 0 <= transaction.ended_position < position:
+            continue
+        for operation in transaction.operations:
+            partition = facts.invoked[operation].partition
+            begins = facts.base_offsets.get(operation, 0)
+            bounds[partition] = min(begins, bounds.get(partition, 0))
+
+
+def _check_snapshot(facts: Facts, snapshot: Snapshot, bounds: Mapping[TopicPartition, int]) -> Iterator[Violation]:
+    table = table_of(snapshot.runs)
+    for partition in sorted(table.keys() | bounds.keys()):
+        if partition in facts.unclean:
+            continue
+        rows = table.get(partition, {})
+        end = max(rows, default=-1) + 1
+        visible = facts.visible(snapshot.isolation, partition)
+        below = visible[: bisect_left(visible, end)]
+        if len(below) > len(rows) or any(offset not in rows for offset in below):
+            missing = [offset for offset in below if offset not in rows]
+            detail = f"{snapshot.source} lacks {len(missing)} offsets below its end, {end}"
+            yield Violation(Kind.SKIPPED, partition, missing[0], detail)
+        late = visible[bisect_left(visible, end) : bisect_left(visible, bounds.get(partition, 0))]
+        # Uncommitted records are not held back by open transactions, so the bound is too low for them, never too high.
+        if late:
+            detail = f"{snapshot.source} ends at {end}; offsets up to {late[-1]} were acknowledged before it began"
+            yield Violation(Kind.STALE, partition, late[0], detail)
+
+
+def check_noticed(facts: Facts) -> Iterator[Violation]:
+    """KIP-320: where an election was unclean, a reader does not read on after records that are gone, untold."""
+    kept: dict[Key, list[Run]] = {}
+    if not facts.unclean:
+        return
+    for event in facts.events:
+        if isinstance(event, Truncated):
+            runs = kept.get((event.reader, event.partition), [])
+            kept[event.reader, event.partition] = [_below(run, event.offset) for run in runs]
+        elif isinstance(event, Polled) and event.partition in facts.unclean:
+            run = Run(event.partition, event.base_offset, event.values)
+            kept.setdefault((event.reader, event.partition), []).append(run)
+    for (reader, partition), runs in kept.items():
+        rows = facts.final_rows(partition)
+        for run in runs[:-1]:  # After the last one it has read nothing: it may be told yet.
+            for offset, value in enumerate(run.values, run.base_offset):
+                if rows.get(offset) != value:
+                    detail = f"{reader} read {value!r}, was not told of a cut, and read on"
+                    yield Violation(Kind.CHANGED, partition, offset, detail)
+                    break
+
+
+def _below(run: Run, offset: int) -> Run:
+    return run._replace(values=run.values[: max(0, offset - run.base_offset)])

@@ -1,0 +1,319 @@
+"""A broker's process: the production replicas, storage and rules, with simulated threads and streams around them.
+
+What is a thread in `broker.process` is an event here: the session, heartbeats, maintenance, ISR proposals, fetchers and
+the streams that are served. Nothing else differs: the decisions are production code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.maintenance import Maintenance
+from spark_broker.broker.membership import Membership, SessionEvents
+from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, request_of, settle
+from spark_broker.broker.replica_manager import Outward, ReplicaManager
+from spark_broker.broker.spec import STOPPED
+from spark_broker.core.effects import ProposeIsr
+from spark_broker.errors import (
+    InvariantError,
+    KafkaStorageError,
+    NotControllerError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    UnknownServerError,
+)
+from spark_broker.protocol.messages import (
+    PROTOCOL_VERSION,
+    AllocateProducerIds,
+    AlterPartitionResult,
+    GetMetadata,
+    InitProducerId,
+    ProducerIdBlock,
+    ProducerIdentity,
+    RegisterBroker,
+    Registered,
+    ReplicaState,
+    StreamMessage,
+)
+from spark_broker.storage.directory import LogDirectory
+from spark_broker.testing.simulation import trace
+from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
+from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.network import End, NetworkNode, Reply
+from spark_broker.testing.simulation.replication import SimFetcher, serve_follower
+from spark_broker.testing.simulation.scheduler import Timer
+from spark_broker.testing.simulation.serving import serve_appends, serve_fetches
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.world import World
+
+LOG_DIRS = Path("/log")
+RECONNECT_MS = 50
+REGISTRATION_TIMEOUT_MS = 1000
+MAINTENANCE_MS = 100
+
+
+class BrokerProcess(NetworkNode):
+    """One launch on one machine, from the claim of its log directory to its end."""
+
+    def __init__(self, world: World, machine: Machine, launch: int) -> None:
+        super().__init__(f"{machine.host}#{launch}", machine.host)
+        self.world = world
+        self.machine = machine
+        self.launch = launch
+        self.fs = machine.fs
+        self.after_interruption, machine.interrupted = machine.interrupted, False
+        self.directory = LogDirectory.claim(
+            LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs
+        )
+        self.lease = Lease(machine.clock)
+        outward = Outward(self._propose, self._on_storage_failure, self._on_bug)
+        self.manager = ReplicaManager(
+            world.settings,
+            self.directory,
+            self.lease,
+            outward,
+            clock=machine.clock,
+            new_fetcher=lambda host, port, settings, _: SimFetcher(self, (host, port), settings),
+        )
+        events = SessionEvents(self._on_registered, self._on_end, self._on_failure, self._on_bug)
+        self.membership = Membership(self.manager, self.lease, events, machine.clock, world.read_update)
+        self._session: End | None = None
+        self._heartbeat_ms = 0
+        self._session_timeout_ms = 0
+        self._heard = Timer(world.scheduler, self, "session timed out", self._session_timed_out)
+        self._beat = Timer(world.scheduler, self, "heartbeat", self._send_heartbeat)
+        self._proposals = ProposalQueue()
+        self._proposing = False
+        self._maintenance = Maintenance(self.manager, world.settings.cluster, self._on_bug)
+        self._producer_ids = (0, 0)
+
+    def start(self) -> None:
+        """Serve, and open the first session."""
+        scheduler = self.world.scheduler
+        self.world.network.listeners[self.machine.address] = self
+        self.directory.update(port=self.machine.address[1])
+        self._maintenance.begin(scheduler.now_us / 1e6)
+        scheduler.after(MAINTENANCE_MS * self.world.rng.random(), self, "maintenance", self._maintain)
+        self._connect()
+
+    def _maintain(self) -> None:
+        try:
+            self._maintenance.run_due(self.world.scheduler.now_us / 1e6)
+        except KafkaStorageError as error:
+            self._on_failure(error)
+        self.world.scheduler.after(MAINTENANCE_MS, self, "maintenance", self._maintain)
+
+    # ---- the session -------------------------------------------------------------------------------------------
+
+    def _connect(self) -> None:
+        end = self.world.network.open(self, CONTROLLER_HOST, CONTROLLER_ADDRESS, "session")
+        self._session = end
+        end.on_message = self._first_message
+        end.on_break = self._session_ended
+        self._heard.set(REGISTRATION_TIMEOUT_MS)
+        end.send(self._registration())
+
+    def _registration(self) -> RegisterBroker:
+        meta, machine = self.directory.meta, self.machine
+        return RegisterBroker(
+            version=PROTOCOL_VERSION,
+            cluster_id=meta.cluster_id,
+            launch=self.launch,
+            broker_id=meta.broker_id,
+            directory_id=meta.directory_id,
+            incarnation=self.name,
+            start_kind=self.directory.start_kind.value,
+            host=machine.address[0],
+            port=machine.address[1],
+            rack=None,
+            machine=machine.host,
+            executor_id=machine.host,
+            executor_pid=1,
+            pid=self.launch,
+            pid_start_time=1,
+        )
+
+    def _first_message(self, message: object) -> None:
+        self._in_session(lambda: self._accept(_received(message)))
+
+    def _accept(self, message: StreamMessage) -> None:
+        registered = self.membership.accept(message)
+        self._heartbeat_ms = registered.heartbeat_interval_ms
+        self._session_timeout_ms = registered.session_timeout_ms
+        if self._session is not None:
+            self._session.on_message = self._next_message
+        self._heard.set(self._session_timeout_ms)
+        self._beat.set(self._heartbeat_ms)
+
+    def _next_message(self, message: object) -> None:
+        self._in_session(lambda: self._handle(_received(message)))
+
+    def _handle(self, message: StreamMessage) -> None:
+        self._heard.set(self._session_timeout_ms)
+        if self.membership.handle(message):
+            self._send_heartbeat()
+
+    def _in_session(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            self._session_ended(error)
+
+    def _send_heartbeat(self) -> None:
+        if self._session is not None and not self._session.closed:
+            self._session.send(self.membership.heartbeat())
+            self._beat.set(self._heartbeat_ms)
+
+    def _session_timed_out(self) -> None:
+        self._session_ended(RequestTimedOutError("the controller was not heard of in time"))
+
+    def _session_ended(self, error: SparkBrokerError) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        self._heard.cancel()
+        self._beat.cancel()
+        self.membership.session_ended(error)
+        if not self.membership.over:
+            self.world.scheduler.after(RECONNECT_MS, self, "reconnect", self._connect)
+
+    def _on_registered(self, registered: Registered) -> None:
+        self.directory.update(broker_id=registered.broker_id)
+        self.machine.broker_id = registered.broker_id
+        self.manager.registered(registered.broker_id, registered.broker_epoch)
+
+    # ---- ISR proposals -----------------------------------------------------------------------------------------
+
+    def _propose(self, key: PartitionKey, proposal: ProposeIsr) -> None:
+        self._proposals.add(key, proposal)
+        self._send_proposals(self.world.faults.proposal_delay_ms(key, proposal))
+
+    def _send_proposals(self, delay_ms: float = 0.0) -> None:
+        if self._proposing or not self._proposals:
+            return
+        self._proposing = True
+        self.world.scheduler.after(delay_ms, self, "propose ISR", self._take_proposals)
+
+    def _take_proposals(self) -> None:
+        proposals = self._proposals.take()
+        self.world.network.call(
+            self,
+            CONTROLLER_HOST,
+            CONTROLLER_ADDRESS,
+            request_of(self.manager, proposals),
+            timeout_ms=self.world.settings.cluster.request_timeout_ms,
+            on_answer=lambda answer: self._proposals_answered(answer, proposals),
+            on_error=lambda _: self._proposals_failed(proposals),
+        )
+
+    def _proposals_answered(self, answer: object, proposals: Proposals) -> None:
+        if isinstance(answer, AlterPartitionResult):
+            settle(self.manager, answer, proposals)
+        self._proposing = False
+        self._send_proposals()
+
+    def _proposals_failed(self, proposals: Proposals) -> None:
+        self.world.scheduler.after(RETRY_MS, self, "propose again", lambda: self._propose_again(proposals))
+
+    def _propose_again(self, proposals: Proposals) -> None:
+        self._proposals.try_again(self.manager, proposals)
+        self._proposing = False
+        self._send_proposals()
+
+    # ---- serving -----------------------------------------------------------------------------------------------
+
+    def accept(self, kind: str, end: End) -> None:
+        match kind:
+            case "replica":
+                serve_follower(self, end)
+            case "append":
+                serve_appends(self, end)
+            case "fetch":
+                serve_fetches(self, end)
+            case _:
+                end.close(UnknownServerError(f"unknown stream {kind!r}"))
+
+    def answer(self, request: object, reply: Reply) -> None:
+        try:
+            self._answer(request, reply)
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            reply(error)
+
+    def _answer(self, request: object, reply: Reply) -> None:
+        match request:
+            case ReplicaState(topic_id, partition, leader_epoch):
+                reply(self.manager.partition(topic_id, partition).replica_state(leader_epoch))
+            case GetMetadata():
+                # The image is what the answer is made of; clients of the simulation look things up in it.
+                image = self.manager.image
+                reply(image if image.cluster_id else NotControllerError("nothing is known yet"))
+            case InitProducerId():
+                self._take_producer_id(reply)
+            case _:
+                reply(UnknownServerError(f"{type(request).__name__} is not simulated"))
+
+    def _take_producer_id(self, reply: Reply) -> None:
+        first, end = self._producer_ids
+        if first < end:
+            self._producer_ids = (first + 1, end)
+            reply(ProducerIdentity(first, 0))
+            return
+        self.world.network.call(
+            self,
+            CONTROLLER_HOST,
+            CONTROLLER_ADDRESS,
+            AllocateProducerIds(self.manager.broker_id, self.manager.broker_epoch),
+            timeout_ms=self.world.settings.cluster.request_timeout_ms,
+            on_answer=lambda block: self._took_producer_ids(block, reply),
+            on_error=reply,
+        )
+
+    def _took_producer_ids(self, block: object, reply: Reply) -> None:
+        if isinstance(block, ProducerIdBlock):
+            self._producer_ids = (block.first_id, block.first_id + block.count)
+            self._take_producer_id(reply)
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    def _on_end(self, reason: str) -> None:
+        self.world.scheduler.after(0, self, reason, lambda: self._end(reason))
+
+    def _on_failure(self, error: SparkBrokerError) -> None:
+        self.world.note(self.name, trace.Kind.PROCESS, f"ends: {error}")
+        self.machine.interrupted = True
+        self.world.scheduler.after(0, self, "failed", lambda: self._end("failed"))
+
+    def _on_storage_failure(self, key: PartitionKey, error: SparkBrokerError) -> None:
+        """KNOWN_BUGS 27: an I/O error stops the broker; its replicas elsewhere take over."""
+        del key
+        self.lease.drop()
+        self._on_failure(error)
+
+    def _on_bug(self, error: BaseException) -> None:
+        raise error
+
+    def _end(self, reason: str) -> None:
+        """As `broker.process`: in order only when it was asked to stop."""
+        self.lease.drop()
+        self.manager.stop(clean=reason == STOPPED)
+        if reason == STOPPED:
+            self.directory.mark_clean()
+        self.directory.release()
+        self.world.note(self.name, trace.Kind.PROCESS, f"has ended: {reason}")
+        self.world.process_ended(self)
+
+
+def _received(message: object) -> StreamMessage:
+    """What the stream gives: a message; an error that the controller sent last is raised."""
+    if isinstance(message, SparkBrokerError):
+        raise message
+    return message  # type: ignore[return-value]

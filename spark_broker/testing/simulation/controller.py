@@ -1,0 +1,236 @@
+"""The controller's process: the production state machine and metadata log, with sessions over the simulated network.
+
+As in `driver.controller_loop`: events that come while a file is being written wait and share the next one; nothing is
+told to anybody before its records are committed. A crash may come between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from spark_broker.controller.controller import Controller
+from spark_broker.controller.effects import CloseSession, Effect, Note, Outcome, ProbePort, Reply, Send, Subscribe
+from spark_broker.controller.events import (
+    BrokerRegisters,
+    CallReceived,
+    ControllerStarted,
+    Event,
+    HeartbeatReceived,
+    LaunchRequested,
+    PortProbed,
+    SessionEnded,
+    SparkLost,
+    StopRequested,
+    Tick,
+)
+from spark_broker.controller.image import MetadataImage, to_records
+from spark_broker.controller.records import MetadataRecord, encode_records
+from spark_broker.controller.topics import NewTopicValues
+from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.errors import MetadataStoreError, SparkBrokerError, StaleControllerEpochError
+from spark_broker.protocol.messages import CreateTopic, Heartbeat, MetadataUpdate, RegisterBroker
+from spark_broker.testing.simulation import trace
+from spark_broker.testing.simulation.batches import SCHEMA_BYTES
+from spark_broker.testing.simulation.network import Address, End, NetworkNode
+from spark_broker.testing.simulation.network import Reply as Answer
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.world import World
+
+CONTROLLER_HOST = "controller"
+CONTROLLER_ADDRESS: Address = (CONTROLLER_HOST, 9090)
+TICK_MS = 120
+
+
+class ControllerProcess(NetworkNode):
+    """One run of the controller. `image`: what is committed and told."""
+
+    def __init__(self, world: World, number: int) -> None:
+        super().__init__(f"controller#{number}", CONTROLLER_HOST)
+        self._world = world
+        self._retry_ms = 0.0
+        self.log = MetadataLog(
+            world.store,
+            records_between_snapshots=world.settings.cluster.metadata_log_max_records_between_snapshots,
+            retry_deadline_s=15.0,
+            writer=f"{number:032x}",
+            wait=self._waited,
+        )
+        self._controller = Controller(self.log.image, world.settings)
+        self._next_id = 0
+        self._ends: dict[int, End] = {}
+        self._subscribed: dict[int, None] = {}
+        self._replies: dict[int, Answer] = {}
+        self._inbox: list[Event] = []
+        self._busy = False
+
+    @property
+    def image(self) -> MetadataImage:
+        return self.log.image
+
+    def start(self) -> None:
+        """Take the metadata log over and serve."""
+        self._world.network.listeners[CONTROLLER_ADDRESS] = self
+        self._submit(ControllerStarted(self.log.writer, "simulated"))
+        self._tick()
+
+    def _tick(self) -> None:
+        self._submit(Tick())
+        self._world.scheduler.after(TICK_MS, self, "tick", self._tick)
+
+    def _waited(self, seconds: float) -> None:
+        self._retry_ms += seconds * 1000
+
+    # ---- the loop ----------------------------------------------------------------------------------------------
+
+    def _submit(self, event: Event) -> None:
+        self._inbox.append(event)
+        if not self._busy:
+            self._step()
+
+    def _step(self) -> None:
+        events, self._inbox = self._inbox, []
+        now_ms = self._world.scheduler.now_ms
+        outcomes = [self._controller.handle(event, now_ms) for event in events]
+        records = [record for outcome in outcomes for record in outcome.records]
+        if not records:
+            self._carry(outcomes)
+            return
+        self._busy = True
+        written = self._world.rng.random() < 0.5  # the file may be there long before anybody hears of it
+        first_offset = self._append(records) if written else -1
+        delay_ms = self._world.swarm.store_latency_ms * (0.5 + self._world.rng.random()) + self._retry_ms
+        self._retry_ms = 0.0
+        self._world.scheduler.after(
+            delay_ms, self, "metadata written", lambda: self._committed(first_offset, records, outcomes)
+        )
+
+    def _append(self, records: Sequence[MetadataRecord]) -> int:
+        """Write the file. A log that fails ends the controller: what became of its decisions is unknown."""
+        try:
+            offset = self.log.append(records)
+        except (MetadataStoreError, StaleControllerEpochError) as error:
+            self._world.note(self.name, trace.Kind.METADATA, f"cannot write its log: {error.message}")
+            self._world.controller_ended(self)
+            return -1
+        self._world.invariants.metadata_committed(self.log.image)
+        return offset
+
+    def _committed(self, first_offset: int, records: Sequence[MetadataRecord], outcomes: Sequence[Outcome]) -> None:
+        if first_offset < 0:
+            first_offset = self._append(records)
+        if not self.alive:
+            return
+        self._publish(first_offset, records)
+        self._busy = False
+        self._carry(outcomes)
+        if self._inbox and not self._busy:
+            self._step()
+
+    def _carry(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            for effect in outcome.effects:
+                self._carry_one(effect)
+
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def _publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
+        image = self.log.image
+        self._world.metadata_published(self, records)
+        if self._subscribed:
+            update = MetadataUpdate(image.controller_epoch, first_offset, image.next_offset, encode_records(records))
+            for session_id in list(self._subscribed):
+                self._send(session_id, update)
+
+    def _carry_one(self, effect: Effect) -> None:
+        match effect:
+            case Send():
+                self._send(effect.session_id, effect.message)
+            case Subscribe():
+                self._subscribe(effect.session_id)
+            case CloseSession():
+                self._close_session(effect.session_id, effect.error)
+            case ProbePort():
+                self._probe(effect)
+            case Reply():
+                reply = self._replies.pop(effect.call_id, None)
+                if reply is not None:
+                    reply(effect.result)
+            case Note():
+                self._world.note(self.name, trace.Kind.METADATA, effect.text)
+
+    def _send(self, session_id: int, message: object) -> None:
+        end = self._ends.get(session_id)
+        if end is None or end.closed:
+            self._subscribed.pop(session_id, None)
+        else:
+            end.send(message)
+
+    def _subscribe(self, session_id: int) -> None:
+        image = self.log.image
+        records = encode_records(to_records(image))
+        self._send(session_id, MetadataUpdate(image.controller_epoch, 0, image.next_offset, records, snapshot=True))
+        self._subscribed[session_id] = None
+
+    def _close_session(self, session_id: int, error: SparkBrokerError) -> None:
+        self._subscribed.pop(session_id, None)
+        end = self._ends.get(session_id)
+        if end is not None and not end.closed:
+            end.close(error)
+            self._session_over(session_id)
+
+    def _probe(self, effect: ProbePort) -> None:
+        """True only for a refusal: a machine that cannot be reached may have a live broker."""
+        network = self._world.network
+        reachable = effect.host not in network.down and not network.is_blocked(self.host, effect.host)
+        listener = network.listeners.get((effect.host, effect.port))
+        refused = reachable and (listener is None or not listener.alive)
+        probed = PortProbed(effect.broker_id, effect.session_id, refused)
+        delay_ms = network.delay_us(self.host, effect.host) * 2 / 1000 if reachable else 200.0
+        self._world.scheduler.after(delay_ms, self, "port probed", lambda: self._submit(probed))
+
+    # ---- sessions ----------------------------------------------------------------------------------------------
+
+    def accept(self, kind: str, end: End) -> None:
+        del kind
+        self._next_id += 1
+        session_id = self._next_id
+        end.on_message = lambda message: self._session_message(session_id, message)
+        end.on_break = lambda _: self._session_over(session_id)
+        self._ends[session_id] = end
+
+    def _session_message(self, session_id: int, message: object) -> None:
+        if isinstance(message, RegisterBroker):
+            self._submit(BrokerRegisters(session_id, message))
+        elif isinstance(message, Heartbeat):
+            self._submit(HeartbeatReceived(session_id, message, self._world.scheduler.now_ms))
+
+    def _session_over(self, session_id: int) -> None:
+        if self._ends.pop(session_id, None) is not None:
+            self._submit(SessionEnded(session_id))
+
+    # ---- calls and commands ------------------------------------------------------------------------------------
+
+    def answer(self, request: object, reply: Answer) -> None:
+        new_topic = None
+        if isinstance(request, CreateTopic):
+            new_topic = NewTopicValues(self._world.new_topic_id(), SCHEMA_BYTES)
+        self._ask(lambda call_id: CallReceived(call_id, request, new_topic), reply)  # type: ignore[arg-type]
+
+    def request_launch(self, reply: Answer) -> None:
+        """The next launch number, committed."""
+        self._ask(LaunchRequested, reply)
+
+    def stop_broker(self, launch: int) -> None:
+        """Controlled shutdown of one launch."""
+        self._ask(lambda call_id: StopRequested(call_id, launch), lambda _: None)
+
+    def spark_lost(self, launch: int) -> None:
+        """Spark reports the loss of this launch."""
+        self._submit(SparkLost(launch))
+
+    def _ask(self, make_event: Callable[[int], Event], reply: Answer) -> None:
+        self._next_id += 1
+        self._replies[self._next_id] = reply
+        self._submit(make_event(self._next_id))

@@ -1,0 +1,146 @@
+"""The end of a schedule: everything heals, and then the cluster has to come to rest with everything in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from spark_broker.broker.partition import Partition
+from spark_broker.errors import OffsetOutOfRangeError, SparkBrokerError
+from spark_broker.model import NO_LEADER, TopicPartition
+from spark_broker.protocol.frame import Frame
+from spark_broker.testing.checker import check_history
+from spark_broker.testing.history import Stored
+from spark_broker.testing.simulation.batches import decoded
+from spark_broker.testing.simulation.shadow import Key
+from spark_broker.testing.simulation.violation import ViolationError
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.world import World
+
+QUIET_MS = 30_000
+"""Virtual time within which everything has to be in its place again."""
+
+LOOK_MS = 50
+
+
+def end(world: World) -> None:
+    """Heal, wait until all is quiet, compare the replicas, judge the history. Raises ViolationError."""
+    world.faults.heal()
+    for producer in world.producers:
+        producer.stopped = True
+    deadline_us = world.scheduler.now_us + QUIET_MS * 1000
+    missing = _missing(world)
+    while missing:
+        if world.scheduler.now_us > deadline_us:
+            raise ViolationError(
+                "the cluster comes to rest", f"{QUIET_MS / 1000:.0f} s after everything healed: {missing}"
+            )
+        look_us = world.scheduler.now_us + LOOK_MS * 1000
+        while world.scheduler.now_us < look_us:
+            world.step()
+        missing = _missing(world)
+    _compare_all(world)
+    _judge(world)
+
+
+def _missing(world: World) -> str:
+    """What is not in its place; empty when everything is."""
+    for machine in world.machines:
+        if not machine.running:
+            return f"{machine} runs no broker"
+    for producer in world.producers:
+        if producer.open_batches:
+            return f"{producer} waits for {producer.open_batches} batches"
+    image = world.invariants.image
+    for topic, number, state in image.partitions():
+        name, key = f"{topic.name}-{number}", (topic.topic_id, number)
+        if state.leader == NO_LEADER:
+            return f"{name} has no leader: {state}"
+        if state.reassigning or set(state.isr) != set(state.replicas):
+            return f"{name} is not in sync: {state}"
+        partitions = [_replica(world, broker, key) for broker in state.replicas]
+        if any(partition is None for partition in partitions):
+            return f"{name} is not open everywhere"
+        marks = {(p.replica.log_end_offset, p.replica.high_watermark) for p in partitions if p is not None}
+        if len(marks) > 1 or any(end_offset != mark for end_offset, mark in marks):
+            return f"{name}: log ends and high watermarks {sorted(marks)}"
+        for consumer in world.consumers:
+            if consumer.positions.get(key, -1) < next(iter(marks))[1]:
+                return f"{consumer} is at {consumer.positions.get(key, -1)} of {name}, which ends at {sorted(marks)}"
+    return ""
+
+
+def _replica(world: World, broker_id: int, key: Key) -> Partition | None:
+    machine = world.machine_of(broker_id)
+    if machine is None or machine.process is None or not machine.process.alive:
+        return None
+    return machine.process.manager.find(*key)
+
+
+def _compare_all(world: World) -> None:
+    """All replicas of a partition hold the same bytes."""
+    for topic, number, state in world.invariants.image.partitions():
+        key = (topic.topic_id, number)
+        replicas = [p for broker in state.replicas if (p := _replica(world, broker, key)) is not None]
+        start = max(partition.replica.log_start_offset for partition in replicas)
+        contents = [_content(partition, start) for partition in replicas]
+        if any(content != contents[0] for content in contents):
+            ends = [partition.replica.log_end_offset for partition in replicas]
+            raise ViolationError(
+                "all replicas agree",
+                f"the replicas on {list(state.replicas)} differ; they end at {ends}",
+                str(replicas[0]),
+            )
+
+
+def _content(partition: Partition, start: int) -> list[tuple[object, bytes]]:
+    return [(frame.header, bytes(frame.message)) for frame in _frames(partition, start)]
+
+
+def _frames(partition: Partition, start: int) -> Iterable[Frame]:
+    end_offset = partition.replica.log_end_offset
+    try:
+        while start < end_offset:
+            frames = partition.log.read(start, 1 << 30, end_offset)
+            if not frames:
+                return
+            yield from frames
+            start = frames[-1].header.next_offset
+    except (OffsetOutOfRangeError, SparkBrokerError) as error:
+        raise ViolationError("logs can be read", str(error), str(partition)) from error
+
+
+def _judge(world: World) -> None:
+    """The history checker's verdict on what clients did and saw."""
+    rows: list[Stored] = []
+    for topic, number, state in world.invariants.image.partitions():
+        key = (topic.topic_id, number)
+        tp = TopicPartition(topic.name, number)
+        partition = _replica(world, state.leader, key)
+        if partition is None:
+            continue
+        rows += _removed(world, key, tp, partition.replica.log_start_offset)
+        for header, message in _frames(partition, partition.replica.log_start_offset):
+            values = decoded(message)
+            skip = max(0, partition.replica.log_start_offset - header.base_offset)
+            rows += [Stored(tp, header.base_offset + at, value) for at, value in enumerate(values) if at >= skip]
+    world.history.snapshot_began("the end")
+    world.history.snapshot("the end", rows)
+    result = check_history(world.history.history())
+    if not result.ok:
+        first = result.violations[0]
+        raise ViolationError(f"history: {first.kind.name}", str(result), str(first.partition))
+
+
+def _removed(world: World, key: Key, tp: TopicPartition, log_start: int) -> list[Stored]:
+    """Records that were deleted on purpose, as they were when they were committed."""
+    committed = world.invariants.committed.get(key)
+    if committed is None:
+        return []
+    return [
+        Stored(tp, base + at, value)
+        for base, values in sorted(committed.values.items())
+        for at, value in enumerate(values)
+        if base + at < log_start
+    ]

@@ -1,0 +1,475 @@
+"""Faults and administration, at random times, of the kinds that the seed has chosen."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from spark_broker.core.effects import ProposeIsr
+from spark_broker.core.replica import Role
+from spark_broker.errors import NetworkError, SparkBrokerError
+from spark_broker.model import NO_LEADER
+from spark_broker.protocol.messages import (
+    AlterTopicConfig,
+    CreatePartitions,
+    ElectLeaders,
+    ReassignPartition,
+)
+from spark_broker.testing.simulation.filesystem import Fault, Operation
+from spark_broker.testing.simulation.shadow import Key
+from spark_broker.testing.simulation.trace import Kind
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.broker import BrokerProcess
+    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.world import World
+
+MAX_TOPICS = 2
+MAX_PARTITIONS = 4
+
+
+class Faults:
+    """Draws the next fault; `heal` ends all of them for good."""
+
+    def __init__(self, world: World, rng: random.Random) -> None:
+        self._world = world
+        self._rng = rng
+        self._names = sorted(world.swarm.faults)
+        self._weights = [world.swarm.faults[name] for name in self._names]
+        self._pauses: dict[int, float] = {}
+        self._damaged: set[tuple[int, Key]] = set()
+        self._topics = 1
+        self._waits_for_joining = False
+        self.over = False
+
+    def start(self) -> None:
+        """The first fault comes after a while."""
+        if self._names:
+            self._later()
+
+    def _later(self) -> None:
+        delay_ms = self._world.swarm.fault_interval_ms * (0.2 + 1.6 * self._rng.random())
+        self._world.scheduler.after(delay_ms, self._world.operator, "fault", self._strike)
+
+    def _strike(self) -> None:
+        if self.over:
+            return
+        name = self._rng.choices(self._names, self._weights)[0]
+        told = self._method(name)()
+        if told:
+            self._world.trace.count(f"fault: {name}")
+            self._world.note("fault", Kind.FAULT, f"{name}: {told}")
+        self._later()
+
+    def _method(self, name: str) -> Callable[[], str]:
+        found: Callable[[], str] = getattr(self, "_" + name.replace(", ", "_").replace(" ", "_"))
+        return found
+
+    # ---- choosing ----------------------------------------------------------------------------------------------
+
+    def _running(self) -> list[Machine]:
+        return [machine for machine in self._world.machines if machine.running]
+
+    def _any_running(self) -> Machine | None:
+        running = self._running()
+        return self._rng.choice(running) if running else None
+
+    def _leader(self) -> Machine | None:
+        """The leader of some partition, as the metadata log says."""
+        image = self._world.invariants.image
+        leaders = [state.leader for _, _, state in image.partitions() if state.leader != NO_LEADER]
+        machine = self._world.machine_of(self._rng.choice(leaders)) if leaders else None
+        return machine if machine is not None and machine.running else None
+
+    def _for_a_while(self, most_ms: float = 2500) -> float:
+        return self._rng.choice([30, 300, most_ms]) * (0.3 + self._rng.random())
+
+    # ---- processes ---------------------------------------------------------------------------------------------
+
+    def _kill_broker(self) -> str:
+        return self._killed(self._any_running())
+
+    def _kill_leader(self) -> str:
+        return self._killed(self._leader())
+
+    def _killed(self, machine: Machine | None, restart_ms: float | None = None) -> str:
+        if machine is None:
+            return ""
+        name = str(machine.process)
+        self._world.kill(machine, restart_ms=restart_ms)
+        return f"kill -9 of {name}"
+
+    def _bounce_broker(self) -> str:
+        """Killed and back at once: it stays in the ISR, with the high watermark of its last checkpoint."""
+        return self._killed(self._any_running(), restart_ms=1.0)
+
+    def _bounce_follower_kill_leader(self) -> str:
+        """KIP-101: the worst moment for the leader to go is before the follower that came back has fetched again."""
+        leader = self._leader()
+        others = [machine for machine in self._running() if machine is not leader]
+        if leader is None or not others:
+            return ""
+        victim = self._rng.choice(others)
+        told = self._killed(victim, restart_ms=1.0)
+        delay_ms = self._rng.choice([10, 40, 120, 300]) * (0.5 + self._rng.random())
+        self._world.scheduler.after(delay_ms, self._world.operator, "kill leader", lambda: self._kill_soon(leader))
+        return f"{told}, the leader {leader} follows in {delay_ms:.0f} ms"
+
+    def _kill_soon(self, machine: Machine) -> None:
+        if not self.over and machine.running:
+            self._world.note("fault", Kind.FAULT, self._killed(machine))
+
+    def _stop_broker(self) -> str:
+        machine, controller = self._any_running(), self._world.controller
+        if (
+            machine is None
+            or machine.process is None
+            or controller is None
+            or not controller.alive
+            or controller.paused
+        ):
+            return ""
+        controller.stop_broker(machine.process.launch)
+        return f"controlled shutdown of {machine.process}"
+
+    def _pause_broker(self) -> str:
+        machine = self._leader() if self._rng.random() < 0.5 else self._any_running()
+        if machine is None or machine.process is None or machine.process.paused:
+            return ""
+        process = machine.process
+        process.paused = True
+        for_ms = self._for_a_while()
+        self._world.scheduler.after(for_ms, self._world.operator, "SIGCONT", lambda: self._resume(process))
+        return f"SIGSTOP of {process} for {for_ms:.0f} ms"
+
+    def _resume(self, process: BrokerProcess) -> None:
+        if process.alive and process.paused:
+            self._world.note(process.name, Kind.PROCESS, "runs again (SIGCONT)")
+            self._world.scheduler.resume(process)
+
+    def _lose_machine(self) -> str:
+        """Only while another intact replica holds what this machine may lose: more is beyond the promise (DESIGN 3)."""
+        machine = self._rng.choice(self._world.machines)
+        if not machine.powered or not self._may_lose(machine):
+            return ""
+        down_ms = self._for_a_while()
+        self._world.lose_machine(machine, down_ms)
+        return f"power of {machine} fails for {down_ms:.0f} ms"
+
+    def _may_lose(self, machine: Machine) -> bool:
+        if machine.incomplete:
+            return True
+        world = self._world
+        for topic, number, state in world.invariants.image.partitions():
+            members = (*state.isr, *state.elr)
+            if machine.broker_id not in members:
+                continue
+            others = [world.machine_of(broker) for broker in members if broker != machine.broker_id]
+            key = (topic.topic_id, number)
+            if not any(m is not None and not m.incomplete and not self.is_damaged(m, key) for m in others):
+                return False
+        return True
+
+    def _spark_lost(self) -> str:
+        """Spark reports a loss while the process lives: a zombie."""
+        machine, controller = self._any_running(), self._world.controller
+        if (
+            machine is None
+            or machine.process is None
+            or controller is None
+            or not controller.alive
+            or controller.paused
+        ):
+            return ""
+        controller.spark_lost(machine.process.launch)
+        self._world.launch(machine, self._world.swarm.restart_ms)
+        return f"Spark takes {machine.process} for lost"
+
+    def _kill_controller(self) -> str:
+        controller = self._world.controller
+        if controller is None or not controller.alive:
+            return ""
+        restart_ms = self._for_a_while(1500)
+        self._world.kill_controller(restart_ms)
+        return f"kill -9 of {controller}, back in {restart_ms:.0f} ms"
+
+    def _depose_controller(self) -> str:
+        """The controller freezes, another one takes over, and then it wakes up."""
+        controller = self._world.controller
+        if controller is None or not controller.alive:
+            return ""
+        controller.paused = True
+        self._world.start_controller()
+        self._world.trace.count("controller restarts")
+        for machine in self._world.machines:
+            # Another application: it brings brokers of its own, on the same log directories.
+            self._world.launch(machine, self._for_a_while())
+        for_ms = self._for_a_while()
+
+        def wake() -> None:
+            if controller.alive:
+                self._world.note(controller.name, Kind.PROCESS, "runs again (SIGCONT)")
+                self._world.scheduler.resume(controller)
+
+        self._world.scheduler.after(for_ms, self._world.operator, "SIGCONT", wake)
+        return f"SIGSTOP of {controller} for {for_ms:.0f} ms, and another takes over"
+
+    def _kill_driver(self) -> str:
+        """The application ends: the controller and every broker."""
+        self._kill_controller()
+        for machine in self._running():
+            self._killed(machine)
+        return "the driver is killed, and every broker with it"
+
+    # ---- the network -------------------------------------------------------------------------------------------
+
+    def _hosts(self) -> list[str]:
+        return ["controller", *(machine.host for machine in self._world.machines)]
+
+    def _heal_later(self) -> float:
+        for_ms = self._for_a_while()
+        self._world.scheduler.after(for_ms, self._world.operator, "network heals", self._world.network.heal)
+        return for_ms
+
+    def _isolate_broker(self) -> str:
+        """A broker and all others, clients and the controller too, cannot reach each other."""
+        machine = self._leader() if self._rng.random() < 0.7 else self._rng.choice(self._world.machines)
+        if machine is None:
+            return ""
+        clients = [client.host for client in (*self._world.producers, *self._world.consumers)]
+        keep_clients = self._rng.random() < 0.7
+        for host in [*self._hosts(), *([] if keep_clients else clients)]:
+            if host != machine.host:
+                self._world.network.block(host, machine.host)
+                self._world.network.block(machine.host, host)
+        kept = ", but not from clients" if keep_clients else ""
+        return f"{machine} is cut off{kept} for {self._heal_later():.0f} ms"
+
+    def _one_way(self) -> str:
+        source, target = self._rng.sample(self._hosts(), 2)
+        self._world.network.block(source, target)
+        return f"nothing gets from {source} to {target} for {self._heal_later():.0f} ms"
+
+    def _cut_from_controller(self) -> str:
+        """KNOWN_BUGS 9: the leader goes on serving, fenced or not, and does not hear what was decided."""
+        machine = self._leader() if self._rng.random() < 0.7 else self._rng.choice(self._world.machines)
+        if machine is None:
+            return ""
+        self._world.network.block("controller", machine.host)
+        self._world.network.block(machine.host, "controller")
+        return f"{machine} is cut off from the controller for {self._heal_later():.0f} ms"
+
+    def _clog(self) -> str:
+        source, target = self._rng.sample(self._hosts(), 2)
+        if self._rng.random() < 0.4:
+            source, target = "controller", self._rng.choice(self._world.machines).host
+        for_ms = self._for_a_while(800)
+        self._world.network.clog(source, target, for_ms)
+        return f"{source} to {target} takes {for_ms:.0f} ms"
+
+    def _break_streams(self) -> str:
+        """Every stream of a process breaks, each at an arbitrary place."""
+        machine = self._any_running()
+        if machine is None or machine.process is None:
+            return ""
+        ends = list(machine.process.ends)
+        for end in ends:
+            if self._rng.random() < 0.7 and not end.closed:
+                end.broke(NetworkError("connection reset"))
+        return f"streams of {machine} break ({len(ends)})"
+
+    # ---- disks -------------------------------------------------------------------------------------------------
+
+    def _disk_full(self) -> str:
+        machine = self._any_running()
+        if machine is None or machine.fs.capacity_bytes is not None:
+            return ""
+        machine.fs.capacity_bytes = machine.fs.used_bytes + self._rng.choice([0, 50, 500, 2000])
+        for_ms = self._for_a_while()
+
+        def free() -> None:
+            machine.fs.capacity_bytes = None
+
+        self._world.scheduler.after(for_ms, self._world.operator, "disk has room", free)
+        return f"the disk of {machine} is full for {for_ms:.0f} ms"
+
+    def _disk_error(self) -> str:
+        machine = self._any_running()
+        if machine is None:
+            return ""
+        kind = self._rng.choice(["pwritev", "pwritev", "fsync", "fsync", "pread", "rename", "sync_directory"])
+        machine.fs.fail_next(kind, errno.EIO)
+        return f"the next {kind} on {machine} fails"
+
+    def _failed_sync_lost_power(self) -> str:
+        """KNOWN_BUGS 27: what a failed fsync was to save is lost with the power, whatever the next fsync says."""
+        machine = self._any_running()
+        if machine is None:
+            return ""
+        machine.fs.fail_next("fsync", errno.EIO)
+        delay_ms = self._for_a_while(600)
+        self._world.scheduler.after(delay_ms, self._world.operator, "lose power", lambda: self._lose_soon(machine))
+        return f"the next fsync on {machine} fails, and its power in {delay_ms:.0f} ms"
+
+    def _lose_soon(self, machine: Machine) -> None:
+        if not self.over and machine.powered and self._may_lose(machine):
+            self._world.note("fault", Kind.FAULT, f"power of {machine} fails")
+            self._world.lose_machine(machine, 50.0)
+
+    def _torn_write(self) -> str:
+        """The process dies in the middle of one of its next writes: a prefix of it is there."""
+        machine = self._any_running()
+        if machine is None or machine.fs.on_operation is not None:
+            return ""
+        countdown, fs = self._rng.randint(1, 6), machine.fs
+
+        def hook(operation: Operation) -> Fault | None:
+            nonlocal countdown
+            if operation.kind not in ("pwritev", "rename", "ftruncate", "create"):
+                return None
+            countdown -= 1
+            if countdown > 0:
+                return None
+            fs.on_operation = None
+            length = len(operation.detail) if isinstance(operation.detail, bytes) else 0
+            return Fault(kept_bytes=self._rng.randint(0, length), kills=True)
+
+        machine.fs.on_operation = hook
+        return f"{machine.process} is to die in its write number {countdown} from now"
+
+    def is_damaged(self, machine: Machine, key: Key) -> bool:
+        """Whether the replica is damaged or being made anew after damage."""
+        return (machine.number, key) in self._damaged
+
+    # ---- followers and administration --------------------------------------------------------------------------
+
+    def _slow_follower(self) -> str:
+        """It fetches so seldom that it leaves the ISR, or comes back half-way."""
+        machine = self._rng.choice(self._world.machines)
+        if machine.number in self._pauses:
+            del self._pauses[machine.number]
+            return f"{machine} fetches as usual"
+        self._pauses[machine.number] = self._rng.choice([50.0, 200.0, 800.0])
+        return f"{machine} fetches only every {self._pauses[machine.number]:.0f} ms"
+
+    def fetch_pause_ms(self, machine: Machine) -> float:
+        """How long this machine's fetchers wait between two fetches."""
+        usual = 0.0 if self.over else self._world.swarm.fetch_pause_ms
+        return self._pauses.get(machine.number, usual)
+
+    def _lose_joining_follower(self) -> str:
+        self._waits_for_joining = True
+        return "the next follower that is about to join an ISR loses its power"
+
+    def proposal_delay_ms(self, key: Key, proposal: ProposeIsr) -> float:
+        """How long an ISR proposal waits in its broker.
+
+        KNOWN_BUGS 9: the follower that it lets in comes back meanwhile, with less than it had.
+        """
+        world = self._world
+        state = world.invariants.image.partition(*key)
+        joining = [broker for broker, _ in proposal.isr if state is not None and broker not in state.isr]
+        victim = world.machine_of(joining[0]) if joining and self._waits_for_joining and not self.over else None
+        if victim is None or not victim.powered or not self._may_lose(victim):
+            return 0.0
+        self._waits_for_joining = False
+        delay_ms = 60 + world.swarm.restart_ms * (1 + self._rng.random())
+        world.note(
+            "fault", Kind.FAULT, f"power of {victim} fails; the proposal to let it in waits for {delay_ms:.0f} ms"
+        )
+        world.scheduler.after(0, world.operator, "lose power", lambda: world.lose_machine(victim, 1.0))
+        return delay_ms
+
+    def _elect_preferred(self) -> str:
+        self._world.call_controller(ElectLeaders(None), "elect preferred leaders")
+        return "preferred-leader election"
+
+    def _partitions(self) -> list[tuple[str, int, tuple[int, ...]]]:
+        image = self._world.invariants.image
+        return [(topic.name, number, state.replicas) for topic, number, state in image.partitions()]
+
+    def _reassign(self) -> str:
+        partitions, brokers = self._partitions(), sorted(self._world.invariants.image.brokers)
+        if not partitions:
+            return ""
+        topic, number, replicas = self._rng.choice(partitions)
+        count = min(len(brokers), max(1, self._world.swarm.replication_factor))
+        target = self._rng.sample(brokers, count)
+        if tuple(target) == replicas:
+            return ""
+        self._world.call_controller(ReassignPartition(topic, number, target), "reassign")
+        return f"{topic}-{number} moves from {list(replicas)} to {target}"
+
+    def _new_partitions(self) -> str:
+        image = self._world.invariants.image
+        topics = [topic for topic in image.topics.values() if len(topic.partitions) < MAX_PARTITIONS]
+        if not topics:
+            return ""
+        topic = self._rng.choice(topics)
+        total = len(topic.partitions) + 1
+        self._world.call_controller(CreatePartitions(topic.name, total), "create partitions")
+        return f"{topic.name} grows to {total} partitions"
+
+    def _new_topic(self) -> str:
+        if self._topics >= MAX_TOPICS:
+            return ""
+        self._topics += 1
+        self._world.call_controller(self._world.new_topic_request(), "create topic")
+        return "a new topic"
+
+    def _change_minimum(self) -> str:
+        topics = list(self._world.invariants.image.topics.values())
+        if not topics:
+            return ""
+        topic, minimum = self._rng.choice(topics), self._rng.choice([1, 2, 3])
+        self._world.call_controller(
+            AlterTopicConfig(topic.name, {"min.insync.replicas": str(minimum)}), "change the minimum"
+        )
+        return f"min.insync.replicas of {topic.name} becomes {minimum}"
+
+    def _delete_records(self) -> str:
+        """A leader moves the log start up to a batch that is committed."""
+        machine = self._leader()
+        if machine is None or machine.process is None or machine.process.paused:
+            return ""
+        led = [p for p in machine.process.manager.partitions() if p.replica.role is Role.LEADER]
+        if not led:
+            return ""
+        partition = self._rng.choice(led)
+        bases = [h.base_offset for h in partition.log.headers(partition.replica.log_start_offset)]
+        committed = [base for base in bases if base <= partition.replica.high_watermark]
+        if not committed:
+            return ""
+        offset, process = self._rng.choice(committed), machine.process
+
+        def delete() -> None:
+            try:
+                partition.advance_log_start(offset)
+            except SparkBrokerError as error:
+                self._world.note(process.name, Kind.CLIENT, f"records are not deleted: {error}")
+
+        self._world.scheduler.after(0, process, "delete records", delete)
+        return f"records of {partition} below {offset} are deleted"
+
+    # ---- the end -----------------------------------------------------------------------------------------------
+
+    def heal(self) -> None:
+        """No more faults; everything that can run runs."""
+        world = self._world
+        self.over = True
+        self._pauses.clear()
+        world.network.heal()
+        world.network.calm()
+        world.store.fault_rate = 0.0
+        for machine in world.machines:
+            machine.fs.heal()
+            if machine.process is not None and machine.process.paused and machine.process.alive:
+                world.scheduler.resume(machine.process)
+            if machine.powered and not machine.running:
+                world.launch(machine, 1.0)
+        if world.controller is not None and world.controller.paused:
+            world.scheduler.resume(world.controller)
+        for consumer in world.consumers:
+            consumer.want_metadata()

@@ -1,0 +1,388 @@
+"""What must hold after every event. Each rule is a function that names the bug it stands guard against (KNOWN_BUGS).
+
+Cheap because it is incremental: only the process to which the event happened is looked at, and of it only replicas
+whose offsets, role or epoch changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from spark_broker.broker.partition import Partition
+from spark_broker.controller.delta import MetadataDelta
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState
+from spark_broker.core.replica import Replica, Role
+from spark_broker.errors import OffsetNotAvailableError, SparkBrokerError
+from spark_broker.model import NO_LEADER
+from spark_broker.protocol.messages import ACKS_ALL, AppendRequest
+from spark_broker.protocol.wire import Buffer
+from spark_broker.storage.start_kind import StartKind
+from spark_broker.testing.simulation.batches import decoded
+from spark_broker.testing.simulation.shadow import CommittedLog, Key, ReplicaShadow
+from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.violation import ViolationError
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.broker import BrokerProcess
+    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.world import World
+
+
+class Invariants:
+    """All rules, and what they remember from event to event."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.image = EMPTY_IMAGE  # the newest that the metadata log holds
+        self.committed: dict[Key, CommittedLog] = {}
+        self.shadows: dict[tuple[int, Key], ReplicaShadow] = {}
+        self._images: dict[int, MetadataImage] = {}
+        self._seen_images: dict[str, MetadataImage] = {}
+        self._leaders: dict[tuple[Key, int], str] = {}
+        self._shown: dict[Key, dict[int, tuple[int, int]]] = {}
+        self._acknowledged: list[tuple[BrokerProcess, Key, int, Buffer]] = []
+
+    # ---- what happened -----------------------------------------------------------------------------------------
+
+    def check(self, process: BrokerProcess) -> None:
+        """After an event of this broker."""
+        image = process.manager.image
+        if self._seen_images.get(process.name) is not image:
+            self._seen_images[process.name] = image
+            self._check_prefix(process, image)
+            self._check_damage(process)
+        for partition in process.manager.partitions():
+            replica = partition.replica
+            shadow = self.shadows.get((process.machine.number, partition.key))
+            state = (
+                process.name,
+                replica.log_end_offset,
+                replica.high_watermark,
+                replica.log_start_offset,
+                replica.role,
+                replica.assignment.leader_epoch,
+                replica.epochs,
+            )
+            if shadow is None or shadow.state != state:
+                self._check_replica(process, partition, shadow)
+                self.shadows[process.machine.number, partition.key].state = state
+        if self._acknowledged:
+            acknowledged, self._acknowledged = self._acknowledged, []
+            for answer in acknowledged:
+                self._check_acknowledged(*answer)
+
+    def acknowledged(self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int) -> None:
+        """A broker answers an append: looked at after the event."""
+        if request.acks == ACKS_ALL:
+            key = (request.topic_id, request.partition)
+            self._acknowledged.append((process, key, base_offset, message))
+
+    def metadata_committed(self, image: MetadataImage) -> None:
+        """The metadata log holds a new file."""
+        before, self.image = self.image, image
+        self._images[image.next_offset] = image
+        self._check_controller_epoch(before, image)
+        for broker_id, broker in image.brokers.items():
+            known = before.brokers.get(broker_id)
+            if known is None or known.epoch != broker.epoch:
+                self._world.registered(broker)
+        for key in MetadataDelta(before, image).partitions_changed:
+            state = image.partition(*key)
+            if state is not None:
+                self._check_partition(key, before.partition(*key), state)
+
+    # ---- metadata ----------------------------------------------------------------------------------------------
+
+    def _check_controller_epoch(self, before: MetadataImage, image: MetadataImage) -> None:
+        """KNOWN_BUGS 18: the controller epoch and the metadata log only grow."""
+        if image.controller_epoch < before.controller_epoch or image.next_offset <= before.next_offset:
+            raise ViolationError(
+                "metadata grows",
+                f"controller epoch {before.controller_epoch} -> {image.controller_epoch}, "
+                f"offset {before.next_offset} -> {image.next_offset}",
+            )
+
+    def _check_prefix(self, process: BrokerProcess, image: MetadataImage) -> None:
+        """KNOWN_BUGS 18: a broker's metadata is a prefix of the controller's."""
+        known = self._images.get(image.next_offset)
+        if image.next_offset and image is not known and image != known:
+            raise ViolationError(
+                "metadata is a prefix", f"{process.name} has an image at {image.next_offset} that nobody committed"
+            )
+
+    def _check_damage(self, process: BrokerProcess) -> None:
+        """KNOWN_BUGS 26, 27: what a crash leaves is no damage, and what was synced is not lost: a replica is intact."""
+        for key in process.manager.damaged:
+            if not self._world.is_damaged(process.machine, key):
+                message = f"{process.name} set its replica aside, and nothing has damaged it"
+                raise ViolationError("damage has a cause", message, self._name(key))
+
+    def _check_partition(self, key: Key, before: PartitionState | None, state: PartitionState) -> None:
+        name = self._name(key)
+        if before is not None:
+            self._check_epochs(name, before, state)
+            if state.leader_epoch > before.leader_epoch and state.leader != NO_LEADER:
+                self._world.trace.count("elections")
+            if len(state.isr) < len(before.isr):
+                self._world.trace.count("ISR shrinks")
+            elif len(state.isr) > len(before.isr):
+                self._world.trace.count("ISR grows")
+        if self._world.trace.wants_notes:
+            self._world.note("metadata", Kind.METADATA, f"{name}: {_described(state)}", name)
+        self._check_sets(name, state)
+        for machine in self._world.machines:
+            if machine.broker_id not in state.replicas:
+                self.forget(machine, key)
+        for broker_id in (*state.isr, *state.elr):
+            self._check_member(key, broker_id, state)
+
+    def _check_epochs(self, name: str, before: PartitionState, state: PartitionState) -> None:
+        """Every election raises the leader epoch, every change the partition epoch."""
+        if (
+            state.partition_epoch <= before.partition_epoch
+            or state.leader_epoch < before.leader_epoch
+            or (state.leader not in (before.leader, NO_LEADER) and state.leader_epoch == before.leader_epoch)
+        ):
+            raise ViolationError("epochs rise", f"{before} -> {state}", name)
+
+    def _check_sets(self, name: str, state: PartitionState) -> None:
+        """KNOWN_BUGS 12: ISR and ELR never overlap; only an ISR member that is not damaged leads."""
+        if set(state.isr) & set(state.elr):
+            raise ViolationError("ISR and ELR are disjoint", f"ISR {state.isr}, ELR {state.elr}", name)
+        if state.leader != NO_LEADER and (state.leader not in state.isr or state.leader in state.damaged):
+            raise ViolationError("the leader is in sync", f"leader {state.leader}, ISR {state.isr}", name)
+
+    def _check_member(self, key: Key, broker_id: int, state: PartitionState) -> None:
+        """KNOWN_BUGS 1, 2, 9, 10, 11, 12: whoever may be elected has everything that was ever committed."""
+        committed = self.committed.get(key)
+        machine = self._world.machine_of(broker_id)
+        if committed is None or machine is None or machine.incomplete or self._world.is_damaged(machine, key):
+            return
+        shadow = self.shadows.get((machine.number, key))
+        if shadow is not None:
+            shadow.match(committed)
+        matched = shadow.matched if shadow is not None else 0
+        if matched < committed.end_offset:
+            raise ViolationError(
+                "members have all that is committed",
+                f"broker {broker_id} ({machine}) is in ISR {state.isr} or ELR {state.elr} of {committed.name} and has "
+                f"the committed records up to {matched} of {committed.end_offset}",
+                committed.name,
+            )
+
+    # ---- replicas ----------------------------------------------------------------------------------------------
+
+    def _check_replica(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow | None) -> None:
+        key, replica, machine = partition.key, partition.replica, process.machine
+        committed = self.committed.setdefault(key, CommittedLog(str(partition)))
+        if shadow is not None and shadow.state[3:6] != (
+            replica.log_start_offset,
+            replica.role,
+            replica.assignment.leader_epoch,
+        ):
+            self._note_role(process, replica, committed.name)
+        if shadow is None or shadow.process != process.name:
+            self._note_role(process, replica, committed.name)
+            shadow = self._opened(process, partition, shadow)
+            self.shadows[machine.number, key] = shadow
+        self._check_bounds(process, replica, committed.name)
+        self._follow_log(process, partition, shadow)
+        self._check_high_watermark(process, replica, shadow, committed.name)
+        different = shadow.match(committed)
+        if replica.high_watermark > committed.end_offset:
+            if different is not None:
+                self._conflict(process, committed, different)
+            self._commit(process, partition, shadow, committed)
+        if different is not None and different.base_offset < replica.high_watermark:
+            self._conflict(process, committed, different)
+        if replica.role is Role.LEADER:
+            self._check_only_leader(process, key, replica, committed.name)
+            self._check_latest_offset(key, replica, committed.name)
+
+    def _note_role(self, process: BrokerProcess, replica: Replica, name: str) -> None:
+        if self._world.trace.wants_notes:
+            text = (
+                f"is {replica.role.value} in epoch {replica.assignment.leader_epoch}; its log ends at "
+                f"{replica.log_end_offset}, high watermark {replica.high_watermark}, epochs {replica.epochs.to_pairs()}"
+            )
+            self._world.note(process.name, Kind.REPLICA, text, name)
+
+    def _opened(self, process: BrokerProcess, partition: Partition, before: ReplicaShadow | None) -> ReplicaShadow:
+        """A process opened the replica: what its predecessor had written is there, unless the machine went down."""
+        shadow = ReplicaShadow(process=process.name)
+        shadow.begin_at(partition.replica.log_start_offset)
+        headers = list(partition.log.headers(partition.replica.log_start_offset))
+        shadow.append(headers)
+        shadow.end_offset = max(shadow.end_offset, partition.replica.log_end_offset)
+        after_machine_crash = process.directory.start_kind is StartKind.MACHINE_CRASH
+        lost_by_design = (
+            after_machine_crash or process.machine.incomplete or self._world.is_damaged(process.machine, partition.key)
+        )
+        if before is not None and not lost_by_design:
+            kept = [header for header in before.headers if header.base_offset >= shadow.start_offset]
+            kept = kept[: len(headers)] if process.after_interruption else kept
+            if headers[: len(kept)] != kept:
+                raise ViolationError(
+                    "a process crash loses nothing",
+                    f"{process.name} opened a log up to {shadow.end_offset}; its predecessor had {before.end_offset}",
+                    str(partition),
+                )
+        return shadow
+
+    def _follow_log(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
+        """Bring the shadow up to date. KNOWN_BUGS 19 and 20 are looked at whenever the log became shorter."""
+        replica = partition.replica
+        if replica.log_start_offset > shadow.start_offset:
+            shadow.begin_at(replica.log_start_offset)
+            self._check_producers(process, partition)
+        if replica.log_end_offset == replica.log_start_offset and shadow.headers:
+            shadow.headers.clear()  # made anew, or all of it removed
+            shadow.end_offset = shadow.matched = replica.log_end_offset
+            shadow.high_watermark = min(shadow.high_watermark, replica.log_end_offset)
+            self._check_producers(process, partition)
+        elif replica.log_end_offset < shadow.end_offset:
+            self._world.trace.count("truncations")
+            text = f"cuts its log from {shadow.end_offset} to {replica.log_end_offset}"
+            self._world.note(process.name, Kind.REPLICA, text, str(partition))
+            shadow.cut(replica.log_end_offset)
+            self._check_producers(process, partition)
+            self._check_still_member(process, partition, shadow)
+        if replica.log_end_offset > shadow.end_offset:
+            shadow.append(partition.log.headers(shadow.end_offset))
+        if shadow.headers and shadow.end_offset != replica.log_end_offset:
+            raise ViolationError(
+                "log and replica agree",
+                f"{process.name}: the log ends at {shadow.end_offset}, the replica at {replica.log_end_offset}",
+                str(partition),
+            )
+
+    def _check_still_member(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
+        """KNOWN_BUGS 1: an electable replica does not cut off what is committed."""
+        state = self.image.partition(*partition.key)
+        if state is not None and process.machine.broker_id in (*state.isr, *state.elr):
+            self._check_member(partition.key, process.machine.broker_id, state)
+
+    def _check_producers(self, process: BrokerProcess, partition: Partition) -> None:
+        """KNOWN_BUGS 19, 20: after truncation and retention the producers' state is what the log says."""
+        if partition.replica.producers != partition.log.rebuild_producers(partition.replica.high_watermark):
+            raise ViolationError(
+                "producers follow the log", f"{process.name}: the state differs from the log's", str(partition)
+            )
+
+    def _check_bounds(self, process: BrokerProcess, replica: Replica, name: str) -> None:
+        """KNOWN_BUGS 15: log start <= high watermark <= log end. 5: epochs begin at or before the log end."""
+        if not replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset:
+            raise ViolationError(
+                "offsets are in order",
+                f"{process.name}: log start {replica.log_start_offset}, high watermark {replica.high_watermark}, "
+                f"log end {replica.log_end_offset}",
+                name,
+            )
+        entries = replica.epochs.entries
+        bound = replica.log_end_offset - (replica.role is Role.FOLLOWER)
+        if entries and entries[-1].start_offset > max(bound, replica.log_start_offset):
+            raise ViolationError(
+                "no epoch begins past the log end",
+                f"{process.name} ({replica.role.value}): log end {replica.log_end_offset}, its epochs {entries[-1]}",
+                name,
+            )
+
+    def _check_high_watermark(self, process: BrokerProcess, replica: Replica, shadow: ReplicaShadow, name: str) -> None:
+        """Within one process the high watermark never falls."""
+        if replica.high_watermark < shadow.high_watermark:
+            raise ViolationError(
+                "the high watermark never falls",
+                f"{process.name}: {shadow.high_watermark} -> {replica.high_watermark}",
+                name,
+            )
+        shadow.high_watermark = replica.high_watermark
+
+    def _commit(
+        self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow, committed: CommittedLog
+    ) -> None:
+        """KNOWN_BUGS 10: what is committed is at once on every member that may be elected."""
+        first_new = len(committed.headers)
+        committed.extend(shadow.headers, partition.replica.high_watermark, process.name)
+        if self._world.keeps_values:
+            for header in committed.headers[first_new:]:
+                frame = partition.log.read(header.base_offset, 1, header.next_offset)[0]
+                committed.values[header.base_offset] = decoded(frame.message)
+        shadow.match(committed)
+        state = self.image.partition(*partition.key)
+        if state is None:
+            return
+        for broker_id in (*state.isr, *state.elr):
+            self._check_member(partition.key, broker_id, state)
+
+    def _conflict(self, process: BrokerProcess, committed: CommittedLog, different: object) -> None:
+        """KNOWN_BUGS 13: what is committed is the same everywhere, for ever."""
+        raise ViolationError(
+            "committed records never change",
+            f"{process.name} takes {different} for committed; others have another batch there",
+            committed.name,
+        )
+
+    def _check_only_leader(self, process: BrokerProcess, key: Key, replica: Replica, name: str) -> None:
+        """At most one process leads a partition in an epoch."""
+        epoch = replica.assignment.leader_epoch
+        first = self._leaders.setdefault((key, epoch), process.name)
+        if first != process.name:
+            raise ViolationError("one leader an epoch", f"{first} and {process.name} lead in epoch {epoch}", name)
+
+    def _check_latest_offset(self, key: Key, replica: Replica, name: str) -> None:
+        """KNOWN_BUGS 14, KIP-207: whoever goes from a leader to a newer one is never shown less."""
+        epoch = replica.assignment.leader_epoch
+        try:
+            latest = replica.latest_offset(epoch)
+        except OffsetNotAvailableError:
+            return
+        shown = self._shown.setdefault(key, {})
+        shown[epoch] = (shown.get(epoch, (latest, latest))[0], latest)
+        for other, (first, last) in shown.items():
+            if (other < epoch and last > shown[epoch][0]) or (other > epoch and latest > first):
+                raise ViolationError(
+                    "the latest offset never falls",
+                    f"epoch {other} showed {first} to {last}, epoch {epoch} shows {shown[epoch][0]} to {latest}",
+                    name,
+                )
+
+    def _check_acknowledged(self, process: BrokerProcess, key: Key, base_offset: int, message: Buffer) -> None:
+        """KNOWN_BUGS 10, 22: what is acknowledged is committed, at the offset that the client is told."""
+        partition = process.manager.find(*key)
+        committed = self.committed.get(key)
+        if partition is None or committed is None or base_offset < partition.replica.log_start_offset:
+            return
+        if committed.at(base_offset) is None:
+            raise ViolationError(
+                "acknowledged is committed",
+                f"{process.name} acknowledges the offset {base_offset}; committed is up to {committed.end_offset}",
+                committed.name,
+            )
+        try:
+            stored = decoded(partition.log.read(base_offset, 1, partition.replica.log_end_offset)[0].message)
+        except SparkBrokerError:
+            return  # the disk failed meanwhile
+        if stored != decoded(message):
+            raise ViolationError(
+                "a retry gets its own offset",
+                f"{process.name} acknowledges {decoded(message)} at {base_offset}, where {stored} lies",
+                committed.name,
+            )
+
+    def _name(self, key: Key) -> str:
+        topic = self.image.topics.get(key[0])
+        return f"{topic.name if topic else key[0]}-{key[1]}"
+
+    def forget(self, machine: Machine, key: Key) -> None:
+        """The replica was deleted or set aside: what comes in its place is another one."""
+        self.shadows.pop((machine.number, key), None)
+
+
+def _described(state: PartitionState) -> str:
+    leader = "nobody" if state.leader == NO_LEADER else f"broker {state.leader}"
+    elr = f", ELR {list(state.elr)}" if state.elr else ""
+    moving = f", adding {list(state.adding)}, removing {list(state.removing)}" if state.reassigning else ""
+    return (
+        f"{leader} leads in epoch {state.leader_epoch}, ISR {list(state.isr)} of {list(state.replicas)}{elr}{moving} "
+        f"(partition epoch {state.partition_epoch})"
+    )

@@ -1,0 +1,75 @@
+"""One schedule from its seed to its verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spark_broker.testing.simulation.client import Client
+from spark_broker.testing.simulation.ending import end
+from spark_broker.testing.simulation.trace import Kind, Trace
+from spark_broker.testing.simulation.violation import ViolationError
+from spark_broker.testing.simulation.world import World
+
+DEFAULT_EVENTS = 500
+MAX_BOOT_EVENTS = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The rule that a schedule broke."""
+
+    rule: str
+    message: str
+    partition: str
+    event: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleResult:
+    """What became of one seed. `digest` is empty unless it was asked for; `counts`: what happened how often."""
+
+    seed: int
+    events: int
+    virtual_ms: int
+    acknowledged: int
+    violation: Broken | None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    digest: str = ""
+
+
+def run_schedule(seed: int, events: int = DEFAULT_EVENTS, *, story: bool = False) -> tuple[ScheduleResult, Trace]:
+    """Run a seed: start a cluster, `events` events with faults, then heal and judge. `story`: with notes and digest."""
+    world = World(seed, keep_notes=story)
+    violation = _run(world, events)
+    result = ScheduleResult(
+        seed=seed,
+        events=world.scheduler.events,
+        virtual_ms=world.scheduler.now_ms,
+        acknowledged=world.history.acknowledged_count,
+        violation=violation,
+        counts=world.trace.counts,
+        digest=world.trace.digest() if story else "",
+    )
+    return result, world.trace
+
+
+def _run(world: World, events: int) -> Broken | None:
+    try:
+        world.start()
+        while not world.invariants.image.topics:
+            if world.scheduler.events > MAX_BOOT_EVENTS:
+                raise ViolationError("the cluster starts", "there is no topic yet")
+            world.step()
+        clients: list[Client] = [*world.producers, *world.consumers]
+        for client in clients:
+            client.start()
+        world.faults.start()
+        last = world.scheduler.events + events
+        while world.scheduler.events < last:
+            world.step()
+        end(world)
+    except ViolationError as error:
+        world.trace.note("rules", Kind.VIOLATION, f"{error.rule}: {error.message}", error.partition)
+        return Broken(error.rule, error.message, error.partition, world.scheduler.events)
+    return None

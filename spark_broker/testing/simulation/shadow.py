@@ -1,0 +1,98 @@
+"""What the invariants remember: the committed log of each partition, and what each machine's replica holds of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spark_broker.protocol.frame import BatchHeader
+from spark_broker.testing.simulation.violation import ViolationError
+
+Key = tuple[str, int]
+
+
+@dataclass(slots=True)
+class CommittedLog:
+    """Every batch that anybody ever saw below a high watermark. It only grows.
+
+    `values`: by base offset, kept only where retention may remove them from every replica.
+    """
+
+    name: str
+    headers: list[BatchHeader] = field(default_factory=list)
+    values: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    end_offset: int = 0
+
+    def at(self, base_offset: int) -> BatchHeader | None:
+        """The batch that begins there."""
+        index = bisect_left(self.headers, base_offset, key=_base)
+        found = self.headers[index] if index < len(self.headers) else None
+        return found if found is not None and found.base_offset == base_offset else None
+
+    def extend(self, headers: Iterable[BatchHeader], high_watermark: int, who: str) -> bool:
+        """Take in what lies below a replica's high watermark; whether that is new."""
+        grown = False
+        for header in headers:
+            if header.base_offset >= high_watermark:
+                break
+            if header.base_offset < self.end_offset:
+                continue
+            self.headers.append(header)
+            self.end_offset = header.next_offset
+            grown = True
+        if high_watermark > self.end_offset:
+            message = f"{who} has a high watermark of {high_watermark}, its log ends before"
+            raise ViolationError("committed records exist", message, self.name)
+        return grown
+
+
+@dataclass(slots=True)
+class ReplicaShadow:
+    """One machine's replica as it was after the last event.
+
+    `matched`: up to there it holds exactly what is committed; below `start_offset` that is taken for granted.
+    """
+
+    headers: list[BatchHeader] = field(default_factory=list)
+    start_offset: int = 0
+    end_offset: int = 0
+    matched: int = 0
+    high_watermark: int = 0
+    process: str = ""
+    state: tuple[object, ...] = ()
+
+    def cut(self, end_offset: int) -> None:
+        """The log ends there now."""
+        self.headers = self.headers[: bisect_left(self.headers, end_offset, key=_base)]
+        self.end_offset = end_offset
+        self.matched = min(self.matched, end_offset)
+
+    def begin_at(self, start_offset: int) -> None:
+        """The log begins there now; nothing below is looked at any more."""
+        self.start_offset = start_offset
+        self.matched = max(self.matched, start_offset)
+
+    def append(self, headers: Iterable[BatchHeader]) -> None:
+        """What was written since."""
+        self.headers += headers
+        if self.headers:
+            self.end_offset = self.headers[-1].next_offset
+
+    def match(self, committed: CommittedLog) -> BatchHeader | None:
+        """Compare with what is committed; returns the first batch here that is another one there."""
+        if self.matched >= committed.end_offset:
+            return None
+        index = bisect_left(self.headers, self.matched, key=_base)
+        theirs = bisect_left(committed.headers, self.matched, key=_base)
+        while index < len(self.headers) and theirs < len(committed.headers):
+            if self.headers[index] != committed.headers[theirs]:
+                return self.headers[index]
+            self.matched = self.headers[index].next_offset
+            index += 1
+            theirs += 1
+        return None
+
+
+def _base(header: BatchHeader) -> int:
+    return header.base_offset

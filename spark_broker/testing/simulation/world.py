@@ -1,0 +1,376 @@
+"""A whole simulated cluster: machines, the controller and its launcher, clients, and the rules that watch them."""
+
+from __future__ import annotations
+
+import random
+import traceback
+from pathlib import Path
+
+from spark_broker.broker.membership import read_update
+from spark_broker.client.outgoing import Outcome
+from spark_broker.controller.effects import LaunchNumber
+from spark_broker.controller.image import BrokerState, MetadataImage
+from spark_broker.errors import (
+    InvariantError,
+    KafkaStorageError,
+    LogDirectoryLockedError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    StorageFullError,
+)
+from spark_broker.model import TopicPartition
+from spark_broker.protocol.messages import CreateTopic, MetadataUpdate
+from spark_broker.testing.recorder import HistoryRecorder
+from spark_broker.testing.simulation.broker import BrokerProcess
+from spark_broker.testing.simulation.consumer import SimConsumer
+from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, ControllerProcess
+from spark_broker.testing.simulation.faults import Faults
+from spark_broker.testing.simulation.filesystem import ProcessKilled
+from spark_broker.testing.simulation.invariants import Invariants
+from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.network import Network, NetworkNode
+from spark_broker.testing.simulation.producer import SimProducer
+from spark_broker.testing.simulation.scheduler import Scheduler
+from spark_broker.testing.simulation.shadow import Key
+from spark_broker.testing.simulation.store import SimStore
+from spark_broker.testing.simulation.swarm import Swarm
+from spark_broker.testing.simulation.trace import Kind, Trace
+from spark_broker.testing.simulation.violation import ViolationError
+
+TOPIC = "t"
+RETRY_MS = 200
+
+
+class World:
+    """One schedule. The same seed gives the same world and the same story."""
+
+    def __init__(self, seed: int, *, keep_notes: bool = True) -> None:
+        self.seed = seed
+        draw = random.Random(f"{seed}/draw")
+        self.swarm = Swarm.draw(draw)
+        self.settings = self.swarm.settings
+        self.rng = random.Random(f"{seed}/world")
+        self.client_rng = random.Random(f"{seed}/clients")
+        self.trace = Trace(keep_notes=keep_notes)
+        self.scheduler = Scheduler(self.trace)
+        self.network = Network(
+            self.scheduler,
+            random.Random(f"{seed}/network"),
+            latency_ms=self.swarm.latency_ms,
+            spike_rate=self.swarm.spike_rate,
+            loss_rate=self.swarm.loss_rate,
+        )
+        self.store = SimStore(self.rng, self.swarm.store_fault_rate)
+        skews = [draw.randint(-self.swarm.clock_skew_ms, self.swarm.clock_skew_ms) for _ in range(self.swarm.brokers)]
+        self.machines = [Machine(number, self.scheduler, skew) for number, skew in enumerate(skews)]
+        self.history = HistoryRecorder()
+        self.invariants = Invariants(self)
+        self.operator = NetworkNode("operator", "operator")
+        self.controller: ControllerProcess | None = None
+        self.faults = Faults(self, random.Random(f"{seed}/faults"))
+        self.producers = [SimProducer(self, f"p{number}") for number in range(self.swarm.producers)]
+        self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
+        self._controllers = 0
+        self._topics = 0
+        self._batches = 0
+        self._read: dict[int, tuple[MetadataUpdate, MetadataImage, MetadataImage]] = {}
+        self._acknowledged_outcomes = 0
+
+    # ---- running -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start everything; the topic follows once the brokers are there."""
+        self.start_controller()
+        for machine in self.machines:
+            self.launch(machine, after_ms=1.0)
+        self.scheduler.after(50, self.operator, "create topic", self._create_topic)
+
+    def step(self) -> None:
+        """One event, and the rules after it. Raises ViolationError."""
+        scheduler = self.scheduler
+        try:
+            if not scheduler.step():
+                raise ViolationError("something happens", "nothing is left to happen")
+        except ProcessKilled:
+            self.process_killed()
+            return
+        except InvariantError as error:
+            raise ViolationError("the code's own invariants", f"{scheduler.acting}: {error.message}") from error
+        except (ViolationError, KeyboardInterrupt):
+            raise
+        except Exception as error:
+            frames = traceback.extract_tb(error.__traceback__)[-4:]
+            where = " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in reversed(frames))
+            message = f"{scheduler.acting}: {type(error).__name__}: {error} (in {where})"
+            raise ViolationError("no unexpected error", message) from error
+        acting = scheduler.acting
+        if isinstance(acting, BrokerProcess) and acting.alive:
+            self.invariants.check(acting)
+
+    def note(self, who: str, kind: Kind, text: str, partition: str = "") -> None:
+        self.trace.note(who, kind, text, partition)
+
+    # ---- the controller and the launcher -----------------------------------------------------------------------
+
+    def start_controller(self) -> None:
+        """A (further) controller takes over; one that is still there is deposed, and learns it when it writes."""
+        self._controllers += 1
+        try:
+            self.controller = ControllerProcess(self, self._controllers)
+        except SparkBrokerError as error:
+            self.note("operator", Kind.METADATA, f"the controller does not start: {error.message}")
+            self.controller = None
+            self.scheduler.after(RETRY_MS, self.operator, "start controller", self.start_controller)
+            return
+        self.note(self.controller.name, Kind.PROCESS, "starts")
+        self.controller.start()
+
+    def controller_ended(self, process: ControllerProcess) -> None:
+        """It failed or was deposed: where nobody has taken over, another one is started."""
+        self._kill(process, silently=False)
+        if self.controller is process:
+            self.scheduler.after(RETRY_MS, self.operator, "start controller", self._restart_controller)
+
+    def _restart_controller(self) -> None:
+        if self.controller is None or not self.controller.alive:
+            self.trace.count("controller restarts")
+            self.start_controller()
+
+    def kill_controller(self, restart_ms: float) -> None:
+        """kill -9, and another one later."""
+        if self.controller is not None and self.controller.alive:
+            self._kill(self.controller, silently=False)
+            self.scheduler.after(restart_ms, self.operator, "start controller", self._restart_controller)
+
+    def launch(self, machine: Machine, after_ms: float) -> None:
+        """Start a broker on the machine: a launch number first, then the process."""
+        if not machine.launching:
+            machine.launching = True
+            self.scheduler.after(after_ms, self.operator, "launch", lambda: self._ask_launch(machine))
+
+    def _ask_launch(self, machine: Machine) -> None:
+        controller = self.controller
+        if controller is None or not controller.alive or controller.paused or not machine.powered:
+            self.scheduler.after(RETRY_MS, self.operator, "launch", lambda: self._ask_launch(machine))
+            return
+        asked = [False]
+
+        def answered(result: object) -> None:
+            if not asked[0]:
+                asked[0] = True
+                delay_ms = self.swarm.restart_ms * 0.1
+                self.scheduler.after(delay_ms, self.operator, "spawn", lambda: self._spawn(machine, result))
+
+        controller.request_launch(answered)
+        self.scheduler.after(
+            2000, self.operator, "launch again", lambda: None if asked[0] else self._give_up(asked, machine)
+        )
+
+    def _give_up(self, asked: list[bool], machine: Machine) -> None:
+        asked[0] = True
+        self._ask_launch(machine)
+
+    def _spawn(self, machine: Machine, result: object) -> None:
+        if not isinstance(result, LaunchNumber) or not machine.powered:
+            self.scheduler.after(RETRY_MS, self.operator, "launch", lambda: self._ask_launch(machine))
+            return
+        machine.launching = False
+        earlier = machine.process
+        machine.fs = machine.fs.another_process()
+        try:
+            process = BrokerProcess(self, machine, result.launch)
+        except (KafkaStorageError, StorageFullError, LogDirectoryLockedError) as error:
+            self.note(machine.host, Kind.PROCESS, f"launch {result.launch} cannot claim its directory: {error.message}")
+            self.trace.count("failed claims")
+            self.launch(machine, RETRY_MS)
+            return
+        if earlier is not None and earlier.alive:
+            self.note(earlier.name, Kind.PROCESS, "is killed by its replacement, which needs the log directory")
+            self._kill(earlier, silently=False)
+        machine.process = process
+        self.trace.count(f"{process.directory.start_kind.value} starts")
+        self.note(process.name, Kind.PROCESS, f"starts ({process.directory.start_kind.value})")
+        process.start()
+
+    # ---- ends of processes -------------------------------------------------------------------------------------
+
+    def kill(self, machine: Machine, *, restart_ms: float | None = None) -> None:
+        """kill -9 of the broker's process; Spark notices later and starts another."""
+        process = machine.process
+        if process is not None and process.alive:
+            machine.fs.crash_process()
+            self._kill(process, silently=False)
+            self._replace(process, restart_ms)
+
+    def lose_machine(self, machine: Machine, down_ms: float) -> None:
+        """Power fails: every process is gone, what was not synced is lost by chance, the peers hear nothing."""
+        process = machine.process
+        machine.powered = False
+        machine.incomplete = True
+        machine.launching = False
+        self.network.down.add(machine.host)
+        machine.fs = machine.fs.crash_machine(self.rng)
+        if process is not None and process.alive:
+            self._kill(process, silently=True)
+        self.scheduler.after(down_ms, self.operator, "power on", lambda: self._power_on(machine, process))
+
+    def _power_on(self, machine: Machine, process: BrokerProcess | None) -> None:
+        machine.powered = True
+        machine.clock.reboot()
+        self.network.down.discard(machine.host)
+        self.note(machine.host, Kind.PROCESS, "has power again")
+        if process is not None:
+            self._tell_spark_loss(process)
+        self.launch(machine, self.swarm.restart_ms)
+
+    def process_ended(self, process: BrokerProcess) -> None:
+        """It ended by itself."""
+        if process.fs.alive:
+            process.machine.fs = process.fs.crash_process()
+        self._kill(process, silently=False)
+        self._replace(process, None)
+
+    def process_killed(self) -> None:
+        """A fault of the file system killed the process in the middle of an operation."""
+        for machine in self.machines:
+            process = machine.process
+            if process is not None and process.alive and not process.fs.alive:
+                self.note(process.name, Kind.FAULT, "dies in the middle of a write")
+                machine.interrupted = True
+                self._kill(process, silently=False)
+                self._replace(process, None)
+
+    def _replace(self, process: BrokerProcess, restart_ms: float | None) -> None:
+        self.scheduler.after(
+            self.swarm.signal_ms * self.rng.random(),
+            self.operator,
+            "loss noticed",
+            lambda: self._tell_spark_loss(process),
+        )
+        delay_ms = self.swarm.restart_ms * (0.3 + self.rng.random()) if restart_ms is None else restart_ms
+        self.launch(process.machine, delay_ms)
+
+    def _tell_spark_loss(self, process: BrokerProcess) -> None:
+        controller = self.controller
+        if controller is not None and controller.alive and not controller.paused:
+            controller.spark_lost(process.launch)
+
+    def _kill(self, process: NetworkNode, *, silently: bool) -> None:
+        process.alive = False
+        process.backlog.clear()
+        self.network.process_died(process, silently=silently)
+
+    # ---- topics ------------------------------------------------------------------------------------------------
+
+    def _create_topic(self) -> None:
+        if len(self.invariants.image.live_brokers()) < len(self.machines):
+            self.scheduler.after(30, self.operator, "create topic", self._create_topic)
+            return
+        self.call_controller(self.new_topic_request(), "create topic", again=self._create_topic)
+
+    def new_topic_request(self) -> CreateTopic:
+        self._topics += 1
+        swarm = self.swarm
+        return CreateTopic(
+            name=TOPIC if self._topics == 1 else f"{TOPIC}{self._topics}",
+            partitions=swarm.partitions,
+            replication_factor=swarm.replication_factor,
+            schema=b"",
+            config={"min.insync.replicas": str(min(swarm.min_insync_replicas, swarm.replication_factor))},
+        )
+
+    def new_topic_id(self) -> str:
+        return f"{self._topics:032x}"
+
+    def call_controller(self, request: object, label: str, again: object = None) -> None:
+        """An operator's call; `again` is called when it failed."""
+
+        def failed(error: object) -> None:
+            self.note("operator", Kind.CLIENT, f"{label}: {error}")
+            if callable(again):
+                self.scheduler.after(RETRY_MS, self.operator, label, again)
+
+        self.network.call(
+            self.operator,
+            CONTROLLER_HOST,
+            CONTROLLER_ADDRESS,
+            request,
+            timeout_ms=2000,
+            on_answer=lambda _: None,
+            on_error=failed,
+        )
+
+    # ---- what parts ask of the world ---------------------------------------------------------------------------
+
+    def read_update(self, known: MetadataImage, update: MetadataUpdate) -> MetadataImage:
+        """As production reads it, once for all brokers that are at the same place."""
+        cached = self._read.get(id(update))
+        if cached is not None and (update.snapshot or cached[1] is known):
+            return cached[2]
+        image = read_update(known, update)
+        self._read[id(update)] = (update, known, image)
+        return image
+
+    def metadata_published(self, controller: ControllerProcess, records: object) -> None:
+        """The controller tells of committed records."""
+
+    def registered(self, broker: BrokerState) -> None:
+        """A registration is committed: a machine that had lost data is out of every ISR now."""
+        for machine in self.machines:
+            if machine.host == broker.host:
+                machine.broker_id = broker.id
+                if broker.start_kind == "machine_crash":
+                    machine.incomplete = False
+
+    def machine_of(self, broker_id: int) -> Machine | None:
+        return next((machine for machine in self.machines if machine.broker_id == broker_id), None)
+
+    def is_damaged(self, machine: Machine, key: Key) -> bool:
+        """Whether a fault has damaged the replica, and it is not made anew yet."""
+        return self.faults.is_damaged(machine, key)
+
+    @property
+    def keeps_values(self) -> bool:
+        """Whether records may be deleted."""
+        return "delete records" in self.swarm.faults
+
+    def known_partitions(self, image: MetadataImage) -> list[tuple[str, TopicPartition]]:
+        """What a client with this metadata may append to and read from."""
+        return [(topic.topic_id, TopicPartition(topic.name, number)) for topic, number, _ in image.partitions()]
+
+    def next_batch(self) -> int:
+        self._batches += 1
+        return self._batches
+
+    def fetch_pause_ms(self, process: BrokerProcess) -> float:
+        """How long a slow follower waits before it fetches again."""
+        return self.faults.fetch_pause_ms(process.machine)
+
+    def late_ms(self) -> float:
+        """How long a thread with an answer in its hands is kept from carrying it out; mostly not at all."""
+        rate = 0.0 if self.faults.over else self.swarm.late_rate
+        return 400 * self.rng.random() if rate and self.rng.random() < rate else 0.0
+
+    # ---- outcomes ----------------------------------------------------------------------------------------------
+
+    def append_outcome(self, operation: int, outcome: Outcome) -> None:
+        """An idempotent append has its outcome. Only time may end one that is not acknowledged."""
+        if not isinstance(outcome, SparkBrokerError):
+            if outcome.base_offset < 0:
+                raise ViolationError("a retry gets its own offset", f"append {operation} was answered without one")
+            self.append_acknowledged(operation, outcome.base_offset)
+            return
+        self.history.failed(operation, outcome)
+        self.note("clients", Kind.CLIENT, f"append {operation} failed: {outcome}")
+        if not isinstance(outcome, RequestTimedOutError):
+            raise ViolationError("appends fail only in time", f"append {operation} failed: {outcome}")
+
+    def append_acknowledged(self, operation: int, base_offset: int) -> None:
+        self.history.acknowledged(operation, base_offset)
+
+    def reset_offset(self, key: Key, position: int, message: str) -> int:
+        """Where a consumer goes on that was told "out of range"; only deleted records are a reason for that."""
+        start = max((s.start_offset for (_, k), s in self.invariants.shadows.items() if k == key), default=0)
+        if start <= position:
+            raise ViolationError("readers are never out of range", f"at {position}: {message}", str(key))
+        return start

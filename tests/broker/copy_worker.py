@@ -1,0 +1,47 @@
+"""A consume-transform-produce loop, as a process of its own that a test kills: `copy_worker SERVERS FROM TO GROUP`."""
+
+from __future__ import annotations
+
+import sys
+
+from spark_broker import Consumer, Producer, TopicPartition
+from spark_broker.errors import TransactionAbortableError
+
+RECORDS_MAX = 25
+"""Of one transaction: small ones, so that a kill finds one open."""
+
+
+def copy(servers: str, source: str, target: str, group: str) -> None:
+    """Copy records in upper case for ever, each once; a line on standard output for each commit."""
+    config = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    with (
+        Producer(servers, transactional_id=group) as producer,
+        Consumer(servers, topics=[source], config=config) as consumer,
+    ):
+        producer.init_transactions()  # what the killed one left open is decided before its offsets are read
+        while True:
+            for batch in consumer.poll(1.0):
+                for at in range(0, batch.data.num_rows, RECORDS_MAX):
+                    rows = batch.data.slice(at, RECORDS_MAX)
+                    end = batch.base_offset + at + rows.num_rows
+                    while not _copied(producer, target, batch.partition, rows.to_pylist(), group, source, end):
+                        pass
+                    sys.stdout.write(f"{batch.partition} {end}\n")
+                    sys.stdout.flush()
+
+
+def _copied(
+    producer: Producer, target: str, partition: int, rows: list[dict[str, bytes]], group: str, source: str, end: int
+) -> bool:
+    try:
+        with producer.transaction():
+            for row in rows:
+                producer.send(target, row["value"].upper(), partition=partition)
+            producer.send_offsets_to_transaction({TopicPartition(source, partition): end}, group)
+    except TransactionAbortableError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    copy(*sys.argv[1:])

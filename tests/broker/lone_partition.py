@@ -1,0 +1,117 @@
+"""A partition with one replica, which leads: its real files and its real shell, without servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+
+from spark_broker.broker.append import Append, AwaitedTransaction, Marker
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.broker.topic import Topic
+from spark_broker.controller.image import TopicState
+from spark_broker.core.replica import Assignment, Replica
+from spark_broker.errors import SparkBrokerError
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.frame import TRANSACTIONAL
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.storage.start_kind import StartKind
+from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
+
+BIG = 1000
+"""Bytes of a value that, with another, fills a segment of 4096 bytes."""
+
+
+class LonePartition:
+    """Open from the start; `reopen` ends the process and starts another in the next leader epoch."""
+
+    def __init__(self, directory: Path, config: dict[str, str] | None = None) -> None:
+        directory.mkdir(exist_ok=True)
+        self.directory = directory
+        state = TopicState(
+            "t", TOPIC_ID, MappingProxyType(config or {}), schemas=(schema_to_bytes(DEFAULT_SCHEMA),), partitions=()
+        )
+        self.topic = Topic.of(state)
+        self.failures: list[SparkBrokerError] = []
+        self.lease = Lease()
+        self.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
+        self.leader_epoch = -1
+        self.partition = self._open(StartKind.CLEAN, 0)
+
+    def _open(self, start: StartKind, high_watermark: int) -> Partition:
+        log = ReplicaLog(self.directory, self.topic, start)
+        replica = Replica(0, log.state(high_watermark=high_watermark), min_insync_replicas=1, lag_max_ms=30_000)
+        partition = Partition(
+            KEY, self.topic, log, replica, self.lease, lambda *_: None, lambda _, error: self.failures.append(error)
+        )
+        self.leader_epoch += 1
+        partition.assign(Assignment(0, self.leader_epoch, self.leader_epoch, (0,), (0,)), self.topic, {0: 1})
+        return partition
+
+    def close(self, *, clean: bool = False) -> int:
+        """The process ends. Returns its high watermark."""
+        high_watermark = self.partition.replica.high_watermark
+        self.partition.close(clean=clean)
+        return high_watermark
+
+    def reopen(self, start: StartKind, high_watermark: int | None = None) -> None:
+        """With the high watermark of the last checkpoint (None: the very last one)."""
+        last = self.close(clean=start is StartKind.CLEAN)
+        self.partition = self._open(start, last if high_watermark is None else high_watermark)
+
+    # ---- clients -----------------------------------------------------------------------------------------------
+
+    def offer(
+        self, *values: bytes, pid: int = 7, epoch: int = 0, sequence: int = 0, transactional: bool = True
+    ) -> int | AwaitedTransaction:
+        """Append as a client does: the base offset, or that the coordinator must be asked."""
+        outcome = Outcome()
+        message = encode_batch(
+            batch(*values),
+            producer_id=pid,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            attributes=TRANSACTIONAL if transactional else 0,
+        )
+        deadline_ms = SYSTEM_CLOCK.boottime_ms() + 30_000
+        awaited = self.partition.append(Append(message, self.leader_epoch, -1, 0, deadline_ms), outcome)
+        return awaited if awaited is not None else outcome.future.result(20)
+
+    def write(self, *values: bytes, pid: int = 7, epoch: int = 0, sequence: int = 0, transactional: bool = True) -> int:
+        """Append; the coordinator has the partition in the transaction, whenever it is asked."""
+        offered = self.offer(*values, pid=pid, epoch=epoch, sequence=sequence, transactional=transactional)
+        if isinstance(offered, AwaitedTransaction):
+            self.partition.confirm(offered)
+            offered = self.offer(*values, pid=pid, epoch=epoch, sequence=sequence, transactional=transactional)
+        assert isinstance(offered, int)
+        return offered
+
+    def end(self, epoch: int, *, committed: bool, pid: int = 7) -> int:
+        """The marker that begins `epoch`; its offset, or a later one when it was there already."""
+        outcome = Outcome()
+        deadline_ms = SYSTEM_CLOCK.boottime_ms() + 30_000
+        self.partition.append_marker(Marker(pid, epoch, committed, deadline_ms), outcome)
+        return outcome.future.result(20)
+
+    def read(self, *, read_committed: bool = True) -> list[bytes]:
+        """Values from the log start on, as a consumer with this isolation level sees them."""
+        offset, values = self.partition.replica.log_start_offset, []
+        while True:
+            read = self.partition.read(self.leader_epoch, offset, 1 << 20, read_committed=read_committed)
+            values += [v for frame in read.frames for v in self.partition.decode(frame).column("value").to_pylist()]
+            if read.next_offset == offset:
+                return values
+            offset = read.next_offset
+
+    def last_stable_offset(self) -> int:
+        return self.partition.offsets(self.leader_epoch, read_committed=True)[1]
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    def snapshots(self) -> list[int]:
+        return [int(path.stem) for path in sorted(self.directory.glob("*.snapshot"))]
+
+    def segments(self) -> list[int]:
+        return [int(path.stem) for path in sorted(self.directory.glob("*.arrow"))]

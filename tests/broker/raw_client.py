@@ -1,0 +1,274 @@
+"""A client of transactions without the client library: requests, batches and reads as they cross the wire."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import pyarrow as pa
+
+from spark_broker.errors import (
+    LeaderNotAvailableError,
+    NetworkError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    error_from_code,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from spark_broker.protocol.arrow_message import decode_batch, encode_batch
+from spark_broker.protocol.frame import TRANSACTIONAL, decode_frames
+from spark_broker.protocol.messages import (
+    EARLIEST_TIMESTAMP_MS,
+    AppendRequest,
+    AppendResponse,
+    CreateTopic,
+    DescribeTransactions,
+    EndTransaction,
+    EnsureOffsetsTopic,
+    EnsureTransactionsTopic,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    GetMetadata,
+    InitTransactions,
+    JoinTransaction,
+    ListOffsets,
+    Message,
+    Metadata,
+    Offsets,
+    OffsetSpec,
+    ProducerIdentity,
+    TopicMetadata,
+    TransactionDescription,
+    TransactionDescriptions,
+)
+from spark_broker.protocol.murmur2 import group_partition
+from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.transport.client import ClientStream, Connection
+
+T = TypeVar("T")
+
+TIMEOUT_S = 60.0
+RETRY_S = 0.05
+
+
+def rows(values: Iterable[bytes]) -> pa.RecordBatch:
+    """Kafka's records with these values."""
+    found = list(values)
+    nulls = [pa.nulls(len(found), DEFAULT_SCHEMA.field(name).type) for name in ("key", "headers")]
+    times = pa.array([0] * len(found), pa.int64()).cast(DEFAULT_SCHEMA.field("timestamp").type)
+    return pa.RecordBatch.from_arrays([nulls[0], pa.array(found, pa.binary()), nulls[1], times], schema=DEFAULT_SCHEMA)
+
+
+class RawClient:
+    """Knows the cluster by its bootstrap addresses; every call is repeated while its error is retriable."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = [Connection(host, int(port)) for host, port in (a.split(":") for a in bootstrap.split(","))]
+        self._connections: dict[str, Connection] = {}
+        self._pause = threading.Event()
+        self.retried: list[str] = []  # names of the errors
+
+    # ---- the cluster -------------------------------------------------------------------------------------------
+
+    def call_any(self, request: Message) -> Message:
+        error: SparkBrokerError = NetworkError("no broker was asked")
+        for connection in self._bootstrap:
+            try:
+                answer: Message = connection.call(request, timeout_ms=5000)
+            except (NetworkError, RequestTimedOutError) as failed:
+                error = failed
+            else:
+                return answer
+        raise error
+
+    def metadata(self) -> Metadata:
+        found = self.call_any(GetMetadata(None))
+        assert isinstance(found, Metadata)
+        return found
+
+    def topic(self, name: str) -> TopicMetadata:
+        return next(topic for topic in self.metadata().topics if topic.name == name)
+
+    def create(self, name: str, partitions: int = 1, replicas: int = 3, min_insync_replicas: int = 1) -> TopicMetadata:
+        config = {"min.insync.replicas": str(min_insync_replicas)}
+        self._retry(lambda: self.call_any(CreateTopic(name, partitions, replicas, b"", config)))
+        return self._retry(lambda: self._led(name))
+
+    def ensure_internal(self) -> None:
+        for request, name in (
+            (EnsureTransactionsTopic(), TRANSACTION_STATE_TOPIC),
+            (EnsureOffsetsTopic(), CONSUMER_OFFSETS_TOPIC),
+        ):
+            self._retry(lambda request=request: self.call_any(request))  # type: ignore[misc]
+            self._retry(lambda name=name: self._led(name))  # type: ignore[misc]
+
+    def _led(self, name: str) -> TopicMetadata:
+        found = next((topic for topic in self.metadata().topics if topic.name == name), None)
+        if found is None or any(partition.leader < 0 for partition in found.partitions):
+            raise NetworkError(f"{name} has no leaders yet")
+        return found
+
+    def leader(self, name: str, partition: int) -> int:
+        return self.topic(name).partitions[partition].leader
+
+    def coordinator(self, transactional_id: str, topic: str = TRANSACTION_STATE_TOPIC) -> int:
+        """The broker that coordinates the id (or the group, with `__consumer_offsets`)."""
+        return self.leader(topic, group_partition(transactional_id, len(self.topic(topic).partitions)))
+
+    def number(self, transactional_id: str, topic: str = TRANSACTION_STATE_TOPIC) -> int:
+        """The partition of the internal topic that the id belongs to."""
+        return group_partition(transactional_id, len(self.topic(topic).partitions))
+
+    def log_starts(self, name: str) -> list[tuple[int, int]]:
+        """(partition, log start offset) of each partition."""
+        return self._retry(lambda: self._log_starts(name))
+
+    def _log_starts(self, name: str) -> list[tuple[int, int]]:
+        state = self.topic(name)
+        found: list[tuple[int, int]] = []
+        for one in state.partitions:
+            spec = OffsetSpec(state.topic_id, one.partition, -1, EARLIEST_TIMESTAMP_MS)
+            answer = self.connection(one.leader).call(ListOffsets([spec]), timeout_ms=5000)
+            assert isinstance(answer, Offsets)
+            found += [(info.partition, info.offset) for info in answer.partitions]
+        return found
+
+    def connection(self, broker_id: int) -> Connection:
+        broker = next((b for b in self.metadata().brokers if b.id == broker_id), None)
+        if broker is None:
+            raise LeaderNotAvailableError("no broker leads")
+        address = f"{broker.host}:{broker.port}"
+        return self._connections.setdefault(address, Connection(broker.host, broker.port))
+
+    def pid(self, broker_id: int) -> int:
+        return next(b.pid for b in self.metadata().brokers if b.id == broker_id)
+
+    # ---- transactions ------------------------------------------------------------------------------------------
+
+    def ask(
+        self, name: str, request: Message, topic: str = TRANSACTION_STATE_TOPIC, timeout_ms: int = 30_000
+    ) -> Message:
+        """Ask the coordinator of this name, wherever it is."""
+
+        def once() -> Message:
+            answer: Message = self.connection(self.coordinator(name, topic)).call(request, timeout_ms=timeout_ms)
+            return answer
+
+        return self._retry(once)
+
+    def init(self, transactional_id: str, timeout_ms: int = 60_000) -> ProducerIdentity:
+        found = self.ask(transactional_id, InitTransactions(transactional_id, timeout_ms))
+        assert isinstance(found, ProducerIdentity)
+        return found
+
+    def end(self, transactional_id: str, who: ProducerIdentity, *, committed: bool) -> ProducerIdentity:
+        request = EndTransaction(transactional_id, who.producer_id, who.producer_epoch, committed)
+        found = self.ask(transactional_id, request)
+        assert isinstance(found, ProducerIdentity)
+        return found
+
+    def join(self, application: str, version: int, execution: str, timeout_ms: int = 60_000) -> ProducerIdentity:
+        found = self.ask(application, JoinTransaction(application, version, execution, timeout_ms))
+        assert isinstance(found, ProducerIdentity)
+        return found
+
+    def describe(self, transactional_id: str) -> TransactionDescription:
+        def once() -> TransactionDescription:
+            request = DescribeTransactions([transactional_id])
+            connection = self.connection(self.coordinator(transactional_id))
+            answer = connection.call(request, timeout_ms=5000)
+            assert isinstance(answer, TransactionDescriptions)
+            if not answer.transactions:
+                raise NetworkError("not loaded yet")
+            return answer.transactions[0]
+
+        return self._retry(once)
+
+    # ---- records -----------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        values: Iterable[bytes],
+        who: ProducerIdentity,
+        sequence: int,
+        transactional_id: str,
+    ) -> int:
+        """Append a transactional batch; returns its base offset. Raises the error that refuses it for good."""
+        message = encode_batch(
+            rows(values),
+            producer_id=who.producer_id,
+            producer_epoch=who.producer_epoch,
+            base_sequence=sequence,
+            attributes=TRANSACTIONAL,
+        )
+
+        def once() -> int:
+            state = self.topic(topic)
+            stream = self.connection(state.partitions[partition].leader).open_stream("append")
+            request = AppendRequest(
+                1,
+                state.topic_id,
+                partition,
+                state.partitions[partition].leader_epoch,
+                -1,
+                10_000,
+                transactional_id=transactional_id,
+            )
+            answer = _exchange(stream, request, message)
+            assert isinstance(answer[0], AppendResponse)
+            if answer[0].error_code:
+                raise error_from_code(answer[0].error_code, answer[0].error_message)
+            return answer[0].base_offset
+
+        return self._retry(once)
+
+    def read(self, topic: str, partition: int = 0, *, read_committed: bool = True) -> list[bytes]:
+        """Every value, up to the last stable offset or the high watermark."""
+        return self._retry(lambda: self._read(topic, partition, read_committed))
+
+    def _read(self, topic: str, partition: int, read_committed: bool) -> list[bytes]:
+        state = self.topic(topic)
+        stream = self.connection(state.partitions[partition].leader).open_stream("fetch")
+        values: list[bytes] = []
+        offset = 0
+        while True:
+            wanted = FetchPartition(
+                state.topic_id, partition, state.partitions[partition].leader_epoch, offset, 1 << 20
+            )
+            request = FetchRequest(1, 10, 1, 1 << 20, [wanted], read_committed=read_committed)
+            stream.send(request)
+            answer, payload = stream.receive(timeout_ms=10_000)
+            assert isinstance(answer, FetchResponse)
+            found = answer.partitions[0] if answer.partitions else None
+            if found is not None and found.error_code:
+                raise error_from_code(found.error_code, found.error_message)
+            if found is None or found.next_offset <= offset:
+                stream.close()
+                return values
+            for frame in decode_frames(payload):
+                values += decode_batch(frame.message, DEFAULT_SCHEMA).column("value").to_pylist()
+            offset = found.next_offset
+
+    def _retry(self, once: Callable[[], T]) -> T:
+        end_s = time.monotonic() + TIMEOUT_S
+        while True:
+            try:
+                return once()
+            except SparkBrokerError as error:
+                if not error.retriable or time.monotonic() > end_s:
+                    raise
+                self.retried.append(error.name)
+            self._pause.wait(RETRY_S)
+
+
+def _exchange(stream: ClientStream, request: Message, payload: bytes) -> tuple[Message, memoryview]:
+    try:
+        stream.send(request, payload)
+        return stream.receive(timeout_ms=15_000)
+    finally:
+        stream.close()

@@ -1,0 +1,319 @@
+"""A broker's transaction coordinator on a real log, driven by hand: no thread of its own, every step is the test's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from spark_broker.broker.append import Append, AwaitedTransaction
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.confirmation import append_confirmed
+from spark_broker.broker.marker_writer import MarkerWriter
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.transaction_coordinator import Answer, Reply, TransactionCoordinator
+from spark_broker.controller.image import BrokerState, MetadataImage, PartitionState, TopicState
+from spark_broker.core.transaction_coordinator import CoordinatorRequest
+from spark_broker.errors import (
+    CoordinatorNotAvailableError,
+    InvalidRequestError,
+    InvalidTopicError,
+    NetworkError,
+    NotLeaderOrFollowerError,
+)
+from spark_broker.model import TRANSACTION_STATE_TOPIC
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.frame import TRANSACTIONAL
+from spark_broker.protocol.messages import (
+    AddPartitionToTransaction,
+    DescribeTransactions,
+    Empty,
+    EndTransaction,
+    InitTransactions,
+    MarkersWritten,
+    Message,
+    ProducerIdBlock,
+    ProducerIdentity,
+    TransactionMarker,
+    WriteTransactionMarkers,
+)
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from tests.broker.rig import KEY, Outcome, Rig, batch
+from tests.conftest import WaitUntil
+
+STATE_TOPIC_ID = "cd" * 16
+TIMEOUT_MS = 60_000
+
+
+class CoordinatorRig(Rig):
+    """Beside the topic `t`, one partition of `__transaction_state`."""
+
+    log_state = PartitionState((0, 1), (0, 1), leader=0, leader_epoch=0, partition_epoch=0)
+
+    def image(self, state: PartitionState) -> MetadataImage:
+        image = super().image(state)
+        topic = TopicState(
+            TRANSACTION_STATE_TOPIC,
+            STATE_TOPIC_ID,
+            MappingProxyType({}),
+            internal=True,
+            schemas=(schema_to_bytes(DEFAULT_SCHEMA),),
+            partitions=(self.log_state,),
+        )
+        return dataclasses.replace(
+            image,
+            topics=MappingProxyType({**image.topics, STATE_TOPIC_ID: topic}),
+            topic_ids=MappingProxyType({**image.topic_ids, TRANSACTION_STATE_TOPIC: STATE_TOPIC_ID}),
+        )
+
+    def move_log(self, *to: int, **changes: object) -> None:
+        """Change the log's partition and tell these brokers (none named: all)."""
+        self.log_state = dataclasses.replace(self.log_state, **changes)  # type: ignore[arg-type]
+        self.publish(*to)
+
+
+class FakePeers:
+    """Takes requests to other brokers and never answers by itself."""
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, Message, Reply]] = []
+        self.ids = 0
+
+    def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
+        del timeout_ms
+        self.sent.append((broker.id, request, answered))
+
+    def allocate_producer_ids(self, answered: Reply) -> None:
+        answered(ProducerIdBlock(self.ids, 1000))
+        self.ids += 1000
+
+
+class Coordinator:
+    """A broker's coordinator, and the answers that it has given."""
+
+    def __init__(self, rig: CoordinatorRig, broker_id: int) -> None:
+        self.rig = rig
+        self.broker = rig.brokers[broker_id]
+        self.peers = FakePeers()
+        self.woken = 0
+        self.shell = TransactionCoordinator(
+            self.broker.manager,
+            rig.settings.cluster,
+            self.peers,
+            MarkerWriter(self.broker.manager),
+            wake=self._wake,
+        )
+        self.shell.tick()
+
+    def _wake(self) -> None:
+        self.woken += 1
+
+    def send(self, request: CoordinatorRequest) -> list[Answer]:
+        """The answer appears in the list."""
+        answers: list[Answer] = []
+        self.shell.handle(request, SYSTEM_CLOCK.boottime_ms() + 60_000, answers.append)
+        return answers
+
+    def ask(self, request: CoordinatorRequest) -> Answer:
+        (answer,) = self.send(request)
+        return answer
+
+    def init(self, transactional_id: str = "id") -> ProducerIdentity:
+        answer = self.ask(InitTransactions(transactional_id, TIMEOUT_MS))
+        assert isinstance(answer, ProducerIdentity), answer
+        return answer
+
+    def pump_until(self, condition: list[Answer], wait_until: WaitUntil) -> Answer:
+        def answered() -> bool:
+            self.shell.tick()
+            return bool(condition)
+
+        wait_until(answered, "an answer")
+        return condition[0]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[CoordinatorRig]:
+    rig = CoordinatorRig(tmp_path, 2, transaction_state_log_snapshot_records=10)
+    yield rig
+    rig.stop()
+
+
+def alone(rig: CoordinatorRig) -> Coordinator:
+    """Broker 0 has the only replica of everything: commits happen at once."""
+    rig.state = dataclasses.replace(rig.state, replicas=(0,), isr=(0,))
+    rig.move_log(0, replicas=(0,), isr=(0,))
+    return Coordinator(rig, 0)
+
+
+def test_with_one_replica_everything_happens_in_the_callers_thread(rig: CoordinatorRig) -> None:
+    coordinator = alone(rig)
+    who = coordinator.init()
+    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
+    assert coordinator.ask(adding) == Empty()
+    ended = coordinator.ask(EndTransaction("id", who.producer_id, who.producer_epoch, True))
+    assert ended == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+    assert rig.brokers[0].partition.log.log_end_offset == 1, "the marker is written"
+
+
+def test_an_append_waits_for_its_partition_to_be_added(rig: CoordinatorRig) -> None:
+    coordinator = alone(rig)
+    who = coordinator.init()
+    partition = rig.brokers[0].partition
+    outcome = Outcome()
+    asked: list[str] = []
+
+    def confirm(target: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int) -> None:
+        del deadline_ms
+        asked.append(transactional_id)
+        request = AddPartitionToTransaction(transactional_id, awaited.producer_id, awaited.producer_epoch, *target.key)
+        assert coordinator.ask(request) == Empty()
+        target.confirm(awaited)
+
+    def append(sequence: int) -> Append:
+        message = encode_batch(
+            batch(b"x"),
+            producer_id=who.producer_id,
+            producer_epoch=who.producer_epoch,
+            base_sequence=sequence,
+            attributes=TRANSACTIONAL,
+        )
+        return Append(message, 0, -1, 0, SYSTEM_CLOCK.boottime_ms() + 10_000)
+
+    append_confirmed(partition, append(0), outcome, "id", confirm)
+    append_confirmed(partition, append(1), None, "id", confirm)
+    assert outcome.future.result(5) == 0
+    assert asked == ["id"], "once for the transaction"
+    coordinator.ask(EndTransaction("id", who.producer_id, who.producer_epoch, True))
+    who = ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+    with pytest.raises(InvalidRequestError):
+        append_confirmed(partition, append(0), None, "", confirm)
+
+
+def test_nothing_is_answered_before_the_replicas_have_it(rig: CoordinatorRig, wait_until: WaitUntil) -> None:
+    rig.publish(0)  # broker 1 does not follow yet
+    coordinator = Coordinator(rig, 0)
+    answers = coordinator.send(InitTransactions("id", TIMEOUT_MS))
+    coordinator.shell.tick()
+    assert answers == []
+    rig.publish(1)
+    assert isinstance(coordinator.pump_until(answers, wait_until), ProducerIdentity)
+    assert coordinator.woken > 0
+
+
+def test_a_shard_whose_append_is_in_doubt_is_loaded_anew_once_the_log_is_certain(
+    rig: CoordinatorRig, wait_until: WaitUntil
+) -> None:
+    """The lease ends before the replicas have the record, and comes back: the record counts, its answer was lost."""
+    rig.publish(0)
+    coordinator = Coordinator(rig, 0)
+    broker = rig.brokers[0]
+    answers = coordinator.send(InitTransactions("id", TIMEOUT_MS))
+    later = coordinator.send(InitTransactions("other", TIMEOUT_MS))
+    broker.lease.session_lost()
+    rig.publish(1)
+    assert isinstance(coordinator.pump_until(answers, wait_until), NotLeaderOrFollowerError)
+    assert isinstance(coordinator.pump_until(later, wait_until), NotLeaderOrFollowerError)
+    broker.lease.extend(SYSTEM_CLOCK.boottime_ms(), 3_600_000)
+    again: list[Answer] = []
+
+    def recovered() -> bool:
+        answer = coordinator.pump_until(coordinator.send(InitTransactions("id", TIMEOUT_MS)), wait_until)
+        again.append(answer)
+        return isinstance(answer, ProducerIdentity)
+
+    wait_until(recovered, "the shard to be loaded again")
+    assert again[-1] == ProducerIdentity(0, 1), "the record in doubt gave epoch 0 to somebody"
+
+
+def test_the_next_leader_has_what_was_committed_and_the_old_one_refuses(
+    rig: CoordinatorRig, wait_until: WaitUntil
+) -> None:
+    rig.publish()
+    first, second = Coordinator(rig, 0), Coordinator(rig, 1)
+    assert isinstance(second.ask(InitTransactions("id", TIMEOUT_MS)), NotLeaderOrFollowerError)
+    who = first.pump_until(first.send(InitTransactions("id", TIMEOUT_MS)), wait_until)
+    assert isinstance(who, ProducerIdentity)
+    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
+    assert first.pump_until(first.send(adding), wait_until) == Empty()
+    rig.move_log(leader=1, leader_epoch=1, partition_epoch=1)
+    assert isinstance(first.ask(adding), NotLeaderOrFollowerError)
+    with pytest.raises(NotLeaderOrFollowerError):
+        first.shell.describe(DescribeTransactions(["id"]))
+
+    def loaded() -> bool:
+        second.shell.tick()
+        found = second.shell.describe(DescribeTransactions(None)).transactions
+        return [(one.transactional_id, one.state) for one in found] == [("id", "Ongoing")]
+
+    wait_until(loaded, "the next leader to load the shard")
+    first.shell.tick()
+    assert first.shell.describe(DescribeTransactions(None)).transactions == []
+
+
+def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
+    rig: CoordinatorRig, wait_until: WaitUntil
+) -> None:
+    rig.state = dataclasses.replace(rig.state, leader=1)
+    rig.move_log(replicas=(0,), isr=(0,))
+    coordinator = Coordinator(rig, 0)
+    who = coordinator.init()
+    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
+    assert coordinator.ask(adding) == Empty()
+    ended = coordinator.send(EndTransaction("id", who.producer_id, who.producer_epoch, False))
+    coordinator.shell.tick()
+    (broker_id, request, answered), *others = coordinator.peers.sent
+    assert (broker_id, others, ended) == (1, [], [])
+    marker = TransactionMarker(who.producer_id, who.producer_epoch + 1, False, [KEY])
+    assert request == WriteTransactionMarkers([marker])
+    answered(NetworkError("lost"))
+
+    def sent_again() -> bool:
+        coordinator.shell.tick()
+        return len(coordinator.peers.sent) == 2
+
+    wait_until(sent_again, "another attempt")
+    written: list[MarkersWritten] = []
+    MarkerWriter(rig.brokers[1].manager).write(
+        WriteTransactionMarkers([marker]), SYSTEM_CLOCK.boottime_ms() + 30_000, written.append
+    )
+    wait_until(lambda: written, "the marker to be committed")
+    coordinator.peers.sent[1][2](written[0])
+    answer = coordinator.pump_until(ended, wait_until)
+    assert answer == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+
+
+def test_snapshots_take_the_place_of_older_records(rig: CoordinatorRig) -> None:
+    coordinator = alone(rig)
+    identities = {f"id-{n}": coordinator.init(f"id-{n}") for n in range(25)}
+    log = rig.brokers[0].manager.partition(STATE_TOPIC_ID, 0)
+    start, end = log.offsets(0)
+    assert 0 < start < end
+    again = Coordinator(rig, 0)
+    for transactional_id, who in identities.items():
+        assert again.init(transactional_id) == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+
+
+def test_the_coordinators_own_log_takes_no_part_in_transactions(rig: CoordinatorRig) -> None:
+    coordinator = alone(rig)
+    who = coordinator.init()
+    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, STATE_TOPIC_ID, 0)
+    assert isinstance(coordinator.ask(adding), InvalidTopicError)
+    written: list[MarkersWritten] = []
+    marker = TransactionMarker(who.producer_id, who.producer_epoch + 1, True, [(STATE_TOPIC_ID, 0)])
+    MarkerWriter(rig.brokers[0].manager).write(WriteTransactionMarkers([marker]), 0, written.append)
+    assert [result.error_code for result in written[0].results] == [InvalidTopicError.code]
+
+
+def test_an_append_that_the_log_refuses_changes_nothing(rig: CoordinatorRig) -> None:
+    coordinator = alone(rig)
+    who = coordinator.init()
+    rig.brokers[0].lease.session_lost()
+    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
+    assert isinstance(coordinator.ask(adding), CoordinatorNotAvailableError)
+    rig.brokers[0].lease.extend(SYSTEM_CLOCK.boottime_ms(), 3_600_000)
+    (found,) = coordinator.shell.describe(DescribeTransactions(["id"])).transactions
+    assert (found.state, found.partitions) == ("Empty", [])

@@ -1,0 +1,68 @@
+"""A small disk for one broker's log directory: a tmpfs that can be filled up and emptied again."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+DISK_MB = 512
+"""Twice what a run of some million small records leaves on one broker."""
+
+BALLAST = "chaos-ballast"
+PAGE_BYTES = 4096
+
+
+class SmallDisk:
+    """A mounted tmpfs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """As long as the block lasts there is no room on the disk."""
+        ballast = self.path / BALLAST
+        try:
+            with ballast.open("wb") as file:
+                fill(file.fileno())
+            yield
+        finally:
+            ballast.unlink(missing_ok=True)
+
+
+def fill(descriptor: int) -> None:
+    """Allocate until there is no room for a single page. Others may be writing meanwhile."""
+    end, size = 0, DISK_MB << 20
+    while size >= PAGE_BYTES:
+        try:
+            os.posix_fallocate(descriptor, end, size)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            size //= 2
+        else:
+            end += size
+
+
+@contextmanager
+def mounted(path: Path) -> Iterator[SmallDisk | str]:
+    """A small disk mounted at `path`, or why this machine mounts none."""
+    path.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "spark-broker-chaos", str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except FileNotFoundError:
+        yield "no mount command"
+        return
+    if done.returncode:
+        path.rmdir()
+        yield done.stderr.strip() or "mount failed"
+        return
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=30)

@@ -1,0 +1,163 @@
+"""KIP-320: a log that was cut below what was read is noticed by whoever knows the leader epoch of what it read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from spark_broker import Consumer, OffsetAndMetadata, TopicPartition
+from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError
+from tests.client.fake_broker import FakeCluster
+from tests.client.test_consumer import poll_error, poll_rows, values_of
+
+Values = Callable[..., pa.RecordBatch]
+T0 = TopicPartition("t", 0)
+
+
+@pytest.fixture
+def topic(cluster: FakeCluster, values: Values) -> FakeCluster:
+    """Offsets 0 to 3, a batch each."""
+    cluster.create("t")
+    for name in "abcd":
+        cluster.store("t", 0, values(name))
+    return cluster
+
+
+def truncation(consumer: Consumer) -> LogTruncationError:
+    error = poll_error(consumer, LogTruncationError)
+    assert isinstance(error, LogTruncationError)
+    return error
+
+
+@pytest.mark.parametrize("reset", ["earliest", "latest"])
+def test_a_cut_below_the_position_is_told_once_and_reading_goes_on_where_the_log_parts(
+    topic: FakeCluster, values: Values, reset: str
+) -> None:
+    with Consumer(topic.bootstrap, auto_offset_reset=reset) as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        poll_rows(consumer, 4)
+        topic.cut("t", 0, 2)
+        topic.store("t", 0, values("x", "y", "z"))
+        assert truncation(consumer).divergent_offset == 2
+        assert consumer.position(T0) == 2
+        assert values_of(poll_rows(consumer, 3)) == ["x", "y", "z"]
+
+
+def test_without_a_reset_policy_the_caller_decides_where_to_go_on(topic: FakeCluster, values: Values) -> None:
+    with Consumer(topic.bootstrap, auto_offset_reset="none") as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        poll_rows(consumer, 4)
+        topic.cut("t", 0, 2)
+        topic.store("t", 0, values("x", "y", "z"))
+        for _ in range(3):
+            assert truncation(consumer).divergent_offset == 2
+        assert consumer.position(T0) == 4
+        consumer.seek(T0, 2)
+        assert values_of(poll_rows(consumer, 3)) == ["x", "y", "z"]
+
+
+def test_a_truncation_is_an_offset_out_of_range_for_those_who_know_no_other(topic: FakeCluster) -> None:
+    with Consumer(topic.bootstrap, auto_offset_reset="none") as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, 0)
+        poll_rows(consumer, 4)
+        topic.cut("t", 0, 2)
+        assert isinstance(poll_error(consumer, OffsetOutOfRangeError), LogTruncationError)
+
+
+def test_a_log_that_was_cut_at_the_position_or_above_goes_on_unnoticed(topic: FakeCluster, values: Values) -> None:
+    with Consumer(topic.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([T0])
+        poll_rows(consumer, 4)
+        topic.store("t", 0, values("lost"))
+        topic.elect("t", 0, 1)
+        values_of(poll_rows(consumer, 1))
+        topic.cut("t", 0, 5)
+        topic.store("t", 0, values("next"))
+        assert values_of(poll_rows(consumer, 1)) == ["next"]
+
+
+def test_the_log_parts_where_an_epoch_ends_that_both_have(topic: FakeCluster, values: Values) -> None:
+    """What the reader has of the lost epoch begins before the new leader's end of the epoch before it."""
+    with Consumer(topic.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([T0])
+        poll_rows(consumer, 4)
+        part = topic.topics["t"].partitions[0]
+        before = list(part.log)
+        topic.elect("t", 0, 1)
+        topic.store("t", 0, values("e1"))
+        topic.store("t", 0, values("e1"))
+        poll_rows(consumer, 2)
+        with topic.changed:
+            # A replica that had more of epoch 0 than its successor ever saw, and nothing of epoch 1.
+            part.log = before
+            part.leader_epoch = 0
+            topic.store("t", 0, values("more"))
+            part.leader_epoch = 2
+        topic.store("t", 0, values("e2", "e2"))
+        assert truncation(consumer).divergent_offset == 4
+        assert values_of(poll_rows(consumer, 3)) == ["more", "e2", "e2"]
+
+
+def test_a_committed_offset_is_compared_when_its_group_goes_on(topic: FakeCluster, values: Values) -> None:
+    """KAFKA-20507: the truncation came while nobody read."""
+    with Consumer(topic.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest") as consumer:
+        poll_rows(consumer, 4)
+    topic.cut("t", 0, 2)
+    topic.store("t", 0, values("x", "y", "z"))
+    with Consumer(topic.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest") as consumer:
+        assert truncation(consumer).divergent_offset == 2
+        assert values_of(poll_rows(consumer, 3)) == ["x", "y", "z"]
+    with Consumer(topic.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest") as consumer:
+        assert consumer.position(T0) == 5
+
+
+def test_a_position_at_the_end_that_read_nothing_yet_is_compared_too(topic: FakeCluster, values: Values) -> None:
+    with Consumer(topic.bootstrap, auto_offset_reset="latest") as consumer:
+        consumer.assign([T0])
+        assert consumer.position(T0) == 4
+        topic.cut("t", 0, 2)
+        topic.store("t", 0, values("x", "y", "z"))
+        assert truncation(consumer).divergent_offset <= 3
+        assert values_of(poll_rows(consumer, 1))[-1] == "z"
+
+
+def test_an_offset_kept_elsewhere_is_compared_when_its_epoch_was_kept_with_it(
+    topic: FakeCluster, values: Values
+) -> None:
+    topic.cut("t", 0, 2)
+    topic.store("t", 0, values("x", "y", "z"))
+    with Consumer(topic.bootstrap, auto_offset_reset="none") as consumer:
+        consumer.assign([T0])
+        consumer.seek(T0, OffsetAndMetadata(4, leader_epoch=0))
+        assert truncation(consumer).divergent_offset == 2
+        consumer.seek(T0, 4)
+        assert values_of(poll_rows(consumer, 1)) == ["z"]
+
+
+def test_what_was_fetched_before_the_cut_is_handed_out_first(topic: FakeCluster, values: Values) -> None:
+    with Consumer(topic.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([T0])
+        first = poll_rows(consumer, 4)
+        assert values_of(first) == list("abcd")
+        topic.cut("t", 0, 1)
+        topic.store("t", 0, values("x"))
+        assert truncation(consumer).divergent_offset == 1
+        assert values_of(poll_rows(consumer, 1)) == ["x"]
+
+
+def test_a_retained_log_start_is_no_truncation(topic: FakeCluster) -> None:
+    """Records before the position are gone by retention, with the epochs that wrote them."""
+    with Consumer(topic.bootstrap, auto_offset_reset="earliest") as consumer:
+        consumer.assign([T0])
+        poll_rows(consumer, 4)
+        part = topic.topics["t"].partitions[0]
+        with topic.changed:
+            part.log, part.log_start_offset = [], 4
+        topic.elect("t", 0, 1)
+        assert consumer.poll(0.3) == []
+        assert consumer.position(T0) == 4

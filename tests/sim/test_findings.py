@@ -1,0 +1,73 @@
+"""What the simulator found, each as the shortest scene that shows it."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+
+from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.world import World
+
+EVENTS_MAX = 20_000
+
+
+def run_until(world: World, condition: Callable[[], bool]) -> None:
+    for _ in range(EVENTS_MAX):
+        if condition():
+            return
+        world.step()
+    raise AssertionError("it did not happen")
+
+
+def cluster() -> World:
+    """A running cluster with a topic that is open everywhere, before any fault."""
+    world = World(1)
+    world.start()
+    run_until(world, lambda: all(machine.running and hosts_something(machine) for machine in world.machines))
+    return world
+
+
+def hosts_something(machine: Machine) -> bool:
+    return machine.process is not None and any(True for _ in machine.process.manager.partitions())
+
+
+def ended(world: World, machine: Machine) -> Callable[[], bool]:
+    process = machine.process
+    return lambda: process is not None and not process.alive
+
+
+def test_a_recovery_that_failed_is_made_again_after_the_next_start() -> None:
+    """A machine crash, a log that cannot be opened: the next process must not take it for a process crash."""
+    world = cluster()
+    machine = world.machines[0]
+    world.lose_machine(machine, down_ms=10)
+    run_until(world, lambda: machine.running)
+    machine.fs.fail_next("read_bytes", errno.EIO, path="/log/broker-0/t")
+    run_until(world, ended(world, machine))
+    run_until(world, lambda: machine.running and hosts_something(machine))
+    assert world.trace.counts["machine_crash starts"] == 2
+    assert "process_crash starts" not in world.trace.counts
+
+
+def test_a_broker_that_cannot_open_a_replica_ends() -> None:
+    """Otherwise it stays in the ISR, and is elected for what it cannot serve."""
+    world = cluster()
+    machine = world.machines[0]
+    world.kill(machine, restart_ms=1)
+    run_until(world, lambda: machine.running)
+    machine.fs.fail_next("read_bytes", errno.EIO, path="/log/broker-0/t")
+    run_until(world, ended(world, machine))
+    run_until(world, lambda: machine.running and hosts_something(machine))
+
+
+def test_a_full_disk_ends_no_broker() -> None:
+    """The checkpoint of high watermarks does not fit: the one before it stays."""
+    world = cluster()
+    machine = world.machines[0]
+    process = machine.process
+    machine.fs.capacity_bytes = machine.fs.used_bytes
+    checkpoint_ms = world.settings.cluster.replica_high_watermark_checkpoint_interval_ms
+    until_ms = world.scheduler.now_ms + 2 * checkpoint_ms + 500
+    run_until(world, lambda: world.scheduler.now_ms > until_ms)
+    assert machine.process is process
+    assert machine.running

@@ -1,0 +1,25 @@
+"""Each known bug, put in on purpose, is found by the random schedules: otherwise they would prove nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.bugs import BUGS
+from tests.sim.sensitivity import SCHEDULES_MAX, find
+
+QUICK_SCHEDULES_MAX = 400
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", sorted(name for name, bug in BUGS.items() if bug.quick))
+def test_schedules_find_the_bug_quickly(name: str) -> None:
+    found = find(name, QUICK_SCHEDULES_MAX)
+    assert found["after"], f"{QUICK_SCHEDULES_MAX} schedules did not find {name}"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", sorted(name for name, bug in BUGS.items() if not bug.quick))
+def test_schedules_find_the_bug(name: str) -> None:
+    found = find(name)
+    assert found["after"], f"{SCHEDULES_MAX} schedules did not find {name}"

@@ -1,0 +1,37 @@
+"""KNOWN_BUGS 27: after a failed fsync, what later counts as synced really is, also for the process that comes next."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from spark_broker.errors import KafkaStorageError
+from spark_broker.storage.start_kind import StartKind
+from tests.storage.logs import append_batch, open_log, sim_directory
+
+BATCHES = 4
+
+
+@pytest.mark.parametrize("synced_first", [0, 2], ids=["nothing synced", "a part synced"])
+def test_the_next_process_writes_again_what_a_failed_fsync_dropped(synced_first: int) -> None:
+    fs, directory = sim_directory()
+    log = open_log(directory, fs=fs)
+    for number in range(BATCHES):
+        append_batch(log)
+        if number + 1 == synced_first:
+            log.flush()
+    fs.fail_next("fsync", errno.EIO)
+    with pytest.raises(KafkaStorageError):
+        log.flush()
+    end_offset = log.log_end_offset
+
+    fs = fs.crash_process()
+    log = open_log(directory, StartKind.PROCESS_CRASH, fs=fs)
+    assert log.log_end_offset == end_offset
+    log.close(clean=True)
+
+    fs = fs.crash_machine_keeping(0)  # Only what was synced survives.
+    log = open_log(directory, StartKind.MACHINE_CRASH, fs=fs)
+    assert log.log_end_offset == end_offset
+    assert len(log.read(0, max_bytes=1 << 20, end_offset=end_offset)) == BATCHES

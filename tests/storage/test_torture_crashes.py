@@ -1,0 +1,131 @@
+"""A crash at every operation of a run: of the process, also within a write; of the machine, with every subset lost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from spark_broker.storage.config import LogConfig
+from tests.storage.torture import (
+    Run,
+    Step,
+    check_interrupted_recoveries,
+    check_machine_crashes,
+    check_process_crashes,
+    telling,
+)
+
+RUNS: dict[str, list[Step]] = {
+    "append and flush": [("append", 1), ("append", 23), ("flush", 0), ("append", 2)],
+    "roll": [("append", 2), ("roll", 1), ("append", 1), ("roll", 2), ("flush", 0)],
+    "truncate in the active segment": [("append", 1), ("append", 31), ("flush", 0), ("truncate", 2), ("append", 3)],
+    "truncate into a sealed segment": [("append", 31), ("roll", 1), ("roll", 1), ("truncate", 3), ("append", 1)],
+    "truncate everything": [("append", 2), ("roll", 2), ("flush", 0), ("truncate", 4), ("append", 1)],
+    "truncate to a sealed end": [("append", 2), ("roll", 2), ("truncate", 2), ("append", 1), ("flush", 0)],
+    "truncate below the log start": [("append", 3), ("append", 3), ("advance", 4), ("truncate", 2), ("append", 1)],
+    "retention": [("append", 2), ("roll", 2), ("roll", 2), ("advance", 3), ("advance", 3), ("append", 1)],
+    "retention of what is not synced": [("append", 2), ("append", 2), ("advance", 3), ("flush", 0)],
+    "restart further on": [("append", 2), ("roll", 2), ("flush", 0), ("restart", 100), ("append", 1), ("flush", 0)],
+    "restart within": [("append", 2), ("roll", 2), ("append", 2), ("flush", 0), ("restart", -1), ("append", 1)],
+    "restart before": [("restart", 50), ("append", 2), ("flush", 0), ("restart", -50), ("append", 1)],
+    "restart within a batch": [("append", 3), ("flush", 0), ("restart", 7), ("within", 2), ("append", 1), ("roll", 1)],
+    "checkpoints": [("epoch", 0), ("append", 1), ("epoch", 0), ("append", 1), ("flush", 0), ("epoch", 0)],
+    "crashes between": [("append", 2), ("crash", 0), ("flush", 0), ("roll", 1), ("crash", 0), ("append", 1)],
+    "clean stops between": [("append", 2), ("close", 0), ("append", 1), ("roll", 1), ("close", 0), ("append", 1)],
+}
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def every(length: int) -> Iterator[int]:
+    """Every number of bytes of a write, but not all of them."""
+    yield from range(1, length)
+
+
+def some(length: int) -> Iterator[int]:
+    """The first bytes, the last, and around the middle of a write."""
+    yield from sorted({1, 8, 79, 80, 81, length // 2, length - 8, length - 1} & set(range(1, length)))
+
+
+def run_of(steps: list[Step]) -> Run:
+    run = Run(LogConfig())
+    run.perform(steps)
+    return run
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_crash_at_any_operation_leaves_a_legal_log(name: str) -> None:
+    rng = random.Random(name)
+    for point in run_of(RUNS[name]).points:
+        with telling(point):
+            check_process_crashes(point, some)
+            check_machine_crashes(point, most_subsets=8, draws=2, rng=rng)
+
+
+@pytest.mark.parametrize("name", ["roll", "truncate into a sealed segment", "retention"])
+def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
+    for point in run_of(RUNS[name]).points[::3]:
+        with telling(point):
+            check_interrupted_recoveries(point, kept_of=lambda count: {0, (1 << count) - 1, 0b0101 % (1 << count)})
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", RUNS)
+def test_every_crash_with_every_subset_of_unsynced_changes(name: str) -> None:
+    """Exhaustive up to 10 unsynced changes; writes are torn at every byte by a process, at random by a machine."""
+    rng = random.Random(name)
+    for point in run_of(RUNS[name]).points:
+        with telling(point):
+            check_process_crashes(point, every)
+            check_machine_crashes(point, most_subsets=1 << 10, draws=30, rng=rng)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", RUNS)
+def test_every_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
+    rng = random.Random(name)
+    for point in run_of(RUNS[name]).points:
+        with telling(point):
+            check_interrupted_recoveries(
+                point, kept_of=lambda count: {0, (1 << count) - 1, *(rng.randrange(1 << count) for _ in range(4))}
+            )
+
+
+def random_run(seed: int) -> list[Step]:
+    """Twenty steps of any kind, more appends than others."""
+    rng = random.Random(seed)
+    kinds = ["append"] * 5 + ["roll"] * 3 + ["within", "flush", "truncate", "truncate", "advance", "restart"]
+    kinds += ["epoch", "crash", "close"]
+    ranges = {
+        "append": (1, 39),
+        "within": (1, 8),
+        "roll": (1, 29),
+        "truncate": (0, 12),
+        "advance": (0, 8),
+        "restart": (-5, 20),
+    }
+    return [(kind, rng.randint(*ranges.get(kind, (0, 0)))) for kind in rng.choices(kinds, k=20)]
+
+
+def torment(seed: int) -> None:
+    rng = random.Random(seed)
+    steps = random_run(seed)
+    with telling(f"seed {seed}: {steps}"):
+        for point in rng.sample(run_of(steps).points, 12):
+            with telling(point):
+                check_process_crashes(point, some)
+                check_machine_crashes(point, most_subsets=6, draws=6, rng=rng)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_runs(seed: int) -> None:
+    torment(seed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("first", range(1000, 2000, 100))
+def test_many_random_runs(first: int) -> None:
+    for seed in range(first, first + 100):
+        torment(seed)

@@ -1,0 +1,60 @@
+"""What the replicas of every partition have on disk, in a few lines: each record is the leader epoch that wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from spark_broker.controller.image import PartitionState
+
+CRASH_LOSES = 2
+
+Log = tuple[int, ...]
+
+
+def reach(log: Log) -> tuple[int, int]:
+    """Of two logs that clean elections led to, the one that reaches further has all that the other has committed."""
+    return (log[-1] if log else -1, len(log))
+
+
+@dataclass
+class Copies:
+    """Every replica's log by (topic id, partition, broker), and the committed part of each partition."""
+
+    logs: dict[tuple[str, int, int], Log] = field(default_factory=dict)
+    committed: dict[tuple[str, int], Log] = field(default_factory=dict)
+    elected: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest leader epoch that was looked at
+
+    def log(self, topic_id: str, number: int, broker: int) -> Log:
+        return self.logs.get((topic_id, number, broker), ())
+
+    def ends(self) -> dict[tuple[int, str, int], tuple[int, int]]:
+        return {(broker, topic_id, number): reach(log) for (topic_id, number, broker), log in self.logs.items()}
+
+    def append(self, topic_id: str, number: int, state: PartitionState, *, committed: bool) -> None:
+        written = (*self.log(topic_id, number, state.leader), state.leader_epoch)
+        for broker in state.isr if committed else (state.leader,):
+            self.logs[topic_id, number, broker] = written
+        if committed:
+            self.committed[topic_id, number] = written
+
+    def catch_up(self, topic_id: str, number: int, leader: int, followers: Collection[int]) -> None:
+        for broker in followers:
+            self.logs[topic_id, number, broker] = self.log(topic_id, number, leader)
+
+    def crash(self, broker: int) -> None:
+        """The machine: what was not synced is gone."""
+        for key in [key for key in self.logs if key[2] == broker]:
+            self.logs[key] = self.logs[key][:-CRASH_LOSES]
+
+    def check(self, topic_id: str, number: int, state: PartitionState, *, unclean: bool) -> None:
+        key = (topic_id, number)
+        if state.leader != -1 and unclean and self.elected.get(key, -1) < state.leader_epoch:
+            mine = self.log(*key, state.leader)
+            others = [self.log(*key, broker) for broker in state.replicas]
+            assert reach(mine) == max(map(reach, others)), "somebody had more than the replica that leads"
+            self.committed[key] = mine
+        self.elected[key] = state.leader_epoch
+        for broker in (*state.isr, *state.elr):
+            have, needed = self.log(*key, broker), self.committed.get(key, ())
+            assert reach(have) >= reach(needed), f"broker {broker} is electable without what was committed"

@@ -1,0 +1,108 @@
+"""Each known bug, put in on purpose, is found by the random stories: otherwise they would prove nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from spark_broker.controller import fencing, isr, partition_change, registration
+from spark_broker.controller.election import Election
+from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.controller.log_ends import Key, LogEnds
+from spark_broker.controller.partition_change import change
+from spark_broker.controller.records import PartitionChangeRecord
+from tests.unit.controller.test_properties import ClusterMachine
+
+STORIES_MAX = 2000
+
+Patch = pytest.MonkeyPatch
+
+
+def keep_a_last_member_after_a_machine_crash(patch: Patch) -> None:
+    """12: the last replica stays in the ISR though it lost its tail, and is elected over one that has everything."""
+
+    def buggy(
+        topic: TopicState,
+        number: int,
+        state: PartitionState,
+        *,
+        leader: int,
+        isr: tuple[int, ...],
+        lost: Collection[int],
+    ) -> PartitionChangeRecord | None:
+        last = set(isr) <= set(lost)
+        return change(topic, number, state, leader=leader, isr=isr, lost=() if last else lost)
+
+    patch.setattr(registration, "change", buggy)
+
+
+def keep_eligible_after_a_machine_crash(patch: Patch) -> None:
+    """12: eligibility outlives the loss of what it rests on."""
+    original = partition_change._with_eligible
+
+    def buggy(
+        before: PartitionState, target: PartitionState, lost: Collection[int], damaged: Collection[int]
+    ) -> PartitionState:
+        del lost
+        return original(before, target, (), damaged)
+
+    patch.setattr(partition_change, "_with_eligible", buggy)
+
+
+def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
+    """12: the high watermark moves on, and who is eligible does not have what is committed since."""
+    patch.setattr(partition_change, "min_insync_replicas", lambda topic: 99)
+
+
+def elect_any_live_replica(patch: Patch) -> None:
+    """16: unclean election without anybody's leave."""
+
+    def buggy(state: PartitionState, electable: Callable[[int], bool]) -> Election:
+        live = [broker for broker in state.replicas if electable(broker)]
+        return Election(live[0], (live[0],)) if live else Election(-1, state.isr)
+
+    patch.setattr(fencing, "elect", buggy)
+
+
+def elect_the_last_replica_without_comparing_it(patch: Patch) -> None:
+    """12: the first replica that is back is taken for complete, once nobody is known to be."""
+
+    def buggy(self: LogEnds, image: MetadataImage, key: Key, state: PartitionState) -> dict[int, tuple[int, int]]:
+        del self, image, key
+        return dict.fromkeys(state.replicas, (0, 0))
+
+    patch.setattr(LogEnds, "known", buggy)
+
+
+def let_an_older_incarnation_join(patch: Patch) -> None:
+    """9, KIP-903: a follower joins on what its predecessor had fetched, before its machine crashed."""
+    patch.setattr(isr, "_check_joins", lambda image, member: None)
+
+
+BUGS: list[Callable[[Patch], None]] = [
+    keep_a_last_member_after_a_machine_crash,
+    keep_eligible_after_a_machine_crash,
+    stay_eligible_beside_a_full_isr,
+    elect_any_live_replica,
+    elect_the_last_replica_without_comparing_it,
+    let_an_older_incarnation_join,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_random_stories_find_the_bug(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    search = settings(
+        max_examples=STORIES_MAX,
+        stateful_step_count=40,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+    )
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(ClusterMachine, settings=search)

@@ -1,0 +1,72 @@
+"""A transaction coordinator that never fails: it decides, and writes markers until they are there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tests.unit.core.harness import Cluster, Outcome
+
+
+@dataclass(slots=True)
+class Transaction:
+    """The producer's transaction of this epoch. `added`: the partition is in it. `ending`: decided, marker to come."""
+
+    epoch: int = 0
+    added: bool = False
+    ending: bool | None = None
+    markers: list[Outcome] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class SentMarker:
+    """A marker that may arrive once more, late."""
+
+    producer_id: int
+    producer_epoch: int
+    committed: bool
+
+
+class ModelCoordinator:
+    """`decided`: producer id and epoch to whether that transaction is committed. What is not in it shows nowhere."""
+
+    def __init__(self) -> None:
+        self.transactions: dict[int, Transaction] = {}
+        self.decided: dict[tuple[int, int], bool] = {}
+        self.sent: list[SentMarker] = []
+
+    def transaction(self, producer_id: int) -> Transaction:
+        return self.transactions.setdefault(producer_id, Transaction())
+
+    def add(self, producer_id: int, producer_epoch: int) -> bool:
+        """A leader asks: is the transaction open? From now on the partition gets a marker."""
+        transaction = self.transaction(producer_id)
+        if transaction.epoch != producer_epoch or transaction.ending is not None:
+            return False
+        transaction.added = True
+        return True
+
+    def end(self, producer_id: int, producer_epoch: int, *, committed: bool) -> None:
+        """The producer, or time, ends the transaction. Late or repeated: nothing."""
+        transaction = self.transaction(producer_id)
+        if transaction.epoch != producer_epoch or transaction.ending is not None:
+            return
+        self.decided[producer_id, producer_epoch] = committed and transaction.added
+        if transaction.added:
+            transaction.ending = committed
+        else:
+            transaction.epoch += 1  # No partition is in it: nothing is written.
+
+    def ending(self) -> list[int]:
+        """Producers whose marker is to be written. Takes note of those that are committed."""
+        for producer_id, transaction in self.transactions.items():
+            if transaction.ending is not None and any(one.base_offset is not None for one in transaction.markers):
+                self.sent.append(SentMarker(producer_id, transaction.epoch + 1, transaction.ending))
+                self.transactions[producer_id] = Transaction(transaction.epoch + 1)
+        return [pid for pid, transaction in self.transactions.items() if transaction.ending is not None]
+
+    def write_marker(self, cluster: Cluster, broker: int, producer_id: int, value: int) -> None:
+        """Try it with this leader. Raises the error that refuses it."""
+        transaction = self.transactions[producer_id]
+        assert transaction.ending is not None
+        outcome = cluster.append_marker(broker, value, producer_id, transaction.epoch + 1, committed=transaction.ending)
+        transaction.markers.append(outcome)

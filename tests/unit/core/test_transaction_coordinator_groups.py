@@ -1,0 +1,311 @@
+"""The transaction coordinator, many writers: an application's versions, each committed at most once."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_broker.core.transaction_records import encode_record
+from spark_broker.core.transaction_state import REMEMBERED_EXECUTIONS, State
+from spark_broker.errors import (
+    AlreadyCommittedError,
+    InvalidProducerEpochError,
+    InvalidProducerIdMappingError,
+    InvalidRequestError,
+    InvalidTransactionTimeoutError,
+    InvalidTxnStateError,
+    ProducerFencedError,
+    SparkBrokerError,
+)
+from spark_broker.protocol.messages import (
+    AbortTransaction,
+    AddPartitionToTransaction,
+    CommitTransaction,
+    Empty,
+    EndTransaction,
+    InitTransactions,
+    JoinTransaction,
+    ProducerIdentity,
+)
+from tests.unit.core.transaction_driver import TIMEOUT_MAX_MS, Answer, Driver, Log
+
+APP = "sink"
+TOPIC = "cd" * 16
+TIMEOUT_MS = 10_000
+
+
+def join(driver: Driver, version: int, execution: str = "run-1") -> int:
+    answer = driver.ask(JoinTransaction(APP, version, execution, TIMEOUT_MS))
+    assert isinstance(answer, ProducerIdentity), answer
+    assert answer.producer_epoch == 0
+    return answer.producer_id
+
+
+def add(driver: Driver, producer_id: int, partition: int = 0) -> Answer:
+    return driver.ask(AddPartitionToTransaction(APP, producer_id, 0, TOPIC, partition))
+
+
+def commit(driver: Driver, version: int, winners: list[int], execution: str = "run-1") -> Answer:
+    return driver.ask(CommitTransaction(APP, version, execution, winners))
+
+
+def abort(driver: Driver, version: int, execution: str = "run-1") -> Answer:
+    return driver.ask(AbortTransaction(APP, version, execution))
+
+
+def markers(driver: Driver) -> list[tuple[int, int, bool]]:
+    """(producer id, partition, committed) of what is asked of the partitions."""
+    return [(target.producer_id, target.partition, target.committed) for target in driver.targets]
+
+
+def last_committed(driver: Driver) -> int:
+    return driver.shard.transactions[APP].last_committed
+
+
+def test_winners_are_committed_and_every_other_writer_is_aborted() -> None:
+    driver = Driver()
+    won, lost, idle = (join(driver, 1) for _ in range(3))
+    assert len({won, lost, idle}) == 3, "each join has a producer id of its own"
+    for producer_id, partition in ((won, 0), (lost, 0), (lost, 1), (won, 2)):
+        assert isinstance(add(driver, producer_id, partition), Empty)
+    driver.auto = False
+    token = driver.send(CommitTransaction(APP, 1, "run-1", [won, idle]))
+    driver.commit()
+    assert sorted(markers(driver)) == sorted([(won, 0, True), (won, 2, True), (lost, 0, False), (lost, 1, False)])
+    assert {target.producer_epoch for target in driver.targets} == {1}
+    assert token not in driver.answers
+    driver.settle()
+    assert isinstance(driver.answers[token], Empty)
+    assert last_committed(driver) == 1
+
+
+def test_a_version_is_committed_once() -> None:
+    driver = Driver()
+    won = join(driver, 5)
+    add(driver, won)
+    assert isinstance(commit(driver, 5, [won]), Empty)
+    for version in (5, 4, 0):
+        for execution in ("run-1", "run-2"):
+            assert isinstance(commit(driver, version, [won], execution), AlreadyCommittedError)
+            assert isinstance(commit(driver, version, [], execution), AlreadyCommittedError)
+            assert isinstance(abort(driver, version, execution), AlreadyCommittedError)
+            answer = driver.ask(JoinTransaction(APP, version, execution, TIMEOUT_MS))
+            assert isinstance(answer, AlreadyCommittedError)
+    assert last_committed(driver) == 5
+
+
+def test_an_identical_commit_joins_the_one_under_way_and_another_one_is_too_late() -> None:
+    driver = Driver()
+    one, two = join(driver, 1), join(driver, 1)
+    add(driver, one)
+    driver.auto = False
+    tokens = [driver.send(CommitTransaction(APP, 1, "run-1", winners)) for winners in ([one], [one], [one, two])]
+    driver.settle()
+    first, same, other = (driver.answers[token] for token in tokens)
+    assert isinstance(first, Empty)
+    assert isinstance(same, Empty)
+    assert isinstance(other, AlreadyCommittedError)
+
+
+@pytest.mark.parametrize(("version", "execution"), [(1, "run-1"), (2, "run-1"), (1, "run-2"), (2, "run-2")])
+def test_a_winner_that_has_not_joined_this_version_changes_nothing(version: int, execution: str) -> None:
+    driver = Driver()
+    won = join(driver, 1)
+    add(driver, won)
+    length = len(driver.log.records)
+    stranger = won if (version, execution) != (1, "run-1") else won + 1
+    assert isinstance(commit(driver, version, [stranger], execution), InvalidTxnStateError)
+    assert len(driver.log.records) == length
+    assert isinstance(commit(driver, 1, [won]), Empty)
+
+
+def test_an_empty_batch_commits_its_version_without_a_writer() -> None:
+    driver = Driver()
+    assert isinstance(commit(driver, 0, []), Empty)
+    assert last_committed(driver) == 0
+    won = join(driver, 1)
+    assert isinstance(commit(driver, 1, [won]), Empty)
+
+
+def test_a_commit_without_winners_aborts_every_writer() -> None:
+    driver = Driver()
+    add(driver, join(driver, 3))
+    driver.auto = False
+    driver.send(CommitTransaction(APP, 3, "run-1", []))
+    driver.commit()
+    assert [committed for _, _, committed in markers(driver)] == [False]
+    driver.settle()
+    assert last_committed(driver) == 3
+
+
+@pytest.mark.parametrize("ended", ["abort", "time-out", "commit"])
+def test_a_join_after_the_end_is_refused(ended: str) -> None:
+    driver = Driver()
+    add(driver, join(driver, 1))
+    if ended == "abort":
+        assert isinstance(abort(driver, 1), Empty)
+        assert isinstance(abort(driver, 1), Empty), "a repetition"
+    elif ended == "time-out":
+        driver.tick(TIMEOUT_MS)
+    else:
+        commit(driver, 1, [])
+    answer = driver.ask(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS))
+    assert isinstance(answer, AlreadyCommittedError if ended == "commit" else InvalidTxnStateError)
+    if ended != "commit":
+        assert isinstance(commit(driver, 1, []), InvalidTxnStateError)
+        assert last_committed(driver) == -1
+    join(driver, 2)
+
+
+def test_an_abort_before_the_first_join_keeps_late_tasks_out() -> None:
+    driver = Driver()
+    assert isinstance(abort(driver, 1), Empty)
+    assert isinstance(driver.ask(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS)), InvalidTxnStateError)
+
+
+def test_a_new_execution_aborts_the_older_ones_transaction_and_fences_it() -> None:
+    driver = Driver()
+    old = join(driver, 1, "run-1")
+    add(driver, old)
+    driver.auto = False
+    token = driver.send(JoinTransaction(APP, 1, "run-2", TIMEOUT_MS))
+    zombie = driver.send(JoinTransaction(APP, 2, "run-1", TIMEOUT_MS))
+    driver.commit()
+    assert markers(driver) == [(old, 0, False)]
+    assert isinstance(driver.answers[zombie], ProducerFencedError), "fenced at once, not only after the abort"
+    assert token not in driver.answers
+    driver.settle()
+    new = driver.answers[token]
+    assert isinstance(new, ProducerIdentity)
+    driver.auto = True
+    assert isinstance(commit(driver, 1, [old], "run-1"), ProducerFencedError)
+    assert isinstance(abort(driver, 1, "run-1"), ProducerFencedError)
+    assert isinstance(add(driver, old), InvalidProducerIdMappingError)
+    assert isinstance(commit(driver, 1, [new.producer_id], "run-2"), Empty)
+
+
+def test_a_higher_version_aborts_a_lower_one_that_was_left_open() -> None:
+    driver = Driver()
+    old = join(driver, 1)
+    new = join(driver, 2)
+    assert isinstance(add(driver, old), InvalidProducerIdMappingError)
+    assert isinstance(driver.ask(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS)), InvalidTxnStateError)
+    assert isinstance(abort(driver, 1), Empty), "it is aborted"
+    assert isinstance(commit(driver, 2, [new]), Empty)
+    assert last_committed(driver) == 2
+
+
+def test_a_writer_of_a_transaction_that_is_being_ended_is_refused() -> None:
+    driver = Driver()
+    won = join(driver, 1)
+    add(driver, won)
+    driver.auto = False
+    driver.send(CommitTransaction(APP, 1, "run-1", [won]))
+    late = driver.send(AddPartitionToTransaction(APP, won, 0, TOPIC, 1))
+    driver.settle()
+    assert isinstance(driver.answers[late], InvalidProducerEpochError)
+    driver.auto = True
+    assert isinstance(driver.ask(AddPartitionToTransaction(APP, won, 1, TOPIC, 0)), InvalidProducerIdMappingError)
+
+
+def test_joins_and_adds_renew_the_time_out() -> None:
+    driver = Driver()
+    first = join(driver, 1)
+    driver.tick(TIMEOUT_MS - 1)
+    second = join(driver, 1)
+    driver.tick(2 * TIMEOUT_MS - 2)
+    add(driver, second)
+    driver.tick(3 * TIMEOUT_MS - 4)
+    assert isinstance(commit(driver, 1, [first, second]), Empty)
+
+
+def test_joins_at_once_wait_for_one_commit_of_the_log_each_and_not_for_each_other() -> None:
+    driver = Driver(auto=False)
+    tokens = [driver.send(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS)) for _ in range(50)]
+    assert not driver.answers
+    driver.commit()
+    identities = {driver.answers[token] for token in tokens}
+    assert len(identities) == 50
+
+
+def test_the_last_executions_are_remembered() -> None:
+    driver = Driver()
+    for number in range(REMEMBERED_EXECUTIONS):
+        join(driver, 1, f"run-{number}")
+    for number in range(REMEMBERED_EXECUTIONS - 1):
+        answer = driver.ask(JoinTransaction(APP, 1, f"run-{number}", TIMEOUT_MS))
+        assert isinstance(answer, ProducerFencedError)
+
+
+def test_the_end_of_one_transaction_answers_nobody_who_waits_for_the_next() -> None:
+    driver = Driver()
+    add(driver, join(driver, 1))
+    driver.auto = False
+    driver.send(AbortTransaction(APP, 1, "run-1"))
+    driver.commit()
+    driver.run(driver.shard.marked(driver.targets.popleft()))  # its end is in the log, not committed yet
+    assert driver.shard.transactions[APP].state is State.EMPTY
+    joined = driver.send(JoinTransaction(APP, 2, "run-1", TIMEOUT_MS))
+    position = driver.shard.appended_count
+    aborted = driver.send(AbortTransaction(APP, 2, "run-1"))
+    driver.commit(position)
+    assert isinstance(driver.answers[joined], ProducerIdentity)
+    assert aborted not in driver.answers
+    driver.settle()
+    assert isinstance(driver.answers[aborted], Empty)
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (JoinTransaction("", 1, "run", 5), InvalidRequestError),
+        (JoinTransaction(APP, 1, "", 5), InvalidRequestError),
+        (JoinTransaction(APP, 1, "run-1", 0), InvalidTransactionTimeoutError),
+        (JoinTransaction(APP, 1, "run-1", TIMEOUT_MAX_MS + 1), InvalidTransactionTimeoutError),
+        (InitTransactions(APP, TIMEOUT_MS), InvalidTxnStateError),
+        (EndTransaction(APP, 1000, 0, True), InvalidTxnStateError),
+    ],
+)
+def test_a_request_of_the_other_form_or_without_sense_is_refused(
+    request_: JoinTransaction, error: type[SparkBrokerError]
+) -> None:
+    driver = Driver()
+    join(driver, 1)
+    length = len(driver.log.records)
+    assert type(driver.ask(request_)) is error
+    assert len(driver.log.records) == length
+
+
+@pytest.mark.parametrize("stage", ["open", "fencing", "committing", "ended"])
+def test_a_snapshot_rebuilds_the_state(stage: str) -> None:
+    driver = Driver()
+    one, two = join(driver, 4), join(driver, 4)
+    add(driver, one, 0)
+    add(driver, two, 1)
+    driver.auto = False
+    if stage == "fencing":
+        driver.send(JoinTransaction(APP, 4, "run-2", TIMEOUT_MS))
+    elif stage != "open":
+        driver.send(CommitTransaction(APP, 4, "run-1", [one]))
+    if stage == "ended":
+        driver.settle()
+    records = [*driver.log.decoded(), *driver.shard.snapshot()]
+    whole = Driver(Log([encode_record(record) for record in records]), auto=False)
+    alone = Driver(Log([encode_record(record) for record in driver.shard.snapshot()]), auto=False)
+    expected = driver.shard.transactions[APP]
+    for rebuilt in (whole, alone):
+        found = rebuilt.shard.transactions[APP]
+        found.active_ms = expected.active_ms
+        assert found == expected
+        expected_markers = [] if stage in ("open", "ended") else expected.markers()
+        assert list(rebuilt.targets) == expected_markers
+
+
+def test_last_committed_outlives_every_leader() -> None:
+    driver = Driver()
+    won = join(driver, 7)
+    commit(driver, 7, [won])
+    for _ in range(3):
+        driver = driver.fail_over()
+        assert isinstance(commit(driver, 7, [won]), AlreadyCommittedError)
+    (description,) = driver.shard.describe([APP], 0)
+    assert description.last_committed == 7

@@ -1,0 +1,160 @@
+"""Known bugs of producers and transactions, put in on purpose: the random schedules find each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from spark_broker.core.batch import BatchInfo
+from spark_broker.core.effects import Effect
+from spark_broker.core.leadership import Leadership
+from spark_broker.core.producers import ProducerStates, StoredBatch
+from spark_broker.core.replica import Replica
+from spark_broker.core.transaction_index import TransactionIndex
+from spark_broker.errors import OutOfOrderSequenceNumberError, UnknownProducerIdError
+from tests.unit.core.checker import ViolationError
+from tests.unit.core.schedule import run
+
+SCHEDULES_MAX = 800
+
+Patch = pytest.MonkeyPatch
+
+
+def forget_where_transactions_began_over_a_cut(patch: Patch) -> None:
+    """19, KAFKA-5435: after truncation, what was open is taken to be decided."""
+    rebuilt = Replica.producers_rebuilt
+
+    def buggy(self: Replica, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
+        return rebuilt(self, ProducerStates(producers.entries()), log_end_offset)
+
+    patch.setattr(Replica, "producers_rebuilt", buggy)
+
+
+def begin_at_any_number(patch: Patch) -> None:
+    """20: a producer may begin in the middle; a batch of its that was lost leaves a gap that nobody sees."""
+    check = ProducerStates.check
+
+    def buggy(
+        self: ProducerStates, producer_id: int, producer_epoch: int, sequence: int, *, transactional: bool = False
+    ) -> StoredBatch | None:
+        try:
+            return check(self, producer_id, producer_epoch, sequence, transactional=transactional)
+        except (UnknownProducerIdError, OutOfOrderSequenceNumberError):
+            return None
+
+    patch.setattr(ProducerStates, "check", buggy)
+
+
+def forget_producers_with_open_transactions(patch: Patch) -> None:
+    """20: an idle transaction's producer expires, and its retries with it."""
+
+    def buggy(self: ProducerStates, before_ms: int) -> list[int]:
+        idle = [pid for pid, entry in self._entries.items() if entry.last_append_ms < before_ms]
+        for producer_id in idle:
+            del self._entries[producer_id]
+        return idle
+
+    patch.setattr(ProducerStates, "expire", buggy)
+
+
+def keep_sequence_numbers_over_a_marker(patch: Patch) -> None:
+    """23: a number used again after an abort is taken for a duplicate of the aborted batch."""
+    replay = ProducerStates.replay
+
+    def buggy(self: ProducerStates, batch: BatchInfo) -> None:
+        before = self._entries.get(batch.producer_id)
+        replay(self, batch)
+        if batch.control and before is not None:
+            self._entries[batch.producer_id] = replace(self._entries[batch.producer_id], batches=before.batches)
+
+    patch.setattr(ProducerStates, "replay", buggy)
+
+
+def leave_the_epoch_as_it_was_at_a_marker(patch: Patch) -> None:
+    """24, KIP-890: a marker does not fence what the ended transaction still sends."""
+    replay = ProducerStates.replay
+
+    def buggy(self: ProducerStates, batch: BatchInfo) -> None:
+        before = self._entries.get(batch.producer_id)
+        replay(self, batch)
+        if batch.control and before is not None:
+            self._entries[batch.producer_id] = before
+
+    patch.setattr(ProducerStates, "replay", buggy)
+
+
+def take_any_marker(patch: Patch) -> None:
+    """24: a late marker ends the transaction that came after its own."""
+    patch.setattr(ProducerStates, "check_marker", lambda *_: True)
+
+
+def append_without_the_coordinator(patch: Patch) -> None:
+    """24, KIP-890: a late batch of a transaction that is over waits for a marker that never comes."""
+    patch.setattr(Leadership, "is_confirmed", lambda *_: True)
+
+
+def take_a_confirmation_for_every_epoch(patch: Patch) -> None:
+    """24: the coordinator's word on one transaction admits the batches of the next, which it has not heard of."""
+
+    def buggy(self: Leadership, producer_id: int, producer_epoch: int, now_ms: int) -> bool:
+        del producer_epoch, now_ms
+        return producer_id in self._confirmed
+
+    patch.setattr(Leadership, "is_confirmed", buggy)
+    patch.setattr(Leadership, "forget_confirmation", lambda *_: None)
+
+
+def decide_by_markers_that_are_not_committed(patch: Patch) -> None:
+    """24: the last stable offset passes a marker that may yet be cut off."""
+
+    def buggy(self: TransactionIndex, high_watermark: int) -> int:
+        return min([high_watermark, *self._ongoing.values()])
+
+    patch.setattr(TransactionIndex, "last_stable_offset", buggy)
+
+
+def forget_aborted_transactions_that_began_before_the_log_start(patch: Patch) -> None:
+    """20: what retention has left of an aborted transaction is shown as committed."""
+
+    def buggy(self: TransactionIndex, log_start_offset: int) -> None:
+        for producer_id, aborted in self._aborted.items():
+            self._aborted[producer_id] = [one for one in aborted if one.first_offset >= log_start_offset]
+
+    patch.setattr(TransactionIndex, "start_at", buggy)
+
+
+def let_retention_leave_the_last_stable_offset_behind(patch: Patch) -> None:
+    """15, KAFKA-9491."""
+
+    def buggy(self: Replica) -> int:
+        return self.producers.transactions.last_stable_offset(self.high_watermark)
+
+    patch.setattr(Replica, "last_stable_offset", property(buggy))
+
+
+BUGS: list[Callable[[Patch], None]] = [
+    forget_where_transactions_began_over_a_cut,
+    begin_at_any_number,
+    forget_producers_with_open_transactions,
+    keep_sequence_numbers_over_a_marker,
+    leave_the_epoch_as_it_was_at_a_marker,
+    take_any_marker,
+    append_without_the_coordinator,
+    take_a_confirmation_for_every_epoch,
+    decide_by_markers_that_are_not_committed,
+    forget_aborted_transactions_that_began_before_the_log_start,
+    let_retention_leave_the_last_stable_offset_behind,
+]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+def test_random_schedules_find_the_bug(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    for seed in range(SCHEDULES_MAX):
+        try:
+            run(seed, transactional=True)
+        except ViolationError:
+            return
+    pytest.fail(f"{SCHEDULES_MAX} schedules did not find it")

@@ -1,0 +1,131 @@
+"""A shell for `TransactionShard` without a broker: a log in memory whose commits the test decides."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from spark_broker.core.transaction_coordinator import (
+    AnswerRequest,
+    AppendRecords,
+    CoordinatorRequest,
+    DecideAgain,
+    Effect,
+    MarkerTarget,
+    ProducerIdPool,
+    Resources,
+    TransactionShard,
+)
+from spark_broker.core.transaction_records import (
+    StoredRecord,
+    TransactionRecord,
+    decode_record,
+    encode_record,
+)
+from spark_broker.errors import NotEnoughReplicasError, SparkBrokerError
+from spark_broker.protocol.messages import Message
+
+FAR_MS = 10**12
+TIMEOUT_MAX_MS = 900_000
+
+Answer = Message | SparkBrokerError
+
+
+@dataclass
+class Log:
+    """The partition's records as bytes; those from `committed` on may be lost with the leader."""
+
+    records: list[StoredRecord] = field(default_factory=list)
+    committed: int = 0
+
+    def decoded(self) -> list[TransactionRecord]:
+        return [decode_record(*record) for record in self.records]
+
+
+class Driver:
+    """Carries out effects as the contract says. `auto`: commits at once, and every marker is written at once."""
+
+    def __init__(
+        self,
+        log: Log | None = None,
+        ids: ProducerIdPool | None = None,
+        *,
+        auto: bool = True,
+        id_expiration_ms: int = -1,
+    ) -> None:
+        self.log = log or Log()
+        self.auto = auto
+        self.now_ms = 0
+        self.refusing = False  # appends: the ISR is too small
+        self.answers: dict[object, Answer] = {}
+        self.targets: deque[MarkerTarget] = deque()
+        if ids is None:
+            ids = ProducerIdPool()
+            ids.refill(1000, 1_000_000)
+        self.ids = ids
+        self.shard = TransactionShard(Resources(ids, TIMEOUT_MAX_MS), id_expiration_ms=id_expiration_ms)
+        self._ends: list[int] = []  # log length after each append of this leader
+        self._tokens = 0
+        self.log.committed = len(self.log.records)
+        for record in self.log.decoded():
+            self.shard.replay(record)
+        self.run(self.shard.loaded(self.now_ms))
+
+    def run(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case AppendRecords():
+                    self._append(effect)
+                case AnswerRequest(token, answer):
+                    assert token not in self.answers, "answered twice"
+                    self.answers[token] = answer
+                case DecideAgain(waiting):
+                    self.run(self.shard.decide(waiting, self.now_ms))
+                case _:
+                    self.targets += effect.targets
+        if self.auto:
+            self.settle()
+
+    def _append(self, append: AppendRecords) -> None:
+        if self.refusing:
+            self.run(self.shard.append_refused(append, NotEnoughReplicasError("the ISR is too small")))
+            return
+        self.log.records += [encode_record(record) for record in append.records()]
+        self._ends.append(len(self.log.records))
+        self.run(self.shard.appended(append, self.now_ms))
+
+    def settle(self) -> None:
+        """Everything is committed, every marker written."""
+        while self.shard.committed_count < self.shard.appended_count or self.targets:
+            self.commit()
+            while self.targets:
+                self.run(self.shard.marked(self.targets.popleft()))
+
+    def commit(self, count: int | None = None) -> None:
+        """The first `count` appends (None: all) are committed."""
+        count = self.shard.appended_count if count is None else count
+        if count > self.shard.committed_count:
+            self.log.committed = max(self.log.committed, self._ends[count - 1])
+            self.run(self.shard.committed(count))
+
+    def send(self, request: CoordinatorRequest, deadline_ms: int = FAR_MS) -> int:
+        """Send a request; its answer (if there is one yet) is `answers[token]`."""
+        self._tokens += 1
+        token = self._tokens
+        self.run(self.shard.request(token, request, deadline_ms, self.now_ms))
+        return token
+
+    def ask(self, request: CoordinatorRequest) -> Answer:
+        """The answer, which must be there at once."""
+        return self.answers[self.send(request)]
+
+    def tick(self, now_ms: int) -> None:
+        self.now_ms = now_ms
+        self.run(self.shard.tick(now_ms))
+
+    def fail_over(self, *, kept: int | None = None, auto: bool | None = None) -> Driver:
+        """Another leader, whose log has the committed records and `kept` of those after them (None: all)."""
+        self.run(list(self.shard.dropped()))
+        end = len(self.log.records) if kept is None else min(self.log.committed + kept, len(self.log.records))
+        log = Log(self.log.records[:end], end)
+        return Driver(log, self.ids, auto=self.auto if auto is None else auto)

@@ -303,7 +303,7 @@ class ClusterConfig(Config):
     producer_id_expiration_ms: int = setting(
         86_400_000,
         "A partition forgets a producer that has appended nothing for this long. Keep it above delivery.timeout.ms of every producer.",
-        at_least(1000),
+        at_least(120_000),  # core.leadership: a coordinator's word is good for a minute, and must not outlive this
     )
     producer_id_expiration_check_interval_ms: int = setting(
         600_000, "How often partitions look for producers to forget.", at_least(1)

@@ -16,9 +16,10 @@ from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidRequestError,
     SparkBrokerError,
+    UnknownServerError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.messages import AddPartitionToTransaction
+from spark_broker.protocol.messages import AddedToTransaction, AddPartitionToTransaction
 from spark_broker.protocol.murmur2 import group_partition
 
 CONFIRMATION_TIMEOUT_MS = 5_000
@@ -94,14 +95,16 @@ class Confirmations:
         try:
             broker = coordinator_of(self._manager.image, transactional_id)
             if broker.id == self._manager.broker_id:
-                answer = AwaitedAnswer()
-                self._coordinator.handle(request, now_ms + timeout_ms, answer)
-                answer.wait(timeout_ms)
+                awaited_answer = AwaitedAnswer()
+                self._coordinator.handle(request, now_ms + timeout_ms, awaited_answer)
+                answer = awaited_answer.wait(timeout_ms)
             else:
-                self._calls.call(broker, request, timeout_ms)
+                answer = self._calls.call(broker, request, timeout_ms)
         except SparkBrokerError as error:
             if not error.retriable:
                 raise
             # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
             raise CoordinatorNotAvailableError(f"{transactional_id!r}: {error.message}") from None
-        partition.confirm(awaited)
+        if not isinstance(answer, AddedToTransaction):
+            raise UnknownServerError(f"AddPartitionToTransaction was answered with {type(answer).__name__}")
+        partition.confirm(awaited, answer.repeat_after_ms)

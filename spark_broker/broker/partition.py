@@ -29,6 +29,7 @@ from spark_broker.core.effects import (
     SaveEpochs,
     TruncateLog,
 )
+from spark_broker.core.leadership import CONFIRMATION_MS
 from spark_broker.core.producers import StoredBatch
 from spark_broker.core.replica import (
     ACKS_ALL,
@@ -184,11 +185,11 @@ class Partition:
                 self._carry_out([Acknowledge(token, base_offset)])
             return None
 
-    def confirm(self, awaited: AwaitedTransaction) -> None:
-        """The coordinator has this partition in the transaction."""
+    def confirm(self, awaited: AwaitedTransaction, valid_ms: int = CONFIRMATION_MS) -> None:
+        """The coordinator has this partition in the transaction; to be asked again after `valid_ms`."""
         with self._lock:
             self.replica.transaction_confirmed(
-                awaited.leader_epoch, awaited.producer_id, awaited.producer_epoch, awaited.asked_ms
+                awaited.leader_epoch, awaited.producer_id, awaited.producer_epoch, awaited.asked_ms, valid_ms
             )
 
     def append_marker(self, marker: Marker, token: AppendToken) -> None:

@@ -133,6 +133,7 @@ class TransactionCoordinator:
         self._replies[self._next_token] = reply
         now_ms = self._clock.boottime_ms()
         self._carry_out(led, led.shard.request(self._next_token, request, deadline_ms, now_ms))
+        self._allocate_producer_ids(now_ms)
 
     def _check_partition(self, led: LedShard, request: AddPartitionToTransaction) -> None:
         """The image that says so must be of a time at which this broker led the shard (see `MarkerQueue.gone`)."""

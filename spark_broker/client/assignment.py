@@ -19,6 +19,7 @@ from spark_broker.core.epochs import EpochHistory
 from spark_broker.errors import LogTruncationError, PolicyViolationError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 
+NO_LINEAGE = EpochHistory()
 
 LINEAGE_MAX = 100
 """Leader epochs of what was read that a partition remembers: enough to find where the log parts."""
@@ -57,7 +58,7 @@ class PartitionState:
     position: int = -1
     fetch_offset: int = -1
     last_epoch: int = NO_EPOCH  # of the record before `position`
-    lineage: EpochHistory = EpochHistory()  # of what lies before `fetch_offset`, as far as it is known
+    lineage: EpochHistory = NO_LINEAGE  # of what lies before `fetch_offset`, as far as it is known
     truncation: LogTruncationError | None = None  # to be raised once by poll
     generation: int = 0
     paused: bool = False
@@ -83,7 +84,7 @@ class PartitionState:
         self.position = self.fetch_offset = offset
         self.last_epoch = leader_epoch
         if leader_epoch != NO_EPOCH and offset > 0:
-            self.lineage = EpochHistory().assign(leader_epoch, offset - 1)
+            self.lineage = NO_LINEAGE.assign(leader_epoch, offset - 1)
 
     def find_start(self, start: Start) -> None:
         """Forget the position and look for one."""
@@ -95,7 +96,7 @@ class PartitionState:
         self.generation += 1
         self.buffer.clear()
         self.buffered_bytes = 0
-        self.lineage = EpochHistory()
+        self.lineage = NO_LINEAGE
         self.error = None
         self.failures = 0
         self.retry_at_s = 0.0

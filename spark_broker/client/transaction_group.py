@@ -144,8 +144,8 @@ class JoinedProducer(Producer):
             raise
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything is acknowledged. Raises TransactionAbortableError when any append has failed: this
-        attempt must not be a winner."""
+        """Wait until everything is acknowledged. Raises TransactionAbortableError (ProducerFencedError after a newer
+        execution has begun) when any append has failed: this attempt must not be a winner."""
         super().flush(timeout)
         self._check_appends()
 
@@ -175,7 +175,8 @@ class JoinedProducer(Producer):
         request = JoinTransaction(group.application, group.version, group.execution, group.timeout_ms)
         coordinator = Coordinator(self._metadata, TRANSACTION_STATE_TOPIC, group.application)
         deadline = Deadline.after_ms(self._config.max_block_ms)
-        answer = coordinator.ask(request, ProducerIdentity, deadline)
+        # One join too many is one loser more: a frozen coordinator need not be waited for.
+        answer = coordinator.ask(request, ProducerIdentity, deadline, patient=False)
         self._sender.take_identity(Identity(answer.producer_id, answer.producer_epoch))
         if self._state is not None:
             self._state.ready()

@@ -14,15 +14,16 @@ from spark_broker.core.progress import FollowerProgress
 from spark_broker.errors import NotLeaderOrFollowerError, StaleBrokerEpochError, UnknownLeaderEpochError
 
 CONFIRMATION_MS = 60_000
-"""A transaction that goes on is confirmed again after this long, which also renews its time-out at the coordinator."""
+"""A transaction that goes on is confirmed again after this long at the latest, which also renews its time-out at the
+coordinator; sooner where the coordinator says so."""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """A coordinator that was asked at `asked_ms` has the partition in the producer's transaction of this epoch."""
+    """The coordinator has the partition in the transaction of this epoch, and is asked again at `until_ms`."""
 
     producer_epoch: int
-    asked_ms: int
+    until_ms: int
 
 
 class Leadership:
@@ -135,15 +136,13 @@ class Leadership:
 
     # ---- transactions ------------------------------------------------------------------------------------------
 
-    def confirm(self, producer_id: int, producer_epoch: int, asked_ms: int) -> None:
-        self._confirmed[producer_id] = Confirmation(producer_epoch, asked_ms)
+    def confirm(self, producer_id: int, producer_epoch: int, asked_ms: int, valid_ms: int) -> None:
+        self._confirmed[producer_id] = Confirmation(producer_epoch, asked_ms + min(valid_ms, CONFIRMATION_MS))
 
     def is_confirmed(self, producer_id: int, producer_epoch: int, now_ms: int) -> bool:
         """Whether the producer may write on without asking the coordinator again."""
         found = self._confirmed.get(producer_id)
-        return (
-            found is not None and found.producer_epoch == producer_epoch and now_ms - found.asked_ms < CONFIRMATION_MS
-        )
+        return found is not None and found.producer_epoch == producer_epoch and now_ms < found.until_ms
 
     def forget_confirmation(self, producer_id: int) -> None:
         """A marker comes: a batch on its way asks again, and is told that its transaction is over."""

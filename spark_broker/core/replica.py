@@ -37,7 +37,7 @@ from spark_broker.core.effects import (
 )
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.events import AppendGrant, Assignment, AwaitTransaction, Fetched, LogState
-from spark_broker.core.leadership import Leadership
+from spark_broker.core.leadership import CONFIRMATION_MS, Leadership
 from spark_broker.core.pending import PendingAppend, PendingAppends
 from spark_broker.core.producers import ProducerStates, StoredBatch
 from spark_broker.core.progress import FollowerProgress
@@ -223,13 +223,18 @@ class Replica:
                 f"the ISR has {len(self.assignment.isr)} of the {self.effective_min_isr} replicas that must be in sync"
             )
 
-    def transaction_confirmed(self, leader_epoch: int, producer_id: int, producer_epoch: int, asked_ms: int) -> None:
-        """The coordinator, asked at `asked_ms`, has this partition in the producer's open transaction."""
+    def transaction_confirmed(
+        self, leader_epoch: int, producer_id: int, producer_epoch: int, asked_ms: int, valid_ms: int = CONFIRMATION_MS
+    ) -> None:
+        """The coordinator, asked at `asked_ms`, has this partition in the producer's open transaction.
+
+        It is asked again when batches still come `valid_ms` later, so that the transaction does not time out.
+        """
         if self.leadership is None or leader_epoch != self.assignment.leader_epoch:
             return
         # Asked before the marker came, answered after it: kept, it would stay for ever.
         if not self.producers.is_fenced(producer_id, producer_epoch):
-            self.leadership.confirm(producer_id, producer_epoch, asked_ms)
+            self.leadership.confirm(producer_id, producer_epoch, asked_ms, valid_ms)
 
     def prepare_marker(self, leader_epoch: int, producer_id: int, producer_epoch: int) -> AppendGrant | None:
         """Where the marker goes that ends the producer's transaction and begins this epoch; None: it is in the log.

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_broker.core.transaction_records import AnyChange
+from spark_broker.core.transaction_state import Transactions
 from spark_broker.errors import CoordinatorNotAvailableError, InvalidTransactionTimeoutError
-from spark_broker.protocol.messages import Message
+from spark_broker.protocol.messages import AddedToTransaction, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,18 @@ class ProducerIdPool:
         else:
             del self._blocks[0]
         return block[0]
+
+
+RENEWALS = 10
+"""A leader whose producer goes on renews the time-out this often before it would end the transaction."""
+
+RENEWAL_MS_MIN = 1000
+"""So long must a renewal count: an append comes after it, on a machine that may be slow."""
+
+
+def added(found: Transactions) -> AddedToTransaction:
+    """The answer to the leader of a partition that is in the open transaction."""
+    return AddedToTransaction(max(found.timeout_ms // RENEWALS, RENEWAL_MS_MIN))
 
 
 @dataclass(frozen=True, slots=True)

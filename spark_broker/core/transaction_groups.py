@@ -6,7 +6,7 @@ once its transaction has ended, whatever the outcome: a late task cannot open it
 
 from __future__ import annotations
 
-from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources
+from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources, added
 from spark_broker.core.transaction_records import (
     AnyChange,
     Ending,
@@ -91,8 +91,8 @@ def add_partition(found: Transactions, request: AddPartitionToTransaction) -> De
     if found.state in PREPARED or request.producer_epoch != writer.producer_epoch:
         raise InvalidProducerEpochError(f"the transaction of producer {request.producer_id} is being ended")
     if (request.topic_id, request.partition) in writer.partitions:
-        return Answered(Empty())
-    return Answered(Empty(), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
+        return Answered(added(found))
+    return Answered(added(found), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
 
 
 def _open(found: Transactions, version: int, execution: str, timeout_ms: int) -> tuple[AnyChange, ...] | AfterEnd:

@@ -7,7 +7,7 @@ more than the abort of what it found open, so that it shares its epoch with nobo
 
 from __future__ import annotations
 
-from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources
+from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources, added
 from spark_broker.core.transaction_records import Ending, Initialized, PartitionAdded
 from spark_broker.core.transaction_state import PREPARED, Identity, Outcome, State, Transactions
 from spark_broker.errors import (
@@ -19,7 +19,6 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.messages import (
     AddPartitionToTransaction,
-    Empty,
     EndTransaction,
     InitTransactions,
     ProducerIdentity,
@@ -53,8 +52,8 @@ def add_partition(found: Transactions, request: AddPartitionToTransaction) -> De
         raise InvalidProducerEpochError(f"the transaction of epoch {identity.producer_epoch} is being ended")
     writer = found.writers.get(identity.producer_id)
     if writer is not None and (request.topic_id, request.partition) in writer.partitions:
-        return Answered(Empty())
-    return Answered(Empty(), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
+        return Answered(added(found))
+    return Answered(added(found), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
 
 
 def end(found: Transactions, request: EndTransaction, resources: Resources) -> Decision:

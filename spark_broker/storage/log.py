@@ -77,7 +77,7 @@ class PartitionLog:
         """Recover the log of a partition's directory; nothing but a small read when it is empty.
 
         `schemas` gives the schema message of a schema id. Raises DamagedLogError (set the directory aside and fetch the
-        replica again) or KafkaStorageError.
+        replica again), StorageFullError (recovery had to write) or KafkaStorageError.
         """
         try:
             state = read_log_state(directory, fs=fs)
@@ -327,9 +327,9 @@ class PartitionLog:
             boundary = header_at(entries, count).base_offset
             # The saved state goes back before anything else does: what is appended next is not synced, and a log that
             # ends before its start (the cut is in the batch that holds it) would pass for damage.
-            self._recovery_point = min(self._recovery_point, boundary)
-            self._log_start_offset = min(self._log_start_offset, boundary)
-            self._save_state()
+            state = LogState(min(self._log_start_offset, boundary), min(self._recovery_point, boundary))
+            self._save(state)
+            self._log_start_offset, self._recovery_point = state.log_start_offset, state.recovery_point
             for _ in segments[position + bool(count) :]:
                 self._drop_last()
             if count:

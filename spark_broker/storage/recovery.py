@@ -111,8 +111,10 @@ def _bytes_at(fs: FileSystem, path: Path, position: int, length: int) -> bytes:
 
 
 def _truncate(fs: FileSystem, path: Path, length: int) -> None:
+    """Durably: the machine may crash later, and must not bring back what was cut."""
     if fs.size_of(path) != length:
         fs.truncate(path, length)
+        _sync_file(fs, path)
 
 
 # ---- clean stop, process crash -------------------------------------------------------------------------------------
@@ -136,6 +138,7 @@ def _last(fs: FileSystem, directory: Path, base_offset: int, start: StartKind, r
     crashed = start is StartKind.PROCESS_CRASH
     if crashed and base_offset >= recovery_point and _never_committed(arrow_size, index_size):
         remove_files(fs, directory, base_offset)
+        fs.sync_directory(directory)
         return None
     count = index_size // ENTRY_BYTES
     if arrow_size < 0 or count <= 0 or (index_size % ENTRY_BYTES and not crashed):

@@ -117,6 +117,7 @@ class Segment:
         except OSError:
             if made:
                 remove_files(fs, directory, headers[0].base_offset)
+                fs.sync_directory(directory)  # See `_take_back`.
             raise
 
     @classmethod
@@ -217,19 +218,19 @@ class Segment:
             write_fully(self.fs, index_fd, [packed], len(index) * ENTRY_BYTES)
         except OSError as error:
             if is_full(error):
-                self._cut_files(len(index), self.end)
+                self._take_back()
             raise
         index.extend(packed)
         self.last, self.end = headers[-1], end
 
     def write_end_of_stream(self) -> None:
         """Write the mark that ends an Arrow stream. Raises OSError; on a full disk the mark is cut off again."""
-        index, arrow_fd, _ = self._writable()
+        _, arrow_fd, _ = self._writable()
         try:
             write_fully(self.fs, arrow_fd, [END_OF_STREAM], self.end)
         except OSError as error:
             if is_full(error):
-                self._cut_files(len(index), self.end)
+                self._take_back()
             raise
 
     def sync(self) -> None:
@@ -281,6 +282,18 @@ class Segment:
         if self._index is None or self._arrow_file is None or self._index_file is None:
             raise KafkaStorageError(f"segment {self.arrow_path} is closed")
         return self._index, self._arrow_file.fd, self._index_file.fd
+
+    def _take_back(self) -> None:
+        """Cut off what did not fit, durably.
+
+        Otherwise the machine might crash, lose the cut and bring the refused batch back, in the place and with the
+        epoch of the one that was appended after it: the replicas would differ, and no epoch would tell.
+        """
+        self._cut_files(len(self.entries()), self.end)
+        try:
+            self.sync()
+        except OSError as error:
+            raise KafkaStorageError(f"cannot sync {self.arrow_path}: {error}") from error
 
     def _cut_files(self, count: int, end: int) -> None:
         # The index first: an entry promises that its message is there.

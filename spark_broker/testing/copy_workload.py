@@ -17,6 +17,7 @@ from spark_broker.client.producer import Producer
 from spark_broker.errors import SparkBrokerError, TransactionAbortableError
 from spark_broker.model import TopicPartition
 from spark_broker.testing.client_thread import ClientThread
+from spark_broker.testing.history import Run, rows_of
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.workload import record_outcome, record_poll
 
@@ -27,7 +28,7 @@ class Copier(ClientThread):
     """Copies `source` to the partition `target`, a poll's batches in a transaction.
 
     After an error it begins anew, where the group's committed offset says. A copy's value names the transaction that
-    made it, so that values stay unique, and after `-of-` what it is a copy of.
+    made it and the original's offset, so that values stay unique, and after `-of-` what it is a copy of.
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Copier(ClientThread):
         commit: int | None = None
         try:
             with self._producer.transaction():
-                self._copy(self._producer, transaction, [value for run in runs for value in run.values])
+                self._copy(self._producer, transaction, runs)
                 reached = runs[-1].next_offset
                 self._producer.send_offsets_to_transaction({self._source: reached}, self._group)
                 self._recorder.offsets_committed(self._group, self._source, reached, transaction)
@@ -100,8 +101,10 @@ class Copier(ClientThread):
         consumer.assign([self._source])
         return consumer
 
-    def _copy(self, producer: Producer, transaction: int, values: list[bytes]) -> None:
-        copies = [b"%s-%d%s%s" % (self.name.encode(), transaction, MARK, value) for value in values]
+    def _copy(self, producer: Producer, transaction: int, runs: Sequence[Run]) -> None:
+        name = self.name.encode()
+        # The offset makes copies differ even where a value is, wrongly, there twice.
+        copies = [b"%s-%d-%d%s%s" % (name, transaction, row.offset, MARK, row.value) for row in rows_of(runs)]
         operation = self._recorder.invoked(self.name, self._target, copies, transaction)
         data = pa.record_batch({"value": pa.array(copies, pa.binary())})
         future = producer.append(self._target.topic, data, partition=self._target.partition)

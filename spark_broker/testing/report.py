@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from spark_broker.model import TopicPartition
-from spark_broker.testing.checks.violations import NOWHERE, CheckResult, Violation
+from spark_broker.testing.checks.violations import NOWHERE, CheckResult, Kind, Violation
 from spark_broker.testing.history import (
     Acknowledged,
     CommitInvoked,
@@ -28,13 +28,16 @@ AROUND = 3
 
 WRITERS_MAX = 12
 READS_MAX = 24
-PAGES_MAX = 3
+PAGES_MAX = 4
 
 
 def explain(history: History, result: CheckResult) -> str:
-    """The counts, and a page for each of the first violations."""
-    pages = [explain_violation(history, violation) for violation in result.violations[:PAGES_MAX]]
-    return "\n\n".join([str(result), *pages])
+    """The counts, and a page for the first violation of each of the gravest kinds."""
+    first: dict[Kind, Violation] = {}
+    for violation in result.violations:
+        first.setdefault(violation.kind, violation)
+    pages = [explain_violation(history, first[kind]) for kind in Kind if kind in first]
+    return "\n\n".join([str(result), *pages[:PAGES_MAX]])
 
 
 def explain_violation(history: History, violation: Violation) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from spark_broker.broker.append import Append, AwaitedTransaction, Marker
-from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.clock import SYSTEM_CLOCK, SystemClock
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
@@ -24,6 +24,16 @@ BIG = 1000
 """Bytes of a value that, with another, fills a segment of 4096 bytes."""
 
 
+class ShiftedClock(SystemClock):
+    """The machine's clocks, the wall clock `ahead_ms` of the real one."""
+
+    def __init__(self) -> None:
+        self.ahead_ms = 0
+
+    def wall_ms(self) -> int:
+        return super().wall_ms() + self.ahead_ms
+
+
 class LonePartition:
     """Open from the start; `reopen` ends the process and starts another in the next leader epoch."""
 
@@ -37,6 +47,7 @@ class LonePartition:
         self.failures: list[SparkBrokerError] = []
         self.lease = Lease()
         self.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
+        self.clock = ShiftedClock()
         self.leader_epoch = -1
         self.partition = self._open(StartKind.CLEAN, 0)
 
@@ -44,7 +55,14 @@ class LonePartition:
         log = ReplicaLog(self.directory, self.topic, start)
         replica = Replica(0, log.state(high_watermark=high_watermark), min_insync_replicas=1, lag_max_ms=30_000)
         partition = Partition(
-            KEY, self.topic, log, replica, self.lease, lambda *_: None, lambda _, error: self.failures.append(error)
+            KEY,
+            self.topic,
+            log,
+            replica,
+            self.lease,
+            lambda *_: None,
+            lambda _, error: self.failures.append(error),
+            self.clock,
         )
         self.leader_epoch += 1
         partition.assign(Assignment(0, self.leader_epoch, self.leader_epoch, (0,), (0,)), self.topic, {0: 1})

@@ -125,7 +125,8 @@ def test_retention_removes_old_segments_and_the_log_start_rises_on_every_replica
         wait_until(lambda: admin.describe_topic("short").partitions[0].log_start_offset > 40, "retention")
         start = admin.describe_topic("short").partitions[0].log_start_offset
         offsets = [offset for _, offset, _ in drain(cluster, "short", 1)]
-        assert offsets == list(range(start, 60))
+        assert offsets == list(range(offsets[0], 60))
+        assert offsets[0] >= start, "retention may go on meanwhile; it never goes back"
         segments = "logs/broker-*/short-0/*.arrow"
         wait_until(lambda: len(list(tmp_path.glob(segments))) <= 8, "the follower to delete segments too")
 
@@ -141,7 +142,7 @@ def test_a_deleted_topic_leaves_no_files_and_may_be_created_again(
                 producer.append("again", [{"value": b"x"}]).result(20)
         assert len(drain(process_cluster, "again", 1)) == count
         admin.delete_topic("again")
-        assert "again" not in admin.list_topics()
+        wait_until(lambda: "again" not in admin.list_topics(), "every broker to hear of it")
         wait_until(lambda: not list(logs.glob("broker-*/again-*")), "the replicas' directories to go")
     with pytest.raises(UnknownTopicOrPartitionError):
         admin.describe_topic("again")

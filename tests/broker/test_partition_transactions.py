@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from spark_broker.broker.append import AwaitedTransaction
+from spark_broker.broker.maintenance import Maintenance
+from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
-from spark_broker.config import TopicConfig
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.config import ClusterConfig, TopicConfig
 from spark_broker.core.replica import Replica
 from spark_broker.errors import (
     DamagedLogError,
@@ -452,6 +457,36 @@ def test_a_producer_with_an_open_transaction_is_not_forgotten(lone: LonePartitio
     lone.end(1, committed=True)
     lone.partition.expire_producers(expiration_ms=-10_000)
     assert lone.partition.replica.producers.entries() == []
+
+
+@dataclass
+class OnePartition:
+    """As much of a replica manager as maintenance asks for."""
+
+    partition: Partition
+
+    def partitions(self) -> Iterator[Partition]:
+        return iter([self.partition])
+
+    def broker_epochs(self) -> dict[int, int]:
+        return {0: 1}
+
+    def save_high_watermarks(self) -> None:
+        """Nowhere."""
+
+
+def test_maintenance_forgets_idle_producers_when_it_is_time_to_look(lone: LonePartition) -> None:
+    lone.write(b"a", transactional=False)
+    lone.write(b"open", pid=8)
+    bugs: list[BaseException] = []
+    maintenance = Maintenance(cast("ReplicaManager", OnePartition(lone.partition)), ClusterConfig(), bugs.append)
+    maintenance.begin(0.0)
+    lone.clock.ahead_ms = 86_400_000 + 60_000
+    maintenance.run_due(599.0)
+    assert [pid for pid, _ in lone.partition.replica.producers.entries()] == [7, 8]
+    maintenance.run_due(600.0)
+    assert [pid for pid, _ in lone.partition.replica.producers.entries()] == [8]
+    assert bugs == []
 
 
 # ---- followers -------------------------------------------------------------------------------------------------------

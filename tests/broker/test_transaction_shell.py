@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import pytest
 
+from spark_broker.broker import transaction_coordinator
 from spark_broker.broker.append import Append, AwaitedTransaction
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.confirmation import append_confirmed
@@ -28,11 +29,12 @@ from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.messages import (
+    AddedToTransaction,
     AddPartitionToTransaction,
     DescribeTransactions,
-    Empty,
     EndTransaction,
     InitTransactions,
+    JoinTransaction,
     MarkersWritten,
     Message,
     ProducerIdBlock,
@@ -153,7 +155,7 @@ def test_with_one_replica_everything_happens_in_the_callers_thread(rig: Coordina
     coordinator = alone(rig)
     who = coordinator.init()
     adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
-    assert coordinator.ask(adding) == Empty()
+    assert isinstance(coordinator.ask(adding), AddedToTransaction)
     ended = coordinator.ask(EndTransaction("id", who.producer_id, who.producer_epoch, True))
     assert ended == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
     assert rig.brokers[0].partition.log.log_end_offset == 1, "the marker is written"
@@ -170,7 +172,7 @@ def test_an_append_waits_for_its_partition_to_be_added(rig: CoordinatorRig) -> N
         del deadline_ms
         asked.append(transactional_id)
         request = AddPartitionToTransaction(transactional_id, awaited.producer_id, awaited.producer_epoch, *target.key)
-        assert coordinator.ask(request) == Empty()
+        assert isinstance(coordinator.ask(request), AddedToTransaction)
         target.confirm(awaited)
 
     def append(sequence: int) -> Append:
@@ -238,7 +240,7 @@ def test_the_next_leader_has_what_was_committed_and_the_old_one_refuses(
     who = first.pump_until(first.send(InitTransactions("id", TIMEOUT_MS)), wait_until)
     assert isinstance(who, ProducerIdentity)
     adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
-    assert first.pump_until(first.send(adding), wait_until) == Empty()
+    assert isinstance(first.pump_until(first.send(adding), wait_until), AddedToTransaction)
     rig.move_log(leader=1, leader_epoch=1, partition_epoch=1)
     assert isinstance(first.ask(adding), NotLeaderOrFollowerError)
     with pytest.raises(NotLeaderOrFollowerError):
@@ -262,7 +264,7 @@ def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
     coordinator = Coordinator(rig, 0)
     who = coordinator.init()
     adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
-    assert coordinator.ask(adding) == Empty()
+    assert isinstance(coordinator.ask(adding), AddedToTransaction)
     ended = coordinator.send(EndTransaction("id", who.producer_id, who.producer_epoch, False))
     coordinator.shell.tick()
     (broker_id, request, answered), *others = coordinator.peers.sent
@@ -317,3 +319,23 @@ def test_an_append_that_the_log_refuses_changes_nothing(rig: CoordinatorRig) -> 
     rig.brokers[0].lease.extend(SYSTEM_CLOCK.boottime_ms(), 3_600_000)
     (found,) = coordinator.shell.describe(DescribeTransactions(["id"])).transactions
     assert (found.state, found.partitions) == ("Empty", [])
+
+
+def test_producer_ids_do_not_run_out_between_two_ticks(rig: CoordinatorRig) -> None:
+    """A job with more tasks than a block has ids: all join at once."""
+    coordinator = alone(rig)
+    answers = [coordinator.ask(JoinTransaction("app", 1, "run", TIMEOUT_MS)) for _ in range(1500)]
+    assert {type(answer) for answer in answers} == {ProducerIdentity}
+    assert len(set(answers)) == 1500
+
+
+def test_requests_that_wait_are_bounded(rig: CoordinatorRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transaction_coordinator, "REQUESTS_MAX", 3)
+    rig.publish(0)  # nothing is committed: broker 1 does not follow
+    coordinator = Coordinator(rig, 0)
+    waiting = [coordinator.send(InitTransactions(f"id-{n}", TIMEOUT_MS)) for n in range(3)]
+    assert waiting == [[], [], []]
+    assert isinstance(coordinator.ask(InitTransactions("id-4", TIMEOUT_MS)), CoordinatorNotAvailableError)
+    rig.move_log(0, leader=1, leader_epoch=1, partition_epoch=1)
+    coordinator.shell.tick()
+    assert all(isinstance(answer, NotLeaderOrFollowerError) for (answer,) in waiting)

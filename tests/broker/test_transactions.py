@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -122,6 +123,25 @@ def test_a_transaction_whose_producer_is_gone_is_aborted_in_time(client: RawClie
     client.append("left", 0, [b"again"], again, 0, "gone")
     client.end("gone", again, committed=True)
     assert client.read("left") == [b"kept", b"again"]
+
+
+def test_a_transaction_that_goes_on_does_not_time_out(client: RawClient, wait_until: WaitUntil) -> None:
+    """However short its time-out: the leader renews it while batches come."""
+    client.create("steady")
+    timeout_ms = 3000
+    who = client.init("busy", timeout_ms=timeout_ms)
+    began_s = time.monotonic()
+    sequence = 0
+
+    def longer_than_its_time_out() -> bool:
+        nonlocal sequence
+        client.append("steady", 0, [b"%d" % sequence], who, sequence, "busy")
+        sequence += 1
+        return time.monotonic() - began_s > 2 * timeout_ms / 1000
+
+    wait_until(longer_than_its_time_out, "time to pass")
+    client.end("busy", who, committed=True)
+    assert len(client.read("steady")) == sequence
 
 
 def test_clients_may_not_append_to_the_coordinators_log(client: RawClient) -> None:

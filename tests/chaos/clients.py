@@ -179,6 +179,10 @@ class Clients:
             )
 
 
+class DataFrameReadError(SparkBrokerError):
+    """A query failed while a fault lasted, as queries may."""
+
+
 class WholeReads(ClientThread):
     """Reads everything from time to time; each time takes longer, so the pauses grow with it."""
 
@@ -194,7 +198,7 @@ class WholeReads(ClientThread):
         try:
             self._read(f"whole read {next(self._numbers)}")
         except PySparkException as error:
-            raise SparkBrokerError(str(error).splitlines()[0]) from error
+            raise DataFrameReadError(str(error).splitlines()[0]) from error
         self.pause_s = max(self.pause_s, 2 * (time.monotonic() - began_s))
 
     def renew(self) -> None:

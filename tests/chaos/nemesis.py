@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NewTopic, TopicPartition
 from spark_broker.testing.checker import check_history
 from spark_broker.testing.copy_workload import check_copies
@@ -141,10 +142,10 @@ def torment(
             _reach(target, clients, records, outcome, tell)
             tell(outcome, "reading everything", recorder.acknowledged_values)
             outcome.client_errors = clients.finish()
-        _judge(target, directory, recorder, [*partitions, copies], outcome, tell)
-    except NotHealedError as error:
+        _judge(target, recorder, [*partitions, copies], outcome, tell)
+    except (NotHealedError, SparkBrokerError) as error:
         outcome.problem = f"{outcome.under_way}: {error}"
-        _keep(directory, recorder, outcome)
+    _keep(directory, recorder, outcome)
     outcome.seconds = time.monotonic() - began_s
     return outcome
 
@@ -191,7 +192,6 @@ def _reach(target: Target, clients: Clients, records: int, outcome: Outcome, tel
 
 def _judge(
     target: Target,
-    directory: Path,
     recorder: HistoryRecorder,
     partitions: list[TopicPartition],
     outcome: Outcome,
@@ -221,7 +221,6 @@ def _judge(
     outcome.violations = {kind.name: count for kind, count in result.counts().items()}
     if not outcome.ok:
         outcome.page = explain(history, result)
-    _keep(directory, recorder, outcome)
 
 
 def _wrong_copies(history: History, source: TopicPartition, copies: TopicPartition) -> Iterator[str]:

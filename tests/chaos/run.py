@@ -68,12 +68,14 @@ def main(given: list[str] | None = None) -> int:
     with working_directory(options.keep) as directory:
         outcomes = run(options, directory, no_network)
         ok = all(outcome.ok for outcome in outcomes)
+        if ok and options.keep is None:
+            shutil.rmtree(directory, ignore_errors=True)
+            for outcome in outcomes:
+                outcome.history = ""
         if options.output == "json":
             sys.stdout.write(msgspec.json.encode(outcomes).decode() + "\n")
         else:
             summary(outcomes, f"python {' '.join(command)}")
-        if ok and options.keep is None:
-            shutil.rmtree(directory, ignore_errors=True)
     return 0 if ok else 1
 
 

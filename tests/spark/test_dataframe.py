@@ -163,11 +163,12 @@ def test_what_winning_tasks_appended_is_read_once_the_driver_has_committed_it(
 ) -> None:
     admin.create_topic(NewTopic("loaded", partitions=2, replication_factor=3, schema=FLIGHTS))
     group = TransactionGroup(cluster.bootstrap_servers, "load", version=0, execution="run")
+    batches = [flights(part * 100, part * 100 + 100) for part in range(4)]  # tasks do not import this module
 
     def attempt(parts: Iterable[int]) -> Iterable[tuple[int, int]]:
         for part in parts:
             with group.join() as writer:
-                writer.append("loaded", flights(part * 100, part * 100 + 100), partition=part % 2)
+                writer.append("loaded", batches[part], partition=part % 2)
                 writer.flush()
                 yield part, writer.producer_id
 

@@ -288,6 +288,23 @@ def test_a_full_disk_refuses_the_append_and_the_log_goes_on(roll: bool, failing_
     assert same(everything(again), frames)
 
 
+@pytest.mark.parametrize("roll", [False, True])
+@pytest.mark.parametrize("free_bytes", [300, 500, 900])
+def test_a_refused_batch_never_comes_back(roll: bool, free_bytes: int) -> None:
+    """The machine dies later, and may lose the cut: the batch must not stand where another one was appended."""
+    fs, directory = sim_directory()
+    log, _ = filled(directory, [False], fs=fs)
+    refused = make_frame(3, 12, first=roll, value=0)
+    fs.capacity_bytes = fs.used_bytes + free_bytes
+    with pytest.raises(StorageFullError):
+        log.append_many([refused, make_frame(15, 12, value=0)])
+    fs.capacity_bytes = None
+    append_batch(log, value=1)
+    for kept in range(1 << fs.unsynced_changes):
+        again = open_log(directory, StartKind.MACHINE_CRASH, fs=fs.copy().crash_machine_keeping(kept))
+        assert all(bytes(frame.message) != refused.message for frame in everything(again))
+
+
 def _sizes(fs: SimFileSystem, directory: Path) -> dict[str, int]:
     return {name: fs.size_of(directory / name) for name in fs.list_directory(directory) if name.startswith("0")}
 

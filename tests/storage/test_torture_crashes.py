@@ -61,12 +61,12 @@ def test_a_crash_at_any_operation_leaves_a_legal_log(name: str) -> None:
     for point in run_of(RUNS[name]).points:
         with telling(point):
             check_process_crashes(point, some)
-            check_machine_crashes(point, most_subsets=8, draws=2, rng=rng)
+            check_machine_crashes(point, most_subsets=4, draws=2, rng=rng)
 
 
 @pytest.mark.parametrize("name", ["roll", "truncate into a sealed segment", "retention"])
 def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
-    for point in run_of(RUNS[name]).points[::3]:
+    for point in run_of(RUNS[name]).points[::5]:
         with telling(point):
             check_interrupted_recoveries(point, kept_of=lambda count: {0, (1 << count) - 1, 0b0101 % (1 << count)})
 
@@ -74,12 +74,12 @@ def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_every_crash_with_every_subset_of_unsynced_changes(name: str) -> None:
-    """Exhaustive up to 10 unsynced changes; writes are torn at every byte by a process, at random by a machine."""
+    """Exhaustive up to 7 unsynced changes; writes are torn at every byte by a process, at random by a machine."""
     rng = random.Random(name)
     for point in run_of(RUNS[name]).points:
         with telling(point):
             check_process_crashes(point, every)
-            check_machine_crashes(point, most_subsets=1 << 10, draws=30, rng=rng)
+            check_machine_crashes(point, most_subsets=1 << 7, draws=10, rng=rng)
 
 
 @pytest.mark.full
@@ -88,9 +88,7 @@ def test_every_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None
     rng = random.Random(name)
     for point in run_of(RUNS[name]).points:
         with telling(point):
-            check_interrupted_recoveries(
-                point, kept_of=lambda count: {0, (1 << count) - 1, *(rng.randrange(1 << count) for _ in range(4))}
-            )
+            check_interrupted_recoveries(point, kept_of=lambda count: {0, (1 << count) - 1, rng.randrange(1 << count)})
 
 
 def random_run(seed: int) -> list[Step]:
@@ -119,13 +117,13 @@ def torment(seed: int) -> None:
                 check_machine_crashes(point, most_subsets=6, draws=6, rng=rng)
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(5))
 def test_random_runs(seed: int) -> None:
     torment(seed)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("first", range(1000, 2000, 100))
+@pytest.mark.parametrize("first", range(1000, 1300, 100))
 def test_many_random_runs(first: int) -> None:
     for seed in range(first, first + 100):
         torment(seed)

@@ -141,6 +141,8 @@ class Run:
         assert fitting, [expected.problem(self.log) for expected in allowed]
         end = self.log.log_end_offset
         frames = [frame for frame in fitting[0].frames if frame.header.next_offset <= end]
+        if frames and frames[-1].header.next_offset < end:
+            frames = []  # All that is left of the log is its start.
         self.settle(("found", end), frames, self.log.log_start_offset, min(synced, end))
 
     def during(

@@ -33,6 +33,8 @@ WITHIN_GROUP = {
     # The driver ships the broker's entry function to executors. The only import across the three shells.
     "driver": {"broker"},
     "delta": {"spark"},
+    # `simulate` and `check-history` are commands for what users can test with.
+    "cli": {"testing"},
     "web": {"cli"},
     "jobs": {"cli", "web"},
 }

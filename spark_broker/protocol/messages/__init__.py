@@ -78,6 +78,7 @@ from spark_broker.protocol.messages.streams import (
 )
 from spark_broker.protocol.messages.transactions import (
     AbortTransaction,
+    AddedToTransaction,
     AddPartitionToTransaction,
     CommitTransaction,
     DescribeTransactions,
@@ -133,6 +134,7 @@ CallResponse = (
     | ProducerIdBlock
     | ReplicaStateAnswer
     | MarkersWritten
+    | AddedToTransaction
     | TransactionDescriptions
 )
 StreamMessage = (
@@ -208,6 +210,7 @@ __all__ = [
     "OffsetSpec",
     "Offsets",
     "PROTOCOL_VERSION",
+    "AddedToTransaction",
     "PartitionMetadata",
     "ProducerIdBlock",
     "ProducerIdentity",

@@ -36,7 +36,8 @@ class InitTransactions(Message, frozen=True):
 class AddPartitionToTransaction(Message, frozen=True):
     """Leader to coordinator, before it takes a transaction's first batch: the partition becomes part of it (KIP-890).
 
-    Repeated from time to time while batches come, which renews the transaction's time-out. Answered with Empty.
+    Repeated from time to time while batches come, which renews the transaction's time-out. Answered with
+    AddedToTransaction.
     """
 
     transactional_id: Name
@@ -44,6 +45,13 @@ class AddPartitionToTransaction(Message, frozen=True):
     producer_epoch: ProducerEpoch
     topic_id: TopicId
     partition: PartitionId
+
+
+class AddedToTransaction(Message, frozen=True):
+    """The partition is in the open transaction. Ask again when batches still come after `repeat_after_ms`: a
+    transaction that goes on does not time out."""
+
+    repeat_after_ms: Milliseconds
 
 
 class EndTransaction(Message, frozen=True):

@@ -16,7 +16,7 @@ NOWHERE = TopicPartition("", -1)
 
 
 class Kind(Enum):
-    """What can be wrong."""
+    """What can be wrong, the gravest first."""
 
     LOST = "acknowledged, and nowhere"
     NOT_DELIVERED = "acknowledged and stored, and no reader was given it"
@@ -87,8 +87,10 @@ class CheckResult:
                 f"; transactions: {self.committed_transactions} committed, {self.aborted_transactions} aborted, "
                 f"{self.unknown_transactions} of unknown outcome"
             )
+        found = self.counts()
+        by_kind = [f"  {found[kind]:>8}  {kind.name}: {kind.value}" for kind in Kind if found[kind]]
         shown = [str(violation) for violation in self.violations[:SHOWN_MAX]]
         more = len(self.violations) - len(shown)
         return "\n".join(
-            [f"{len(self.violations)} violations; {counts}", *shown, *([f"and {more} more"] if more else [])]
+            [f"{len(self.violations)} violations; {counts}", *by_kind, *shown, *([f"and {more} more"] if more else [])]
         )

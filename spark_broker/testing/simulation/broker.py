@@ -7,6 +7,7 @@ the streams that are served. Nothing else differs: the decisions are production 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ from spark_broker.protocol.messages import (
     AlterPartitionResult,
     GetMetadata,
     InitProducerId,
+    MetadataUpdate,
     ProducerIdBlock,
     ProducerIdentity,
     RegisterBroker,
@@ -54,7 +56,7 @@ if TYPE_CHECKING:
 LOG_DIRS = Path("/log")
 RECONNECT_MS = 50
 REGISTRATION_TIMEOUT_MS = 1000
-MAINTENANCE_MS = 100
+MAINTENANCE_MS = 150
 
 
 class BrokerProcess(NetworkNode):
@@ -83,6 +85,7 @@ class BrokerProcess(NetworkNode):
         events = SessionEvents(self._on_registered, self._on_end, self._on_failure, self._on_bug)
         self.membership = Membership(self.manager, self.lease, events, machine.clock, world.read_update)
         self._session: End | None = None
+        self._stalled: list[object] | None = None  # what the session's thread has not come to yet
         self._heartbeat_ms = 0
         self._session_timeout_ms = 0
         self._heard = Timer(world.scheduler, self, "session timed out", self._session_timed_out)
@@ -151,11 +154,26 @@ class BrokerProcess(NetworkNode):
         self._beat.set(self._heartbeat_ms)
 
     def _next_message(self, message: object) -> None:
-        self._in_session(lambda: self._handle(_received(message)))
+        if self._stalled is not None:
+            self._stalled.append(message)
+            return
+        late_ms = self.world.late_ms() if isinstance(message, MetadataUpdate) else 0.0
+        if late_ms:
+            # The session's thread is slow to apply it (logs to open), while all others go on.
+            self._stalled, session = [message], self._session
+            self.world.scheduler.after(late_ms, self, "metadata applied late", lambda: self._go_on(session))
+        else:
+            self._in_session(partial(self._take, message))
 
-    def _handle(self, message: StreamMessage) -> None:
+    def _go_on(self, session: End | None) -> None:
+        messages, self._stalled = self._stalled or [], None
+        for message in messages:
+            if self._session is session and session is not None:
+                self._in_session(partial(self._take, message))
+
+    def _take(self, message: object) -> None:
         self._heard.set(self._session_timeout_ms)
-        if self.membership.handle(message):
+        if self.membership.handle(_received(message)):
             self._send_heartbeat()
 
     def _in_session(self, action: Callable[[], None]) -> None:
@@ -178,6 +196,7 @@ class BrokerProcess(NetworkNode):
         if self._session is not None:
             self._session.close()
             self._session = None
+        self._stalled = None
         self._heard.cancel()
         self._beat.cancel()
         self.membership.session_ended(error)
@@ -304,10 +323,17 @@ class BrokerProcess(NetworkNode):
     def _end(self, reason: str) -> None:
         """As `broker.process`: in order only when it was asked to stop."""
         self.lease.drop()
-        self.manager.stop(clean=reason == STOPPED)
-        if reason == STOPPED:
-            self.directory.mark_clean()
-        self.directory.release()
+        try:
+            self.manager.stop(clean=reason == STOPPED)
+            if reason == STOPPED:
+                self.directory.mark_clean()
+            self.directory.release()
+        except InvariantError:
+            raise
+        except SparkBrokerError as error:
+            # The process ends with this error instead: it leaves no marker.
+            self.machine.interrupted = True
+            reason = str(error)
         self.world.note(self.name, trace.Kind.PROCESS, f"has ended: {reason}")
         self.world.process_ended(self)
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 CONTROLLER_HOST = "controller"
 CONTROLLER_ADDRESS: Address = (CONTROLLER_HOST, 9090)
-TICK_MS = 120
+TICK_MS = 180
 
 
 class ControllerProcess(NetworkNode):
@@ -137,7 +137,6 @@ class ControllerProcess(NetworkNode):
 
     def _publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
         image = self.log.image
-        self._world.metadata_published(self, records)
         if self._subscribed:
             update = MetadataUpdate(image.controller_epoch, first_offset, image.next_offset, encode_records(records))
             for session_id in list(self._subscribed):

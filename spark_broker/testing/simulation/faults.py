@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.core.replica import Role
 from spark_broker.errors import NetworkError, SparkBrokerError
-from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import (
     AlterTopicConfig,
     CreatePartitions,
@@ -39,7 +38,6 @@ class Faults:
         self._names = sorted(world.swarm.faults)
         self._weights = [world.swarm.faults[name] for name in self._names]
         self._pauses: dict[int, float] = {}
-        self._damaged: set[tuple[int, Key]] = set()
         self._topics = 1
         self._waits_for_joining = False
         self.over = False
@@ -77,11 +75,18 @@ class Faults:
         return self._rng.choice(running) if running else None
 
     def _leader(self) -> Machine | None:
-        """The leader of some partition, as the metadata log says."""
+        """A leader, as the metadata log says; mostly one that has more than its followers: its end is the worst."""
         image = self._world.invariants.image
-        leaders = [state.leader for _, _, state in image.partitions() if state.leader != NO_LEADER]
-        machine = self._world.machine_of(self._rng.choice(leaders)) if leaders else None
-        return machine if machine is not None and machine.running else None
+        states = [(topic.topic_id, number, state) for topic, number, state in image.partitions()]
+        led = [(m, (topic_id, n)) for topic_id, n, s in states if (m := self._world.machine_of(s.leader)) and m.running]
+        ahead = [machine for machine, key in led if self._is_ahead(machine, key)]
+        machines = ahead if ahead and self._rng.random() < 0.8 else [machine for machine, _ in led]
+        return self._rng.choice(machines) if machines else None
+
+    @staticmethod
+    def _is_ahead(machine: Machine, key: Key) -> bool:
+        partition = machine.process.manager.find(*key) if machine.process is not None else None
+        return partition is not None and partition.replica.log_end_offset > partition.replica.high_watermark
 
     def _for_a_while(self, most_ms: float = 2500) -> float:
         return self._rng.choice([30, 300, most_ms]) * (0.3 + self._rng.random())
@@ -162,13 +167,12 @@ class Faults:
         if machine.incomplete:
             return True
         world = self._world
-        for topic, number, state in world.invariants.image.partitions():
+        for _, _, state in world.invariants.image.partitions():
             members = (*state.isr, *state.elr)
             if machine.broker_id not in members:
                 continue
             others = [world.machine_of(broker) for broker in members if broker != machine.broker_id]
-            key = (topic.topic_id, number)
-            if not any(m is not None and not m.incomplete and not self.is_damaged(m, key) for m in others):
+            if not any(m is not None and not m.incomplete for m in others):
                 return False
         return True
 
@@ -339,10 +343,6 @@ class Faults:
         machine.fs.on_operation = hook
         return f"{machine.process} is to die in its write number {countdown} from now"
 
-    def is_damaged(self, machine: Machine, key: Key) -> bool:
-        """Whether the replica is damaged or being made anew after damage."""
-        return (machine.number, key) in self._damaged
-
     # ---- followers and administration --------------------------------------------------------------------------
 
     def _slow_follower(self) -> str:
@@ -442,7 +442,10 @@ class Faults:
         committed = [base for base in bases if base <= partition.replica.high_watermark]
         if not committed:
             return ""
-        offset, process = self._rng.choice(committed), machine.process
+        offset, process = (
+            self._rng.choice([self._rng.choice(committed), partition.replica.high_watermark]),
+            machine.process,
+        )
 
         def delete() -> None:
             try:

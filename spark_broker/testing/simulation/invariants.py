@@ -40,7 +40,7 @@ class Invariants:
         self._seen_images: dict[str, MetadataImage] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
         self._shown: dict[Key, dict[int, tuple[int, int]]] = {}
-        self._acknowledged: list[tuple[BrokerProcess, Key, int, Buffer]] = []
+        self._acknowledged: list[tuple[BrokerProcess, AppendRequest, Buffer, int]] = []
 
     # ---- what happened -----------------------------------------------------------------------------------------
 
@@ -73,9 +73,7 @@ class Invariants:
 
     def acknowledged(self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int) -> None:
         """A broker answers an append: looked at after the event."""
-        if request.acks == ACKS_ALL:
-            key = (request.topic_id, request.partition)
-            self._acknowledged.append((process, key, base_offset, message))
+        self._acknowledged.append((process, request, message, base_offset))
 
     def metadata_committed(self, image: MetadataImage) -> None:
         """The metadata log holds a new file."""
@@ -113,9 +111,8 @@ class Invariants:
     def _check_damage(self, process: BrokerProcess) -> None:
         """KNOWN_BUGS 26, 27: what a crash leaves is no damage, and what was synced is not lost: a replica is intact."""
         for key in process.manager.damaged:
-            if not self._world.is_damaged(process.machine, key):
-                message = f"{process.name} set its replica aside, and nothing has damaged it"
-                raise ViolationError("damage has a cause", message, self._name(key))
+            message = f"{process.name} set its replica aside, and nothing has damaged it"
+            raise ViolationError("damage has a cause", message, self._name(key))
 
     def _check_partition(self, key: Key, before: PartitionState | None, state: PartitionState) -> None:
         name = self._name(key)
@@ -156,7 +153,7 @@ class Invariants:
         """KNOWN_BUGS 1, 2, 9, 10, 11, 12: whoever may be elected has everything that was ever committed."""
         committed = self.committed.get(key)
         machine = self._world.machine_of(broker_id)
-        if committed is None or machine is None or machine.incomplete or self._world.is_damaged(machine, key):
+        if committed is None or machine is None or machine.incomplete:
             return
         shadow = self.shadows.get((machine.number, key))
         if shadow is not None:
@@ -215,9 +212,7 @@ class Invariants:
         shadow.append(headers)
         shadow.end_offset = max(shadow.end_offset, partition.replica.log_end_offset)
         after_machine_crash = process.directory.start_kind is StartKind.MACHINE_CRASH
-        lost_by_design = (
-            after_machine_crash or process.machine.incomplete or self._world.is_damaged(process.machine, partition.key)
-        )
+        lost_by_design = after_machine_crash or process.machine.incomplete
         if before is not None and not lost_by_design:
             kept = [header for header in before.headers if header.base_offset >= shadow.start_offset]
             kept = kept[: len(headers)] if process.after_interruption else kept
@@ -346,26 +341,35 @@ class Invariants:
                     name,
                 )
 
-    def _check_acknowledged(self, process: BrokerProcess, key: Key, base_offset: int, message: Buffer) -> None:
-        """KNOWN_BUGS 10, 22: what is acknowledged is committed, at the offset that the client is told."""
+    def _check_acknowledged(
+        self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int
+    ) -> None:
+        """KNOWN_BUGS 8, 10, 22: committed (acks=all), at the offset that the client is told, in the epoch it named."""
+        key = (request.topic_id, request.partition)
         partition = process.manager.find(*key)
         committed = self.committed.get(key)
         if partition is None or committed is None or base_offset < partition.replica.log_start_offset:
             return
-        if committed.at(base_offset) is None:
+        if request.acks == ACKS_ALL and committed.at(base_offset) is None:
             raise ViolationError(
                 "acknowledged is committed",
                 f"{process.name} acknowledges the offset {base_offset}; committed is up to {committed.end_offset}",
                 committed.name,
             )
         try:
-            stored = decoded(partition.log.read(base_offset, 1, partition.replica.log_end_offset)[0].message)
+            stored = partition.log.read(base_offset, 1, partition.replica.log_end_offset)[0]
         except SparkBrokerError:
             return  # the disk failed meanwhile
-        if stored != decoded(message):
+        if decoded(stored.message) != decoded(message):
             raise ViolationError(
                 "a retry gets its own offset",
-                f"{process.name} acknowledges {decoded(message)} at {base_offset}, where {stored} lies",
+                f"{process.name} acknowledges {decoded(message)} at {base_offset}; there is {decoded(stored.message)}",
+                committed.name,
+            )
+        if stored.header.leader_epoch > request.leader_epoch >= 0:
+            raise ViolationError(
+                "appends name their epoch",
+                f"{process.name} stored in epoch {stored.header.leader_epoch} what was sent to {request.leader_epoch}",
                 committed.name,
             )
 

@@ -242,7 +242,7 @@ class Network:
 
     def deliver_at(self, time_us: int, end: End) -> None:
         """Schedule the next arrival of what this end has sent."""
-        self.scheduler.push_quiet(time_us, self._wire, "", lambda: self._arrive(end))
+        self.scheduler.push_quiet(time_us, self._wire, lambda: self._arrive(end))
 
     def _arrive(self, end: End) -> None:
         source, target = end.peer.to, end.to
@@ -293,7 +293,7 @@ class Network:
         if self._lost(caller.host, host):
             return
         time_us = self.scheduler.now_us + self.delay_us(caller.host, host)
-        self.scheduler.push_quiet(time_us, self._wire, "", lambda: self._serve(call, host, address, request))
+        self.scheduler.push_quiet(time_us, self._wire, lambda: self._serve(call, host, address, request))
 
     def _serve(self, call: Call, host: Host, address: Address, request: object) -> None:
         if host in self.down:

@@ -49,7 +49,7 @@ class Timer:
         self._deadline_us = self._scheduler.now_us + int(delay_ms * 1000)
         if not self._armed:
             self._armed = True
-            self._scheduler.push_quiet(self._deadline_us, self._owner, self._label, self._fire)
+            self._scheduler.push_quiet(self._deadline_us, self._owner, self._fire)
 
     def cancel(self) -> None:
         self._deadline_us = -1
@@ -60,7 +60,7 @@ class Timer:
             return
         if self._deadline_us > self._scheduler.now_us:
             self._armed = True
-            self._scheduler.push_quiet(self._deadline_us, self._owner, self._label, self._fire)
+            self._scheduler.push_quiet(self._deadline_us, self._owner, self._fire)
             return
         self._deadline_us = -1
         self._scheduler.count(self._owner, self._label)
@@ -87,16 +87,10 @@ class Scheduler:
         self._pushed += 1
         heapq.heappush(self._queue, (self.now_us + int(delay_ms * 1000), self._pushed, owner, label, action))
 
-    def at(self, time_us: int, owner: Process, label: str, action: Action) -> None:
-        """Let `action` happen to `owner` at this time, or now when it is past."""
+    def push_quiet(self, time_us: int, owner: Process, action: Action) -> None:
+        """What counts itself as an event, if it becomes one."""
         self._pushed += 1
-        heapq.heappush(self._queue, (max(time_us, self.now_us), self._pushed, owner, label, action))
-
-    def push_quiet(self, time_us: int, owner: Process, label: str, action: Action) -> None:
-        """Like `at`, for what counts itself."""
-        self._pushed += 1
-        heapq.heappush(self._queue, (time_us, self._pushed, owner, "", action))
-        del label
+        heapq.heappush(self._queue, (max(time_us, self.now_us), self._pushed, owner, "", action))
 
     def count(self, owner: Process, label: str) -> None:
         self.events += 1

@@ -40,7 +40,7 @@ FAULTS: Mapping[str, float] = {
     "new partitions": 0.5,
     "new topic": 0.5,
     "change minimum": 1,
-    "delete records": 1,
+    "delete records": 3,
 }
 """Kinds of faults and of administration, and how often each comes where a seed has chosen it."""
 
@@ -79,7 +79,7 @@ class Swarm:
         """The same generator gives the same draw."""
         brokers = rng.choice([3, 3, 3, 4, 5])
         replication_factor = rng.choice([2, 3, 3, 3])
-        share = rng.choice([0.1, 0.2, 0.4, 0.7])
+        share = rng.choice([0.07, 0.12, 0.25, 0.6])
         faults = {name: weight * rng.choice([0.3, 1, 3]) for name, weight in FAULTS.items() if rng.random() < share}
         return Swarm(
             brokers=brokers,
@@ -97,7 +97,7 @@ class Swarm:
             in_flight_max=rng.choice([1, 5, 5]),
             plain_share=rng.choice([0.0, 0.2, 0.5]),
             delivery_timeout_ms=rng.choice([1_500, 120_000, 120_000]),
-            fault_interval_ms=rng.choice([40.0, 150.0, 400.0]),
+            fault_interval_ms=rng.choice([60.0, 200.0, 500.0]),
             fetch_pause_ms=rng.choice([0.0, 0.0, 15.0, 60.0]),
             late_rate=rng.choice([0.0, 0.0, 0.1]),
             restart_ms=rng.choice([20.0, 200.0, 800.0]),
@@ -111,13 +111,13 @@ class Swarm:
 
 def _settings(rng: random.Random) -> ClusterSettings:
     """Short times, so that what takes minutes in a cluster happens within a schedule."""
-    heartbeat_ms = rng.choice([150, 300])
+    heartbeat_ms = rng.choice([250, 400])
     cluster = ClusterConfig(
         broker_heartbeat_interval_ms=heartbeat_ms,
-        broker_session_timeout_ms=rng.choice([3, 5]) * heartbeat_ms,
+        broker_session_timeout_ms=rng.choice([2, 4]) * heartbeat_ms,
         controller_reconnect_grace_ms=rng.choice([50, 300]),
         replica_lag_time_max_ms=rng.choice([300, 1000, 3000]),
-        replica_fetch_wait_max_ms=rng.choice([100, 300]),
+        replica_fetch_wait_max_ms=rng.choice([150, 400]),
         replica_fetch_response_max_bytes=rng.choice([1500, 16_777_216]),
         replica_fetch_max_bytes=rng.choice([1024, 4_194_304]),
         replica_high_watermark_checkpoint_interval_ms=rng.choice([200, 1000, 5000]),
@@ -125,7 +125,7 @@ def _settings(rng: random.Random) -> ClusterSettings:
         leader_imbalance_check_interval_ms=rng.choice([700, 300_000]),
         log_flush_interval_ms=rng.choice([500, 60_000]),
         log_retention_check_interval_ms=300_000,
-        request_timeout_ms=1000,
+        request_timeout_ms=rng.choice([150, 1000]),
         metadata_log_max_records_between_snapshots=rng.choice([20, 1000]),
     )
     topic = TopicConfig(

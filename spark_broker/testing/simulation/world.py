@@ -74,7 +74,6 @@ class World:
         self._topics = 0
         self._batches = 0
         self._read: dict[int, tuple[MetadataUpdate, MetadataImage, MetadataImage]] = {}
-        self._acknowledged_outcomes = 0
 
     # ---- running -----------------------------------------------------------------------------------------------
 
@@ -311,9 +310,6 @@ class World:
         self._read[id(update)] = (update, known, image)
         return image
 
-    def metadata_published(self, controller: ControllerProcess, records: object) -> None:
-        """The controller tells of committed records."""
-
     def registered(self, broker: BrokerState) -> None:
         """A registration is committed: a machine that had lost data is out of every ISR now."""
         for machine in self.machines:
@@ -324,10 +320,6 @@ class World:
 
     def machine_of(self, broker_id: int) -> Machine | None:
         return next((machine for machine in self.machines if machine.broker_id == broker_id), None)
-
-    def is_damaged(self, machine: Machine, key: Key) -> bool:
-        """Whether a fault has damaged the replica, and it is not made anew yet."""
-        return self.faults.is_damaged(machine, key)
 
     @property
     def keeps_values(self) -> bool:

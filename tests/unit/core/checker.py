@@ -70,6 +70,9 @@ class Checker:
         rebuilt = node.log.expected_producers()
         if node.forgot:
             remembered = dict(rebuilt.entries())
+            known = {producer_id for producer_id, _ in replica.producers.entries()}
+            for producer_id, _ in replica.producers.transactions.ongoing():
+                require(producer_id in known, f"broker {node.id}: forgot {producer_id} in its transaction")
             for producer_id, entry in replica.producers.entries():
                 whole = remembered.get(producer_id)
                 same = whole is not None and (whole.producer_epoch, whole.last_append_ms) == (

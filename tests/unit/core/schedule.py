@@ -52,7 +52,7 @@ class Schedule:
         if share:
             steps |= {getattr(self.transactions, name): share * weight for name, weight in TRANSACTION_WEIGHTS.items()}
         if transactional:
-            steps[self.send] = 4
+            steps |= {self.send: 4, self.tick: 6, self.expire_producers: 4}
         self.steps = list(steps)
         self.weights = [weight * self.rng.choice([0.2, 1, 1, 1, 3]) for weight in steps.values()]
 

@@ -23,8 +23,8 @@ from spark_broker.errors import (
     TransactionAbortableError,
 )
 from spark_broker.protocol.messages import (
+    AddedToTransaction,
     AddPartitionToTransaction,
-    Empty,
     EndTransaction,
     InitTransactions,
     JoinTransaction,
@@ -133,7 +133,7 @@ def test_a_new_producer_aborts_what_is_open_and_fences_the_old_one() -> None:
     assert new.producer_epoch == old.producer_epoch + 2, "one for the abort, one of its own"
     for answer in (add(driver, old), end(driver, old), end(driver, old, committed=False), end(driver, next_epoch(old))):
         assert isinstance(answer, ProducerFencedError), answer
-    assert isinstance(add(driver, new), Empty)
+    assert isinstance(add(driver, new), AddedToTransaction)
 
 
 def test_two_new_producers_at_once_get_two_epochs() -> None:
@@ -173,16 +173,18 @@ def test_an_idle_transaction_is_aborted_and_its_producer_goes_on_after_an_abort(
     assert isinstance(add(driver, who), InvalidProducerEpochError)
     assert isinstance(end(driver, who), TransactionAbortableError)
     assert end(driver, who, committed=False) == next_epoch(who)
-    assert isinstance(add(driver, next_epoch(who)), Empty)
+    assert isinstance(add(driver, next_epoch(who)), AddedToTransaction)
 
 
 def test_adding_again_renews_the_time_out_and_writes_nothing() -> None:
     driver = Driver()
     who = init(driver)
-    add(driver, who)
+    answer = add(driver, who)
+    assert isinstance(answer, AddedToTransaction)
+    assert 0 < answer.repeat_after_ms < TIMEOUT_MS // 2, "the leader is told how often it must"
     length = len(driver.log.records)
     driver.tick(TIMEOUT_MS - 1)
-    assert isinstance(add(driver, who), Empty)
+    assert isinstance(add(driver, who), AddedToTransaction)
     assert len(driver.log.records) == length
     driver.tick(2 * TIMEOUT_MS - 2)
     assert state(driver) is State.ONGOING
@@ -196,7 +198,7 @@ def test_an_answer_that_rests_on_an_uncommitted_record_waits_for_it() -> None:
     first, again = driver.send(adding), driver.send(adding)
     assert not driver.answers.keys() & {first, again}
     driver.commit()
-    assert isinstance(driver.answers[again], Empty)
+    assert isinstance(driver.answers[again], AddedToTransaction)
 
 
 def test_epochs_that_run_out_give_way_to_a_new_producer_id() -> None:

@@ -18,6 +18,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.messages import (
     AbortTransaction,
+    AddedToTransaction,
     AddPartitionToTransaction,
     CommitTransaction,
     Empty,
@@ -66,7 +67,7 @@ def test_winners_are_committed_and_every_other_writer_is_aborted() -> None:
     won, lost, idle = (join(driver, 1) for _ in range(3))
     assert len({won, lost, idle}) == 3, "each join has a producer id of its own"
     for producer_id, partition in ((won, 0), (lost, 0), (lost, 1), (won, 2)):
-        assert isinstance(add(driver, producer_id, partition), Empty)
+        assert isinstance(add(driver, producer_id, partition), AddedToTransaction)
     driver.auto = False
     token = driver.send(CommitTransaction(APP, 1, "run-1", [won, idle]))
     driver.commit()

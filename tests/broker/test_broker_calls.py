@@ -1,0 +1,114 @@
+"""Calls between brokers: a destination that does not answer holds up nothing but what is meant for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from spark_broker.broker import broker_calls
+from spark_broker.broker.awaited_answer import AwaitedAnswer
+from spark_broker.broker.broker_calls import BrokerCalls
+from spark_broker.controller.image import BrokerState
+from spark_broker.errors import NetworkError, NotControllerError, RequestTimedOutError
+from spark_broker.protocol.messages import AllocateProducerIds, Empty, GetMetadata, Message, ProducerIdBlock
+
+WAIT_MS = 20_000
+
+
+def broker(number: int, port: int = 9000) -> BrokerState:
+    return BrokerState(number, 1, "d", "i", 1, f"host-{number}", port, None, "m", "e", 0, 0, 0, "clean", fenced=False)
+
+
+class FakeConnection:
+    """Answers with Empty; one to a frozen host when the test lets it."""
+
+    made: list[FakeConnection]
+    thaw: threading.Event
+
+    def __init__(self, host: str, port: int) -> None:
+        self.host, self.port = host, port
+        self.address = f"{host}:{port}"
+        self.requests: list[Message] = []
+        self.made.append(self)
+
+    def call(self, request: Message, *, timeout_ms: int) -> Message:
+        self.requests.append(request)
+        if self.host == "host-0" and not self.thaw.wait(timeout_ms / 1000):
+            raise RequestTimedOutError(self.address)
+        if isinstance(request, AllocateProducerIds):
+            if request.broker_epoch < 0:
+                raise NotControllerError("no")
+            return ProducerIdBlock(5, 10)
+        return Empty()
+
+
+@pytest.fixture
+def calls() -> Iterator[BrokerCalls]:
+    FakeConnection.made, FakeConnection.thaw = [], threading.Event()
+    bugs: list[BaseException] = []
+    found = BrokerCalls(
+        SimpleNamespace(broker_id=7, broker_epoch=3),  # type: ignore[arg-type]
+        FakeConnection("controller", 1),  # type: ignore[arg-type]
+        1000,
+        bugs.append,
+        FakeConnection,  # type: ignore[arg-type]
+    )
+    found.start()
+    yield found
+    FakeConnection.thaw.set()
+    found.stop()
+    assert bugs == []
+
+
+def test_a_frozen_broker_does_not_hold_up_calls_to_another(calls: BrokerCalls) -> None:
+    frozen, other = AwaitedAnswer(), AwaitedAnswer()
+    calls.send(broker(0), GetMetadata(), WAIT_MS, frozen)
+    calls.send(broker(1), GetMetadata(), WAIT_MS, other)
+    assert other.wait(WAIT_MS) == Empty()
+    assert calls.call(broker(2), GetMetadata(), WAIT_MS) == Empty()
+    with pytest.raises(RequestTimedOutError):
+        frozen.wait(0)
+    FakeConnection.thaw.set()
+    assert frozen.wait(WAIT_MS) == Empty()
+
+
+def test_an_error_is_the_answer(calls: BrokerCalls) -> None:
+    answer = AwaitedAnswer()
+    calls.send(broker(0), GetMetadata(), 1, answer)
+    with pytest.raises(RequestTimedOutError):
+        answer.wait(WAIT_MS)
+
+
+def test_calls_that_wait_are_bounded(calls: BrokerCalls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_calls, "QUEUED_CALLS_MAX", 3)
+    answers = [AwaitedAnswer() for _ in range(10)]
+    for answer in answers:
+        calls.send(broker(0), GetMetadata(), WAIT_MS, answer)
+    refused = 0
+    for answer in answers[-5:]:
+        with pytest.raises(NetworkError):
+            answer.wait(WAIT_MS)
+        refused += 1
+    assert refused == 5
+    FakeConnection.thaw.set()
+    assert answers[0].wait(WAIT_MS) == Empty()
+
+
+def test_a_broker_that_comes_back_elsewhere_is_called_there(calls: BrokerCalls) -> None:
+    for port in (9000, 9000, 9001):
+        answer = AwaitedAnswer()
+        calls.send(broker(1, port), GetMetadata(), WAIT_MS, answer)
+        assert answer.wait(WAIT_MS) == Empty()
+    ports = [(one.port, len(one.requests)) for one in FakeConnection.made if one.host == "host-1"]
+    assert ports == [(9000, 2), (9001, 1)]
+
+
+def test_producer_ids_come_from_the_controller_in_this_brokers_name(calls: BrokerCalls) -> None:
+    answer = AwaitedAnswer()
+    calls.allocate_producer_ids(answer)
+    assert answer.wait(WAIT_MS) == ProducerIdBlock(5, 10)
+    controller = next(one for one in FakeConnection.made if one.host == "controller")
+    assert controller.requests == [AllocateProducerIds(7, 3)]

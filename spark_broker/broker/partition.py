@@ -251,6 +251,17 @@ class Partition:
             self._on_storage_failure(self.key, error)
             raise error from found
 
+    def _read_log(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
+        """Outside the lock. A disk that does not read fails like one that does not write: a leader whose log refuses
+        everything must not go on leading until somebody happens to write."""
+        try:
+            return self._log.read(offset, max_bytes, end_offset)
+        except KafkaStorageError as error:
+            with self._lock:
+                self._carry_out(self.replica.stop(error))
+                self._on_storage_failure(self.key, error)
+            raise
+
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int]
     ) -> Diverging | None:
@@ -272,7 +283,7 @@ class Partition:
             self.replica.check_leader(leader_epoch)
             read = self._position(self.replica.log_end_offset)
             within = self.replica.log_start_offset <= offset < read[0]  # below it, the follower begins anew
-        frames = self._log.read(offset, max_bytes, read[0]) if within else []
+        frames = self._read_log(offset, max_bytes, read[0]) if within else []
         return PartitionRead(frames, *read[1:])
 
     def leader_position(self, leader_epoch: int) -> PartitionRead:
@@ -319,7 +330,7 @@ class Partition:
             self._check_lease(writing=False)
             bound = self.replica.check_read(leader_epoch, offset, read_committed=read_committed)
             read = self._position(bound)
-        frames = self._log.read(offset, max_bytes, bound) if offset < bound else []
+        frames = self._read_log(offset, max_bytes, bound) if offset < bound else []
         if not frames:
             return PartitionRead([], *read[1:], next_offset=offset)
         last = frames[-1].header
@@ -338,7 +349,7 @@ class Partition:
             found = self._log.offset_for_timestamp(timestamp_ms * 1000)
         # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
         while found is not None and found < end:
-            frame = self._log.read(found, 1, end)[0]
+            frame = self._read_log(found, 1, end)[0]
             found = frame.header.next_offset
             with self._lock:
                 self.replica.check_leader(leader_epoch)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import random
 from collections.abc import Callable
 
+from spark_broker.core.replica import Role
 from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.world import World
 
 EVENTS_MAX = 20_000
@@ -20,8 +24,21 @@ def run_until(world: World, condition: Callable[[], bool]) -> None:
 
 
 def cluster() -> World:
-    """A running cluster with a topic that is open everywhere, before any fault."""
-    world = World(1)
+    """A running cluster of three with a topic that is open everywhere, and no faults but the scene's."""
+    calm = dataclasses.replace(
+        Swarm.draw(random.Random(1)),
+        brokers=3,
+        partitions=1,
+        replication_factor=3,
+        latency_ms=0.5,
+        spike_rate=0.0,
+        loss_rate=0.0,
+        store_fault_rate=0.0,
+        late_rate=0.0,
+        restart_ms=20.0,
+        plain_share=0.0,
+    )
+    world = World(1, swarm=calm)
     world.start()
     run_until(world, lambda: all(machine.running and hosts_something(machine) for machine in world.machines))
     return world
@@ -71,3 +88,20 @@ def test_a_full_disk_ends_no_broker() -> None:
     run_until(world, lambda: world.scheduler.now_ms > until_ms)
     assert machine.process is process
     assert machine.running
+
+
+def test_a_leader_that_cannot_read_its_log_leads_no_longer() -> None:
+    """Otherwise its followers and readers wait for as long as nobody writes."""
+    world = cluster()
+    for producer in world.producers:
+        producer.start()
+    run_until(world, lambda: world.history.acknowledged_count > 0)
+    machine, number = next(
+        (machine, partition.key[1])
+        for machine in world.machines
+        if machine.process is not None
+        for partition in machine.process.manager.partitions()
+        if partition.replica.role is Role.LEADER and partition.replica.log_end_offset
+    )
+    machine.fs.fail_next("pread", errno.EIO, path=f"-{number}/")
+    run_until(world, ended(world, machine))

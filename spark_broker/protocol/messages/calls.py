@@ -87,7 +87,7 @@ class ListOffsets(Message, frozen=True):
 
 
 class OffsetInfo(Message, frozen=True):
-    """`offset` -1: no record at or after the timestamp. `last_epoch`: the leader epoch of the record before `offset`."""
+    """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`."""
 
     topic_id: TopicId
     partition: PartitionId

@@ -83,7 +83,7 @@ class FetchedPartition(Message, frozen=True):
     """`length` bytes of the payload are this partition's frames.
 
     `next_offset`: where to go on, past batches that were left out (markers, aborted transactions); -1 with an error.
-    `next_epoch`: the leader epoch of the batch before it; -1 when there is none. With LOG_TRUNCATION, the log parts from
+    `next_epoch`: the leader epoch of the batch before it; -1: there is none. With LOG_TRUNCATION, the log parts from
     what was read at the reader's own end of `diverging_epoch`, or at `diverging_end_offset`, whichever is smaller.
     """
 

@@ -245,3 +245,15 @@ def copied(root: Directory) -> Directory:
 def pending_changes(root: Directory) -> int:
     """How many changes a crash of the machine could undo."""
     return sum(len(node.pending) for node in nodes(root))
+
+
+def directories_of(root: Directory) -> dict[str, Directory]:
+    """Every visible directory by its path."""
+    found = {"/": root}
+    queue = [("", root)]
+    for prefix, directory in queue:
+        for name, node in directory.entries.items():
+            if isinstance(node, Directory):
+                found[f"{prefix}/{name}"] = node
+                queue.append((f"{prefix}/{name}", node))
+    return found

@@ -35,7 +35,8 @@ from __future__ import annotations
 import errno
 import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -51,53 +52,16 @@ from spark_broker.testing.simulation.disk import (
     Survival,
     Write,
     copied,
+    directories_of,
     nodes,
     pending_changes,
     settle,
 )
+from spark_broker.testing.simulation.operations import CHANGING, Fault, Operation, ProcessKilled, system_error
 
 _WRITING = os.O_WRONLY | os.O_RDWR
-CHANGING = frozenset(
-    (
-        "create",
-        "pwritev",
-        "ftruncate",
-        "fsync",
-        "truncate",
-        "rename",
-        "unlink",
-        "mkdir",
-        "remove_tree",
-        "sync_directory",
-    )
-)
-"""Kinds of operations that may change something; the others are "open", "pread", "read_bytes" and "list_directory"."""
 
-
-class ProcessKilled(BaseException):
-    """The simulated process died in the middle of what it was doing; what it had done stays."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation: its kind is the method's name, "create" for an open that makes or empties a file.
-
-    `detail`: the bytes of a write, the length of a cut, the new path of a rename.
-    """
-
-    kind: str
-    path: str
-    position: int = 0
-    detail: bytes | int | str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What happens instead of an operation. `kept_bytes`: of a write, this many bytes are written first."""
-
-    errno: int = 0
-    kept_bytes: int = 0
-    kills: bool = False
+__all__ = ["CHANGING", "Fault", "Operation", "ProcessKilled", "SimFileSystem"]
 
 
 @dataclass(slots=True)
@@ -125,13 +89,7 @@ class _Machine:
 
     def index_directories(self) -> None:
         """Find every directory by its path again."""
-        self.directories = {"/": self.root}
-        queue = [("", self.root)]
-        for prefix, directory in queue:
-            for name, node in directory.entries.items():
-                if isinstance(node, Directory):
-                    self.directories[f"{prefix}/{name}"] = node
-                    queue.append((f"{prefix}/{name}", node))
+        self.directories = directories_of(self.root)
 
 
 @dataclass(slots=True)
@@ -202,6 +160,17 @@ class SimFileSystem:
         self._machine.planned.clear()
         self._machine.on_operation = None
         self._machine.capacity_bytes = None
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Operations within meet no fault and are not recorded: somebody looks who is no part of the machine."""
+        machine = self._machine
+        kept = machine.planned, machine.on_operation, machine.journal
+        machine.planned, machine.on_operation, machine.journal = [], None, None
+        try:
+            yield
+        finally:
+            machine.planned, machine.on_operation, machine.journal = kept
 
     def flip_bit(self, path: Path, byte: int, bit: int) -> None:
         """Damage a file at rest, in the page cache and on the disk."""
@@ -302,7 +271,7 @@ class SimFileSystem:
             self._die()
             raise ProcessKilled(f"process {self._pid}: {operation.kind} {operation.path}")
         if fault.errno:
-            raise _error(fault.errno, operation.path)
+            raise system_error(fault.errno, operation.path)
 
     # ---- open files ----------------------------------------------------------------------------------------------
 
@@ -314,14 +283,14 @@ class SimFileSystem:
         empties = bool(flags & os.O_TRUNC) and isinstance(node, File) and bool(node.content)
         self._ask("create" if makes or empties else "open", name)
         if isinstance(node, Directory):
-            raise _error(errno.EISDIR, name)
+            raise system_error(errno.EISDIR, name)
         if node is None:
             if not makes:
-                raise _error(errno.ENOENT, name)
+                raise system_error(errno.ENOENT, name)
             node = File(self._machine.number(), names=1)
             directory.change(Rename("", last, node))
         elif flags & os.O_EXCL:
-            raise _error(errno.EEXIST, name)
+            raise system_error(errno.EEXIST, name)
         if empties:
             self._cut(node, 0)
         node.handles += 1
@@ -342,7 +311,7 @@ class SimFileSystem:
     def pwritev(self, fd: int, views: Sequence[memoryview], position: int, /) -> int:
         handle = self._handle(fd)
         if not handle.writable:
-            raise _error(errno.EBADF, handle.path)
+            raise system_error(errno.EBADF, handle.path)
         data = b"".join(views)
         fault = self._ask("pwritev", handle.path, position, data)
         if fault is not None:
@@ -353,7 +322,7 @@ class SimFileSystem:
         if machine.capacity_bytes is not None and growth > machine.capacity_bytes - machine.used_bytes:
             data = data[: max(0, max(size, size + machine.capacity_bytes - machine.used_bytes) - position)]
             if not data:
-                raise _error(errno.ENOSPC, handle.path)
+                raise system_error(errno.ENOSPC, handle.path)
             growth = max(0, position + len(data) - size)
         file.change(Write(position, data))
         machine.used_bytes += growth
@@ -383,7 +352,7 @@ class SimFileSystem:
         if handle is None or handle.pid != self._pid:
             if not self._alive:
                 raise ProcessKilled(f"process {self._pid}")
-            raise _error(errno.EBADF, f"handle {fd}")
+            raise system_error(errno.EBADF, f"handle {fd}")
         return handle
 
     def _cut(self, file: File, length: int) -> None:
@@ -413,16 +382,14 @@ class SimFileSystem:
         target_directory, new_name = self._place(new)
         node = directory.entries.get(old_name)
         if node is None:
-            raise _error(errno.ENOENT, old)
+            raise system_error(errno.ENOENT, old)
         if target_directory is not directory:
-            raise _error(
-                errno.EXDEV, new
-            )  # Not needed, and a rename across directories is two changes to crash between.
+            raise system_error(errno.EXDEV, new)  # It would be two changes, with room for a crash between them.
         if old_name == new_name:
             return
         replaced = directory.entries.get(new_name)
         if isinstance(replaced, Directory):
-            raise _error(errno.EEXIST, new)
+            raise system_error(errno.EEXIST, new)
         directory.change(Rename(old_name, new_name, node))
         if replaced is not None:
             replaced.names -= 1
@@ -444,9 +411,9 @@ class SimFileSystem:
         self._ask("mkdir", name)
         directory, last = self._place(name)
         if not path.is_absolute():
-            raise _error(errno.EINVAL, name)
+            raise system_error(errno.EINVAL, name)
         if last in directory.entries:
-            raise _error(errno.EEXIST, name)
+            raise system_error(errno.EEXIST, name)
         made = Directory(self._machine.number())
         directory.change(Rename("", last, made))
         self._machine.directories[name] = made
@@ -487,7 +454,7 @@ class SimFileSystem:
     def _directory(self, path: str) -> Directory:
         found = self._machine.directories.get(path)
         if found is None:
-            raise _error(errno.ENOENT, path)
+            raise system_error(errno.ENOENT, path)
         return found
 
     def _find(self, path: str) -> Node | None:
@@ -500,7 +467,7 @@ class SimFileSystem:
     def _file(self, path: str) -> File:
         node = self._find(path)
         if not isinstance(node, File):
-            raise _error(errno.ENOENT if node is None else errno.EISDIR, path)
+            raise system_error(errno.ENOENT if node is None else errno.EISDIR, path)
         return node
 
     # ---- the machine ---------------------------------------------------------------------------------------------
@@ -529,7 +496,3 @@ class SimFileSystem:
     def unique_id(self) -> str:
         self._machine.last_id += 1
         return f"{self._machine.name}-id-{self._machine.last_id}"
-
-
-def _error(number: int, path: str) -> OSError:
-    return OSError(number, os.strerror(number), path)

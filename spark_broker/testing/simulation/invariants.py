@@ -53,6 +53,8 @@ class Invariants:
             self._check_damage(process)
         for partition in process.manager.partitions():
             replica = partition.replica
+            if replica.role is Role.STOPPED:
+                continue  # its disk has failed, and its broker ends
             shadow = self.shadows.get((process.machine.number, partition.key))
             state = (
                 process.name,
@@ -64,12 +66,14 @@ class Invariants:
                 replica.epochs,
             )
             if shadow is None or shadow.state != state:
-                self._check_replica(process, partition, shadow)
+                with process.fs.undisturbed():
+                    self._check_replica(process, partition, shadow)
                 self.shadows[process.machine.number, partition.key].state = state
         if self._acknowledged:
             acknowledged, self._acknowledged = self._acknowledged, []
-            for answer in acknowledged:
-                self._check_acknowledged(*answer)
+            with process.fs.undisturbed():
+                for answer in acknowledged:
+                    self._check_acknowledged(*answer)
 
     def acknowledged(self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int) -> None:
         """A broker answers an append: looked at after the event."""

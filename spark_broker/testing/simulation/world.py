@@ -44,10 +44,11 @@ RETRY_MS = 200
 class World:
     """One schedule. The same seed gives the same world and the same story."""
 
-    def __init__(self, seed: int, *, keep_notes: bool = True) -> None:
+    def __init__(self, seed: int, *, keep_notes: bool = True, swarm: Swarm | None = None) -> None:
+        """`swarm`: instead of what the seed draws, for a scene that is set by hand."""
         self.seed = seed
         draw = random.Random(f"{seed}/draw")
-        self.swarm = Swarm.draw(draw)
+        self.swarm = swarm or Swarm.draw(draw)
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
         self.client_rng = random.Random(f"{seed}/clients")

@@ -136,8 +136,10 @@ def judge_sequence_numbers_at_followers(patch: Patch) -> None:
     remember = Replica._remember
 
     def buggy(self: Replica, batch: BatchInfo) -> None:
-        if self.role is Role.FOLLOWER and batch.producer_id != NO_PRODUCER:
-            self.producers.check(batch.producer_id, batch.producer_epoch, batch.sequence)
+        if self.role is Role.FOLLOWER and batch.producer_id != NO_PRODUCER and not batch.control:
+            self.producers.check(
+                batch.producer_id, batch.producer_epoch, batch.sequence, transactional=batch.transactional
+            )
         remember(self, batch)
 
     patch.setattr(Replica, "_remember", buggy)

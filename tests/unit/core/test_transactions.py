@@ -128,14 +128,14 @@ def test_a_marker_needs_a_leader_and_enough_members_in_sync() -> None:
 # ---- 24: what comes late ---------------------------------------------------------------------------------------------
 
 
-def test_24_a_late_batch_is_refused_after_its_marker_even_where_the_producer_had_appended_nothing() -> None:
+def test_bug_24_a_late_batch_is_refused_after_its_marker_even_where_the_producer_had_appended_nothing() -> None:
     cluster = Cluster()
     mark(cluster, 1, committed=False)
     with pytest.raises(InvalidProducerEpochError):
         cluster.append(1, 10, producer=sent())
 
 
-def test_24_a_late_batch_joins_no_newer_transaction() -> None:
+def test_bug_24_a_late_batch_joins_no_newer_transaction() -> None:
     cluster = Cluster()
     write(cluster, 10)
     mark(cluster, 1, committed=False)
@@ -144,7 +144,7 @@ def test_24_a_late_batch_joins_no_newer_transaction() -> None:
         cluster.append(1, 12, producer=sent(1))
 
 
-def test_24_a_late_marker_of_an_older_epoch_ends_no_newer_transaction() -> None:
+def test_bug_24_a_late_marker_of_an_older_epoch_ends_no_newer_transaction() -> None:
     cluster = Cluster()
     write(cluster, 10)
     mark(cluster, 1, committed=False)
@@ -158,7 +158,7 @@ def test_24_a_late_marker_of_an_older_epoch_ends_no_newer_transaction() -> None:
     assert shown(cluster) == [11]
 
 
-def test_24_a_marker_is_written_once_and_its_repetition_waits_until_it_is_committed() -> None:
+def test_bug_24_a_marker_is_written_once_and_its_repetition_waits_until_it_is_committed() -> None:
     cluster = Cluster()
     write(cluster, 10)
     first = mark(cluster, 1, committed=True)
@@ -171,7 +171,7 @@ def test_24_a_marker_is_written_once_and_its_repetition_waits_until_it_is_commit
     assert again.base_offset is not None
 
 
-def test_24_a_confirmation_is_forgotten_at_the_marker() -> None:
+def test_bug_24_a_confirmation_is_forgotten_at_the_marker() -> None:
     """The next epoch's batch asks, though the coordinator was asked a moment ago."""
     cluster = Cluster()
     write(cluster, 10)
@@ -179,7 +179,7 @@ def test_24_a_confirmation_is_forgotten_at_the_marker() -> None:
     assert cluster.append(1, 11, producer=sent(epoch=1)).awaits
 
 
-def test_24_a_confirmation_is_forgotten_at_a_new_leadership() -> None:
+def test_bug_24_a_confirmation_is_forgotten_at_a_new_leadership() -> None:
     cluster = Cluster()
     write(cluster, 10)
     cluster.replicate()
@@ -190,7 +190,7 @@ def test_24_a_confirmation_is_forgotten_at_a_new_leadership() -> None:
     assert cluster.append(1, 11, producer=sent(1)).awaits
 
 
-def test_24_a_confirmation_that_comes_after_the_marker_or_the_leadership_is_nothing() -> None:
+def test_bug_24_a_confirmation_that_comes_after_the_marker_or_the_leadership_is_nothing() -> None:
     cluster = Cluster()
     leader = cluster.replica(1)
     assert cluster.append(1, 10, producer=sent()).awaits
@@ -206,7 +206,7 @@ def test_24_a_confirmation_that_comes_after_the_marker_or_the_leadership_is_noth
     assert cluster.append(1, 11, producer=sent(epoch=1)).awaits
 
 
-def test_24_the_last_stable_offset_moves_on_once_transactions_end() -> None:
+def test_bug_24_the_last_stable_offset_moves_on_once_transactions_end() -> None:
     cluster = Cluster()
     write(cluster, 10)
     write(cluster, 20, pid=OTHER)
@@ -307,7 +307,7 @@ def test_a_read_beyond_the_last_stable_offset_gets_nothing_and_no_error() -> Non
     assert leader.check_read(0, 0) == 1
 
 
-def test_15_retention_at_a_leader_keeps_what_is_undecided() -> None:
+def test_bug_15_retention_at_a_leader_keeps_what_is_undecided() -> None:
     cluster = Cluster()
     cluster.append(1, 9)
     write(cluster, 10)
@@ -319,7 +319,7 @@ def test_15_retention_at_a_leader_keeps_what_is_undecided() -> None:
     assert cluster.replica(1).log_start_offset == stable(cluster) == 1
 
 
-def test_15_a_follower_that_hears_of_a_log_start_has_no_last_stable_offset_below_it() -> None:
+def test_bug_15_a_follower_that_hears_of_a_log_start_has_no_last_stable_offset_below_it() -> None:
     """KAFKA-9491: its high watermark is raised to the log start, past which it does not know what is decided."""
     cluster = Cluster()
     write(cluster, 10)
@@ -338,7 +338,7 @@ def test_15_a_follower_that_hears_of_a_log_start_has_no_last_stable_offset_below
 # ---- 19 to 23 --------------------------------------------------------------------------------------------------------
 
 
-def test_19_state_after_truncation_and_reload_is_that_of_the_log() -> None:
+def test_bug_19_state_after_truncation_and_reload_is_that_of_the_log() -> None:
     cluster = Cluster()
     write(cluster, 10)
     cluster.replicate()
@@ -358,7 +358,7 @@ def test_19_state_after_truncation_and_reload_is_that_of_the_log() -> None:
     assert cluster.replica(1).producers == cluster.replica(2).producers
 
 
-def test_20_retention_erases_neither_producers_nor_what_is_left_of_an_aborted_transaction() -> None:
+def test_bug_20_retention_erases_neither_producers_nor_what_is_left_of_an_aborted_transaction() -> None:
     cluster = Cluster()
     write(cluster, 10)
     write(cluster, 11, 1)
@@ -375,7 +375,7 @@ def test_20_retention_erases_neither_producers_nor_what_is_left_of_an_aborted_tr
         assert [pid for pid, _ in replica.producers.entries()] == [PID]
 
 
-def test_20_an_unknown_producer_does_not_begin_in_the_middle_and_an_open_transactions_is_not_forgotten() -> None:
+def test_bug_20_an_unknown_producer_does_not_begin_in_the_middle_and_an_open_transactions_is_not_forgotten() -> None:
     cluster = Cluster()
     write(cluster, 10)
     cluster.tick(1000)
@@ -388,7 +388,7 @@ def test_20_an_unknown_producer_does_not_begin_in_the_middle_and_an_open_transac
         cluster.append(1, 11, producer=sent(3, epoch=1))
 
 
-def test_20_a_forgotten_producer_that_begins_anew_is_remembered_as_the_log_says() -> None:
+def test_bug_20_a_forgotten_producer_that_begins_anew_is_remembered_as_the_log_says() -> None:
     """What another replica, or the next start, replays from before it was forgotten comes to the same."""
     forgot, whole = ProducerStates(), ProducerStates()
     batches = [BatchInfo(offset, offset + 1, 0, offset, PID, 0, offset) for offset in range(7)]
@@ -402,7 +402,7 @@ def test_20_a_forgotten_producer_that_begins_anew_is_remembered_as_the_log_says(
     assert forgot == whole
 
 
-def test_21_followers_take_what_the_leader_has_without_judging_it() -> None:
+def test_bug_21_followers_take_what_the_leader_has_without_judging_it() -> None:
     cluster = Cluster()
     write(cluster, 10)
     cluster.append_unjudged(1, 11, sent(7))
@@ -411,7 +411,7 @@ def test_21_followers_take_what_the_leader_has_without_judging_it() -> None:
     assert cluster.replica(2).producers == cluster.replica(3).producers == cluster.replica(1).producers
 
 
-def test_22_a_retry_after_a_failover_and_retention_has_its_original_offset() -> None:
+def test_bug_22_a_retry_after_a_failover_and_retention_has_its_original_offset() -> None:
     cluster = Cluster()
     cluster.append(1, 9)
     write(cluster, 10)
@@ -424,7 +424,7 @@ def test_22_a_retry_after_a_failover_and_retention_has_its_original_offset() -> 
     assert cluster.append(3, 11, producer=sent(epoch=1)).base_offset == 3
 
 
-def test_23_a_number_used_again_after_an_abort_is_no_duplicate() -> None:
+def test_bug_23_a_number_used_again_after_an_abort_is_no_duplicate() -> None:
     cluster = Cluster()
     write(cluster, 10)
     mark(cluster, 1, committed=False)
@@ -435,7 +435,7 @@ def test_23_a_number_used_again_after_an_abort_is_no_duplicate() -> None:
     assert shown(cluster) == [11]
 
 
-def test_23_after_a_marker_numbers_begin_at_0() -> None:
+def test_bug_23_after_a_marker_numbers_begin_at_0() -> None:
     cluster = Cluster()
     write(cluster, 10)
     mark(cluster, 1, committed=True)

@@ -1,0 +1,53 @@
+"""What a process asks of a simulated disk, and what may come of it instead."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+CHANGING = frozenset(
+    (
+        "create",
+        "pwritev",
+        "ftruncate",
+        "fsync",
+        "truncate",
+        "rename",
+        "unlink",
+        "mkdir",
+        "remove_tree",
+        "sync_directory",
+    )
+)
+"""Kinds of operations that may change something; the others are "open", "pread", "read_bytes" and "list_directory"."""
+
+
+class ProcessKilled(BaseException):
+    """The simulated process died in the middle of what it was doing; what it had done stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation: its kind is the method's name, "create" for an open that makes or empties a file.
+
+    `detail`: the bytes of a write, the length of a cut, the new path of a rename.
+    """
+
+    kind: str
+    path: str
+    position: int = 0
+    detail: bytes | int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens instead of an operation. `kept_bytes`: of a write, this many bytes are written first."""
+
+    errno: int = 0
+    kept_bytes: int = 0
+    kills: bool = False
+
+
+def system_error(number: int, path: str) -> OSError:
+    """The error of a system call, of the class that belongs to its errno."""
+    return OSError(number, os.strerror(number), path)

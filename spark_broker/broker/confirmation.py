@@ -19,7 +19,7 @@ from spark_broker.errors import (
     UnknownServerError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.messages import AddedToTransaction, AddPartitionToTransaction
+from spark_broker.protocol.messages import AddedToTransaction, AddPartitionToTransaction, Message
 from spark_broker.protocol.murmur2 import group_partition
 
 CONFIRMATION_TIMEOUT_MS = 5_000
@@ -68,6 +68,28 @@ def coordinator_of(image: MetadataImage, transactional_id: str) -> BrokerState:
     return broker
 
 
+def confirmation_request(
+    partition: Partition, awaited: AwaitedTransaction, transactional_id: str
+) -> AddPartitionToTransaction:
+    """What the coordinator is asked."""
+    return AddPartitionToTransaction(transactional_id, awaited.producer_id, awaited.producer_epoch, *partition.key)
+
+
+def take_confirmation(partition: Partition, awaited: AwaitedTransaction, answer: Message) -> None:
+    """The coordinator's answer. Raises UnknownServerError for one of another kind."""
+    if not isinstance(answer, AddedToTransaction):
+        raise UnknownServerError(f"AddPartitionToTransaction was answered with {type(answer).__name__}")
+    partition.confirm(awaited, answer.repeat_after_ms)
+
+
+def refused_confirmation(transactional_id: str, error: SparkBrokerError) -> SparkBrokerError:
+    """What the producer hears where there is no answer. Whatever a change of coordinators brings about is retriable."""
+    if not error.retriable:
+        return error
+    # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
+    return CoordinatorNotAvailableError(f"{transactional_id!r}: {error.message}")
+
+
 class Confirmations:
     """Asks coordinators, this broker's own among them, in the thread of the stream that waits."""
 
@@ -86,12 +108,10 @@ class Confirmations:
     def confirm(
         self, partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int
     ) -> None:
-        """See `Confirm`. Whatever a change of coordinators brings about is retriable."""
+        """See `Confirm`."""
         now_ms = self._clock.boottime_ms()
         timeout_ms = min(deadline_ms - now_ms, CONFIRMATION_TIMEOUT_MS)
-        request = AddPartitionToTransaction(
-            transactional_id, awaited.producer_id, awaited.producer_epoch, *partition.key
-        )
+        request = confirmation_request(partition, awaited, transactional_id)
         try:
             broker = coordinator_of(self._manager.image, transactional_id)
             if broker.id == self._manager.broker_id:
@@ -101,10 +121,5 @@ class Confirmations:
             else:
                 answer = self._calls.call(broker, request, timeout_ms)
         except SparkBrokerError as error:
-            if not error.retriable:
-                raise
-            # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
-            raise CoordinatorNotAvailableError(f"{transactional_id!r}: {error.message}") from None
-        if not isinstance(answer, AddedToTransaction):
-            raise UnknownServerError(f"AddPartitionToTransaction was answered with {type(answer).__name__}")
-        partition.confirm(awaited, answer.repeat_after_ms)
+            raise refused_confirmation(transactional_id, error) from None
+        take_confirmation(partition, awaited, answer)

@@ -2,57 +2,98 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+
 from spark_broker.controller.image import PartitionState
-from spark_broker.errors import KafkaStorageError
+from spark_broker.errors import KafkaStorageError, StorageFullError
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.files import is_full
 from spark_broker.storage.set_aside import read_set_aside, write_set_aside
 
+logger = logging.getLogger(__name__)
+
 PartitionKey = tuple[str, int]
+
+BEFORE_THIS_PROCESS = 0
+"""The number of damage that an earlier process found: this one is not live before the controller has heard of it."""
 
 
 class DamagedReplicas:
     """What heartbeats name until the controller has taken the replica out of the ISR and the ELR, and let it in again.
 
-    The list outlives the process: a new one would else find an empty log, and no damage.
+    The list outlives the process: a new one would else find an empty log, and no damage. What this process finds is
+    numbered from 1 on, so that a replica that is damaged twice is taken out twice.
     """
 
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         # Replaced, never changed in place: heartbeats read it from their own thread.
-        self._keys: frozenset[PartitionKey] = read_set_aside(directory.path, fs=directory.fs)
+        found = read_set_aside(directory.path, fs=directory.fs)
+        self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(found, BEFORE_THIS_PROCESS)
+        self._newest = BEFORE_THIS_PROCESS
         self._taken_out: set[PartitionKey] = set()
 
     @property
     def keys(self) -> list[PartitionKey]:
-        return sorted(self._keys)
+        return sorted(self._numbers)
+
+    @property
+    def reports(self) -> list[tuple[str, int, int]]:
+        """Topic id, partition, and the number of the damage."""
+        return sorted((*key, number) for key, number in self._numbers.items())
+
+    def is_unheard(self, key: PartitionKey) -> bool:
+        """Whether the controller may still count what this process has set aside: nothing may come in its place yet.
+
+        A live broker might be elected with the empty log, and everybody would throw his records away.
+        """
+        return self._numbers.get(key, BEFORE_THIS_PROCESS) > BEFORE_THIS_PROCESS and key not in self._taken_out
 
     def set_aside(self, key: PartitionKey, topic: str) -> None:
-        """Move the damaged log away. Raises KafkaStorageError."""
-        self._replace(self._keys | {key})
+        """Move the damaged log away. Raises KafkaStorageError, or StorageFullError (nothing has changed)."""
+        self._replace({**self._numbers, key: self._newest + 1})
+        self._newest += 1
         self._taken_out.discard(key)
         self._directory.set_aside(topic, key[1])
+
+    def heard(self, newest: int) -> list[PartitionKey]:
+        """The controller has heard of all damage up to this number, and what it decided is known here.
+
+        Returns the replicas that may begin anew.
+        """
+        heard = [key for key, number in sorted(self._numbers.items()) if number <= newest and self.is_unheard(key)]
+        self._taken_out.update(heard)
+        return heard
 
     def follow(self, key: PartitionKey, state: PartitionState | None, broker_id: int) -> None:
         """The controller's word of a partition: a replica that is let in again, or is not here any more, is forgotten.
 
         In sync before it was seen to be out, it is there only because the controller has not heard of the damage yet.
         """
-        if key not in self._keys:
+        if key not in self._numbers:
             return
         if state is None or broker_id not in state.replicas:
             self._forget(key)
+        elif self.is_unheard(key):
+            return  # Out or in, the word is older than the controller's answer.
         elif broker_id not in state.isr and broker_id not in state.elr:
             self._taken_out.add(key)
         elif key in self._taken_out:
             self._forget(key)
 
     def _forget(self, key: PartitionKey) -> None:
-        self._taken_out.discard(key)
-        self._replace(self._keys - {key})
-
-    def _replace(self, keys: frozenset[PartitionKey]) -> None:
         try:
-            write_set_aside(self._directory.path, keys, fs=self._directory.fs)
+            self._replace({other: number for other, number in self._numbers.items() if other != key})
+        except StorageFullError as error:
+            logger.warning("a replica that was damaged stays on the list: %s", error)  # To name it again is harmless.
+            return
+        self._taken_out.discard(key)
+
+    def _replace(self, numbers: Mapping[PartitionKey, int]) -> None:
+        try:
+            write_set_aside(self._directory.path, numbers, fs=self._directory.fs)
         except OSError as error:
-            raise KafkaStorageError(f"{self._directory.path}: {error}") from error
-        self._keys = keys
+            kind = StorageFullError if is_full(error) else KafkaStorageError
+            raise kind(f"{self._directory.path}: {error}") from error
+        self._numbers = numbers

@@ -11,7 +11,7 @@ from spark_broker.broker.partition_read import PartitionRead
 from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import InvalidRequestError, LogTruncationError, SparkBrokerError
+from spark_broker.errors import InvalidRequestError, InvariantError, LogTruncationError, SparkBrokerError
 from spark_broker.protocol.frame import encode_frames
 from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from spark_broker.protocol.wire import Buffer
@@ -89,6 +89,8 @@ class FetchStream:
                 break
             try:
                 read, parts = self._read_partition(wanted, max(budget, 1), request.columns, request.read_committed)
+            except InvariantError:
+                raise
             except SparkBrokerError as error:
                 answers.append(refused(wanted, error))
                 done = True

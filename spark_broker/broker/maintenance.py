@@ -1,4 +1,4 @@
-"""What a broker does from time to time: ISR checks, checkpoints, retention, background syncs, forgotten producers."""
+"""What a broker does from time to time: damage, ISR checks, checkpoints, retention, syncs, forgotten producers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import KafkaStorageError, StorageFullError
+from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageFullError
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class Maintenance(threading.Thread):
         self._on_bug = on_bug
         self._stopped = threading.Event()
         self._chores = [
+            _Chore(TICK_S, manager.set_damaged_aside),
             _Chore(TICK_S, self._tick),
             _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
             _Chore(config.log_retention_check_interval_ms / 1000, self._retain),
@@ -93,6 +94,6 @@ class Maintenance(threading.Thread):
 def _unless_offline(action: Callable[[], None]) -> None:
     try:
         action()
-    except KafkaStorageError:
-        # The partition has gone offline by itself, and the broker has been told.
+    except (KafkaStorageError, NotLeaderOrFollowerError):
+        # The partition has gone offline by itself, damaged or not, and the broker has been told.
         return

@@ -134,11 +134,12 @@ class Membership:
             sent_ms=self._clock.boottime_ms(),
             ready=offset > epoch,
             wants_shutdown=self.shutting_down,
-            damaged=self._manager.damaged,
+            damaged=self._manager.damage_reports,
             log_ends=self._manager.log_ends(),
         )
 
     def _answered(self, answer: HeartbeatAnswer) -> None:
+        self._manager.damage_heard(answer.damage_heard)
         if answer.shut_down:
             self._end(STOPPED)
         elif answer.fenced:

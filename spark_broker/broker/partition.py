@@ -6,7 +6,8 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from functools import partial
+from typing import TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -78,6 +79,7 @@ class Partition:
         propose_isr: Callable[[PartitionKey, ProposeIsr], None],
         on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None],
         clock: Clock = SYSTEM_CLOCK,
+        on_damage: Callable[[Partition, DamagedLogError], None] | None = None,
     ) -> None:
         self.key = key
         self.topic = topic
@@ -87,6 +89,7 @@ class Partition:
         self._lease = lease
         self._propose_isr = propose_isr
         self._on_storage_failure = on_storage_failure
+        self._on_damage = on_damage
         self._clock = clock
         self._lock = threading.RLock()
         self._log_listeners: dict[Notifier, None] = {}  # in order: told by address, no run would be like another
@@ -242,25 +245,27 @@ class Partition:
         return header.next_offset
 
     def _guard_storage(self, act: Callable[[], T]) -> T:
-        """A failing disk takes the replica offline; a full one only refuses this act."""
+        """A failing disk takes the replica offline, and so does damage; a full one only refuses this act."""
         try:
             return act()
-        except (KafkaStorageError, DamagedLogError) as found:
-            error = found if isinstance(found, KafkaStorageError) else KafkaStorageError(found.message)
-            self._carry_out(self.replica.stop(error))
-            self._on_storage_failure(self.key, error)
-            raise error from found
+        except (KafkaStorageError, DamagedLogError) as error:
+            raise self._broken(error) from error
+
+    def _broken(self, error: SparkBrokerError) -> SparkBrokerError:
+        """Stop for good and say so, once. Returns what the caller hears: of damage, that somebody else has to lead."""
+        told, tell = error, partial(self._on_storage_failure, self.key, error)
+        if isinstance(error, DamagedLogError) and self._on_damage is not None:
+            told = NotLeaderOrFollowerError(f"{self} is damaged here: {error.message}")
+            tell = partial(self._on_damage, self, error)
+        with self._lock:
+            if self.replica.role is not Role.STOPPED:
+                self.stop(told)
+                tell()
+        return told
 
     def _read_log(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
-        """Outside the lock. A disk that does not read fails like one that does not write: a leader whose log refuses
-        everything must not go on leading until somebody happens to write."""
-        try:
-            return self._log.read(offset, max_bytes, end_offset)
-        except KafkaStorageError as error:
-            with self._lock:
-                self._carry_out(self.replica.stop(error))
-                self._on_storage_failure(self.key, error)
-            raise
+        """Outside the lock. A leader whose log refuses everything must not lead on until somebody happens to write."""
+        return self._guard_storage(lambda: self._log.read(offset, max_bytes, end_offset))
 
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int]
@@ -299,7 +304,7 @@ class Partition:
             return ReplicaStateAnswer(
                 self.replica.log_start_offset,
                 self.replica.epochs.to_pairs(),
-                self._log.producers_at_log_start(),
+                self._guard_storage(self._log.producers_at_log_start),
             )
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
@@ -346,7 +351,7 @@ class Partition:
             self._check_lease(writing=False)
             end = self.replica.latest_offset(leader_epoch, read_committed=read_committed)
             leader_epoch = self.replica.assignment.leader_epoch
-            found = self._log.offset_for_timestamp(timestamp_ms * 1000)
+            found = self._guard_storage(lambda: self._log.offset_for_timestamp(timestamp_ms * 1000))
         # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
         while found is not None and found < end:
             frame = self._read_log(found, 1, end)[0]
@@ -428,7 +433,8 @@ class Partition:
             self._remove_below_log_start()  # What a full disk has kept.
             if self.replica.role is not Role.LEADER:
                 return
-            start = self._log.retention_start(self.replica.last_stable_offset, self._clock.wall_ms())
+            where = (self.replica.last_stable_offset, self._clock.wall_ms())
+            start = self._guard_storage(lambda: self._log.retention_start(*where))
             self._carry_out(self.replica.advance_log_start(start))
 
     def _remove_below_log_start(self) -> None:
@@ -470,7 +476,7 @@ class Partition:
             case Acknowledge():
                 self._acknowledge(effect)
             case Refuse(token, error):
-                _token(token).refuse(error)
+                cast("AppendToken", token).refuse(error)
             case SaveEpochs(history):
                 self._guard_storage(lambda: self._log.save_epochs(history))
             case TruncateLog(offset):
@@ -486,12 +492,8 @@ class Partition:
 
     def _acknowledge(self, effect: Acknowledge) -> None:
         """The lease is checked here, just before the answer: a fenced incarnation acknowledges nothing."""
-        token = _token(effect.token)
+        token = cast("AppendToken", effect.token)
         if self._lease.allows_appends:
             token.acknowledge(effect.base_offset)
         else:
             token.refuse(NotLeaderOrFollowerError("this broker lost its session before the append was acknowledged"))
-
-
-def _token(token: object) -> AppendToken:
-    return token  # type: ignore[return-value]

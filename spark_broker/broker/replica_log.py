@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,8 @@ from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from spark_broker.storage.start_kind import StartKind
+
+logger = logging.getLogger(__name__)
 
 
 def batch_info(header: BatchHeader) -> BatchInfo:
@@ -62,6 +65,7 @@ class ReplicaLog:
         self._fs = fs
         self._directory = directory
         self._topic = topic
+        self._unsaved_epochs: EpochHistory | None = None
         self._log = PartitionLog.open(
             directory, LogConfig.of_topic(topic.config), self._schema_bytes, start=start, fs=fs
         )
@@ -99,13 +103,15 @@ class ReplicaLog:
     def _epochs(self) -> EpochHistory:
         """The saved history, completed by the epochs that the batches themselves carry."""
         saved = EpochHistory.from_pairs(read_leader_epochs(self._directory, fs=self._fs))
-        history = saved.start_at(self._log.log_start_offset).truncate_to(self._log.log_end_offset)
+        log_start = self._log.log_start_offset
+        history = saved.start_at(log_start).truncate_to(self._log.log_end_offset)
         last = self._log.last_header
         if last is not None and last.leader_epoch > history.latest_epoch:  # It lacks the newest epochs, and no others.
-            known_to = history.entries[-1].start_offset if history.entries else self._log.log_start_offset
+            known_to = history.entries[-1].start_offset if history.entries else log_start
             for header in self._log.headers(known_to):
                 if header.leader_epoch > history.latest_epoch:
-                    history = history.assign(header.leader_epoch, header.base_offset)
+                    # The log start may lie within the batch.
+                    history = history.assign(header.leader_epoch, max(header.base_offset, log_start))
         return history
 
     # ---- the log -----------------------------------------------------------------------------------------------
@@ -117,6 +123,11 @@ class ReplicaLog:
     @property
     def max_timestamp_us(self) -> int:
         return self._log.max_timestamp_us
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below it is synced."""
+        return self._log.recovery_point
 
     @property
     def size_bytes(self) -> int:
@@ -131,6 +142,7 @@ class ReplicaLog:
         Raises StorageFullError (nothing was stored) or KafkaStorageError (the log is offline).
         """
         invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
+        self._save_epochs()
         log_end = self._log.log_end_offset
         if frames[0].header.first_of_segment and log_end > self._log.log_start_offset:
             with self._disk():
@@ -182,7 +194,11 @@ class ReplicaLog:
 
         After each step the log opens: full, then empty where it began, then empty at the leader's log start.
         """
-        self.truncate_to(self._log.log_start_offset)
+        began_at = self._log.log_start_offset
+        with self._disk():
+            self._snapshots.remove_above(began_at)
+        # A cut there would begin the log where the batch begins that holds its start, and have no snapshot of that.
+        self._log.truncate_fully_and_start_at(began_at)
         with self._disk():
             self._snapshots.write(log_start_offset, _from_wire(producers))
             self._log.truncate_fully_and_start_at(log_start_offset)
@@ -193,10 +209,23 @@ class ReplicaLog:
     # ---- epochs and producers ----------------------------------------------------------------------------------
 
     def save_epochs(self, history: EpochHistory) -> None:
+        """On a full disk it is saved later: an older file is completed from the batches, as long as those that follow
+        what it names are not others than it knows. So it is saved before the next append. Raises KafkaStorageError."""
+        self._unsaved_epochs = history
         try:
-            write_leader_epochs(self._directory, history.to_pairs(), fs=self._fs)
+            self._save_epochs()
+        except StorageFullError as error:
+            logger.warning("saved before the next append: %s", error.message)
+
+    def _save_epochs(self) -> None:
+        if self._unsaved_epochs is None:
+            return
+        try:
+            write_leader_epochs(self._directory, self._unsaved_epochs.to_pairs(), fs=self._fs)
         except OSError as error:
-            raise KafkaStorageError(f"the epoch history of {self._directory.name}: {error}") from error
+            kind = StorageFullError if is_full(error) else KafkaStorageError
+            raise kind(f"the epoch history of {self._directory.name}: {error}") from error
+        self._unsaved_epochs = None
 
     def rebuild_producers(self, high_watermark: int) -> ProducerStates:
         """The producers' state after the whole log.

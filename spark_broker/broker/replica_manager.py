@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from spark_broker.errors import (
     KafkaStorageError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
+    StorageFullError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
@@ -41,15 +43,19 @@ NewFetcher = Callable[[str, int, FetcherSettings, Callable[[BaseException], None
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs."""
+    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs, of damage that was set aside."""
 
     propose_isr: Callable[[PartitionKey, ProposeIsr], None]
     on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None]
     on_bug: Callable[[BaseException], None]
+    on_set_aside: Callable[[], None] = lambda: None
 
 
 class ReplicaManager:
-    """`apply` belongs to the session's thread; look-ups are safe from any."""
+    """`apply` belongs to the session's thread, `set_damaged_aside` to maintenance; look-ups are safe from any.
+
+    Whoever changes which replicas there are holds `_lock`, and takes partitions' locks within it, never the other way.
+    """
 
     def __init__(
         self,
@@ -67,12 +73,13 @@ class ReplicaManager:
         self._directory = directory
         self._lease = lease
         self._outward = outward
-        self._high_watermarks = directory.read_high_watermarks()
-        self._lock = threading.Lock()
+        self._high_watermarks = _last_high_watermarks(directory)
+        self._lock = threading.RLock()
         # Guarded by _lock: replaced, never changed in place, so that readers need no lock.
         self._partitions: dict[PartitionKey, Partition] = {}
         self._offline: dict[PartitionKey, SparkBrokerError] = {}
         self._damaged = DamagedReplicas(directory)
+        self._found_damaged: deque[tuple[Partition, DamagedLogError]] = deque()  # each partition at most once
         self._asked_for: frozenset[PartitionKey] = frozenset()  # replicas whose log end the controller wants to know
         self._topics: dict[str, Topic] = {}
         self._live: Mapping[int, int] = {}
@@ -118,8 +125,13 @@ class ReplicaManager:
 
     @property
     def damaged(self) -> list[PartitionKey]:
-        """Replicas that were set aside when they were opened, and are not in sync again."""
+        """Replicas that were set aside, and are not in sync again."""
         return self._damaged.keys
+
+    @property
+    def damage_reports(self) -> list[tuple[str, int, int]]:
+        """The same, each with the number of its damage."""
+        return self._damaged.reports
 
     def log_ends(self) -> list[LogEnd]:
         """How far replicas reach of partitions that nobody leads, where this broker does not lead by itself."""
@@ -133,6 +145,10 @@ class ReplicaManager:
 
     def apply(self, image: MetadataImage) -> None:
         """Make this broker's replicas what the image says."""
+        with self._lock:
+            self._apply(image)
+
+    def _apply(self, image: MetadataImage) -> None:
         delta = MetadataDelta(self.image, image)
         self.image = image
         self._live = {broker.id: broker.epoch for broker in image.brokers.values() if broker.live}
@@ -181,6 +197,8 @@ class ReplicaManager:
         if state is None or self.broker_id not in state.replicas:
             self._drop(key, NotLeaderOrFollowerError("the replica was moved to another broker"))
             return
+        if self._damaged.is_unheard(key):
+            return
         topic = self._topics[key[0]]
         partition = self._partitions.get(key) or self._open(key, topic)
         if partition is not None:
@@ -196,16 +214,14 @@ class ReplicaManager:
     # ---- opening and dropping ----------------------------------------------------------------------------------
 
     def _open(self, key: PartitionKey, topic: Topic) -> Partition | None:
-        """Open or create the replica's log. KNOWN_BUGS 28: a damaged one is set aside, and does not lead (heartbeats
-        say so before this broker is unfenced) before it has all that is committed, or the loss was accepted."""
+        """Open or create the replica's log; None: there is none for now."""
         if key in self._offline:
             return None
         try:
             log, state = self._open_log(topic, key[1])
         except DamagedLogError as error:
-            logger.error("%s-%s is damaged and set aside: %s", topic.name, key[1], error)
-            self._damaged.set_aside(key, topic.name)
-            log, state = self._open_log(topic, key[1])
+            self._set_aside(key, topic, error)
+            return None
         except KafkaStorageError as error:
             self._take_offline(key, error)
             return None
@@ -224,6 +240,7 @@ class ReplicaManager:
             self._outward.propose_isr,
             self._outward.on_storage_failure,
             self._clock,
+            self._on_damage,
         )
         self._partitions = {**self._partitions, key: partition}
         return partition
@@ -237,6 +254,49 @@ class ReplicaManager:
         except SparkBrokerError:
             log.close(clean=False)
             raise
+
+    # ---- damage (KNOWN_BUGS 28) --------------------------------------------------------------------------------
+    #
+    # A damaged replica stops at once, is set aside, and named by heartbeats. Nothing comes in its place before the
+    # controller has taken it out of ISR and ELR; then an empty one follows whoever leads, and may be let in again.
+
+    def _on_damage(self, partition: Partition, error: DamagedLogError) -> None:
+        """Somebody has read damaged bytes; he holds the partition's lock."""
+        self._found_damaged.append((partition, error))
+
+    def set_damaged_aside(self) -> None:
+        """Set aside what was found damaged since the last call. On a full disk it waits for the next."""
+        while self._found_damaged:
+            partition, error = self._found_damaged[0]
+            with self._lock:
+                if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
+                    try:
+                        self._set_aside(partition.key, partition.topic, error)
+                    except StorageFullError as full:
+                        logger.warning("%s is damaged and cannot be set aside yet: %s", partition, full)
+                        return
+                    except KafkaStorageError as failed:
+                        self._take_offline(partition.key, failed)
+                        return
+                    self._partitions = {k: p for k, p in self._partitions.items() if p is not partition}
+                    self._update_fetchers()
+                    partition.close(clean=False)
+            self._found_damaged.popleft()
+            self._outward.on_set_aside()
+
+    def _set_aside(self, key: PartitionKey, topic: Topic, error: DamagedLogError) -> None:
+        logger.error("%s-%s is damaged and set aside: %s", topic.name, key[1], error)
+        self._damaged.set_aside(key, topic.name)
+
+    def damage_heard(self, newest: int) -> None:
+        """The controller has decided on all damage up to this number: replicas may begin anew."""
+        with self._lock:
+            heard = self._damaged.heard(newest)
+            for key in heard:
+                self._apply_partition(key, self.image)
+                self._damaged.follow(key, self.image.partition(*key), self.broker_id)
+            if heard:
+                self._update_fetchers()
 
     def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
         """An I/O error ends the broker (KNOWN_BUGS 27): one that went on would be elected for what it cannot serve."""
@@ -307,6 +367,10 @@ class ReplicaManager:
 
     def stop(self, *, clean: bool) -> None:
         """Stop replication, refuse what waits, close every log; with `clean`, synced."""
+        with self._lock:
+            self._stop(clean=clean)
+
+    def _stop(self, *, clean: bool) -> None:
         for fetcher in self._fetchers.values():
             fetcher.stop()
         for partition in self.partitions():
@@ -315,3 +379,12 @@ class ReplicaManager:
             self.save_high_watermarks()
         for partition in self.partitions():
             partition.close(clean=clean)
+
+
+def _last_high_watermarks(directory: LogDirectory) -> dict[TopicPartition, int]:
+    """They are hints, which replicas do without: a damaged file stops nobody, and the next checkpoint replaces it."""
+    try:
+        return directory.read_high_watermarks()
+    except DamagedLogError as error:
+        logger.warning("%s: %s; the high watermarks are learned anew", directory.path, error.message)
+        return {}

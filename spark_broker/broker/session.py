@@ -37,6 +37,13 @@ class ControllerSession(threading.Thread):
         self._membership = Membership(manager, lease, events)
         self._on_bug = events.on_bug
         self._stopped = threading.Event()
+        self._heartbeats: _Heartbeats | None = None
+
+    def beat_now(self) -> None:
+        """There is something to tell: the next heartbeat does not wait for its interval. From any thread."""
+        heartbeats = self._heartbeats
+        if heartbeats is not None:
+            heartbeats.beat_now()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -67,7 +74,7 @@ class ControllerSession(threading.Thread):
             stream.send(self._registration())
             message, _ = stream.receive(timeout_ms=10_000)
             registered = self._membership.accept(message)
-            heartbeats = _Heartbeats(stream, registered, self._membership)
+            heartbeats = self._heartbeats = _Heartbeats(stream, registered, self._membership)
             heartbeats.start()
             try:
                 self._listen(stream, registered, heartbeats)

@@ -334,8 +334,8 @@ class TransactionCoordinator:
             led.snapshot_first = None
             try:
                 led.partition.advance_log_start(first.base_offset)
-            except KafkaStorageError as error:
-                # The partition has gone offline by itself, and the broker has been told.
+            except (KafkaStorageError, NotLeaderOrFollowerError) as error:
+                # The partition has gone offline by itself, damaged or not, and the broker has been told.
                 self.lost(led, error)
 
     def lost(self, led: LedShard, error: SparkBrokerError) -> None:

@@ -78,7 +78,8 @@ class Controller:
         self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends)
         self._lost_launches: dict[int, None] = {}  # in order of their loss, the oldest goes when there are too many
         self._shutdown_offsets: dict[int, int] = {}  # broker id to the end of the decision that began its shutdown
-        self._damage_known: dict[int, frozenset[tuple[int, str, int]]] = {}  # (broker epoch, topic id, number)
+        # (broker epoch, topic id, partition, number of the damage)
+        self._damage_known: dict[int, frozenset[tuple[int, str, int, int]]] = {}
         self._pending_stops: list[_PendingStop] = []
         self._cluster_stops = False
         self._records: list[MetadataRecord] = []
@@ -232,15 +233,16 @@ class Controller:
             self._unfence_if_ready(session, beat, now_ms)
         self._apply(unclean.recover(self.image, self._log_ends, leaderless))
         fenced = self.image.brokers[session.broker_id].fenced
-        self._effects.append(Send(event.session_id, HeartbeatAnswer(beat.sent_ms, fenced, may_stop)))
+        heard = max((number for _, _, number in beat.damaged), default=0)
+        self._effects.append(Send(event.session_id, HeartbeatAnswer(beat.sent_ms, fenced, may_stop, heard)))
 
     def _set_damaged_aside(self, session: Session, beat: Heartbeat) -> None:
         """Once for each report: the replica may be made anew, and in sync again, while the broker repeats it."""
         known = self._damage_known.get(session.broker_id, frozenset())
-        reported = {(session.broker_epoch, *key) for key in beat.damaged}
+        reported = {(session.broker_epoch, *damaged) for damaged in beat.damaged}
         if reported - known:
             self._damage_known[session.broker_id] = frozenset(reported)
-            new = sorted((topic_id, number) for _, topic_id, number in reported - known)
+            new = sorted((topic_id, partition) for _, topic_id, partition, _ in reported - known)
             self._apply(damage.set_aside(self.image, session.broker_id, new))
 
     def _unfence_if_ready(self, session: Session, beat: Heartbeat, now_ms: int) -> None:

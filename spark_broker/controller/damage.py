@@ -2,16 +2,21 @@
 
 Where such a replica was the last that had everything, electing it, empty, would make every other replica throw its
 records away. The partition has no leader until somebody accepts the loss by an unclean election.
+
+The leader epoch rises in any case: the broker may be live, so that what it fetched with the log that it has lost, and
+proposals to let it in that rest on that, may still be under way. They name the older epoch and count no more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from msgspec.structs import replace
+
 from spark_broker.controller.election import Election, elect
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_change import change
-from spark_broker.controller.records import MetadataRecord
+from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
 from spark_broker.model import NO_LEADER
 
 
@@ -22,7 +27,7 @@ def set_aside(
     records: list[MetadataRecord] = []
     for topic_id, number in dict.fromkeys(partitions):
         state = image.partition(topic_id, number)
-        if state is None:
+        if state is None or broker_id not in state.replicas:
             continue
         election = Election(state.leader, state.isr)
         if state.leader in (broker_id, NO_LEADER):
@@ -36,5 +41,5 @@ def set_aside(
             lost=(broker_id,),
             damaged=(broker_id,),
         )
-        records += [] if record is None else [record]
+        records.append(replace(record or PartitionChangeRecord(topic_id, number), leader=election.leader))
     return tuple(records)

@@ -48,6 +48,11 @@ class ProducerEntry:
     batches: tuple[StoredBatch, ...]
     last_append_ms: int
 
+    def remembers(self, batch: BatchInfo) -> bool:
+        return self.producer_epoch == batch.producer_epoch and any(
+            (stored.sequence, stored.base_offset) == (batch.sequence, batch.base_offset) for stored in self.batches
+        )
+
     @property
     def next_sequence(self) -> int:
         return (self.batches[-1].sequence + 1) % SEQUENCE_LIMIT if self.batches else 0
@@ -154,6 +159,8 @@ class ProducerStates:
             self.transactions.ended(batch.producer_id, batch.base_offset, aborted=batch.aborted)
             return
         entry = self._entries.get(batch.producer_id)
+        if entry is not None and entry.remembers(batch):
+            return  # a log start inside it: the state there has it, and a follower may have to copy it again
         # Where the producer was forgotten and began anew, replay from before that must come to the same.
         goes_on = entry is not None and (entry.producer_epoch, entry.next_sequence) == (
             batch.producer_epoch,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,18 +16,9 @@ from spark_broker.storage.files import write_atomically
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 
 LEADER_EPOCHS_FILE = "leader-epochs.json"
-LOG_STATE_FILE = "log-state.json"
 HIGH_WATERMARKS_FILE = "high-watermarks.json"
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class LogState:
-    """What a log cannot read from its segments. Everything below `recovery_point` is synced (a lower value is safe)."""
-
-    log_start_offset: int = 0
-    recovery_point: int = 0
 
 
 def write_checkpoint(path: Path, value: object, *, fs: FileSystem = LOCAL) -> None:
@@ -84,13 +74,3 @@ def write_high_watermarks(
     """Save the high watermarks of all partitions. Raises OSError."""
     value = [[tp.topic, tp.partition, offset] for tp, offset in sorted(high_watermarks.items())]
     write_checkpoint(log_directory / HIGH_WATERMARKS_FILE, value, fs=fs)
-
-
-def read_log_state(directory: Path, *, fs: FileSystem = LOCAL) -> LogState:
-    """The state of a partition's log; all zero when none was written."""
-    return read_checkpoint_as(directory / LOG_STATE_FILE, LogState, fs=fs) or LogState()
-
-
-def write_log_state(directory: Path, state: LogState, *, fs: FileSystem = LOCAL) -> None:
-    """Save the state of a partition's log. Raises OSError."""
-    write_checkpoint(directory / LOG_STATE_FILE, asdict(state), fs=fs)

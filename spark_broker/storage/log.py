@@ -25,11 +25,11 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import NO_TIMESTAMP, BatchHeader, Frame
-from spark_broker.storage.checkpoints import LogState, read_log_state, write_log_state
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.files import is_full
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.index import Entries, count_below, count_within, find_timestamp, header_at, headers_of
+from spark_broker.storage.log_state import LogState, read_log_state, write_log_state
 from spark_broker.storage.recovery import SchemaOf, recover_segments
 from spark_broker.storage.retention import expired_segments
 from spark_broker.storage.segment import Segment
@@ -80,7 +80,7 @@ class PartitionLog:
         replica again), StorageFullError (recovery had to write) or KafkaStorageError.
         """
         try:
-            state = read_log_state(directory, fs=fs)
+            state = read_log_state(directory, start, fs=fs)
             segments = recover_segments(fs, directory, start, state, schemas)
         except OSError as error:
             kind = StorageFullError if is_full(error) else KafkaStorageError
@@ -204,7 +204,8 @@ class PartitionLog:
 
     def _check_contiguous(self, frames: Sequence[Frame]) -> None:
         expected = self._log_end_offset
-        latest_us = self.max_timestamp_us
+        # Empty, it may get less than what lies below its start: the leader was empty there too, and knew nothing of it.
+        latest_us = self.max_timestamp_us if expected > self._log_start_offset else NO_TIMESTAMP
         for number, (header, message) in enumerate(frames):
             # A replica that starts at the leader's log start may get the batch that this offset lies within.
             first = number == 0 and not self._segments and header.base_offset <= expected < header.next_offset
@@ -271,8 +272,8 @@ class PartitionLog:
 
     def _offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
         segments, log_start_offset = self._segments, self._log_start_offset
-        position = bisect_left(segments, timestamp_us, key=lambda segment: segment.max_timestamp_us)
-        position = max(position, _segment_of(segments, log_start_offset))
+        first = max(_segment_of(segments, log_start_offset), 0)  # before it, the maximum may have been higher
+        position = bisect_left(segments, timestamp_us, lo=first, key=lambda segment: segment.max_timestamp_us)
         if position >= len(segments):
             return None
         entries = self._entries(segments[position])
@@ -346,15 +347,18 @@ class PartitionLog:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Drop everything; the log is empty and begins at `offset`."""
         self._check_usable()
-        with self._cut_lock, self._failing("restart"):
-            self._recovery_point = min(self._recovery_point, self._log_start_offset)
-            self._save_state()
-            while self._segments:
-                self._drop_last()
-            # Before the state says so: segments that a crash brings back must still be known as what they are.
-            self._fs.sync_directory(self.directory)
-            self._log_start_offset = self._log_end_offset = self._recovery_point = offset
-            self._save_state()
+        with self._cut_lock:
+            with self._failing("truncate"):
+                state = LogState(self._log_start_offset, min(self._recovery_point, self._log_start_offset))
+                self._save(state)
+                self._recovery_point = state.recovery_point
+            with self._failing("restart"):
+                while self._segments:
+                    self._drop_last()
+                # Before the state says so: segments that a crash brings back must still be known as what they are.
+                self._fs.sync_directory(self.directory)
+                self._log_start_offset = self._log_end_offset = self._recovery_point = offset
+                self._save_state()
 
     def advance_log_start(self, offset: int) -> list[int]:
         """Raise the log start; delete segments wholly below it, but never the last. Returns their base offsets.

@@ -20,10 +20,10 @@ from spark_broker.protocol.arrow_message import verify_stored
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader
 from spark_broker.protocol.ipc_message import END_OF_STREAM, head_length, read_metadata
-from spark_broker.storage.checkpoints import LogState
 from spark_broker.storage.files import TEMPORARY_SUFFIX, opened, read_fully, write_atomically, write_fully
 from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.index import EntryIndex, check_chain, count_below, end_position, header_at, pack_entries
+from spark_broker.storage.log_state import LogState
 from spark_broker.storage.segment import (
     ARROW_SUFFIX,
     DELETED_SUFFIX,
@@ -191,10 +191,9 @@ def _write_again(fs: FileSystem, directory: Path, base_offset: int, index: Entry
     """
     synced = count_below(index.entries, recovery_point)
     arrow_path, index_path = segment_paths(directory, base_offset)
-    position = int(index.entries["position"][synced]) if 0 < synced < len(index.entries) else 0
-    if synced < len(index.entries):
-        _rewrite(fs, arrow_path, position)
-        _rewrite(fs, index_path, synced * ENTRY_BYTES)
+    # Where all batches are synced, the end-of-stream mark after them may not be.
+    _rewrite(fs, arrow_path, end_position(index.entries, synced - 1) if synced else 0)
+    _rewrite(fs, index_path, synced * ENTRY_BYTES)
 
 
 def _rewrite(fs: FileSystem, path: Path, position: int) -> None:

@@ -92,7 +92,11 @@ class Segment:
         if not sealed:
             invariant(index is not None, "an active segment has its index in memory")
             self._arrow_file = SharedFile(fs, self.arrow_path, os.O_RDWR)
-            self._index_file = SharedFile(fs, self.index_path, os.O_RDWR)
+            try:
+                self._index_file = SharedFile(fs, self.index_path, os.O_RDWR)
+            except OSError:
+                self.close()
+                raise
 
     # ---- making one ----
 

@@ -471,6 +471,9 @@ class OnePartition:
     def broker_epochs(self) -> dict[int, int]:
         return {0: 1}
 
+    def set_damaged_aside(self) -> None:
+        """There is nothing."""
+
     def save_high_watermarks(self) -> None:
         """Nowhere."""
 

@@ -53,6 +53,12 @@ def admin(servers: ProcessCluster) -> Iterator[Admin]:
         yield admin
 
 
+@pytest.fixture(autouse=True)
+def _whole(servers: ProcessCluster) -> None:
+    """A test may leave the cluster with a broker that is still coming back."""
+    servers.await_live(3)
+
+
 def create(admin: Admin, *names: str) -> list[TopicPartition]:
     for name in names:
         admin.create_topic(NewTopic(name, PARTITIONS, 3, config={"min.insync.replicas": 2}))

@@ -31,7 +31,9 @@ def chaos(directory: Path, *arguments: str) -> Outcome:
 
 @pytest.mark.timeout(300)
 def test_a_few_faults_of_processes_lose_double_and_reorder_nothing(tmp_path: Path) -> None:
-    outcome = chaos(tmp_path, "--on", "processes", "--faults", "3", "--seed", "11", "--no-dataframe")
+    outcome = chaos(
+        tmp_path, "--on", "processes", "--faults", "3", "--seed", "11", "--no-dataframe", "--snapshot-seconds", "2"
+    )
 
     assert len(outcome.faults) == 3
     assert outcome.acknowledged > 1000

@@ -95,7 +95,7 @@ def cut_at_the_leaders_end_only(patch: Patch) -> None:
     patch.setattr(replica, "truncation_offset", buggy)
 
 
-@bug("2")
+@bug("2", quick=False)
 def take_late_answers(patch: Patch) -> None:
     """A divergence that was found before the log was cut and filled again cuts it once more."""
 
@@ -155,7 +155,7 @@ def take_appends_of_any_epoch(patch: Patch) -> None:
     patch.setattr(Replica, "prepare_append", buggy)
 
 
-@bug("9")
+@bug("9", quick=False)
 def let_older_incarnations_join(patch: Patch) -> None:
     """KIP-903, KAFKA-14139: what an earlier incarnation had fetched counts for its successor."""
 
@@ -182,7 +182,7 @@ def count_the_current_isr_only(patch: Patch) -> None:
     patch.setattr(Leadership, "maximal_isr", property(lambda self: frozenset(self._assignment.isr)))
 
 
-@bug("10")
+@bug("10", quick=False)
 def take_a_stale_answer_for_a_refusal(patch: Patch) -> None:
     """A proposal that was taken, its answer lost, is forgotten when its repetition is refused."""
     refused = Replica.isr_refused
@@ -224,7 +224,7 @@ def join_without_the_epoch_start(patch: Patch) -> None:
     patch.setattr(Leadership, "grow", buggy)
 
 
-@bug("12")
+@bug("12", quick=False)
 def stay_in_sync_after_a_machine_crash(patch: Patch) -> None:
     """KIP-966: a replica that may have lost records with its machine keeps its place in ISR and ELR."""
     register = registration.register
@@ -351,7 +351,7 @@ def forget_offsets_of_retries(patch: Patch) -> None:
 # ---- storage ---------------------------------------------------------------------------------------------------------
 
 
-@bug("27")
+@bug("27", quick=False)
 def go_on_after_a_failed_fsync(patch: Patch) -> None:
     """An error of fsync is taken for success."""
     sync = Segment.sync

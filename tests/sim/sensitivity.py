@@ -15,7 +15,10 @@ from pathlib import Path
 import pytest
 
 from spark_broker.testing.simulation.schedule import run_schedule
+from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from tests.sim.bugs import BUGS
+from tests.sim.damage_bugs import DAMAGE, has_bit_flips
+from tests.sim.transaction_bugs import TRANSACTIONAL
 
 SCHEDULES_MAX = 10_000
 
@@ -28,6 +31,10 @@ def find(name: str, schedules: int = SCHEDULES_MAX, first_seed: int = 0) -> dict
     with pytest.MonkeyPatch.context() as patch:
         bug.put_in(patch)
         for seed in range(first_seed, first_seed + schedules):
+            if name in TRANSACTIONAL and TransactionDraw.draw(seed) is None:
+                continue
+            if name in DAMAGE and not has_bit_flips(seed):
+                continue
             violation = run_schedule(seed)[0].violation
             if violation is not None:
                 after = seed - first_seed + 1

@@ -8,13 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker.errors import DamagedLogError
-from spark_broker.storage.checkpoints import (
-    LogState,
-    read_leader_epochs,
-    read_log_state,
-    write_leader_epochs,
-    write_log_state,
-)
+from spark_broker.storage.checkpoints import LEADER_EPOCHS_FILE, read_leader_epochs, write_leader_epochs
 
 
 def test_leader_epochs_are_read_back_in_order(tmp_path: Path) -> None:
@@ -26,7 +20,7 @@ def test_leader_epochs_are_read_back_in_order(tmp_path: Path) -> None:
 def test_a_write_that_dies_before_the_rename_leaves_the_old_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_log_state(tmp_path, LogState(1, 2))
+    write_leader_epochs(tmp_path, [(1, 2)])
 
     def rename(source: Path, target: Path) -> None:
         raise OSError("power cut")
@@ -34,15 +28,15 @@ def test_a_write_that_dies_before_the_rename_leaves_the_old_value(
     with monkeypatch.context() as patch:
         patch.setattr(os, "rename", rename)
         with pytest.raises(OSError, match="power cut"):
-            write_log_state(tmp_path, LogState(3, 4))
-    assert read_log_state(tmp_path) == LogState(1, 2)
+            write_leader_epochs(tmp_path, [(3, 4)])
+    assert read_leader_epochs(tmp_path) == [(1, 2)]
 
 
 def test_every_flipped_byte_is_noticed(tmp_path: Path) -> None:
-    write_log_state(tmp_path, LogState(1, 2))
-    path = tmp_path / "log-state.json"
+    write_leader_epochs(tmp_path, [(1, 2)])
+    path = tmp_path / LEADER_EPOCHS_FILE
     data = path.read_bytes()
     for at in range(len(data) - 1):
         path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
         with pytest.raises(DamagedLogError):
-            read_log_state(tmp_path)
+            read_leader_epochs(tmp_path)

@@ -35,3 +35,24 @@ def test_the_next_process_writes_again_what_a_failed_fsync_dropped(synced_first:
     log = open_log(directory, StartKind.MACHINE_CRASH, fs=fs)
     assert log.log_end_offset == end_offset
     assert len(log.read(0, max_bytes=1 << 20, end_offset=end_offset)) == BATCHES
+
+
+def test_the_next_process_writes_an_end_of_stream_mark_again_whose_fsync_failed() -> None:
+    """All batches were synced before: only the mark of the roll was lost."""
+    fs, directory = sim_directory()
+    log = open_log(directory, fs=fs)
+    append_batch(log)
+    log.close(clean=True)
+    log = open_log(directory, fs=fs)
+    fs.fail_next("fsync", errno.EIO, path=".arrow")
+    with pytest.raises(KafkaStorageError):
+        append_batch(log, roll=True)
+
+    fs = fs.crash_process()
+    log = open_log(directory, StartKind.PROCESS_CRASH, fs=fs)
+    append_batch(log, roll=True)
+    log.flush()
+    log.close(clean=True)
+
+    log = open_log(directory, StartKind.MACHINE_CRASH, fs=fs.crash_machine_keeping(0))
+    assert log.log_end_offset == 6

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
 
 from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.controller.image import PartitionState
-from spark_broker.errors import DamagedLogError
+from spark_broker.errors import DamagedLogError, StorageFullError
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.set_aside import SET_ASIDE_FILE, read_set_aside
 
@@ -59,12 +60,62 @@ def test_a_member_that_was_not_seen_to_be_out_is_one_whose_damage_has_not_been_h
 
 
 def test_a_replica_that_is_let_in_again_is_forgotten_for_good(directory: LogDirectory) -> None:
+    DamagedReplicas(directory).set_aside(KEY, "t")
     damaged = DamagedReplicas(directory)
-    damaged.set_aside(KEY, "t")
     damaged.follow(KEY, partition(isr=(2,)), ME)
     assert damaged.keys == [KEY]
     damaged.follow(KEY, partition(isr=(ME, 2)), ME)
     assert damaged.keys == DamagedReplicas(directory).keys == []
+
+
+@pytest.mark.parametrize("known", [partition(isr=(2,)), partition(isr=(ME, 2))])
+def test_what_this_process_set_aside_is_forgotten_only_once_the_controller_has_heard(
+    directory: LogDirectory, known: PartitionState
+) -> None:
+    """A live replica may be let in, and elected, while the report is under way."""
+    damaged = DamagedReplicas(directory)
+    damaged.set_aside(KEY, "t")
+    damaged.follow(KEY, known, ME)
+    damaged.follow(KEY, partition(isr=(ME, 2)), ME)
+    assert (damaged.is_unheard(KEY), damaged.reports) == (True, [(*KEY, 1)])
+    assert (damaged.heard(0), damaged.heard(1), damaged.heard(1)) == ([], [KEY], [])
+    assert not damaged.is_unheard(KEY)
+    damaged.follow(KEY, partition(isr=(ME, 2)), ME)
+    assert damaged.keys == DamagedReplicas(directory).keys == []
+
+
+def test_damage_that_is_found_again_has_another_number(directory: LogDirectory) -> None:
+    damaged = DamagedReplicas(directory)
+    damaged.set_aside(KEY, "t")
+    damaged.heard(1)
+    directory.partition_directory("t", TOPIC_ID, 0)
+    damaged.set_aside(KEY, "t")
+    assert damaged.reports == [(*KEY, 2)]
+    assert (damaged.heard(1), damaged.is_unheard(KEY)) == ([], True)
+    assert [path.name for path in sorted(directory.path.glob("t-0*"))] == ["t-0.0.damaged", "t-0.1.damaged"]
+
+
+def test_on_a_full_disk_nothing_is_set_aside_and_nothing_forgotten(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damaged = DamagedReplicas(directory)
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.broker.damaged.write_set_aside", _is_full)
+        with pytest.raises(StorageFullError):
+            damaged.set_aside(KEY, "t")
+    assert (damaged.keys, (directory.path / "t-0").is_dir()) == ([], True)
+    damaged.set_aside(KEY, "t")
+    damaged.heard(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.broker.damaged.write_set_aside", _is_full)
+        damaged.follow(KEY, partition(isr=(ME, 2)), ME)
+    assert damaged.keys == [KEY]
+    damaged.follow(KEY, partition(isr=(ME, 2)), ME)
+    assert damaged.keys == []
+
+
+def _is_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("gone", [None, PartitionState((2,), (2,), 2, 3, 3)])

@@ -71,7 +71,8 @@ class LogEnd(Message, frozen=True):
 class Heartbeat(Message, frozen=True):
     """`sent_ms`: the broker's own clock, sent back. `ready`: its logs are open up to `metadata_offset`.
 
-    `damaged`: replicas whose log was set aside when they were opened; they leave the ISR before the broker is unfenced.
+    `damaged`: replicas whose log was set aside, each with the number that this process gave to the damage; they leave
+    ISR and ELR. Those that were found when they were opened do so before the broker is unfenced.
     `log_ends`: replicas of partitions that have no leader, where this broker is neither in the ISR nor in the ELR.
     """
 
@@ -80,18 +81,22 @@ class Heartbeat(Message, frozen=True):
     sent_ms: int
     ready: bool
     wants_shutdown: bool = False
-    damaged: Annotated[list[tuple[TopicId, PartitionId]], Meta(max_length=100_000)] = msgspec.field(
+    damaged: Annotated[list[tuple[TopicId, PartitionId, int]], Meta(max_length=100_000)] = msgspec.field(
         default_factory=list
     )
     log_ends: Annotated[list[LogEnd], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class HeartbeatAnswer(Message, frozen=True):
-    """`fenced`: the controller does not (yet) count this broker as live. `shut_down`: it may stop now."""
+    """`fenced`: the controller does not (yet) count this broker as live. `shut_down`: it may stop now.
+
+    `damage_heard`: the highest number of damage in the heartbeat; what was decided on it was sent before this answer.
+    """
 
     sent_ms: int
     fenced: bool
     shut_down: bool = False
+    damage_heard: int = 0
 
 
 class MetadataUpdate(Message, frozen=True):

@@ -44,6 +44,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
+from spark_broker.testing.simulation.coordination import Coordination
 from spark_broker.testing.simulation.machine import Machine
 from spark_broker.testing.simulation.network import End, NetworkNode, Reply
 from spark_broker.testing.simulation.replication import SimFetcher, serve_follower
@@ -73,7 +74,7 @@ class BrokerProcess(NetworkNode):
             LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs
         )
         self.lease = Lease(machine.clock)
-        outward = Outward(self._propose, self._on_storage_failure, self._on_bug)
+        outward = Outward(self._propose, self._on_storage_failure, self._on_bug, self._send_heartbeat)
         self.manager = ReplicaManager(
             world.settings,
             self.directory,
@@ -94,6 +95,7 @@ class BrokerProcess(NetworkNode):
         self._proposing = False
         self._maintenance = Maintenance(self.manager, world.settings.cluster, self._on_bug)
         self._producer_ids = (0, 0)
+        self.coordination = Coordination(self, world.transactional) if world.transactional is not None else None
 
     def start(self) -> None:
         """Serve, and open the first session."""
@@ -102,6 +104,8 @@ class BrokerProcess(NetworkNode):
         self.directory.update(port=self.machine.address[1])
         self._maintenance.begin(scheduler.now_us / 1e6)
         scheduler.after(MAINTENANCE_MS * self.world.rng.random(), self, "maintenance", self._maintain)
+        if self.coordination is not None:
+            self.coordination.start()
         self._connect()
 
     def _maintain(self) -> None:
@@ -166,9 +170,11 @@ class BrokerProcess(NetworkNode):
             self._in_session(partial(self._take, message))
 
     def _go_on(self, session: End | None) -> None:
+        if self._session is not session:
+            return  # what waits now, if anything does, belongs to the session after it
         messages, self._stalled = self._stalled or [], None
         for message in messages:
-            if self._session is session and session is not None:
+            if self._session is session:
                 self._in_session(partial(self._take, message))
 
     def _take(self, message: object) -> None:
@@ -277,6 +283,8 @@ class BrokerProcess(NetworkNode):
                 reply(image if image.cluster_id else NotControllerError("nothing is known yet"))
             case InitProducerId():
                 self._take_producer_id(reply)
+            case _ if self.coordination is not None and self.coordination.serves(request):  # type: ignore[arg-type]
+                self.coordination.answer(request, reply)  # type: ignore[arg-type]
             case _:
                 reply(UnknownServerError(f"{type(request).__name__} is not simulated"))
 

@@ -36,6 +36,8 @@ class _Stream:
 class SimConsumer(Client):
     """Assigned every partition there is. `positions`: the next offset of each."""
 
+    read_committed = True
+
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.positions: dict[Key, int] = {}
@@ -92,7 +94,8 @@ class SimConsumer(Client):
         if not stream.busy:
             stream.busy = True
             self._requests += 1
-            stream.end.send(FetchRequest(self._requests, 0, 1, MAX_BYTES, partitions))
+            request = FetchRequest(self._requests, 0, 1, MAX_BYTES, partitions, read_committed=self.read_committed)
+            stream.end.send(request)
             stream.timer.set(TIMEOUT_MS)
 
     def _received(self, broker_id: int, stream: _Stream, message: object) -> None:
@@ -115,7 +118,10 @@ class SimConsumer(Client):
         elif answer.error_code:
             self.want_metadata()
         else:
+            transactional = self.world.transactional
             for header, data in decode_frames(payload):
+                if transactional is not None and self.read_committed:
+                    transactional.rules.handed_out(self.name, key, header)
                 self._hand_out(key, header.base_offset, decoded(data))
             self.positions[key] = max(self.positions[key], answer.next_offset)
 

@@ -28,8 +28,15 @@ from spark_broker.controller.image import MetadataImage, to_records
 from spark_broker.controller.records import MetadataRecord, encode_records
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import MetadataStoreError, SparkBrokerError, StaleControllerEpochError
-from spark_broker.protocol.messages import CreateTopic, Heartbeat, MetadataUpdate, RegisterBroker
+from spark_broker.protocol.messages import (
+    CreateTopic,
+    EnsureTransactionsTopic,
+    Heartbeat,
+    MetadataUpdate,
+    RegisterBroker,
+)
 from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.batches import SCHEMA_BYTES
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
@@ -215,6 +222,8 @@ class ControllerProcess(NetworkNode):
         new_topic = None
         if isinstance(request, CreateTopic):
             new_topic = NewTopicValues(self._world.new_topic_id(), SCHEMA_BYTES)
+        elif isinstance(request, EnsureTransactionsTopic):
+            new_topic = NewTopicValues(self._world.new_topic_id(internal=True), stored_schema(b"", {}))
         self._ask(lambda call_id: CallReceived(call_id, request, new_topic), reply)  # type: ignore[arg-type]
 
     def request_launch(self, reply: Answer) -> None:

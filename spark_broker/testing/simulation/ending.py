@@ -10,7 +10,7 @@ from spark_broker.errors import OffsetOutOfRangeError, SparkBrokerError
 from spark_broker.model import NO_LEADER, TopicPartition
 from spark_broker.protocol.frame import Frame
 from spark_broker.testing.checker import check_history
-from spark_broker.testing.history import Stored
+from spark_broker.testing.history import Isolation, Stored
 from spark_broker.testing.simulation.batches import decoded
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.violation import ViolationError
@@ -29,6 +29,8 @@ def end(world: World) -> None:
     world.faults.heal()
     for producer in world.producers:
         producer.stopped = True
+    if world.transactional is not None:
+        world.transactional.stop()
     deadline_us = world.scheduler.now_us + QUIET_MS * 1000
     missing = _missing(world)
     while missing:
@@ -65,10 +67,11 @@ def _missing(world: World) -> str:
         marks = {(p.replica.log_end_offset, p.replica.high_watermark) for p in partitions if p is not None}
         if len(marks) > 1 or any(end_offset != mark for end_offset, mark in marks):
             return f"{name}: log ends and high watermarks {sorted(marks)}"
-        for consumer in world.consumers:
+        for consumer in world.consumers if not topic.internal else ():
             if consumer.positions.get(key, -1) < next(iter(marks))[1]:
                 return f"{consumer} is at {consumer.positions.get(key, -1)} of {name}, which ends at {sorted(marks)}"
-    return ""
+    missing = world.transactional.missing() if world.transactional is not None else ""
+    return missing or world.bit_flips.missing()
 
 
 def _replica(world: World, broker_id: int, key: Key) -> Partition | None:
@@ -114,7 +117,10 @@ def _frames(partition: Partition, start: int) -> Iterable[Frame]:
 def _judge(world: World) -> None:
     """The history checker's verdict on what clients did and saw."""
     rows: list[Stored] = []
+    aborted: list[Stored] = []
     for topic, number, state in world.invariants.image.partitions():
+        if topic.internal:
+            continue
         key = (topic.topic_id, number)
         tp = TopicPartition(topic.name, number)
         partition = _replica(world, state.leader, key)
@@ -124,13 +130,20 @@ def _judge(world: World) -> None:
         for header, message in _frames(partition, partition.replica.log_start_offset):
             values = decoded(message)
             skip = max(0, partition.replica.log_start_offset - header.base_offset)
-            rows += [Stored(tp, header.base_offset + at, value) for at, value in enumerate(values) if at >= skip]
+            found = [Stored(tp, header.base_offset + at, value) for at, value in enumerate(values) if at >= skip]
+            (aborted if _is_aborted(world, key, header.base_offset) else rows).extend(found)
     world.history.snapshot_began("the end")
     world.history.snapshot("the end", rows)
+    if world.transactional is not None:
+        world.history.snapshot("all at the end", rows + aborted, isolation=Isolation.READ_UNCOMMITTED)
     result = check_history(world.history.history())
     if not result.ok:
         first = result.violations[0]
         raise ViolationError(f"history: {first.kind.name}", str(result), str(first.partition))
+
+
+def _is_aborted(world: World, key: Key, base_offset: int) -> bool:
+    return world.transactional is not None and world.transactional.rules.is_aborted(key, base_offset)
 
 
 def _removed(world: World, key: Key, tp: TopicPartition, log_start: int) -> list[Stored]:
@@ -142,5 +155,5 @@ def _removed(world: World, key: Key, tp: TopicPartition, log_start: int) -> list
         Stored(tp, base + at, value)
         for base, values in sorted(committed.values.items())
         for at, value in enumerate(values)
-        if base + at < log_start
+        if base + at < log_start and not _is_aborted(world, key, base)
     ]

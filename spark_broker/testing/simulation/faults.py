@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.core.replica import Role
-from spark_broker.errors import NetworkError, SparkBrokerError
+from spark_broker.errors import DamagedLogError, NetworkError, SparkBrokerError
+from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AlterTopicConfig,
     CreatePartitions,
@@ -62,7 +63,10 @@ class Faults:
         self._later()
 
     def _method(self, name: str) -> Callable[[], str]:
-        found: Callable[[], str] = getattr(self, "_" + name.replace(", ", "_").replace(" ", "_"))
+        method = "_" + name.replace(", ", "_").replace(" ", "_")
+        transactional = self._world.transactional
+        owner = transactional.faults if transactional is not None and hasattr(transactional.faults, method) else self
+        found: Callable[[], str] = getattr(owner, method)
         return found
 
     # ---- choosing ----------------------------------------------------------------------------------------------
@@ -167,12 +171,12 @@ class Faults:
         if machine.incomplete:
             return True
         world = self._world
-        for _, _, state in world.invariants.image.partitions():
-            members = (*state.isr, *state.elr)
+        for topic, number, state in world.invariants.image.partitions():
+            members, key = (*state.isr, *state.elr), (topic.topic_id, number)
             if machine.broker_id not in members:
                 continue
             others = [world.machine_of(broker) for broker in members if broker != machine.broker_id]
-            if not any(m is not None and not m.incomplete for m in others):
+            if not any(m is not None and not m.incomplete and not world.bit_flips.is_affected(m, key) for m in others):
                 return False
         return True
 
@@ -299,6 +303,9 @@ class Faults:
         self._world.scheduler.after(for_ms, self._world.operator, "disk has room", free)
         return f"the disk of {machine} is full for {for_ms:.0f} ms"
 
+    def _bit_flip(self) -> str:
+        return self._world.bit_flips.strike(self._rng)
+
     def _disk_error(self) -> str:
         machine = self._any_running()
         if machine is None:
@@ -404,7 +411,8 @@ class Faults:
 
     def _new_partitions(self) -> str:
         image = self._world.invariants.image
-        topics = [topic for topic in image.topics.values() if len(topic.partitions) < MAX_PARTITIONS]
+        small = [topic for topic in image.topics.values() if len(topic.partitions) < MAX_PARTITIONS]
+        topics = [topic for topic in small if not topic.internal]
         if not topics:
             return ""
         topic = self._rng.choice(topics)
@@ -434,11 +442,15 @@ class Faults:
         machine = self._leader()
         if machine is None or machine.process is None or machine.process.paused:
             return ""
-        led = [p for p in machine.process.manager.partitions() if p.replica.role is Role.LEADER]
+        partitions = [p for p in machine.process.manager.partitions() if p.topic.name != TRANSACTION_STATE_TOPIC]
+        led = [p for p in partitions if p.replica.role is Role.LEADER]
         if not led:
             return ""
         partition = self._rng.choice(led)
-        bases = [h.base_offset for h in partition.log.headers(partition.replica.log_start_offset)]
+        try:
+            bases = [h.base_offset for h in partition.log.headers(partition.replica.log_start_offset)]
+        except DamagedLogError:
+            return ""
         committed = [base for base in bases if base <= partition.replica.high_watermark]
         if not committed:
             return ""

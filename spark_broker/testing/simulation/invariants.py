@@ -12,14 +12,15 @@ from spark_broker.broker.partition import Partition
 from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState
 from spark_broker.core.replica import Replica, Role
-from spark_broker.errors import OffsetNotAvailableError, SparkBrokerError
-from spark_broker.model import NO_LEADER
+from spark_broker.errors import DamagedLogError, OffsetNotAvailableError, SparkBrokerError
+from spark_broker.model import INTERNAL_PREFIX, NO_LEADER
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.batches import decoded
 from spark_broker.testing.simulation.shadow import CommittedLog, Key, ReplicaShadow
 from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.transaction_rules import same_producers
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Invariants:
         self.image = EMPTY_IMAGE  # the newest that the metadata log holds
         self.committed: dict[Key, CommittedLog] = {}
         self.shadows: dict[tuple[int, Key], ReplicaShadow] = {}
+        self._unreadable: dict[tuple[int, Key], tuple[object, ...]] = {}
         self._images: dict[int, MetadataImage] = {}
         self._seen_images: dict[str, MetadataImage] = {}
         self._leaders: dict[tuple[Key, int], str] = {}
@@ -50,7 +52,7 @@ class Invariants:
         if self._seen_images.get(process.name) is not image:
             self._seen_images[process.name] = image
             self._check_prefix(process, image)
-            self._check_damage(process)
+        self._check_damage(process)
         for partition in process.manager.partitions():
             replica = partition.replica
             if replica.role is Role.STOPPED:
@@ -65,15 +67,31 @@ class Invariants:
                 replica.assignment.leader_epoch,
                 replica.epochs,
             )
-            if shadow is None or shadow.state != state:
-                with process.fs.undisturbed():
-                    self._check_replica(process, partition, shadow)
+            if (shadow is None or shadow.state != state) and self._check_readable(process, partition, shadow, state):
                 self.shadows[process.machine.number, partition.key].state = state
         if self._acknowledged:
             acknowledged, self._acknowledged = self._acknowledged, []
             with process.fs.undisturbed():
                 for answer in acknowledged:
                     self._check_acknowledged(*answer)
+
+    def _check_readable(
+        self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow | None, state: tuple[object, ...]
+    ) -> bool:
+        """False where we have met damage before the process did: what the replica holds is not known until it does."""
+        place = process.machine.number, partition.key
+        if self._unreadable.get(place) == state:
+            return False
+        try:
+            with process.fs.undisturbed():
+                self._check_replica(process, partition, shadow)
+        except DamagedLogError:
+            if place not in self._world.bit_flips.latent:
+                raise
+            self._unreadable[place] = state
+            return False
+        self._unreadable.pop(place, None)
+        return True
 
     def acknowledged(self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int) -> None:
         """A broker answers an append: looked at after the event."""
@@ -113,10 +131,15 @@ class Invariants:
             )
 
     def _check_damage(self, process: BrokerProcess) -> None:
-        """KNOWN_BUGS 26, 27: what a crash leaves is no damage, and what was synced is not lost: a replica is intact."""
-        for key in process.manager.damaged:
-            message = f"{process.name} set its replica aside, and nothing has damaged it"
-            raise ViolationError("damage has a cause", message, self._name(key))
+        """KNOWN_BUGS 26, 27: what a crash leaves is no damage, and what was synced is not lost: a replica is intact.
+
+        KNOWN_BUGS 28: but for one that has rotted, which is then another replica, and not in sync.
+        """
+        for key in self._world.bit_flips.look(process):
+            if not self._world.bit_flips.was_damaged(process.machine, key):
+                message = f"{process.name} set its replica aside, and nothing has damaged it"
+                raise ViolationError("damage has a cause", message, self._name(key))
+            self.forget(process.machine, key)
 
     def _check_partition(self, key: Key, before: PartitionState | None, state: PartitionState) -> None:
         name = self._name(key)
@@ -159,6 +182,8 @@ class Invariants:
         machine = self._world.machine_of(broker_id)
         if committed is None or machine is None or machine.incomplete:
             return
+        if self._world.bit_flips.is_set_aside(machine, key) or (machine.number, key) in self._unreadable:
+            return  # the controller is about to hear of it
         shadow = self.shadows.get((machine.number, key))
         if shadow is not None:
             shadow.match(committed)
@@ -182,13 +207,16 @@ class Invariants:
             replica.assignment.leader_epoch,
         ):
             self._note_role(process, replica, committed.name)
-        if shadow is None or shadow.process != process.name:
+        opened = shadow is None or shadow.process != process.name
+        if shadow is None or opened:
             self._note_role(process, replica, committed.name)
             shadow = self._opened(process, partition, shadow)
             self.shadows[machine.number, key] = shadow
         self._check_bounds(process, replica, committed.name)
         self._follow_log(process, partition, shadow)
         self._check_high_watermark(process, replica, shadow, committed.name)
+        if opened and self._world.transactional is not None:
+            self._world.transactional.rules.check_opened(process, partition, shadow.headers)
         different = shadow.match(committed)
         if replica.high_watermark > committed.end_offset:
             if different is not None:
@@ -196,6 +224,10 @@ class Invariants:
             self._commit(process, partition, shadow, committed)
         if different is not None and different.base_offset < replica.high_watermark:
             self._conflict(process, committed, different)
+        if opened:
+            self._check_still_member(process, partition)
+        if self._world.transactional is not None:
+            self._world.transactional.rules.check_replica(process, partition)
         if replica.role is Role.LEADER:
             self._check_only_leader(process, key, replica, committed.name)
             self._check_latest_offset(key, replica, committed.name)
@@ -245,7 +277,7 @@ class Invariants:
             self._world.note(process.name, Kind.REPLICA, text, str(partition))
             shadow.cut(replica.log_end_offset)
             self._check_producers(process, partition)
-            self._check_still_member(process, partition, shadow)
+            self._check_still_member(process, partition)
         if replica.log_end_offset > shadow.end_offset:
             shadow.append(partition.log.headers(shadow.end_offset))
         if shadow.headers and shadow.end_offset != replica.log_end_offset:
@@ -255,15 +287,16 @@ class Invariants:
                 str(partition),
             )
 
-    def _check_still_member(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
-        """KNOWN_BUGS 1: an electable replica does not cut off what is committed."""
+    def _check_still_member(self, process: BrokerProcess, partition: Partition) -> None:
+        """KNOWN_BUGS 1, 9: an electable replica does not cut off what is committed, nor come back without it."""
         state = self.image.partition(*partition.key)
         if state is not None and process.machine.broker_id in (*state.isr, *state.elr):
             self._check_member(partition.key, process.machine.broker_id, state)
 
     def _check_producers(self, process: BrokerProcess, partition: Partition) -> None:
         """KNOWN_BUGS 19, 20: after truncation and retention the producers' state is what the log says."""
-        if partition.replica.producers != partition.log.rebuild_producers(partition.replica.high_watermark):
+        rebuilt = partition.log.rebuild_producers(partition.replica.high_watermark)
+        if not same_producers(partition, rebuilt, expire=self._world.producers_expire):
             raise ViolationError(
                 "producers follow the log", f"{process.name}: the state differs from the log's", str(partition)
             )
@@ -302,7 +335,9 @@ class Invariants:
         """KNOWN_BUGS 10: what is committed is at once on every member that may be elected."""
         first_new = len(committed.headers)
         committed.extend(shadow.headers, partition.replica.high_watermark, process.name)
-        if self._world.keeps_values:
+        if self._world.transactional is not None:
+            self._world.transactional.rules.committed(partition.key, committed.name, committed.headers[first_new:])
+        if self._world.keeps_values and not partition.topic.name.startswith(INTERNAL_PREFIX):
             for header in committed.headers[first_new:]:
                 frame = partition.log.read(header.base_offset, 1, header.next_offset)[0]
                 committed.values[header.base_offset] = decoded(frame.message)
@@ -352,7 +387,9 @@ class Invariants:
         key = (request.topic_id, request.partition)
         partition = process.manager.find(*key)
         committed = self.committed.get(key)
-        if partition is None or committed is None or base_offset < partition.replica.log_start_offset:
+        if partition is None or committed is None or partition.replica.role is Role.STOPPED:
+            return  # its disk failed in the same event, and what it held is not looked at any more
+        if base_offset < partition.replica.log_start_offset:
             return
         if request.acks == ACKS_ALL and committed.at(base_offset) is None:
             raise ViolationError(
@@ -384,6 +421,7 @@ class Invariants:
     def forget(self, machine: Machine, key: Key) -> None:
         """The replica was deleted or set aside: what comes in its place is another one."""
         self.shadows.pop((machine.number, key), None)
+        self._unreadable.pop((machine.number, key), None)
 
 
 def _described(state: PartitionState) -> str:

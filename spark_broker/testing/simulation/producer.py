@@ -55,6 +55,8 @@ class _Channel:
 class SimProducer(Client):
     """`client.sender.Sender` without its threads and locks."""
 
+    transactional_id = ""
+
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
         self.stopped = False
@@ -171,6 +173,7 @@ class SimProducer(Client):
                 leader_epoch=queue.leader_epoch,
                 acks=ACKS_ALL,
                 timeout_ms=REQUEST_TIMEOUT_MS,
+                transactional_id=self.transactional_id,
             )
             channel.end.send((request, bytes(batch.head) + batch.body))
             channel.timer.set(REQUEST_TIMEOUT_MS * 1.5)

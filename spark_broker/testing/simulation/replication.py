@@ -10,7 +10,7 @@ from spark_broker.broker.fetch_session import RETRY_MS, FetcherSettings, FetchSe
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_session import ReplicaSession
-from spark_broker.errors import RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
 from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse
 from spark_broker.testing.simulation.network import Address, End
 from spark_broker.testing.simulation.scheduler import Timer
@@ -87,11 +87,16 @@ class SimFetcher:
         if self._end is not end or not isinstance(message, tuple):
             return
         self._timer.cancel()
-        late_ms = self._process.world.late_ms()
+        response: ReplicaFetchResponse = message[0]
+        diverging = any(answer.diverging_end_offset >= 0 for answer in response.partitions)
+        late_ms = self._process.world.late_ms(overtaken=diverging)
         if late_ms:
             # A thread that has the answer in its hands carries it out, also when it was told to stop meanwhile.
             late = partial(self._apply, end, session, *message)
             self._process.world.scheduler.after(late_ms, self._process, "late answer", late)
+            if diverging:
+                # The worst that can be late: another fetcher cuts the log meanwhile, and fills it again.
+                self._broke(self._generation, NetworkError("the fetcher was replaced"))
         else:
             self._apply(end, session, *message)
 

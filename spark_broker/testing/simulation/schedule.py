@@ -13,6 +13,8 @@ from spark_broker.testing.simulation.world import World
 
 DEFAULT_EVENTS = 500
 MAX_BOOT_EVENTS = 5_000
+MAX_BEGIN_EVENTS = 200
+"""For the first transactions to begin, before there are faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,18 @@ def run_schedule(seed: int, events: int = DEFAULT_EVENTS, *, story: bool = False
 def _run(world: World, events: int) -> Broken | None:
     try:
         world.start()
-        while not world.invariants.image.topics:
+        while not world.is_up:
             if world.scheduler.events > MAX_BOOT_EVENTS:
                 raise ViolationError("the cluster starts", "there is no topic yet")
             world.step()
         clients: list[Client] = [*world.producers, *world.consumers]
         for client in clients:
             client.start()
+        if world.transactional is not None:
+            world.transactional.start()
+            patience = world.scheduler.events + MAX_BEGIN_EVENTS
+            while not world.transactional.has_begun and world.scheduler.events < patience:
+                world.step()
         world.faults.start()
         last = world.scheduler.events + events
         while world.scheduler.events < last:

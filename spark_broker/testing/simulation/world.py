@@ -18,9 +18,10 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageFullError,
 )
-from spark_broker.model import TopicPartition
+from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from spark_broker.protocol.messages import CreateTopic, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
+from spark_broker.testing.simulation.bit_flips import BitFlips, with_bit_flips
 from spark_broker.testing.simulation.broker import BrokerProcess
 from spark_broker.testing.simulation.consumer import SimConsumer
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, ControllerProcess
@@ -35,6 +36,8 @@ from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.store import SimStore
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.trace import Kind, Trace
+from spark_broker.testing.simulation.transaction_draw import TransactionDraw
+from spark_broker.testing.simulation.transactional import Transactional
 from spark_broker.testing.simulation.violation import ViolationError
 
 TOPIC = "t"
@@ -49,6 +52,11 @@ class World:
         self.seed = seed
         draw = random.Random(f"{seed}/draw")
         self.swarm = swarm or Swarm.draw(draw)
+        transactions = TransactionDraw.draw(seed) if swarm is None else None
+        if transactions is not None:
+            self.swarm = transactions.adapt(self.swarm)
+        if swarm is None:
+            self.swarm = with_bit_flips(seed, self.swarm)
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
         self.client_rng = random.Random(f"{seed}/clients")
@@ -66,11 +74,13 @@ class World:
         self.machines = [Machine(number, self.scheduler, skew) for number, skew in enumerate(skews)]
         self.history = HistoryRecorder()
         self.invariants = Invariants(self)
+        self.bit_flips = BitFlips(self)
         self.operator = NetworkNode("operator", "operator")
         self.controller: ControllerProcess | None = None
         self.faults = Faults(self, random.Random(f"{seed}/faults"))
         self.producers = [SimProducer(self, f"p{number}") for number in range(self.swarm.producers)]
         self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
+        self.transactional = Transactional(self, transactions) if transactions is not None else None
         self._controllers = 0
         self._topics = 0
         self._batches = 0
@@ -255,6 +265,10 @@ class World:
         if controller is not None and controller.alive and not controller.paused:
             controller.spark_lost(process.launch)
 
+    def end_client(self, client: NetworkNode) -> None:
+        """A client's process is gone."""
+        self._kill(client, silently=False)
+
     def _kill(self, process: NetworkNode, *, silently: bool) -> None:
         process.alive = False
         process.backlog.clear()
@@ -267,6 +281,14 @@ class World:
             self.scheduler.after(30, self.operator, "create topic", self._create_topic)
             return
         self.call_controller(self.new_topic_request(), "create topic", again=self._create_topic)
+        if self.transactional is not None:
+            self.transactional.create_topic()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether there is something for clients to use."""
+        image = self.invariants.image
+        return bool(image.topics) and (self.transactional is None or image.topic(TRANSACTION_STATE_TOPIC) is not None)
 
     def new_topic_request(self) -> CreateTopic:
         self._topics += 1
@@ -279,8 +301,8 @@ class World:
             config={"min.insync.replicas": str(min(swarm.min_insync_replicas, swarm.replication_factor))},
         )
 
-    def new_topic_id(self) -> str:
-        return f"{self._topics:032x}"
+    def new_topic_id(self, *, internal: bool = False) -> str:
+        return f"{1 << 64:032x}" if internal else f"{self._topics:032x}"
 
     def call_controller(self, request: object, label: str, again: object = None) -> None:
         """An operator's call; `again` is called when it failed."""
@@ -327,9 +349,18 @@ class World:
         """Whether records may be deleted."""
         return "delete records" in self.swarm.faults
 
+    @property
+    def producers_expire(self) -> bool:
+        """Whether brokers forget idle producers."""
+        return "expire producers" in self.swarm.faults
+
     def known_partitions(self, image: MetadataImage) -> list[tuple[str, TopicPartition]]:
         """What a client with this metadata may append to and read from."""
-        return [(topic.topic_id, TopicPartition(topic.name, number)) for topic, number, _ in image.partitions()]
+        return [
+            (topic.topic_id, TopicPartition(topic.name, number))
+            for topic, number, _ in image.partitions()
+            if not topic.internal
+        ]
 
     def next_batch(self) -> int:
         self._batches += 1
@@ -339,10 +370,14 @@ class World:
         """How long a slow follower waits before it fetches again."""
         return self.faults.fetch_pause_ms(process.machine)
 
-    def late_ms(self) -> float:
-        """How long a thread with an answer in its hands is kept from carrying it out; mostly not at all."""
+    def late_ms(self, *, overtaken: bool = False) -> float:
+        """How long a thread with an answer in its hands is kept from carrying it out; mostly not at all.
+
+        `overtaken`: half the time, where a schedule has late answers, for this is what they are about.
+        """
         rate = 0.0 if self.faults.over else self.swarm.late_rate
-        return 400 * self.rng.random() if rate and self.rng.random() < rate else 0.0
+        rate = 0.5 if rate and overtaken else rate
+        return 600 * self.rng.random() if rate and self.rng.random() < rate else 0.0
 
     # ---- outcomes ----------------------------------------------------------------------------------------------
 

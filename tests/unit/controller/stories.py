@@ -35,13 +35,13 @@ def restarted(cluster: Cluster, **values: object) -> Cluster:
     return Cluster(cluster.image, **values)  # type: ignore[arg-type]
 
 
-def damage(cluster: Cluster, broker: int, partitions: Sequence[tuple[str, int]]) -> None:
-    """The broker has opened its logs, and has set these aside."""
+def damage(cluster: Cluster, broker: int, partitions: Sequence[tuple[str, int]], number: int = 1) -> None:
+    """The broker has opened its logs, and has set these aside; the `number` of the damage is its own."""
     beat = Heartbeat(
         broker_epoch=cluster.image.brokers[broker].epoch,
         metadata_offset=cluster.image.next_offset,
         sent_ms=cluster.now_ms,
         ready=True,
-        damaged=list(partitions),
+        damaged=[(*key, number) for key in partitions],
     )
     cluster.handle(HeartbeatReceived(cluster.session_of[broker], beat, cluster.now_ms))

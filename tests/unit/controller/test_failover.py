@@ -133,6 +133,30 @@ def test_a_damaged_replica_leaves_the_isr_before_its_broker_may_lead() -> None:
     assert cluster.partition(number=1).leader == 0
 
 
+def test_damage_of_a_live_brokers_replica_raises_the_leader_epoch_and_is_heard() -> None:
+    """What the broker fetched with the lost log, and proposals that rest on that, are of an older epoch."""
+    cluster = three_brokers()
+    topic_id, before = cluster.topic().topic_id, cluster.partition()
+    damage(cluster, 2, [(topic_id, 0)], number=7)
+    state = cluster.partition()
+    assert (state.leader, state.isr) == (before.leader, (0, 1))
+    assert (state.leader_epoch, state.partition_epoch) == (before.leader_epoch + 1, before.partition_epoch + 1)
+    damage(cluster, 2, [(topic_id, 0)], number=7)
+    assert cluster.partition() == state
+    damage(cluster, 2, [(topic_id, 0)], number=8)  # Out already: found again in what has come in its place.
+    assert cluster.partition().leader_epoch == state.leader_epoch + 1
+
+
+def test_a_damaged_leader_is_followed_by_another_member_or_by_nobody() -> None:
+    cluster = three_brokers()
+    topic_id = cluster.topic().topic_id
+    damage(cluster, 0, [(topic_id, 0)])
+    assert (cluster.partition().leader, cluster.partition().isr) == (1, (1, 2))
+    damage(cluster, 1, [(topic_id, 0)])
+    damage(cluster, 2, [(topic_id, 0)])
+    assert (cluster.partition().leader, cluster.partition().isr) == (-1, ())
+
+
 def test_a_damage_report_that_is_repeated_does_not_remove_the_replica_again() -> None:
     cluster = restarted(three_brokers())
     topic_id = cluster.topic().topic_id

@@ -108,3 +108,12 @@ def test_batches_without_a_producer_leave_nothing() -> None:
 def test_entries_are_sorted_by_producer() -> None:
     entry = ProducerEntry(0, (StoredBatch(0, 0, 0),), 0)
     assert [pid for pid, _ in ProducerStates([(9, entry), (2, entry)]).entries()] == [2, 9]
+
+
+def test_a_batch_that_the_log_start_cuts_through_is_remembered_once() -> None:
+    """The snapshot at a log start inside a batch has that batch; a follower that lost it copies it whole again."""
+    states = states_after(2)
+    before = states.copy()
+    states.replay(stored(1, 1))
+    assert states == before
+    assert states.check(PID, 0, 0) == StoredBatch(0, 0, 0)

@@ -1,0 +1,118 @@
+"""What a log cannot read from its segments, in a small file that is changed in place.
+
+In place, because a full disk must not be in the way of what makes room: retention saves the log start before it
+deletes. The file is two slots of one sector, each a CRC, then JSON with the number of the change. A change goes to one
+slot, is synced, and then goes to the other: whatever a crash leaves of one slot, the other is whole, and both say the
+same whenever the log does something that depends on it. So one damaged slot is of no consequence either.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from spark_broker.errors import DamagedLogError
+from spark_broker.protocol.crc32c import crc32c
+from spark_broker.storage.files import opened, write_atomically, write_fully
+from spark_broker.storage.filesystem import LOCAL, FileSystem
+from spark_broker.storage.start_kind import StartKind
+
+LOG_STATE_FILE = "log-state.json"
+SLOT_BYTES = 512
+_SLOTS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """Everything below `recovery_point` is synced (a lower value is safe)."""
+
+    log_start_offset: int = 0
+    recovery_point: int = 0
+
+
+class _Slot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    change: int
+    log_start_offset: int
+    recovery_point: int
+
+    def state(self) -> LogState:
+        return LogState(self.log_start_offset, self.recovery_point)
+
+
+_decoder = msgspec.json.Decoder(_Slot)
+
+
+def read_log_state(directory: Path, start: StartKind = StartKind.CLEAN, *, fs: FileSystem = LOCAL) -> LogState:
+    """The state of a partition's log; all zero when none was written.
+
+    After a crash it is made durable first: the process may have died between two slots, or of a failed fsync. Raises
+    DamagedLogError when neither slot is whole, OSError.
+    """
+    slots = _read_slots(directory, fs)
+    newest = _newest(slots)
+    if newest is None:
+        return LogState()
+    if start is not StartKind.CLEAN and slots != [newest] * _SLOTS:
+        _write_in_place(directory, newest, slots, fs)
+    return newest.state()
+
+
+def write_log_state(directory: Path, state: LogState, *, fs: FileSystem = LOCAL) -> None:
+    """Save the state of a partition's log, durably. Raises OSError; only the first time for want of room."""
+    slots = _read_slots(directory, fs)
+    newest = _newest(slots)
+    change = 0 if newest is None else newest.change + 1
+    slot = _Slot(change, state.log_start_offset, state.recovery_point)
+    if newest is None:
+        write_atomically(fs, directory / LOG_STATE_FILE, _encode(slot) * _SLOTS)
+    else:
+        _write_in_place(directory, slot, slots, fs)
+
+
+def _write_in_place(directory: Path, slot: _Slot, slots: list[_Slot | None], fs: FileSystem) -> None:
+    """The slot that is surely on the disk comes last: of two that differ, the one that is whole, then the older one."""
+    changes = [-1 if slot is None else slot.change for slot in slots]
+    first = slots.index(None) if None in slots else changes.index(max(changes))
+    with opened(fs, directory / LOG_STATE_FILE, os.O_WRONLY) as fd:
+        for number in (first, 1 - first):
+            write_fully(fs, fd, [_encode(slot)], number * SLOT_BYTES)
+            fs.fsync(fd)
+
+
+def _encode(slot: _Slot) -> bytes:
+    text = json.dumps(msgspec.structs.asdict(slot), separators=(",", ":")).encode()
+    text = text.ljust(SLOT_BYTES - len(b"12345678\n\n"))
+    return b"%08x\n%s\n" % (crc32c(text), text)
+
+
+def _read_slots(directory: Path, fs: FileSystem) -> list[_Slot | None]:
+    """Both slots, None for a damaged one; empty when there is no file."""
+    try:
+        data = fs.read_bytes(directory / LOG_STATE_FILE)
+    except FileNotFoundError:
+        return []
+    if len(data) != _SLOTS * SLOT_BYTES:
+        raise DamagedLogError(f"{LOG_STATE_FILE} has {len(data)} bytes")
+    return [_decode(data[at : at + SLOT_BYTES]) for at in range(0, len(data), SLOT_BYTES)]
+
+
+def _newest(slots: list[_Slot | None]) -> _Slot | None:
+    """None: nothing was written. Raises DamagedLogError when neither is whole."""
+    whole = [slot for slot in slots if slot is not None]
+    if slots and not whole:
+        raise DamagedLogError(f"{LOG_STATE_FILE} fails its CRC, twice")
+    return max(whole, key=lambda slot: slot.change, default=None)
+
+
+def _decode(data: bytes) -> _Slot | None:
+    crc, text = data[:8], data[9:-1]
+    if data[8:9] + data[-1:] != b"\n\n" or crc != b"%08x" % crc32c(text):
+        return None
+    try:
+        return _decoder.decode(text)
+    except msgspec.DecodeError as error:
+        raise DamagedLogError(f"{LOG_STATE_FILE} has its CRC and is not a state: {error}") from None

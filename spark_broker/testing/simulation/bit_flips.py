@@ -1,0 +1,181 @@
+"""Bit flips: files of a replica rot while its broker runs, on a minority of each partition's replicas (KNOWN_BUGS 28).
+
+Nothing rotten is served or cleaned up, and in the end all replicas agree. Damage of the only complete replica is beyond
+the promise, so a bit flips only where another intact one is in sync, and where no record is ever committed by fewer
+than two: min.insync.replicas is 2 in such a schedule, and stays so.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_broker.broker.partition import Partition
+from spark_broker.core.replica import Role
+from spark_broker.errors import SparkBrokerError
+from spark_broker.testing.simulation.shadow import Key
+from spark_broker.testing.simulation.swarm import Swarm
+from spark_broker.testing.simulation.trace import Kind
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.broker import BrokerProcess
+    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.world import World
+
+SHARE = 0.12
+"""Of the schedules, how many have bit flips."""
+
+LOG_FILES = (".arrow", ".index")
+
+
+def with_bit_flips(seed: int, swarm: Swarm) -> Swarm:
+    """The draw of a seed, with bit flips where it has them: a draw of its own, so that other seeds stay as they are."""
+    rng = random.Random(f"{seed}/bit flips draw")
+    if rng.random() >= SHARE:
+        return swarm
+    faults = {name: weight for name, weight in swarm.faults.items() if name != "change minimum"}
+    usual = sum(faults.values()) or 1.0
+    topic = replace(swarm.settings.topic, segment_bytes=2048)
+    return replace(
+        swarm,
+        min_insync_replicas=2,
+        replication_factor=max(swarm.replication_factor, 2),
+        faults={**faults, "bit flip": usual * rng.choice([0.3, 1.0])},
+        settings=replace(swarm.settings, topic=topic),
+    )
+
+
+class BitFlips:
+    """`latent`: what has rotted and nobody has found yet. What was ever damaged may be set aside, and nothing else."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.latent: dict[tuple[int, Key], str] = {}
+        self._ever: set[tuple[int, Key]] = set()
+        self._seen: set[tuple[str, Key, int]] = set()
+
+    # ---- the fault ---------------------------------------------------------------------------------------------
+
+    def strike(self, rng: random.Random) -> str:
+        """Flip one bit of one replica; what was done, or nothing."""
+        running = [(m, m.process) for m in self._world.machines if m.running and not m.incomplete]
+        found = [(m, p) for m, process in running if process for p in process.manager.partitions()]
+        found = [(machine, partition) for machine, partition in found if self._may_rot(machine, partition)]
+        if not found:
+            return ""
+        machine, partition = rng.choice(found)
+        with machine.fs.undisturbed():
+            paths = self._files(machine, partition, rng)
+        if not paths:
+            return ""
+        path = rng.choice(paths)
+        byte = rng.randrange(machine.fs.size_of(path))
+        machine.fs.flip_bit(path, byte, rng.randrange(8))
+        self._ever.add((machine.number, partition.key))
+        self.latent[machine.number, partition.key] = path.name
+        return f"a bit in byte {byte} of {partition}/{path.name} on {machine}"
+
+    def _may_rot(self, machine: Machine, partition: Partition) -> bool:
+        """No other replica of the partition has rotted, and an intact one is in sync."""
+        world, replica = self._world, partition.replica
+        state = world.invariants.image.partition(*partition.key)
+        if state is None or replica.role is Role.STOPPED or replica.effective_min_isr < 2 or state.reassigning:
+            return False
+        replicas = [m for broker in state.replicas if (m := world.machine_of(broker)) is not None]
+        if any(m.incomplete or self.is_affected(m, partition.key) for m in replicas):
+            return False
+        return any(broker != machine.broker_id for broker in state.isr)
+
+    def _files(self, machine: Machine, partition: Partition, rng: random.Random) -> list[Path]:
+        """Segments that are sealed, synced and committed; or else snapshots and checkpoints."""
+        directory = Path("/", *_directory_of(machine), str(partition))
+        names = machine.fs.list_directory(directory)
+        bound = min(partition.log.recovery_point, partition.replica.high_watermark)
+        bases = sorted(int(name.split(".")[0]) for name in names if name.endswith(".arrow"))
+        sealed = {base for base, after in pairwise(bases) if after <= bound}
+        logs = [n for n in names if n.endswith(LOG_FILES) and int(n.split(".")[0]) in sealed]
+        others = [n for n in names if n.endswith((".json", ".snapshot"))]
+        chosen = logs if rng.random() < 0.8 else others
+        return [directory / name for name in chosen if machine.fs.size_of(directory / name) > 0]
+
+    # ---- what others ask ---------------------------------------------------------------------------------------
+
+    def is_affected(self, machine: Machine, key: Key) -> bool:
+        """Whether this replica may not be counted on: it has rotted, or was set aside and is not in sync again."""
+        return (machine.number, key) in self.latent or self.is_set_aside(machine, key)
+
+    def is_set_aside(self, machine: Machine, key: Key) -> bool:
+        """Whether its broker names it to the controller."""
+        return machine.process is not None and key in machine.process.manager.damaged
+
+    def was_damaged(self, machine: Machine, key: Key) -> bool:
+        return (machine.number, key) in self._ever
+
+    # ---- finding it --------------------------------------------------------------------------------------------
+
+    def look(self, process: BrokerProcess) -> list[Key]:
+        """Replicas that this process has set aside, or found on the list, since the last look."""
+        if not process.manager.damaged:
+            return []
+        found = []
+        for topic_id, number, damage in process.manager.damage_reports:
+            key = (topic_id, number)
+            if (process.name, key, damage) in self._seen:
+                continue
+            self._seen.add((process.name, key, damage))
+            self.latent.pop((process.machine.number, key), None)
+            self._world.trace.count("replicas set aside")
+            self._world.note(process.name, Kind.REPLICA, f"has set a replica of {number} aside (damage {damage})")
+            found.append(key)
+        return found
+
+    def missing(self) -> str:
+        """What is not healed yet at the end, when everything else is in its place; empty when everything is."""
+        aside = [machine for machine in self._world.machines if machine.process and machine.process.manager.damaged]
+        if self.latent:
+            self._read_everything()
+        return f"to be read: {sorted(self.latent)}, set aside on {aside}" if self.latent or aside else ""
+
+    def _read_everything(self) -> None:
+        """What nobody happened to read is read by somebody: there is no scrub, in Kafka neither."""
+        for number, key in list(self.latent):
+            machine = self._world.machines[number]
+            if machine.process is not None and machine.running:
+                read = _Reading(self, machine.process, key)
+                self._world.scheduler.after(0, machine.process, "read everything", read)
+
+
+class _Reading:
+    """Reads a replica from its start to its end, as its followers would."""
+
+    def __init__(self, flips: BitFlips, process: BrokerProcess, key: Key) -> None:
+        self._flips = flips
+        self._process = process
+        self._key = key
+
+    def __call__(self) -> None:
+        partition = self._process.manager.find(*self._key)
+        if partition is not None and not self._is_intact(partition):
+            return
+        if not self._flips.is_set_aside(self._process.machine, self._key):
+            self._flips.latent.pop((self._process.machine.number, self._key), None)
+
+    @staticmethod
+    def _is_intact(partition: Partition) -> bool:
+        for segment in partition.log._log._segments:
+            segment.unload()  # An index that was loaded before its file has rotted would be read from memory.
+        offset, end_offset = partition.replica.log_start_offset, partition.replica.log_end_offset
+        try:
+            while offset < end_offset:
+                frames = partition._read_log(offset, 1 << 20, end_offset)
+                offset = frames[-1].header.next_offset if frames else end_offset
+        except SparkBrokerError:
+            return False
+        return True
+
+
+def _directory_of(machine: Machine) -> tuple[str, ...]:
+    return machine.process.directory.path.parts[1:] if machine.process is not None else ()

@@ -1,0 +1,199 @@
+"""A broker's part in transactions: the production coordinator and marker writer, with events for their threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_broker.broker.append import AwaitedTransaction
+from spark_broker.broker.confirmation import (
+    CONFIRMATION_TIMEOUT_MS,
+    confirmation_request,
+    coordinator_of,
+    refused_confirmation,
+    take_confirmation,
+)
+from spark_broker.broker.marker_writer import MarkerWriter, OnWritten
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.transaction_coordinator import Reply, TransactionCoordinator
+from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, TransactionService
+from spark_broker.broker.transaction_thread import TICK_S
+from spark_broker.controller.image import BrokerState
+from spark_broker.errors import SparkBrokerError
+from spark_broker.protocol.messages import (
+    AllocateProducerIds,
+    CallRequest,
+    DescribeTransactions,
+    Message,
+    WriteTransactionMarkers,
+)
+from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
+from spark_broker.testing.simulation.network import Reply as Answered
+from spark_broker.testing.simulation.transaction_faults import Strike
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.broker import BrokerProcess
+    from spark_broker.testing.simulation.transactional import Transactional
+
+PEER_TIMEOUT_MS = 1000
+"""A coordinator that gives a call up sooner than in production hears less, and has to ask more often."""
+
+PUMP_DELAY_MS = 0.05
+
+
+class Coordination:
+    """`broker.transaction_service` and `broker.broker_calls`, without their threads."""
+
+    def __init__(self, process: BrokerProcess, transactional: Transactional) -> None:
+        self._process = process
+        self._transactional = transactional
+        self._pump_due = False
+        self._markers = MarkerWriter(process.manager)
+        self.coordinator = TransactionCoordinator(
+            process.manager,
+            process.world.settings.cluster,
+            self,
+            _OwnMarkers(self, process),
+            wake=self._wake,
+            clock=process.machine.clock,
+        )
+
+    def start(self) -> None:
+        """Tick from now on."""
+        self._tick_later(TICK_S * self._process.world.rng.random())
+
+    def _tick_later(self, delay_s: float = TICK_S) -> None:
+        scheduler = self._process.world.scheduler
+        scheduler.push_quiet(scheduler.now_us + int(delay_s * 1e6), self._process, self._tick)
+
+    def _tick(self) -> None:
+        self.coordinator.tick()
+        self._tick_later()
+
+    def _wake(self) -> None:
+        if not self._pump_due:
+            self._pump_due = True
+            self._process.world.scheduler.after(PUMP_DELAY_MS, self._process, "transactions", self._pump)
+
+    def _pump(self) -> None:
+        self._pump_due = False
+        self.coordinator.pump()
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    serves = staticmethod(TransactionService.serves)
+
+    def answer(self, request: CallRequest, reply: Answered) -> None:
+        """As `TransactionService.answer`. Raises the error that the caller gets."""
+        now_ms = self._process.machine.clock.boottime_ms()
+        match request:
+            case DescribeTransactions():
+                reply(self.coordinator.describe(request))
+            case WriteTransactionMarkers():
+                if not self._transactional.faults.kills_leader(self._process):
+                    self._markers.write(request, now_ms + MARKERS_WAIT_MS, reply)
+            case _:
+                deadline_ms = now_ms + self._process.world.settings.cluster.request_timeout_ms
+                self.coordinator.handle(request, deadline_ms, reply)  # type: ignore[arg-type]
+
+    def confirm(
+        self,
+        partition: Partition,
+        awaited: AwaitedTransaction,
+        transactional_id: str,
+        deadline_ms: int,
+        done: Callable[[SparkBrokerError | None], None],
+    ) -> None:
+        """As `Confirmations.confirm`; `done` hears the error that refuses the batch, or None."""
+        now_ms = self._process.machine.clock.boottime_ms()
+        timeout_ms = min(deadline_ms - now_ms, CONFIRMATION_TIMEOUT_MS)
+        request = confirmation_request(partition, awaited, transactional_id)
+
+        def take(answer: Message | SparkBrokerError) -> None:
+            if isinstance(answer, SparkBrokerError):
+                done(refused_confirmation(transactional_id, answer))
+                return
+            try:
+                take_confirmation(partition, awaited, answer)
+            except SparkBrokerError as error:
+                done(error)
+            else:
+                done(None)
+
+        def answered(answer: Message | SparkBrokerError) -> None:
+            self._later(partial(take, answer), "confirmed")
+
+        try:
+            broker = coordinator_of(self._process.manager.image, transactional_id)
+        except SparkBrokerError as error:
+            answered(error)
+            return
+        if broker.id == self._process.manager.broker_id:
+            self.coordinator.handle(request, now_ms + timeout_ms, answered)
+        else:
+            self._call(broker, request, timeout_ms, answered)
+
+    def _later(self, action: Callable[[], None], label: str) -> None:
+        """A thread with an answer in its hands may be kept from carrying it out."""
+        late_ms = self._transactional.late_ms()
+        self._process.world.scheduler.after(late_ms, self._process, label, action)
+
+    # ---- the other brokers (`transaction_coordinator.Peers`) -----------------------------------------------------
+
+    def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
+        """Sent twice at times: the second copy is one that the network or a frozen machine had kept."""
+        send = partial(self._call, broker, request, min(timeout_ms, PEER_TIMEOUT_MS), answered)
+        if isinstance(request, WriteTransactionMarkers):
+            self.send_markers(send)
+        else:
+            send()
+        copy_ms = self._transactional.copy_ms()
+        if copy_ms:
+            again = partial(self._call, broker, request, PEER_TIMEOUT_MS, lambda _: None)
+            world = self._process.world
+            world.scheduler.after(copy_ms, world.operator, "late copy", again)
+
+    def _call(self, broker: BrokerState, request: Message, timeout_ms: float, answered: Reply) -> None:
+        self._process.world.network.call(
+            self._process,
+            broker.host,
+            (broker.host, broker.port),
+            request,
+            timeout_ms=timeout_ms,
+            on_answer=answered,  # type: ignore[arg-type]
+            on_error=answered,
+        )
+
+    def allocate_producer_ids(self, answered: Reply) -> None:
+        manager = self._process.manager
+        self._process.world.network.call(
+            self._process,
+            CONTROLLER_HOST,
+            CONTROLLER_ADDRESS,
+            AllocateProducerIds(manager.broker_id, manager.broker_epoch),
+            timeout_ms=self._process.world.settings.cluster.request_timeout_ms,
+            on_answer=answered,  # type: ignore[arg-type]
+            on_error=answered,
+        )
+
+    def send_markers(self, send: Callable[[], None]) -> None:
+        """Unless a fault comes between the decision and its markers, or keeps them for a while."""
+        match self._transactional.faults.before_markers(self._process):
+            case Strike.NONE:
+                send()
+            case Strike.PAUSE:
+                self._process.world.scheduler.after(0, self._process, "markers", send)
+            case Strike.KILL:
+                return
+
+
+class _OwnMarkers(MarkerWriter):
+    """Markers of this broker's transactions for partitions that it leads itself."""
+
+    def __init__(self, coordination: Coordination, process: BrokerProcess) -> None:
+        super().__init__(process.manager)
+        self._coordination = coordination
+
+    def write(self, request: WriteTransactionMarkers, deadline_ms: int, written: OnWritten) -> None:
+        self._coordination.send_markers(partial(super().write, request, deadline_ms, written))

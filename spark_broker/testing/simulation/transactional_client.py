@@ -1,0 +1,209 @@
+"""What simulated transactional clients share: appends in a transaction, and questions to its coordinator.
+
+`client.transactions` and `client.transaction_group` without their threads: the same rules, one event after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.client.partition_queue import PartitionQueue
+from spark_broker.errors import (
+    OutOfOrderSequenceNumberError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    TransactionAbortableError,
+)
+from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.frame import TRANSACTIONAL
+from spark_broker.protocol.messages import CallRequest, Message
+from spark_broker.protocol.murmur2 import group_partition
+from spark_broker.testing.simulation.batches import SCHEMA, values_of
+from spark_broker.testing.simulation.producer import MAX_ROWS, SimProducer
+from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.violation import ViolationError
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.transactional import Transactional
+    from spark_broker.testing.simulation.world import World
+
+CALL_TIMEOUT_MS = 700
+FLUSH_LOOK_US = 10_000
+PATIENCE_MS = 6_000
+"""How long a client asks for an outcome before it gives up."""
+
+DELIVERY_MS = 3_000
+"""How long an append of a transaction is tried before the transaction is aborted instead."""
+
+Answer = Message | SparkBrokerError
+
+
+class TransactionalClient(SimProducer):
+    """One process. It quits, or is killed; whoever started it hears of that by `gone`."""
+
+    def __init__(self, world: World, transactional: Transactional, name: str, transactional_id: str) -> None:
+        super().__init__(world, name)
+        self.transactional_id = transactional_id
+        self.transactional = transactional
+        self.rng = transactional.rng
+        self.failure: SparkBrokerError | None = None  # of an append of the open transaction
+        self._has_failed: set[tuple[str, int]] = set()
+        self._waiting: list[Callable[[], None]] = []  # for metadata
+
+    def quit(self, reason: str) -> None:
+        """The process is gone, with whatever it had open."""
+        if self.alive:
+            self.world.note(self.name, Kind.CLIENT, f"ends: {reason}")
+            self.world.end_client(self)
+
+    def replaced(self) -> None:
+        """Another process takes over what this one was for, while this one may still run."""
+        raise NotImplementedError
+
+    # ---- appends -------------------------------------------------------------------------------------------------
+
+    def take_identity(self, identity: Identity) -> None:
+        """Nothing of the transaction before is on its way any more; numbers begin anew."""
+        self._identity = identity
+        self.failure = None
+        self._forget_batches()
+
+    def _forget_batches(self) -> None:
+        self._queues.clear()
+        self._has_failed.clear()
+        for channel in self._channels.values():
+            channel.in_flight.clear()
+
+    def append_one(self, transaction: int) -> bool:
+        """Append a batch to any partition; False while none is known."""
+        partitions = self.world.known_partitions(self.image)
+        if not partitions:
+            self.want_metadata()
+            return False
+        topic_id, tp = self.rng.choice(partitions)
+        number, rows = self.world.next_batch(), self.rng.randint(1, MAX_ROWS)
+        operation = self.world.history.invoked(self.name, tp, values_of(number, rows), transaction)
+        complete = partial(self._completed, operation, (topic_id, tp.partition))
+        batch = OutgoingBatch(tp, topic_id, 0, rows, encoded_in_transaction(number, rows), complete)
+        batch.deadline_s = self._now_s + DELIVERY_MS / 1000
+        queue = self._queue(topic_id, tp)
+        queue.unacked.append(batch)
+        if not queue.recovering:
+            self._route(queue)
+        return True
+
+    def _queue(self, topic_id: str, tp: TopicPartition) -> PartitionQueue:
+        key = (topic_id, tp.partition)
+        if key not in self._queues:
+            self._queues[key] = PartitionQueue(tp, topic_id, self._identity, numbered=True, renumbers=False)
+        return self._queues[key]
+
+    def _completed(self, operation: int, key: tuple[str, int], outcome: Outcome) -> None:
+        if not isinstance(outcome, SparkBrokerError):
+            if outcome.base_offset < 0:
+                raise ViolationError("a retry gets its own offset", f"append {operation} was answered without one")
+            self.world.append_acknowledged(operation, outcome.base_offset)
+            return
+        # Numbers are missing only behind a batch that has failed: otherwise acknowledged ones were lost.
+        if isinstance(outcome, OutOfOrderSequenceNumberError) and key not in self._has_failed:
+            raise ViolationError("no acknowledged batch is forgotten", f"append {operation} of {self}: {outcome}")
+        self._has_failed.add(key)
+        self.world.history.failed(operation, outcome)
+        self.world.note(self.name, Kind.CLIENT, f"append {operation} failed: {outcome}")
+        self.failure = self.failure or outcome
+
+    def discard(self) -> None:
+        """What is not acknowledged is given up; it may arrive all the same, and late."""
+        error = TransactionAbortableError("the transaction was aborted before the append was acknowledged")
+        for queue in self._queues.values():
+            for batch, outcome in queue.fail_all(error):
+                batch.complete(outcome)
+        self._forget_batches()
+
+    def give_up_late(self) -> None:
+        """Fail what was not acknowledged in time."""
+        self._expire()
+
+    def _want_identity(self) -> None:
+        """It comes from the coordinator, and with each transaction."""
+
+    def refreshed(self) -> bool:
+        waiting, self._waiting = self._waiting, []
+        for again in waiting:
+            again()
+        return super().refreshed() or bool(self._waiting)
+
+    def look_again(self, again: Callable[[], None]) -> None:
+        """Once newer metadata is there."""
+        self._waiting.append(again)
+        self.want_metadata()
+
+    # ---- the coordinator -----------------------------------------------------------------------------------------
+
+    def ask(self, request: CallRequest, answered: Callable[[Answer], None], patience_ms: float = PATIENCE_MS) -> None:
+        """Ask, as often as it takes: `answered` hears the answer, an error that is final, or that time is up."""
+        _Question(self, request, answered, self._now_s + patience_ms / 1000).attempt()
+
+    def look_later(self, look: Callable[[], None]) -> None:
+        """In production somebody is woken: looking is no event."""
+        scheduler = self.world.scheduler
+        scheduler.push_quiet(scheduler.now_us + FLUSH_LOOK_US, self, look)
+
+    def after(self, delay_ms: float, label: str, action: Callable[[], None]) -> None:
+        self.world.scheduler.after(delay_ms, self, label, action)
+
+
+class _Question:
+    """A request to the coordinator, repeated until it is answered."""
+
+    def __init__(
+        self, client: TransactionalClient, request: CallRequest, answered: Callable[[Answer], None], deadline_s: float
+    ) -> None:
+        self._client = client
+        self._request = request
+        self._answered = answered
+        self._deadline_s = deadline_s
+
+    def attempt(self) -> None:
+        client = self._client
+        if client.world.scheduler.now_us / 1e6 > self._deadline_s:
+            self._answered(RequestTimedOutError(f"{type(self._request).__name__} was not answered in time"))
+            return
+        topic = client.image.topic(TRANSACTION_STATE_TOPIC)
+        number = group_partition(client.transactional_id, len(topic.partitions)) if topic is not None else -1
+        found = client.leader(topic.topic_id, number) if topic is not None else None
+        if found is None:
+            self._again()
+            return
+        address = found[2]
+        client.world.network.call(
+            client,
+            address[0],
+            address,
+            self._request,
+            timeout_ms=CALL_TIMEOUT_MS,
+            on_answer=self._told,
+            on_error=self._told,
+        )
+
+    def _told(self, answer: object) -> None:
+        if isinstance(answer, SparkBrokerError) and answer.retriable:
+            self._again()
+        else:
+            self._answered(answer)  # type: ignore[arg-type]
+
+    def _again(self) -> None:
+        self._client.look_again(self.attempt)
+
+
+@lru_cache(maxsize=50_000)
+def encoded_in_transaction(number: int, rows: int) -> bytes:
+    """The batch as a transactional producer encodes it."""
+    values = pa.array(values_of(number, rows), type=pa.binary())
+    return encode_batch(pa.RecordBatch.from_arrays([values], schema=SCHEMA), attributes=TRANSACTIONAL)

@@ -1,0 +1,55 @@
+"""A full disk refuses what has to be stored, and ends nothing."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from spark_broker.core.replica import Assignment
+from spark_broker.errors import StorageFullError
+from spark_broker.storage.checkpoints import read_leader_epochs
+from spark_broker.storage.start_kind import StartKind
+from tests.broker.lone_partition import LonePartition
+
+WRITE = "spark_broker.broker.replica_log.write_leader_epochs"
+
+
+def _is_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def elect_again(lone: LonePartition) -> None:
+    lone.leader_epoch += 1
+    assignment = Assignment(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
+    lone.partition.assign(assignment, lone.topic, {0: 1})
+
+
+def test_an_epoch_that_cannot_be_saved_waits_for_the_next_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lone = LonePartition(tmp_path / "t-0")
+    lone.write(b"a", sequence=0, transactional=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(WRITE, _is_full)
+        elect_again(lone)
+        assert (lone.read(), lone.failures) == ([b"a"], [])
+        with pytest.raises(StorageFullError):
+            lone.write(b"b", sequence=1, transactional=False)
+        assert read_leader_epochs(lone.directory) == [(0, 0)]
+    lone.write(b"b", sequence=1, transactional=False)
+    assert read_leader_epochs(lone.directory) == [(0, 0), (1, 1)]
+    assert (lone.read(), lone.failures) == ([b"a", b"b"], [])
+
+
+def test_an_epoch_that_was_never_saved_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lone = LonePartition(tmp_path / "t-0")
+    lone.write(b"a", sequence=0, transactional=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(WRITE, _is_full)
+        elect_again(lone)
+    lone.reopen(StartKind.PROCESS_CRASH)
+    lone.write(b"b", sequence=1, transactional=False)
+    assert lone.partition.replica.epochs.to_pairs() == [(0, 0), (2, 1)]
+    assert lone.read() == [b"a", b"b"]

@@ -1,0 +1,109 @@
+"""KNOWN_BUGS 28, put back into production code: damage that is cleaned up, served, or kept from the controller."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+
+import pytest
+
+from spark_broker.broker.damaged import DamagedReplicas
+from spark_broker.broker.partition import Partition
+from spark_broker.controller import damage
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.records import MetadataRecord
+from spark_broker.errors import DamagedLogError
+from spark_broker.protocol.frame import BatchHeader, Frame
+from spark_broker.storage import segment
+from spark_broker.testing.simulation.bit_flips import SHARE
+from tests.sim.bugs import BUGS, bug
+
+Patch = pytest.MonkeyPatch
+
+_OTHERS = frozenset(BUGS)
+
+
+def has_bit_flips(seed: int) -> bool:
+    """Whether a seed's schedule has any."""
+    return random.Random(f"{seed}/bit flips draw").random() < SHARE
+
+
+@bug("28")
+def clean_damage_up(patch: Patch) -> None:
+    """The damaged batch and what follows it is cut off, and the replica goes on."""
+
+    def buggy(self: Partition, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
+        try:
+            return self._log.read(offset, max_bytes, end_offset)
+        except DamagedLogError:
+            with self._lock:
+                replica = self.replica
+                self._log.truncate_to(offset)
+                replica.log_end_offset = self._log.log_end_offset
+                replica.high_watermark = min(replica.high_watermark, replica.log_end_offset)
+                replica.epochs = replica.epochs.truncate_to(replica.log_end_offset)
+                replica.producers = self._log.rebuild_producers(replica.high_watermark)
+            return []
+
+    patch.setattr(Partition, "_read_log", buggy)
+
+
+@bug("28")
+def serve_damage(patch: Patch) -> None:
+    """What is read is sent as it is, without a look at its checksum; who gets it has to look."""
+
+    def buggy(headers: Sequence[BatchHeader], data: bytes) -> list[Frame]:
+        view, at, frames = memoryview(data), 0, []
+        for header in headers:
+            frames.append(Frame(header, view[at : at + header.length]))
+            at += header.length
+        return frames
+
+    patch.setattr(segment, "_verified_frames", buggy)
+
+
+@bug("28")
+def keep_damage_in_sync(patch: Patch) -> None:
+    """The controller leaves a replica that was set aside in the ISR and the ELR."""
+
+    def buggy(
+        image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]]
+    ) -> tuple[MetadataRecord, ...]:
+        del image, broker_id, partitions
+        return ()
+
+    patch.setattr(damage, "set_aside", buggy)
+
+
+@bug("28", quick=False)
+def begin_anew_before_the_controller_has_heard(patch: Patch) -> None:
+    """An empty replica comes in the place of the damaged one while that still counts, and may be elected."""
+    patch.setattr(DamagedReplicas, "is_unheard", lambda self, key: False)
+
+
+@bug("28", quick=False)
+def go_on_in_the_same_leader_epoch(patch: Patch) -> None:
+    """What the broker fetched with the log that it has lost counts for the empty one."""
+    set_aside = damage.set_aside
+
+    def buggy(
+        image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]]
+    ) -> tuple[MetadataRecord, ...]:
+        records = []
+        for key in partitions:
+            before = image.partition(*key)
+            for record in set_aside(image, broker_id, [key]):
+                same = before is not None and getattr(record, "leader", None) == before.leader
+                records.append(_without_election(record) if same else record)
+        return tuple(records)
+
+    patch.setattr(damage, "set_aside", buggy)
+
+
+def _without_election(record: MetadataRecord) -> MetadataRecord:
+    values = {name: getattr(record, name) for name in record.__struct_fields__}
+    return type(record)(**{**values, "leader": None})
+
+
+DAMAGE = frozenset(BUGS) - _OTHERS
+"""What only schedules with bit flips can show."""

@@ -1,0 +1,39 @@
+"""Schedules with bit flips: damage is found while brokers run, and healed; other schedules stay as they are."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from spark_broker.testing.simulation.bit_flips import with_bit_flips
+from spark_broker.testing.simulation.schedule import run_schedule
+from spark_broker.testing.simulation.swarm import Swarm
+from tests.sim.damage_bugs import has_bit_flips
+
+SEEDS = [seed for seed in range(600, 900) if has_bit_flips(seed)][:20]
+
+
+def drawn(seed: int) -> tuple[Swarm, Swarm]:
+    swarm = Swarm.draw(random.Random(f"{seed}/draw"))
+    return swarm, with_bit_flips(seed, swarm)
+
+
+def test_only_schedules_with_bit_flips_are_changed() -> None:
+    for seed in range(100):
+        before, after = drawn(seed)
+        assert (after is before) is not has_bit_flips(seed)
+        if after is not before:
+            assert "bit flip" in after.faults
+            assert "change minimum" not in after.faults
+            assert min(after.min_insync_replicas, after.replication_factor) == 2
+
+
+def test_what_rots_is_set_aside_and_healed() -> None:
+    """That all replicas agree, and that nothing is on a broker's list of damage, is asked at the end of each."""
+    counts: Counter[str] = Counter()
+    for seed in SEEDS:
+        result = run_schedule(seed)[0]
+        assert result.violation is None, f"seed {seed}: {result.violation}"
+        counts.update(result.counts)
+    assert counts["fault: bit flip"] >= 5
+    assert counts["replicas set aside"] >= 5

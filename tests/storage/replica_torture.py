@@ -1,0 +1,373 @@
+"""A run of a whole replica's log (batches, epochs, producers, transactions) on a simulated disk, beside a tiny model.
+
+As `torture.Run`, one storey higher: `points` are the places to crash at, and `check` opens the `ReplicaLog` after a
+crash there. What must come out is a function of the batches that are left and of what the log was started from: the
+epoch history (KAFKA-10706), and the producers with their transactions, for every high watermark (KAFKA-5435, KIP-360).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_broker.broker.replica_log import ReplicaLog, batch_info
+from spark_broker.broker.topic import Topic
+from spark_broker.config import TopicConfig
+from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
+from spark_broker.core.transaction_index import TransactionIndex
+from spark_broker.errors import DamagedLogError
+from spark_broker.protocol.arrow_message import assign, encode_batch, encode_marker
+from spark_broker.protocol.frame import TRANSACTIONAL, Frame
+from spark_broker.protocol.messages import ProducerStateEntry
+from spark_broker.storage.start_kind import StartKind
+from spark_broker.testing.simulation.filesystem import CHANGING, Fault, Operation, SimFileSystem
+from tests.storage.logs import SCHEMAS, same, schema_message, sim_directory
+
+DIRECTORY = Path("/p-0")
+TOPIC = Topic("t", "topic-id", (SCHEMAS[0],), (schema_message(0),), TopicConfig(), "")
+PLAIN = -1
+"""The producer id of a producer that is not idempotent."""
+
+Step = tuple[str, int]
+"""A name of `ReplicaRun.STEPS` and its number: a producer id, a number of batches or of offsets."""
+
+
+def open_replica(start: StartKind, fs: SimFileSystem) -> ReplicaLog:
+    return ReplicaLog(DIRECTORY, TOPIC, start, fs=fs)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What a log was started from: nothing, or what the leader said of the part before its log start."""
+
+    offset: int = 0
+    producers: tuple[tuple[int, ProducerEntry], ...] = ()
+    ongoing: tuple[tuple[int, int], ...] = ()
+
+    def states(self) -> ProducerStates:
+        return ProducerStates(self.producers, TransactionIndex(self.ongoing))
+
+    def entries(self) -> list[ProducerStateEntry]:
+        """As the leader says it."""
+        ongoing = dict(self.ongoing)
+        return [
+            ProducerStateEntry(
+                producer_id,
+                entry.producer_epoch,
+                entry.last_append_ms,
+                [(b.sequence, b.sequence, b.base_offset, b.last_offset) for b in entry.batches],
+                ongoing.get(producer_id, -1),
+            )
+            for producer_id, entry in self.producers
+        ]
+
+
+def leaders_base(offset: int) -> Base:
+    """Two producers have written before `offset`; the transaction of one goes on."""
+    if offset < 2:
+        return Base(offset)
+    entry = ProducerEntry(0, (StoredBatch(0, 0, offset - 1),), 0)
+    return Base(offset, ((1, entry), (9, entry)), ((9, 0),))
+
+
+@dataclass(frozen=True, slots=True)
+class Legal:
+    """A log that was started from `base`, has had `frames`, starts at `start` and ends, where a batch does (or where
+    it starts), from `least` to `most`."""
+
+    base: Base
+    frames: tuple[Frame, ...]
+    start: int
+    least: int
+    most: int
+
+    def states(self, end: int) -> ProducerStates:
+        states = self.base.states()
+        for frame in self.frames:
+            if frame.header.base_offset < end:
+                states.replay(batch_info(frame.header))
+        states.start_at(self.start)
+        return states
+
+    def epochs(self, end: int) -> EpochHistory:
+        history = EpochHistory()
+        for frame in self.frames:
+            if self.start < frame.header.next_offset <= end:
+                history = history.assign(frame.header.leader_epoch, max(self.start, frame.header.base_offset))
+        return history
+
+    def problem(self, log: ReplicaLog) -> str:
+        """Why the log is not one of these; empty when it is. Raises DamagedLogError."""
+        state = log.state(high_watermark=0)
+        start, end = state.log_start_offset, state.log_end_offset
+        if start != self.start or not self.least <= end <= self.most:
+            return f"the log is [{start}, {end}), not [{self.start}, {self.least}..{self.most})"
+        found = everything(log)
+        if not same(found, [f for f in self.frames if start < f.header.next_offset <= end]):
+            return f"it holds {[f.header.base_offset for f in found]} of [{start}, {end})"
+        if end != (found[-1].header.next_offset if found else start):
+            return "its end is not a batch's end"
+        if state.epochs != self.epochs(end):
+            return f"its epochs are {state.epochs.to_pairs()}, not {self.epochs(end).to_pairs()}"
+        wanted = self.states(end)
+        marks = sorted({start, end, *(f.header.next_offset for f in found)})
+        wrong = [mark for mark in marks if log.rebuild_producers(mark) != wanted]
+        return f"its producers are others than those of its batches, with high watermarks {wrong}" if wrong else ""
+
+
+def everything(log: ReplicaLog) -> list[Frame]:
+    """All batches of the log."""
+    frames: list[Frame] = []
+    state = log.state(high_watermark=0)
+    offset = state.log_start_offset
+    while offset < state.log_end_offset:
+        frames += log.read(offset, 1 << 20, state.log_end_offset)
+        offset = frames[-1].header.next_offset
+    return frames
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A place to crash at: the disk before an operation (None: between two steps), and what may be found then."""
+
+    fs: SimFileSystem
+    step: Step
+    operation: Operation | None
+    process: tuple[Legal, ...]
+    machine: tuple[Legal, ...]
+
+    def __str__(self) -> str:
+        what = "after it" if self.operation is None else f"before {self.operation.kind} {self.operation.path}"
+        return f"step {self.step}, {what}"
+
+
+@lru_cache(maxsize=4000)
+def batch_at(base_offset: int, epoch: int, first: bool, writer: tuple[int, int, int], attributes: int) -> Frame:
+    """Two rows of the writer (producer id, its epoch, sequence number)."""
+    producer_id, producer_epoch, sequence = writer
+    rows = pa.RecordBatch.from_arrays([pa.array([base_offset, base_offset + 1], pa.int64())], schema=SCHEMAS[0])
+    message = encode_batch(
+        rows,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=sequence,
+        attributes=attributes,
+    )
+    return _stored(message, base_offset, epoch, first)
+
+
+@lru_cache(maxsize=1000)
+def marker_at(base_offset: int, epoch: int, first: bool, producer: tuple[int, int], committed: bool) -> Frame:
+    """A marker that begins the producer's (id, epoch)."""
+    message = encode_marker(
+        SCHEMAS[0], producer_id=producer[0], producer_epoch=producer[1], committed=committed, schema_id=0
+    )
+    return _stored(message, base_offset, epoch, first)
+
+
+def _stored(message: bytes, base_offset: int, epoch: int, first: bool) -> Frame:
+    header, stored = assign(
+        message,
+        base_offset=base_offset,
+        leader_epoch=epoch,
+        append_time_ms=base_offset,
+        max_timestamp_us=base_offset,
+        first_of_segment=first,
+    )
+    return Frame(header, bytes(stored))
+
+
+@dataclass(slots=True)
+class ReplicaRun:
+    """The replica's log, its model, and the points passed."""
+
+    recording: bool = True
+    fs: SimFileSystem = field(default_factory=lambda: sim_directory()[0])
+    log: ReplicaLog = field(init=False)
+    base: Base = field(default_factory=Base)
+    frames: tuple[Frame, ...] = ()
+    start: int = 0
+    synced: int = 0
+    epoch: int = 0
+    points: list[Point] = field(default_factory=list)
+    _now: tuple[Step, tuple[Legal, ...], tuple[Legal, ...]] = (("begin", 0), (), ())
+
+    def __post_init__(self) -> None:
+        self.log = open_replica(StartKind.CLEAN, self.fs)
+        self.settle(("begin", 0))
+        if self.recording:
+            self.fs.on_operation = self._record
+
+    @property
+    def end(self) -> int:
+        return self.frames[-1].header.next_offset if self.frames else self.base.offset
+
+    @property
+    def states(self) -> ProducerStates:
+        """What the replica knows of its producers."""
+        return self.now().states(self.end)
+
+    def perform(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            STEPS[step[0]](self, step)
+
+    def now(self, *, least: int | None = None) -> Legal:
+        return Legal(self.base, self.frames, self.start, self.end if least is None else least, self.end)
+
+    def settle(self, step: Step, synced: int = 0) -> None:
+        """The step is over. What the log itself says is synced counts as well."""
+        self.synced = max(min(self.synced, self.end), synced)
+        assert not self.now().problem(self.log), (step, self.now().problem(self.log))
+        self._now = (step, (self.now(),), (self.now(least=max(self.start, self.synced)),))
+        if self.recording:
+            self.points.append(Point(self.fs.copy(), step, None, self._now[1], self._now[2]))
+
+    def _record(self, operation: Operation) -> Fault | None:
+        if operation.kind in CHANGING:
+            step, process, machine = self._now
+            self.points.append(Point(self.fs.copy(), step, operation, process, machine))
+        return None
+
+    # ---- steps ---------------------------------------------------------------------------------------------------
+
+    def write(self, step: Step) -> None:
+        """A batch of the producer: "plain", "data", "txn"; "roll" begins a segment with it."""
+        name, producer_id = step
+        entry = dict(self.states.entries()).get(producer_id)
+        open_transaction = self.states.transactions.first_offset(producer_id) >= 0
+        writer = (producer_id, entry.producer_epoch if entry else 0, entry.next_sequence if entry else 0)
+        attributes = TRANSACTIONAL if name == "txn" or open_transaction else 0
+        writer, attributes = (writer, attributes) if producer_id != PLAIN else ((PLAIN, -1, -1), 0)
+        first = name == "roll" or self.log.should_roll(400, 0, self.end)
+        self._append(step, batch_at(self.end, self.epoch, first, writer, attributes))
+
+    def mark(self, step: Step) -> None:
+        """A marker for the producer: "commit" or "abort"."""
+        entry = dict(self.states.entries()).get(step[1])
+        producer = (step[1], entry.producer_epoch + 1 if entry else 0)
+        first = self.log.should_roll(400, 0, self.end)
+        self._append(step, marker_at(self.end, self.epoch, first, producer, step[0] == "commit"))
+
+    def _append(self, step: Step, frame: Frame) -> None:
+        after = Legal(self.base, (*self.frames, frame), self.start, self.end, frame.header.next_offset)
+        machine = Legal(self.base, after.frames, self.start, max(self.start, self.synced), after.most)
+        self._now = (step, (after,), (machine,))
+        sealed = self.end if frame.header.first_of_segment else 0
+        self.log.append([frame], self.states)
+        self.frames = after.frames
+        self.settle(step, sealed)
+
+    def new_epoch(self, step: Step) -> None:
+        """A leader epoch begins at the log end: the history says so before anything is written in it."""
+        self.epoch += 1
+        self.log.save_epochs(self.now().epochs(self.end).assign(self.epoch, self.end))
+        self.settle(step)
+
+    def truncate(self, step: Step) -> None:
+        """So many batches go, as far as they are above the log start; the history first, as the core says."""
+        above = sum(f.header.base_offset >= self.start for f in self.frames)
+        kept = self.frames[: len(self.frames) - min(step[1], above)]
+        offset = kept[-1].header.next_offset if kept else self.base.offset
+        before, done = self.now(), Legal(self.base, kept, self.start, offset, offset)
+        least = max(self.start, min(self.synced, offset))
+        some = Legal(self.base, self.frames, self.start, offset, self.end)
+        machine = Legal(self.base, self.frames, self.start, least, self.end)
+        self._now = (step, (some, before), (machine,))
+        self.log.save_epochs(before.epochs(self.end).truncate_to(offset))
+        self.log.truncate_to(offset)
+        self.log.rebuild_producers(offset)
+        self.frames, self.synced = kept, min(self.synced, offset)
+        assert not done.problem(self.log), done.problem(self.log)
+        self.settle(step)
+
+    def advance(self, step: Step) -> None:
+        """The log start moves on by so many offsets, as far as all before it is decided."""
+        stable = self.states.transactions.last_stable_offset(self.end)
+        offset = max(self.start, min(self.start + step[1], stable))
+        done = Legal(self.base, self.frames, offset, self.end, self.end)
+        machine = Legal(self.base, self.frames, offset, max(offset, self.synced), self.end)
+        self._now = (step, (self.now(), done), (self.now(least=max(self.start, self.synced)), machine))
+        self.log.advance_log_start(offset)
+        self.start = offset
+        self.settle(step, offset)
+
+    def restart(self, step: Step) -> None:
+        """Everything goes; the replica begins anew, so far from its end, with what its leader says."""
+        base = leaders_base(max(0, self.end + step[1]))
+        done = Legal(base, (), base.offset, base.offset, base.offset)
+        before = self.now(least=self.start)
+        self._now = (step, (before, done), (before, done))
+        self.log.restart_at(base.offset, [(self.epoch, 0)], base.entries())
+        self.base, self.frames, self.start, self.synced = base, (), base.offset, base.offset
+        self.settle(step)
+
+    def flush(self, step: Step) -> None:
+        self.log.flush()
+        self.settle(step, self.end)
+
+    def crash(self, step: Step) -> None:
+        """The process dies; the next one opens the log."""
+        self.fs = self.fs.crash_process()
+        self.log = open_replica(StartKind.PROCESS_CRASH, self.fs)
+        self.settle(step)
+
+    def close(self, step: Step) -> None:
+        """A clean stop and start."""
+        self.log.close(clean=True)
+        self.fs = self.fs.crash_process()
+        self.log = open_replica(StartKind.CLEAN, self.fs)
+        self.settle(step, self.end)
+
+
+STEPS: dict[str, Callable[[ReplicaRun, Step], None]] = {
+    **dict.fromkeys(("plain", "data", "txn", "roll"), ReplicaRun.write),
+    **dict.fromkeys(("commit", "abort"), ReplicaRun.mark),
+    "epoch": ReplicaRun.new_epoch,
+    "truncate": ReplicaRun.truncate,
+    "advance": ReplicaRun.advance,
+    "restart": ReplicaRun.restart,
+    "flush": ReplicaRun.flush,
+    "crash": ReplicaRun.crash,
+    "close": ReplicaRun.close,
+}
+
+
+def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Legal]) -> None:
+    """Recovery after this crash gives an allowed log; it goes on, and what it then syncs is synced."""
+    try:
+        log = open_replica(start, fs)
+        problems = [legal.problem(log) for legal in allowed]
+    except DamagedLogError as error:
+        raise AssertionError(f"a crash alone is not damage: {error}; {_listing(fs)}") from error
+    assert "" in problems, f"{problems}; {_listing(fs)}"
+    after, added = _one_more(allowed[problems.index("")], log.log_end_offset)
+    log.append([added], replace(after, frames=after.frames[:-1]).states(log.log_end_offset))
+    log.flush()
+    again = open_replica(StartKind.MACHINE_CRASH, fs.crash_machine_keeping(0))
+    assert not after.problem(again), f"after a batch more and a machine crash: {after.problem(again)}"
+
+
+def _one_more(found: Legal, end: int) -> tuple[Legal, Frame]:
+    """The log with the batch that comes next: a new one, or, where it is lost that holds the log start, that again."""
+    kept = tuple(f for f in found.frames if f.header.next_offset <= end)
+    lost = next((f.header for f in found.frames if f.header.base_offset < end < f.header.next_offset), None)
+    if lost is not None:
+        writer = (lost.producer_id, lost.producer_epoch, lost.base_sequence)
+        added = batch_at(lost.base_offset, lost.leader_epoch, True, writer, lost.attributes & TRANSACTIONAL)
+    else:
+        states = replace(found, frames=kept).states(end)
+        entry = dict(states.entries()).get(3)
+        writer = (3, entry.producer_epoch, entry.next_sequence) if entry else (3, 0, 0)
+        attributes = TRANSACTIONAL if states.transactions.first_offset(3) >= 0 else 0
+        added = batch_at(end, 99, True, writer, attributes)
+    most = added.header.next_offset
+    return Legal(found.base, (*kept, added), found.start, most, most), added
+
+
+def _listing(fs: SimFileSystem) -> str:
+    return ", ".join(f"{name}: {fs.size_of(DIRECTORY / name)}" for name in fs.list_directory(DIRECTORY))

@@ -1,0 +1,41 @@
+"""A file that cannot be opened leaves no handle of another behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_broker.errors import KafkaStorageError
+from spark_broker.storage.filesystem import LocalFileSystem
+from spark_broker.storage.start_kind import StartKind
+from tests.storage.logs import filled, open_log
+
+
+class Counting(LocalFileSystem):
+    """Knows its open handles; `.index` files cannot be opened for writing."""
+
+    def __init__(self) -> None:
+        self.handles: set[int] = set()
+
+    def open(self, path: Path, flags: int) -> int:
+        if path.suffix == ".index" and flags & os.O_RDWR:
+            raise OSError(errno.EMFILE, "too many open files", str(path))
+        fd = super().open(path, flags)
+        self.handles.add(fd)
+        return fd
+
+    def close(self, fd: int, /) -> None:
+        self.handles.discard(fd)
+        os.close(fd)
+
+
+def test_a_segment_whose_index_cannot_be_opened_closes_its_messages(tmp_path: Path) -> None:
+    log, _ = filled(tmp_path, [False, False])
+    log.close(clean=True)
+    fs = Counting()
+    with pytest.raises(KafkaStorageError):
+        open_log(tmp_path, StartKind.CLEAN, fs=fs)
+    assert not fs.handles

@@ -1,0 +1,33 @@
+"""Each known bug of storage, put in on purpose, is found by the torture: otherwise it would prove nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.storage.bugs import BUGS
+from tests.storage.hunts import Hunt
+from tests.storage.sensitivity import CASES_MAX, find, hunt_for
+
+QUICK_CASES_MAX = 600
+HUNTS = list(dict.fromkeys(bug.hunt for bug in BUGS.values()))
+
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.quick])
+def test_the_torture_finds_the_bug_quickly(name: str) -> None:
+    found = find(name, QUICK_CASES_MAX)
+    assert found["after"], f"{QUICK_CASES_MAX} cases did not find {name}"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if not bug.quick])
+def test_the_torture_finds_the_bug(name: str) -> None:
+    found = find(name)
+    assert found["after"], f"{CASES_MAX} cases did not find {name}"
+
+
+@pytest.mark.parametrize("hunt", HUNTS)
+def test_where_no_bug_is_none_is_found(hunt: Hunt) -> None:
+    after, error = hunt_for(hunt, 60)
+    assert error is None, f"case {after}"

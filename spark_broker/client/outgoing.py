@@ -36,6 +36,7 @@ class OutgoingBatch:
         "last_error",
         "rows",
         "schema_id",
+        "sequence",
         "size_bytes",
         "topic_id",
         "topic_partition",
@@ -62,13 +63,14 @@ class OutgoingBatch:
         self.complete = complete
         self.deadline_s = 0.0
         self.identity: Identity | None = None
+        self.sequence = -1
         self.correlation_id = -1
         self.error: SparkBrokerError | None = None
         self.last_error: SparkBrokerError | None = None
 
     def number(self, identity: Identity, sequence: int) -> None:
         """Give the batch its place. A retry keeps it: the broker knows the batch by it."""
-        self.identity = identity
+        self.identity, self.sequence = identity, sequence
         renumber(
             self.head,
             producer_id=identity.producer_id,

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 SEQUENCE_LIMIT = 2**31
 """Sequence numbers wrap to 0 here."""
 
+REMEMBERED_BATCHES = 5
+"""As many batches of a producer a partition knows: a retry of an older one would get no offset."""
+
 Completion = tuple[OutgoingBatch, Outcome]
 
 
@@ -83,7 +86,12 @@ class PartitionQueue:
             return batch
         # A number under the new identity says nothing about batches of the old one: they go first, or order is lost.
         settled = all(self.unacked[i].identity == self.identity for i in range(self.in_flight))
-        return batch if self.identity is not None and settled else None
+        return batch if self.identity is not None and settled and self._is_remembered() else None
+
+    def _is_remembered(self) -> bool:
+        """Whether a partition that has stored the next number still knows the oldest batch that may be sent again."""
+        oldest = self.unacked[0]
+        return not self.in_flight or (self._next_sequence - oldest.sequence) % SEQUENCE_LIMIT < REMEMBERED_BATCHES
 
     def sent(self, batch: OutgoingBatch) -> None:
         """The batch is about to be written; it gets its number if it has none."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
+from spark_broker.controller.image import PartitionState
 from spark_broker.core.replica import Role
 from spark_broker.errors import SparkBrokerError
 from spark_broker.testing.simulation.shadow import Key
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 SHARE = 0.12
 """Of the schedules, how many have bit flips."""
+
+READ_SOON = 0.5
+"""Of the flips, how many somebody meets soon, also in a follower, whose files are read when it cuts its log."""
 
 LOG_FILES = (".arrow", ".index")
 
@@ -76,6 +80,9 @@ class BitFlips:
         machine.fs.flip_bit(path, byte, rng.randrange(8))
         self._ever.add((machine.number, partition.key))
         self.latent[machine.number, partition.key] = path.name
+        if machine.process is not None and rng.random() < READ_SOON:
+            read = _Reading(self, machine.process, partition.key, final=False)
+            self._world.scheduler.after(rng.choice([0, 5, 50, 500]), machine.process, "read everything", read)
         return f"a bit in byte {byte} of {partition}/{path.name} on {machine}"
 
     def _may_rot(self, machine: Machine, partition: Partition) -> bool:
@@ -106,6 +113,13 @@ class BitFlips:
     def is_affected(self, machine: Machine, key: Key) -> bool:
         """Whether this replica may not be counted on: it has rotted, or was set aside and is not in sync again."""
         return (machine.number, key) in self.latent or self.is_set_aside(machine, key)
+
+    def forbids_loss(self, machine: Machine, key: Key, state: PartitionState) -> bool:
+        """Whether another replica of the partition has rotted: to lose this one as well is beyond the promise."""
+        if machine.broker_id not in state.replicas:
+            return False
+        others = [self._world.machine_of(broker) for broker in state.replicas if broker != machine.broker_id]
+        return any(other is not None and self.is_affected(other, key) for other in others)
 
     def is_set_aside(self, machine: Machine, key: Key) -> bool:
         """Whether its broker names it to the controller."""
@@ -144,23 +158,24 @@ class BitFlips:
         for number, key in list(self.latent):
             machine = self._world.machines[number]
             if machine.process is not None and machine.running:
-                read = _Reading(self, machine.process, key)
+                read = _Reading(self, machine.process, key, final=True)
                 self._world.scheduler.after(0, machine.process, "read everything", read)
 
 
 class _Reading:
-    """Reads a replica from its start to its end, as its followers would."""
+    """Reads a replica from its start to its end, as followers would. `final`: what that does not find is harmless."""
 
-    def __init__(self, flips: BitFlips, process: BrokerProcess, key: Key) -> None:
+    def __init__(self, flips: BitFlips, process: BrokerProcess, key: Key, *, final: bool) -> None:
         self._flips = flips
         self._process = process
         self._key = key
+        self._final = final
 
     def __call__(self) -> None:
         partition = self._process.manager.find(*self._key)
         if partition is not None and not self._is_intact(partition):
             return
-        if not self._flips.is_set_aside(self._process.machine, self._key):
+        if self._final and not self._flips.is_set_aside(self._process.machine, self._key):
             self._flips.latent.pop((self._process.machine.number, self._key), None)
 
     @staticmethod

@@ -172,11 +172,13 @@ class Faults:
             return True
         world = self._world
         for topic, number, state in world.invariants.image.partitions():
-            members, key = (*state.isr, *state.elr), (topic.topic_id, number)
+            if world.bit_flips.forbids_loss(machine, (topic.topic_id, number), state):
+                return False
+            members = (*state.isr, *state.elr)
             if machine.broker_id not in members:
                 continue
             others = [world.machine_of(broker) for broker in members if broker != machine.broker_id]
-            if not any(m is not None and not m.incomplete and not world.bit_flips.is_affected(m, key) for m in others):
+            if not any(m is not None and not m.incomplete for m in others):
                 return False
         return True
 

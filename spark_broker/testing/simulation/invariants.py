@@ -52,6 +52,7 @@ class Invariants:
         if self._seen_images.get(process.name) is not image:
             self._seen_images[process.name] = image
             self._check_prefix(process, image)
+            self._forget_dropped(process, image)
         self._check_damage(process)
         for partition in process.manager.partitions():
             replica = partition.replica
@@ -417,6 +418,15 @@ class Invariants:
     def _name(self, key: Key) -> str:
         topic = self.image.topics.get(key[0])
         return f"{topic.name if topic else key[0]}-{key[1]}"
+
+    def _forget_dropped(self, process: BrokerProcess, image: MetadataImage) -> None:
+        """A process that hears late of a move drops its replica later than the metadata says."""
+        for number, key in list(self.shadows):
+            state = image.partition(*key)
+            if number != process.machine.number or state is None or process.machine.broker_id in state.replicas:
+                continue
+            if not process.fs.is_directory(process.directory.path / self._name(key)):
+                self.forget(process.machine, key)
 
     def forget(self, machine: Machine, key: Key) -> None:
         """The replica was deleted or set aside: what comes in its place is another one."""

@@ -71,7 +71,7 @@ class PartitionQueue:
         self._numbered = numbered
         self._renumbers = renumbers
         self._next_sequence = 0
-        self._gaps: Identity | None = None
+        self._gaps: set[Identity] = set()  # under which numbers are missing; only those that unacked batches have
 
     @property
     def needs_identity(self) -> bool:
@@ -146,6 +146,7 @@ class PartitionQueue:
                 self._leave_gap(batch)
                 completions.append((batch, verdict))
         self.unacked = kept
+        self._gaps &= {batch.identity for batch in kept if batch.identity is not None}
         self.settled = True
         return completions
 
@@ -181,7 +182,7 @@ class PartitionQueue:
         if not self._renumbers:
             return error
         # UNKNOWN_PRODUCER_ID: the log has nothing of this producer, so it does not have this batch.
-        if isinstance(error, UnknownProducerIdError) or batch.identity == self._gaps:
+        if isinstance(error, UnknownProducerIdError) or batch.identity in self._gaps:
             self._renumber(batch)
             return None
         return error
@@ -194,7 +195,7 @@ class PartitionQueue:
         """Numbers after this batch's cannot be stored under its identity any more."""
         if batch.identity is None or not self._renumbers:
             return
-        self._gaps = batch.identity
+        self._gaps.add(batch.identity)
         if self.identity == batch.identity:
             self.identity = None
 

@@ -6,17 +6,18 @@ import pyarrow as pa
 
 from spark_broker.client.outgoing import Identity, OutgoingBatch
 from spark_broker.client.partition_queue import PartitionQueue
-from spark_broker.errors import RequestTimedOutError
+from spark_broker.errors import OutOfOrderSequenceNumberError, RequestTimedOutError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
 
 IN_FLIGHT = 5
 TP = TopicPartition("t", 0)
+OLD, NEW = Identity(7, 0), Identity(8, 0)
 MESSAGE = encode_batch(pa.record_batch({"value": [b"x"]}))
 
 
 def queue_of(batches: int) -> PartitionQueue:
-    queue = PartitionQueue(TP, "0" * 32, Identity(7, 0), numbered=True)
+    queue = PartitionQueue(TP, "0" * 32, OLD, numbered=True)
     queue.unacked.extend(OutgoingBatch(TP, "0" * 32, 0, 1, MESSAGE, lambda _: None) for _ in range(batches))
     return queue
 
@@ -48,3 +49,38 @@ def test_a_batch_that_failed_is_never_more_than_five_numbers_behind_the_newest()
     assert [batch.sequence for batch in again] == [0, 1, 2, 3]
     queue.acknowledged(again[0])
     assert [batch.sequence for batch in send_all(queue)] == [5]
+
+
+def test_numbers_that_are_missing_are_known_of_every_identity_that_batches_still_have() -> None:
+    """KIP-360, simulator seed 103088: 0 and 1 are given up; 2 goes on under a new id, and is given up as well.
+
+    The broker then has neither of the old id's, so 3 is out of order under it: that is no loss, 3 gets a new number too.
+    """
+    queue = queue_of(4)
+    sent = send_all(queue)
+    out_of_order = OutOfOrderSequenceNumberError("0 is next")
+    for batch in sent:
+        batch.correlation_id = 1
+        batch.deadline_s = 9.0
+    sent[0].deadline_s = sent[1].deadline_s = 1.0
+    assert [batch for batch, _ in queue.expire(2.0)] == sent[:2]
+    for batch in sent[2:]:
+        queue.failed(batch, out_of_order)
+        batch.correlation_id = -1
+    assert queue.settle() == []
+    assert sent[2].identity is None
+    assert sent[3].identity == OLD
+
+    queue.take_identity(NEW)
+    queue.recovering = False
+    assert queue.sendable(IN_FLIGHT) is sent[2]
+    queue.sent(sent[2])
+    sent[2].correlation_id, sent[2].deadline_s = 2, 3.0
+    assert [batch for batch, _ in queue.expire(4.0)] == [sent[2]]
+    assert queue.settle() == []
+
+    queue.recovering = False
+    queue.sent(sent[3])
+    queue.failed(sent[3], out_of_order)
+    assert queue.settle() == []
+    assert sent[3].identity is None

@@ -23,6 +23,8 @@ from spark_broker.errors import NotControllerError
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
+LOOK_S = 2.0
+"""How often a controller looks whether it is still the newest; a write finds it out as well."""
 MAX_WAITING_EVENTS = 100_000
 MAX_BATCH = 1000
 
@@ -58,6 +60,7 @@ class ControllerLoop(threading.Thread):
         self._on_failure = on_failure
         self._events: queue.Queue[Event] = queue.Queue(MAX_WAITING_EVENTS)
         self._next_tick = 0.0
+        self._next_look = time.monotonic() + LOOK_S
         self._stopped = threading.Event()
 
     def submit(self, event: Event) -> None:
@@ -74,6 +77,7 @@ class ControllerLoop(threading.Thread):
         try:
             while not self._stopped.is_set():
                 self.step(self._next_events())
+                self._look_for_another()
         except BaseException as error:
             # Typed or not: what was decided and not committed must not be acted on, so nothing more is.
             logger.exception("the controller's loop ends")
@@ -93,6 +97,12 @@ class ControllerLoop(threading.Thread):
             self._next_tick = time.monotonic() + TICK_S
             events.append(Tick())
         return events
+
+    def _look_for_another(self) -> None:
+        """A deposed controller with nothing to write would keep its brokers' sessions from the one that took over."""
+        if time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + LOOK_S
+            self._log.check_current()
 
     def step(self, events: Sequence[Event]) -> None:
         """Decide on the events, commit, and only then act."""

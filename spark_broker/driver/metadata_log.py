@@ -191,6 +191,24 @@ class MetadataLog:
         if file.number > 0 and self._store.read(file_name(file.number - 1)) is None:
             raise StaleControllerEpochError(f"{file_name(file.number - 1)} is gone: another controller cleaned it up")
 
+    def check_current(self) -> None:
+        """Look whether another controller has taken over: one that writes nothing would never learn it.
+
+        Raises StaleControllerEpochError, after which the log takes nothing more. A store that does not answer says
+        nothing: the next look may.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            deposed = self._store.read(file_name(self.number + 1)) is not None
+            deposed = deposed or self._store.read(file_name(self.number)) is None
+        except OSError as error:
+            logger.warning("whether this controller is still the newest is not known: %s", error)
+            return
+        if deposed:
+            self._failure = StaleControllerEpochError(f"another controller has written after {file_name(self.number)}")
+            raise self._failure
+
     # ---- snapshots ---------------------------------------------------------------------------------------------
 
     def _snapshot(self) -> None:

@@ -284,6 +284,15 @@ def test_a_deposed_controller_fails_and_tells_nobody_of_its_decision(start: Star
     assert new.service.image.controller_epoch == old.service.image.controller_epoch + 1
 
 
+def test_a_deposed_controller_lets_its_brokers_go_though_it_has_nothing_to_write(start: Start) -> None:
+    """Simulator seeds 100251 and 104293: it answered heartbeats for ever, and its broker never led again."""
+    old = start()
+    old.live_brokers(1)
+    start()
+    assert old.failed.wait(20)
+    assert isinstance(old.failures[0], StaleControllerEpochError)
+
+
 def test_a_restarted_controller_brings_everything_back(start: Start) -> None:
     first = start()
     brokers = [first.broker(f"d{number}").wait_live() for number in range(2)]

@@ -26,4 +26,22 @@ REGRESSIONS = [
         found="a leader whose log could not be read (EIO) went on leading, and nobody could follow it",
         mended="broker/partition.py",
     ),
+    Regression(
+        seed=105662,
+        events=500,
+        found="a batch was acknowledged before four earlier ones; a sixth pushed the first out of what a partition knows",
+        mended="client/partition_queue.py",
+    ),
+    Regression(
+        seed=103088,
+        events=500,
+        found="a producer that gave up batches under two ids in turn forgot that numbers of the first were missing",
+        mended="client/partition_queue.py",
+    ),
+    Regression(
+        seed=104293,
+        events=500,
+        found="a deposed controller with nothing to write kept a broker's session from the one that took over",
+        mended="driver/metadata_log.py, driver/controller_loop.py",
+    ),
 ]

@@ -103,6 +103,37 @@ def test_a_second_controller_deposes_the_first(tmp_path: Path) -> None:
     second.append([LaunchRecord(1)])
 
 
+def test_a_controller_that_writes_nothing_finds_out_that_it_is_deposed(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    first.check_current()
+    second = begun(tmp_path)
+    second.check_current()
+    for look in (first.check_current, first.check_current, lambda: first.append([LaunchRecord(1)])):
+        with pytest.raises(StaleControllerEpochError):
+            look()
+    second.append([LaunchRecord(1)])
+
+
+def test_a_controller_that_slept_through_a_snapshot_finds_out_that_it_is_deposed(tmp_path: Path) -> None:
+    first = begun(tmp_path)
+    for number in range(first.number + 1):
+        (tmp_path / file_name(number)).unlink()
+    with pytest.raises(StaleControllerEpochError):
+        first.check_current()
+
+
+def test_a_store_that_does_not_answer_deposes_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = begun(tmp_path)
+
+    def fail(name: str) -> bytes | None:
+        raise OSError(f"no answer about {name}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(log._store, "read", fail)
+        log.check_current()
+    log.append([LaunchRecord(1)])
+
+
 def test_of_threads_that_race_for_a_number_exactly_one_wins(tmp_path: Path) -> None:
     begun(tmp_path)
     for _ in range(10):

@@ -27,6 +27,7 @@ from spark_broker.controller.events import (
 from spark_broker.controller.image import MetadataImage, to_records
 from spark_broker.controller.records import MetadataRecord, encode_records
 from spark_broker.controller.topics import NewTopicValues
+from spark_broker.driver.controller_loop import LOOK_S
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import MetadataStoreError, SparkBrokerError, StaleControllerEpochError
@@ -57,6 +58,7 @@ class ControllerProcess(NetworkNode):
         super().__init__(f"controller#{number}", CONTROLLER_HOST)
         self._world = world
         self._retry_ms = 0.0
+        self._next_look_ms = world.scheduler.now_ms + LOOK_S * 1000
         self.log = MetadataLog(
             world.store,
             records_between_snapshots=world.settings.cluster.metadata_log_max_records_between_snapshots,
@@ -84,7 +86,21 @@ class ControllerProcess(NetworkNode):
 
     def _tick(self) -> None:
         self._submit(Tick())
+        self._look_for_another()
+        if not self.alive:
+            return
         self._world.scheduler.after(TICK_MS, self, "tick", self._tick)
+
+    def _look_for_another(self) -> None:
+        now_ms = self._world.scheduler.now_ms
+        if self._busy or now_ms < self._next_look_ms:
+            return
+        self._next_look_ms = now_ms + LOOK_S * 1000
+        try:
+            self.log.check_current()
+        except StaleControllerEpochError as error:
+            self._world.note(self.name, trace.Kind.METADATA, f"is deposed: {error.message}")
+            self._world.controller_ended(self)
 
     def _waited(self, seconds: float) -> None:
         self._retry_ms += seconds * 1000

@@ -29,7 +29,7 @@ REGRESSIONS = [
     Regression(
         seed=105662,
         events=500,
-        found="a batch was acknowledged before four earlier ones; a sixth pushed the first out of what a partition knows",
+        found="a batch was acknowledged before four earlier ones; a sixth pushed the first out of memory",
         mended="client/partition_queue.py",
     ),
     Regression(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS
 from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.core.producers import REMEMBERED_BATCHES, SEQUENCE_LIMIT
 from spark_broker.errors import (
     InconsistentTopicIdError,
     OutOfOrderSequenceNumberError,
@@ -29,12 +30,6 @@ from spark_broker.model import TopicPartition
 
 if TYPE_CHECKING:
     from spark_broker.client.append_channel import AppendChannel
-
-SEQUENCE_LIMIT = 2**31
-"""Sequence numbers wrap to 0 here."""
-
-REMEMBERED_BATCHES = 5
-"""As many batches of a producer a partition knows: a retry of an older one would get no offset."""
 
 Completion = tuple[OutgoingBatch, Outcome]
 

@@ -14,11 +14,11 @@ from spark_broker.client.coordinator import Coordinator
 from spark_broker.client.group_offsets import to_messages
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Identity
-from spark_broker.client.partition_queue import SEQUENCE_LIMIT
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.client.transaction_state import Phase, TransactionState
 from spark_broker.config import ProducerConfig
+from spark_broker.core.producers import SEQUENCE_LIMIT
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,

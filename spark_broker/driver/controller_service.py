@@ -38,12 +38,13 @@ from spark_broker.controller.events import (
     SparkLost,
     StopRequested,
 )
-from spark_broker.controller.image import MetadataImage, to_records
-from spark_broker.controller.records import MetadataRecord, encode_records
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.controller_loop import ControllerLoop, now_ms
 from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.driver.metadata_update import records_update, snapshot_update
 from spark_broker.driver.port_probe import port_refuses
 from spark_broker.driver.topic_schema import check_columns, stored_schema
 from spark_broker.errors import (
@@ -62,7 +63,6 @@ from spark_broker.protocol.messages import (
     EnsureTransactionsTopic,
     Heartbeat,
     Message,
-    MetadataUpdate,
     RegisterBroker,
 )
 from spark_broker.protocol.schema import schema_from_bytes
@@ -225,8 +225,7 @@ class ControllerService:
         """Send committed records to every broker that has what comes before them."""
         if not self._subscribed:
             return
-        image = self._log.image
-        update = MetadataUpdate(image.controller_epoch, first_offset, image.next_offset, encode_records(records))
+        update = records_update(self._log.image, first_offset, records)
         for session_id in list(self._subscribed):
             self._send(session_id, update)
 
@@ -254,9 +253,7 @@ class ControllerService:
             session.send(message)
 
     def _subscribe(self, session_id: int) -> None:
-        image = self._log.image
-        snapshot = encode_records(to_records(image))
-        self._send(session_id, MetadataUpdate(image.controller_epoch, 0, image.next_offset, snapshot, snapshot=True))
+        self._send(session_id, snapshot_update(self._log.image))
         self._subscribed.add(session_id)
 
     def _close_session(self, session_id: int, error: SparkBrokerError) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.bugs import BUGS
-from tests.sim.sensitivity import SCHEDULES_MAX, find
+from tests.sim.sensitivity import find
+from tests.support.sensitivity import TRIES_MAX
 
-QUICK_SCHEDULES_MAX = 400
+QUICK_TRIES_MAX = 400
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(name for name, bug in BUGS.items() if bug.quick))
 def test_schedules_find_the_bug_quickly(name: str) -> None:
-    found = find(name, QUICK_SCHEDULES_MAX)
-    assert found["after"], f"{QUICK_SCHEDULES_MAX} schedules did not find {name}"
+    found = find(name, QUICK_TRIES_MAX)
+    assert found["after"], f"{QUICK_TRIES_MAX} schedules did not find {name}"
 
 
 @pytest.mark.full
@@ -22,4 +23,4 @@ def test_schedules_find_the_bug_quickly(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(name for name, bug in BUGS.items() if not bug.quick))
 def test_schedules_find_the_bug(name: str) -> None:
     found = find(name)
-    assert found["after"], f"{SCHEDULES_MAX} schedules did not find {name}"
+    assert found["after"], f"{TRIES_MAX} schedules did not find {name}"

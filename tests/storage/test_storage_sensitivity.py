@@ -6,9 +6,10 @@ import pytest
 
 from tests.storage.bugs import BUGS
 from tests.storage.hunts import Hunt
-from tests.storage.sensitivity import CASES_MAX, find, hunt_for
+from tests.storage.sensitivity import find, hunt_for
+from tests.support.sensitivity import TRIES_MAX
 
-QUICK_CASES_MAX = 600
+QUICK_TRIES_MAX = 600
 HUNTS = list(dict.fromkeys(bug.hunt for bug in BUGS.values()))
 
 pytestmark = pytest.mark.timeout(900)
@@ -16,15 +17,15 @@ pytestmark = pytest.mark.timeout(900)
 
 @pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.quick])
 def test_the_torture_finds_the_bug_quickly(name: str) -> None:
-    found = find(name, QUICK_CASES_MAX)
-    assert found["after"], f"{QUICK_CASES_MAX} cases did not find {name}"
+    found = find(name, QUICK_TRIES_MAX)
+    assert found["after"], f"{QUICK_TRIES_MAX} cases did not find {name}"
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if not bug.quick])
 def test_the_torture_finds_the_bug(name: str) -> None:
     found = find(name)
-    assert found["after"], f"{CASES_MAX} cases did not find {name}"
+    assert found["after"], f"{TRIES_MAX} cases did not find {name}"
 
 
 @pytest.mark.parametrize("hunt", HUNTS)

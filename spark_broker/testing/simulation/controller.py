@@ -24,18 +24,18 @@ from spark_broker.controller.events import (
     StopRequested,
     Tick,
 )
-from spark_broker.controller.image import MetadataImage, to_records
-from spark_broker.controller.records import MetadataRecord, encode_records
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.controller_loop import LOOK_S
 from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.driver.metadata_update import records_update, snapshot_update
 from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import MetadataStoreError, SparkBrokerError, StaleControllerEpochError
 from spark_broker.protocol.messages import (
     CreateTopic,
     EnsureTransactionsTopic,
     Heartbeat,
-    MetadataUpdate,
     RegisterBroker,
 )
 from spark_broker.testing.simulation import trace
@@ -159,9 +159,8 @@ class ControllerProcess(NetworkNode):
     # ---- effects -----------------------------------------------------------------------------------------------
 
     def _publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
-        image = self.log.image
         if self._subscribed:
-            update = MetadataUpdate(image.controller_epoch, first_offset, image.next_offset, encode_records(records))
+            update = records_update(self.log.image, first_offset, records)
             for session_id in list(self._subscribed):
                 self._send(session_id, update)
 
@@ -190,9 +189,7 @@ class ControllerProcess(NetworkNode):
             end.send(message)
 
     def _subscribe(self, session_id: int) -> None:
-        image = self.log.image
-        records = encode_records(to_records(image))
-        self._send(session_id, MetadataUpdate(image.controller_epoch, 0, image.next_offset, records, snapshot=True))
+        self._send(session_id, snapshot_update(self.log.image))
         self._subscribed[session_id] = None
 
     def _close_session(self, session_id: int, error: SparkBrokerError) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated
 
 import typer
@@ -53,7 +52,6 @@ def simulate(
 
 
 def _replay(seed: int, events: int, output: Output) -> None:
-    logging.getLogger("spark_broker").setLevel(logging.CRITICAL)  # what brokers log is told by the story
     result, trace = run_schedule(seed, events, story=True)
     if output is Output.JSON:
         print_json({"result": result, "notes": trace.notes})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 
 import pytest
@@ -18,7 +17,6 @@ from tests.support.sensitivity import TRIES_MAX, main
 
 def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str, object]:
     """Run seeds with this bug until one breaks a rule. `after` is 0 when none did."""
-    logging.getLogger("spark_broker").setLevel(logging.CRITICAL)
     bug = BUGS[name]
     found: dict[str, object] = {"number": bug.number, "bug": name, "what": bug.what, "after": 0}
     with pytest.MonkeyPatch.context() as patch:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from itertools import islice
 
 import pytest
 
+from spark_broker.testing.silence import silent_brokers
 from tests.storage.bugs import BUGS
 from tests.storage.hunts import Hunt
 from tests.support.sensitivity import TRIES_MAX, main
@@ -30,10 +30,9 @@ def hunt_for(hunt: Hunt, cases: int = TRIES_MAX) -> tuple[int, Exception | None]
 
 def find(name: str, cases: int = TRIES_MAX) -> dict[str, object]:
     """Hunt for this bug. `after` is 0 when it was not found."""
-    logging.getLogger("spark_broker").setLevel(logging.CRITICAL)
     bug = BUGS[name]
     found: dict[str, object] = {"number": bug.number, "bug": name, "what": bug.what, "how": "storage torture"}
-    with pytest.MonkeyPatch.context() as patch:
+    with silent_brokers(), pytest.MonkeyPatch.context() as patch:
         bug.put_in(patch)
         after, error = hunt_for(bug.hunt, cases)
     if error is None:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests.storage.bugs import BUGS
 from tests.storage.hunts import Hunt
 from tests.storage.sensitivity import find, hunt_for
-from tests.support.sensitivity import TRIES_MAX
+from tests.support.sensitivity import TRIES_MAX, Hunts, hunting_for_selected
 
 QUICK_TRIES_MAX = 600
 HUNTS = list(dict.fromkeys(bug.hunt for bug in BUGS.values()))
 
 pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
+    """The long hunts, on all cores."""
+    yield from hunting_for_selected(request, find)
 
 
 @pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.quick])
@@ -23,8 +31,8 @@ def test_the_torture_finds_the_bug_quickly(name: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if not bug.quick])
-def test_the_torture_finds_the_bug(name: str) -> None:
-    found = find(name)
+def test_the_torture_finds_the_bug(name: str, hunts: Hunts) -> None:
+    found = hunts[name].result()
     assert found["after"], f"{TRIES_MAX} cases did not find {name}"
 
 

@@ -1,4 +1,4 @@
-"""The command line of the sensitivity tables: every bug is hunted in a process of its own."""
+"""Sensitivity tables, on all cores: every bug is hunted in a process of its own."""
 
 from __future__ import annotations
 
@@ -6,14 +6,43 @@ import argparse
 import json
 import multiprocessing
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 TRIES_MAX = 10_000
 
 Find = Callable[[str, int], dict[str, object]]
 """Hunts for the bug of this name with so many tries; the row of the table, `after` 0 when it was not found."""
+
+Hunts = Mapping[str, Future[dict[str, object]]]
+"""The hunts under way, by the bug's name."""
+
+
+@contextmanager
+def hunting(find: Find, bugs: Sequence[str], tries: int, processes: int | None = None) -> Iterator[Hunts]:
+    """Hunt for these bugs, as many at a time as there are cores; what was not begun when this ends is left."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
+        try:
+            yield {bug: pool.submit(find, bug, tries) for bug in bugs}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def hunting_for_selected(request: pytest.FixtureRequest, find: Find) -> Iterator[Hunts]:
+    """Body of a module's fixture `hunts`: hunts for the bug (parameter `name`) of every selected test that uses it."""
+    using = (item for item in request.session.items if isinstance(item, pytest.Function))
+    names = [
+        str(item.callspec.params["name"])
+        for item in using
+        if item.module is request.module and "hunts" in item.fixturenames
+    ]
+    with hunting(find, names, TRIES_MAX) as hunts:
+        yield hunts
 
 
 def main(find: Find, bugs: Sequence[str], description: str, arguments: Sequence[str] | None = None) -> int:
@@ -24,10 +53,10 @@ def main(find: Find, bugs: Sequence[str], description: str, arguments: Sequence[
     parser.add_argument("--tries", type=int, default=TRIES_MAX)
     parser.add_argument("--processes", type=int, default=None)
     options = parser.parse_args(arguments)
-    context = multiprocessing.get_context("spawn")
     table = []
-    with ProcessPoolExecutor(options.processes, mp_context=context, max_tasks_per_child=1) as pool:
-        for found in pool.map(find, options.bugs, [options.tries] * len(options.bugs)):
+    with hunting(find, options.bugs, options.tries, options.processes) as hunts:
+        for hunt in hunts.values():
+            found = hunt.result()
             table.append(found)
             line = f"{found['number']:>6} {found['bug']:<50} {found['after']:>6} {found.get('rule') or 'NOT FOUND'}"
             sys.stderr.write(f"{line}: {found.get('message', '')}\n")

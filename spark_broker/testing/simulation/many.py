@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import multiprocessing
 import os
 import time
@@ -122,7 +121,6 @@ def _pooled(pool: ProcessPoolExecutor, parts: list[range], events: int, processe
 
 def run_chunk(seeds: range, events: int) -> Chunk:
     """Run these seeds in this process; returns their results and the processor time."""
-    logging.getLogger("spark_broker").setLevel(logging.CRITICAL)  # brokers tell of every fault
     began = time.process_time()
     gc.disable()  # a schedule's objects go as a whole; looking for cycles all the time costs a fifth
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from spark_broker.testing.silence import silent_brokers
 from spark_broker.testing.simulation.client import Client
 from spark_broker.testing.simulation.ending import end
 from spark_broker.testing.simulation.trace import Kind, Trace
@@ -42,8 +43,9 @@ class ScheduleResult:
 
 def run_schedule(seed: int, events: int = DEFAULT_EVENTS, *, story: bool = False) -> tuple[ScheduleResult, Trace]:
     """Run a seed: start a cluster, `events` events with faults, then heal and judge. `story`: with notes and digest."""
-    world = World(seed, keep_notes=story)
-    violation = _run(world, events)
+    with silent_brokers():  # the trace tells what they would log
+        world = World(seed, keep_notes=story)
+        violation = _run(world, events)
     result = ScheduleResult(
         seed=seed,
         events=world.scheduler.events,

@@ -1,211 +1,128 @@
-"""The coordinator of groups' committed offsets: the leader of a partition of `__consumer_offsets` keeps them in it."""
+"""The coordinator of groups' committed offsets: the leader of a partition of `__consumer_offsets` keeps them in it.
+
+Nothing here waits or starts a thread (a transaction's first commit aside, which `confirm` waits for), so that simulated
+brokers run the same class.
+"""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 
-import pyarrow as pa
-
-from spark_broker.broker.append import Append
-from spark_broker.broker.clock import SYSTEM_CLOCK
-from spark_broker.broker.confirmation import Confirm, append_confirmed, no_coordinator
-from spark_broker.broker.internal_records import encode_rows, rows_of
-from spark_broker.broker.partition import Partition
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.confirmation import Confirm, no_coordinator
+from spark_broker.broker.offsets_shard import OffsetsShard
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.core.group_offsets import GroupOffsets, OffsetRecord, offset_record
-from spark_broker.core.replica import ACKS_ALL
+from spark_broker.broker.transaction_coordinator import Reply
+from spark_broker.core.group_offsets import offset_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidRequestError,
+    InvariantError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
-    RequestTimedOutError,
     SparkBrokerError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import (
-    CommittedOffset,
     CommittedOffsets,
+    Empty,
     OffsetCommit,
     OffsetFetch,
     TransactionalOffsetCommit,
 )
 from spark_broker.protocol.murmur2 import group_partition
 
-COMMIT_TIMEOUT_MS = 10_000
-READ_BYTES = 4_194_304
-
-
-@dataclass(slots=True)
-class _Shard:
-    """One partition of `__consumer_offsets` that this broker leads.
-
-    `offsets` holds the log up to `read_to`, which is committed; `appended` counts records since the last snapshot.
-    """
-
-    leader_epoch: int
-    offsets: GroupOffsets = field(default_factory=GroupOffsets)
-    read_to: int = 0
-    appended: int = 0
-    lock: threading.Lock = field(default_factory=threading.Lock)
+logger = logging.getLogger(__name__)
 
 
 class Coordinator:
-    """Brokers keep no consumer state but this: offsets live in the log, and a new leader reads them from it."""
+    """Brokers keep no consumer state but this: offsets live in the log, and a new leader reads them from it.
 
-    def __init__(self, manager: ReplicaManager, snapshot_records: int, confirm: Confirm = no_coordinator) -> None:
+    `commit` and `fetch` are safe from any thread; `write_snapshots` belongs to one.
+    """
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        snapshot_records: int,
+        confirm: Confirm = no_coordinator,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         self._manager = manager
         self._snapshot_records = snapshot_records
         self._confirm = confirm
+        self._clock = clock
         self._lock = threading.Lock()
-        self._shards: dict[int, _Shard] = {}
+        self._shards: dict[int, OffsetsShard] = {}  # by partition of `__consumer_offsets`
 
-    def commit(self, request: OffsetCommit | TransactionalOffsetCommit) -> None:
-        """Append the offsets and wait until they are in the log for good; those of a transaction count once it is
-        committed. Raises the error that the client gets."""
+    def commit(self, request: OffsetCommit | TransactionalOffsetCommit, deadline_ms: int, reply: Reply) -> None:
+        """Append the offsets; those of a transaction count once it is committed. `deadline_ms`: boot-time clock.
+
+        `reply` hears Empty once they are in the log for good, or the error; perhaps under a partition's lock, from any
+        thread: it must not block. Raises the error that the client gets when nothing was appended.
+        """
         if not request.group_id:
             raise InvalidRequestError("a commit without a group id")
         if any(committed.offset < 0 for committed in request.offsets):
             raise InvalidRequestError("a commit of a negative offset")
-        partition, shard = self._shard(request.group_id)
+        shard = self._shard(request.group_id)
         records = [offset_record(request.group_id, committed) for committed in request.offsets]
         if not records:
+            reply(Empty())
             return
-        self._append(partition, shard, records, request if isinstance(request, TransactionalOffsetCommit) else None)
-        with shard.lock:
-            self._catch_up(partition, shard)
-            shard.appended += len(records)
-            if shard.appended >= self._snapshot_records:
-                self._snapshot(partition, shard)
+        transaction = request if isinstance(request, TransactionalOffsetCommit) else None
+        try:
+            shard.append(records, _Commit(reply), deadline_ms, transaction, self._confirm)
+        except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
+            raise CoordinatorNotAvailableError(error.message) from None
 
     def fetch(self, request: OffsetFetch) -> CommittedOffsets:
         """What the group has committed. Raises the error that the client gets."""
-        partition, shard = self._shard(request.group_id)
-        with shard.lock:
-            self._catch_up(partition, shard)
-            offsets: list[CommittedOffset] = shard.offsets.committed(request.group_id, request.partitions)
-        return CommittedOffsets(offsets)
+        return CommittedOffsets(self._shard(request.group_id).committed(request.group_id, request.partitions))
 
-    def _shard(self, group_id: str) -> tuple[Partition, _Shard]:
+    def write_snapshots(self) -> None:
+        """To be called from time to time: shorten the logs that have grown, forget what others lead now."""
+        for number, shard in list(self._shards.items()):
+            if not shard.is_current(self._manager.find(*shard.partition.key)):
+                with self._lock:
+                    if self._shards.get(number) is shard:
+                        del self._shards[number]
+                continue
+            try:
+                shard.write_snapshot(self._snapshot_records)
+            except InvariantError:
+                raise
+            except SparkBrokerError as error:
+                # A disk that has failed has ended the partition already. Whatever else: the log stays long for now. It
+                # may be so ten times a second, for as long as replicas are missing.
+                logger.debug("%s: the snapshot waits: %s", shard.partition, error)
+
+    def _shard(self, group_id: str) -> OffsetsShard:
         topic = self._manager.image.topic(CONSUMER_OFFSETS_TOPIC)
         if topic is None:
             raise CoordinatorNotAvailableError(f"{CONSUMER_OFFSETS_TOPIC} does not exist yet")
         number = group_partition(group_id, len(topic.partitions))
         partition = self._manager.partition(topic.topic_id, number)
-        leader_epoch = partition.leader_epoch()
         with self._lock:
             shard = self._shards.get(number)
-            if shard is None or shard.leader_epoch != leader_epoch:
-                shard = self._shards[number] = _Shard(leader_epoch)
-        return partition, shard
-
-    def _catch_up(self, partition: Partition, shard: _Shard) -> None:
-        """Read what was committed since the last time; a new shard reads from the log's start."""
-        log_start, high_watermark = partition.offsets(shard.leader_epoch)
-        shard.read_to = max(shard.read_to, log_start)
-        while shard.read_to < high_watermark:
-            read = partition.read_all(shard.leader_epoch, shard.read_to, READ_BYTES, read_committed=False)
-            frames = read.frames
-            if not frames:
-                raise CoordinatorNotAvailableError(f"{partition} could not be read up to {high_watermark}")
-            for frame in frames:
-                _replay(shard.offsets, partition, frame)
-                shard.read_to = frame.header.next_offset
-
-    def _append(
-        self,
-        partition: Partition,
-        shard: _Shard,
-        records: list[OffsetRecord],
-        transaction: TransactionalOffsetCommit | None = None,
-    ) -> int:
-        """Append with acks=all and wait. Returns the base offset."""
-        topic = partition.topic
-        append = Append(
-            message=_encode(partition, records, transaction),
-            leader_epoch=shard.leader_epoch,
-            acks=ACKS_ALL,
-            schema_id=topic.schema_id,
-            deadline_ms=SYSTEM_CLOCK.boottime_ms() + COMMIT_TIMEOUT_MS,
-        )
-        answer = _Answer()
-        transactional_id = transaction.transactional_id if transaction is not None else ""
-        try:
-            append_confirmed(partition, append, answer, transactional_id, self._confirm)
-        except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
-            raise CoordinatorNotAvailableError(error.message) from None
-        return answer.wait(COMMIT_TIMEOUT_MS)
-
-    def _snapshot(self, partition: Partition, shard: _Shard) -> None:
-        """Until compaction exists: write every live offset as one batch, then drop what is older (DESIGN 6).
-
-        Not what is undecided: its transaction may yet commit it.
-        """
-        shard.appended = 0
-        snapshot = shard.offsets.snapshot()
-        if not snapshot:
-            return  # Everything so far is undecided, or was aborted.
-        base_offset = self._append(partition, shard, snapshot)
-        undecided = shard.offsets.first_undecided
-        partition.advance_log_start(base_offset if undecided is None else min(base_offset, undecided))
+            if shard is None or not shard.is_current(partition):
+                shard = self._shards[number] = OffsetsShard(partition, partition.leader_epoch(), self._clock)
+        return shard
 
 
-class _Answer:
-    """An append's outcome, for the thread that waits for it."""
+class _Commit:
+    """A commit on its way. Called under the partition's lock.
 
-    def __init__(self) -> None:
-        self._done = threading.Event()
-        self._base_offset = -1
-        self._error: SparkBrokerError | None = None
+    Nobody has to read it back before it is answered: whoever asks for the offsets reads the log up to its end first.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
 
     def acknowledge(self, base_offset: int) -> None:
-        self._base_offset = base_offset
-        self._done.set()
+        del base_offset
+        self._reply(Empty())
 
     def refuse(self, error: SparkBrokerError) -> None:
-        self._error = error
-        self._done.set()
-
-    def wait(self, timeout_ms: int) -> int:
-        if not self._done.wait(timeout_ms / 1000):
-            raise RequestTimedOutError("the offsets were not committed in time")
-        if self._error is not None:
-            raise self._error
-        return self._base_offset
-
-
-def _encode(partition: Partition, records: list[OffsetRecord], transaction: TransactionalOffsetCommit | None) -> bytes:
-    topic, now_ms = partition.topic, SYSTEM_CLOCK.wall_ms()
-    if transaction is None:
-        return encode_rows(records, topic.schemas[-1], topic.schema_id, now_ms)
-    return encode_rows(
-        records,
-        topic.schemas[-1],
-        topic.schema_id,
-        now_ms,
-        producer_id=transaction.producer_id,
-        producer_epoch=transaction.producer_epoch,
-        sequence=transaction.sequence,
-        attributes=TRANSACTIONAL,
-    )
-
-
-def _replay(offsets: GroupOffsets, partition: Partition, frame: Frame) -> None:
-    """A committed batch. One open transaction does not hold up the groups of others: its offsets are kept aside."""
-    header = frame.header
-    if header.attributes & CONTROL:
-        offsets.replay_marker(header.producer_id, committed=not header.attributes & ABORT)
-        return
-    records = _records(partition.decode(frame))
-    if header.attributes & TRANSACTIONAL:
-        offsets.replay_undecided(header.producer_id, header.base_offset, records)
-    else:
-        offsets.replay(records)
-
-
-def _records(batch: pa.RecordBatch) -> Iterator[OffsetRecord]:
-    """As they are stored: what has no key or no value is found when it is decoded."""
-    return (OffsetRecord(key, value) for key, value in rows_of(batch))  # type: ignore[arg-type]
+        self._reply(error)

@@ -82,19 +82,24 @@ class FetchSession:
         self._pending: dict[PartitionKey, None] = dict.fromkeys(partitions)  # to be named in the next request
         self._retry_at_ms: dict[PartitionKey, int] = {}
         self._asked: dict[PartitionKey, FetchPosition] = {}  # what the leader last heard on this stream
+        self._untaken: set[PartitionKey] = set()  # of an answer that was not taken; the leader counts it as told
         self._requests = 0
 
     def request(self) -> ReplicaFetchRequest:
         """The next request: partitions that are new, or that the last answer was about."""
         settings = self._settings
         self._requests += 1
+        named = self._named()
+        forgotten = [(one.topic_id, one.partition) for one in named if (one.topic_id, one.partition) in self._untaken]
+        self._untaken.difference_update(forgotten)
         return ReplicaFetchRequest(
             correlation_id=self._requests,
             broker_id=settings.broker_id,
             broker_epoch=settings.broker_epoch,
-            partitions=self._named(),
+            partitions=named,
             max_wait_ms=self._max_wait_ms(),
             max_bytes=settings.max_bytes,
+            forgotten=forgotten,  # first, and named after: the leader tells its high watermark anew
         )
 
     def received(self, response: ReplicaFetchResponse, payload: memoryview) -> list[ToRestart]:
@@ -150,7 +155,8 @@ class FetchSession:
             logger.debug("%s is not pulled: error %s %s", partition, answer.error_code, answer.error_message)
             self._retry_in(key, RETRY_MS)
             return
-        partition.apply(_fetched(answer, self._asked[key]), decode_frames(payload))
+        if not partition.apply(_fetched(answer, self._asked[key]), decode_frames(payload)):
+            self._untaken.add(key)
         if partition.restart_reason is not None:
             restarts.append(ToRestart(partition, ReplicaState(*key, answer.leader_epoch)))
         else:
@@ -170,6 +176,7 @@ class FetchSession:
             self._retry_in(key, FAILED_RETRY_MS)
 
     def _retry_in(self, key: PartitionKey, wait_ms: int) -> None:
+        self._untaken.add(key)
         self._retry_at_ms[key] = self._clock.boottime_ms() + wait_ms
 
 

@@ -1,4 +1,4 @@
-"""What a broker does from time to time: damage, ISR checks, checkpoints, retention, syncs, forgotten producers."""
+"""What a broker does from time to time: damage, ISR checks, checkpoints, retention, syncs, what is to be forgotten."""
 
 from __future__ import annotations
 
@@ -27,7 +27,13 @@ class _Chore:
 class Maintenance(threading.Thread):
     """Runs until `stop`. A failing disk takes its replica offline and leaves the others alone."""
 
-    def __init__(self, manager: ReplicaManager, config: ClusterConfig, on_bug: Callable[[BaseException], None]) -> None:
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        config: ClusterConfig,
+        on_bug: Callable[[BaseException], None],
+        write_snapshots: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(name="maintenance", daemon=True)
         self._manager = manager
         self._producer_id_expiration_ms = config.producer_id_expiration_ms
@@ -36,6 +42,7 @@ class Maintenance(threading.Thread):
         self._chores = [
             _Chore(TICK_S, manager.set_damaged_aside),
             _Chore(TICK_S, self._tick),
+            _Chore(TICK_S, write_snapshots),
             _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
             _Chore(config.log_retention_check_interval_ms / 1000, self._retain),
             _Chore(config.log_flush_interval_ms / 1000, self._flush),

@@ -394,17 +394,18 @@ class Partition:
         with self._lock:
             return self.replica.fetch_position() if self.replica.role is Role.FOLLOWER else None
 
-    def apply(self, answer: Fetched, frames: list[Frame]) -> None:
-        """The leader's answer: truncate, or append its batches as they are. Old answers are ignored."""
+    def apply(self, answer: Fetched, frames: list[Frame]) -> bool:
+        """The leader's answer: truncate, or append its batches as they are. False: it is old, and was ignored."""
         with self._lock:
             if not self.replica.awaits(answer):
-                return
+                return False
             self._carry_out(self.replica.fetched(answer))
             if answer.diverging is not None or self.restart_reason is not None:
-                return
+                return True
             fresh = [frame for frame in frames if frame.header.base_offset >= self.replica.log_end_offset]
             for run in by_segment(fresh) or [[]]:
                 self._append_run(run, answer.high_watermark)
+            return True
 
     def _append_run(self, frames: list[Frame], leader_high_watermark: int) -> None:
         """The leader's batches, of which only the first may begin a segment. None: only its high watermark is new."""

@@ -76,7 +76,7 @@ class Broker:
         confirm = self._transactions.confirm
         coordinator = Coordinator(self._manager, settings.cluster.offsets_topic_snapshot_records, confirm)
         self._service = BrokerService(self._manager, coordinator, self._transactions, self._controller, timeout_ms)
-        self._maintenance = Maintenance(self._manager, settings.cluster, self._on_bug)
+        self._maintenance = Maintenance(self._manager, settings.cluster, self._on_bug, coordinator.write_snapshots)
         events = SessionEvents(self._on_registered, self._ends.put, self._ends.put, self._on_bug)
         self._session = ControllerSession(self._controller, self._registration, self._manager, self._lease, events)
         self._settings = settings

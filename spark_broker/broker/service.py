@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 
+from spark_broker.broker.awaited_answer import AwaitedAnswer
+from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.transaction_service import TransactionService
@@ -14,7 +16,6 @@ from spark_broker.protocol.messages import (
     LATEST_TIMESTAMP_MS,
     AllocateProducerIds,
     CallRequest,
-    Empty,
     GetMetadata,
     InitProducerId,
     ListOffsets,
@@ -31,6 +32,8 @@ from spark_broker.protocol.messages import (
     TransactionalOffsetCommit,
 )
 from spark_broker.transport.client import Connection
+
+COMMIT_TIMEOUT_MS = 10_000
 
 
 class BrokerService:
@@ -61,8 +64,7 @@ class BrokerService:
             case InitProducerId():
                 return ProducerIdentity(self._producer_ids.take(), 0)
             case OffsetCommit() | TransactionalOffsetCommit():
-                self._coordinator.commit(request)
-                return Empty()
+                return self._commit(request)
             case OffsetFetch():
                 return self._coordinator.fetch(request)
             case ReplicaState(topic_id, partition, leader_epoch):
@@ -71,6 +73,11 @@ class BrokerService:
                 return self._transactions.answer(request)
             case _:
                 return self._pass_on(request)
+
+    def _commit(self, request: OffsetCommit | TransactionalOffsetCommit) -> Message:
+        answer = AwaitedAnswer()
+        self._coordinator.commit(request, SYSTEM_CLOCK.boottime_ms() + COMMIT_TIMEOUT_MS, answer)
+        return answer.wait(COMMIT_TIMEOUT_MS)
 
     def _metadata(self, topics: list[str] | None) -> Metadata:
         image = self._manager.image

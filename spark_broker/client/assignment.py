@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from spark_broker.client.cluster_view import ClusterView
 from spark_broker.core.divergence import Diverging, truncation_offset
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.errors import LogTruncationError, PolicyViolationError, SparkBrokerError
@@ -142,15 +141,14 @@ class PartitionState:
             self.truncation = error
         return error
 
-    def may_fetch(self, view: ClusterView, now_s: float) -> bool:
-        """Whether a fetch makes sense now, buffers aside."""
+    def may_fetch(self, leader_epoch: int, now_s: float) -> bool:
+        """Whether a fetch from the leader of this epoch, the newest that is known, makes sense now, buffers aside."""
         if not self.has_position or self.paused or self.error is not None:
             return False
-        state = view.partition(self.tp.topic, self.tp.partition)
         # KAFKA-20507: a position of an epoch that metadata has not reached is not judged by an older leader.
-        if state is None or state.leader_epoch < self.last_epoch:
+        if leader_epoch < self.last_epoch:
             return False
-        return now_s >= self.retry_at_s or state.leader_epoch > self.failed_epoch
+        return now_s >= self.retry_at_s or leader_epoch > self.failed_epoch
 
 
 class Assignment:

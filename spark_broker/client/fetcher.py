@@ -145,7 +145,9 @@ class LeaderFetcher:
         columns: list[str] | None = None
         for state in sorted(self._assignment.partitions.values(), key=lambda one: one.served):
             leader, topic = view.leader(state.tp.topic, state.tp.partition), view.topic(state.tp.topic)
-            if leader is None or topic is None or leader[0].id != self.broker_id or not state.may_fetch(view, now_s):
+            if leader is None or topic is None or leader[0].id != self.broker_id:
+                continue
+            if not state.may_fetch(leader[1].leader_epoch, now_s):
                 continue
             if state.buffered_bytes and (room <= 0 or state.buffered_bytes >= self._config.max_partition_fetch_bytes):
                 left_out = left_out or state.fetch_offset < state.high_watermark

@@ -12,6 +12,8 @@ from spark_broker.errors import CorruptMessageError
 from spark_broker.protocol.messages import CommittedOffset
 from spark_broker.protocol.wire import UNDECODABLE
 
+NO_SNAPSHOT = -1
+
 
 class OffsetKey(msgspec.Struct, frozen=True, array_like=True):
     """The key of a record in `__consumer_offsets`: what is committed for which group."""
@@ -22,11 +24,16 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OffsetValue(msgspec.Struct, frozen=True, array_like=True):
-    """The value: the next offset to read, the leader epoch of the last record read, and a note."""
+    """The value: the next offset to read, the leader epoch of the last record read, and a note.
+
+    `as_of`: in a snapshot, the offset of `__consumer_offsets` below which everything is taken into account. Commits go
+    on while a snapshot is written, so one may lie before it in the log and yet be newer.
+    """
 
     offset: int
     leader_epoch: int
     metadata: str
+    as_of: int = NO_SNAPSHOT
 
 
 class OffsetRecord(NamedTuple):
@@ -44,8 +51,18 @@ _value_decoder = msgspec.msgpack.Decoder(OffsetValue)
 def offset_record(group_id: str, committed: CommittedOffset) -> OffsetRecord:
     """The record that commits this offset."""
     key = OffsetKey(group_id, committed.topic, committed.partition)
-    value = OffsetValue(committed.offset, committed.leader_epoch, committed.metadata)
+    return _record(key, OffsetValue(committed.offset, committed.leader_epoch, committed.metadata))
+
+
+def _record(key: OffsetKey, value: OffsetValue) -> OffsetRecord:
     return OffsetRecord(_encoder.encode(key), _encoder.encode(value))
+
+
+class _Known(NamedTuple):
+    """What is committed, by everything in the log below `known_to`."""
+
+    value: OffsetValue
+    known_to: int
 
 
 @dataclass(slots=True)
@@ -63,22 +80,35 @@ class GroupOffsets:
     """
 
     def __init__(self) -> None:
-        self._offsets: dict[OffsetKey, OffsetValue] = {}
+        self._offsets: dict[OffsetKey, _Known] = {}
         self._undecided: dict[int, _Undecided] = {}  # by producer id
 
-    def replay(self, records: Iterable[OffsetRecord]) -> None:
-        """Take records in the order of the log. Raises CorruptMessageError."""
-        self._offsets.update(_decoded(records))
+    def replay(self, records: Iterable[OffsetRecord], end_offset: int) -> bool:
+        """Take a batch that ends there (exclusive), in the order of the log; whether it is part of a snapshot.
+
+        Raises CorruptMessageError.
+        """
+        commits = _decoded(records)
+        self._take(commits, end_offset)
+        return any(value.as_of != NO_SNAPSHOT for _, value in commits)
 
     def replay_undecided(self, producer_id: int, base_offset: int, records: Iterable[OffsetRecord]) -> None:
         """A batch of a producer's transaction, at this offset: kept aside. Raises CorruptMessageError."""
         self._undecided.setdefault(producer_id, _Undecided(base_offset)).commits += _decoded(records)
 
-    def replay_marker(self, producer_id: int, *, committed: bool) -> None:
-        """The end of the producer's transaction, if it has one here."""
+    def replay_marker(self, producer_id: int, end_offset: int, *, committed: bool) -> None:
+        """The end of the producer's transaction, if it has one here; the marker's own batch ends at `end_offset`."""
         undecided = self._undecided.pop(producer_id, None)
         if undecided is not None and committed:
-            self._offsets.update(undecided.commits)
+            self._take(undecided.commits, end_offset)
+
+    def _take(self, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
+        """What a snapshot says counts only where nothing newer is known."""
+        for key, value in commits:
+            known_to = end_offset if value.as_of == NO_SNAPSHOT else value.as_of
+            current = self._offsets.get(key)
+            if current is None or current.known_to <= known_to:
+                self._offsets[key] = _Known(value, known_to)
 
     @property
     def first_undecided(self) -> int | None:
@@ -92,14 +122,22 @@ class GroupOffsets:
         else:
             keys = [OffsetKey(group_id, topic, partition) for topic, partition in partitions]
         return [
-            CommittedOffset(key.topic, key.partition, value.offset, value.leader_epoch, value.metadata)
+            CommittedOffset(
+                key.topic, key.partition, known.value.offset, known.value.leader_epoch, known.value.metadata
+            )
             for key in keys
-            if (value := self._offsets.get(key)) is not None
+            if (known := self._offsets.get(key)) is not None
         ]
 
-    def snapshot(self) -> list[OffsetRecord]:
-        """Every live offset, as records that rebuild this state together with what is undecided."""
-        return [OffsetRecord(_encoder.encode(key), _encoder.encode(value)) for key, value in self._offsets.items()]
+    def snapshot(self, as_of: int) -> list[OffsetRecord]:
+        """Every live offset, as records that rebuild this state together with what is undecided.
+
+        `as_of`: how far the log was replayed (exclusive).
+        """
+        return [
+            _record(key, OffsetValue(value.offset, value.leader_epoch, value.metadata, as_of))
+            for key, (value, _) in self._offsets.items()
+        ]
 
     def __len__(self) -> int:
         return len(self._offsets)

@@ -141,7 +141,7 @@ def _offsets_bytes(rng: random.Random) -> bytes:
 def _judge_offsets(data: bytes) -> None:
     end = 4 + int.from_bytes(data[:4], "little")
     offsets = GroupOffsets()
-    offsets.replay([OffsetRecord(data[4:end], data[end:])])
+    offsets.replay([OffsetRecord(data[4:end], data[end:])], 1)
     _promise(len(offsets) == 1, "a record that was taken is there")
 
 

@@ -43,7 +43,7 @@ def test_a_text_that_is_not_utf8_is_a_typed_error() -> None:
 @pytest.mark.parametrize("key", [b"\x93" + NOT_UTF8 + b"\xa0\x00", b"\x91" * 5000])
 def test_a_key_of_committed_offsets_that_does_not_decode_is_a_typed_error(key: bytes) -> None:
     with pytest.raises(CorruptMessageError):
-        GroupOffsets().replay([OffsetRecord(key, msgspec.msgpack.encode([0, 0, ""]))])
+        GroupOffsets().replay([OffsetRecord(key, msgspec.msgpack.encode([0, 0, ""]))], 1)
 
 
 @pytest.mark.parametrize("timestamp_ms", [-(2**63), -3, 2**63 // 1000 + 1, 2**63 - 1, 2**64 - 1])

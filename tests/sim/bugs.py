@@ -1,9 +1,10 @@
 """Known bugs, put back into production code: each is a patch that the simulator has to find (KNOWN_BUGS.md).
 
-Three that `tests/unit/core` looks after have no face here. An epoch that was left past the log end in the file (3) is
-dropped by `ReplicaLog` when it opens, whatever the replica forgot to save. A follower that judges sequence numbers (21)
-agrees with its leader as long as both are of one version; the unit tests let a leader store what this one would not. A
-fetch of another epoch (7) that were counted would do no harm: it proves by (epoch, offset) what the follower has.
+Some have no face here, and `tests/unit/core` looks after them. An epoch that was left past the log end in the file (3)
+is dropped by `ReplicaLog` when it opens, whatever the replica forgot to save. A follower that judges sequence numbers
+(21) agrees with its leader as long as both are of one version; the unit tests let a leader store what this one would
+not. A fetch of another epoch (7) that were counted would do no harm: it proves by (epoch, offset) what the follower
+has.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.controller import isr, registration
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.registration import Registration, RegistrationRules
@@ -28,32 +30,39 @@ from spark_broker.core.progress import FollowerProgress
 from spark_broker.core.replica import Replica, Role
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import DuplicateSequenceNumberError, IneligibleReplicaError
-from spark_broker.protocol.messages import RegisterBroker
+from spark_broker.protocol.messages import IsrMember, RegisterBroker
 from spark_broker.storage.segment import Segment
+from tests.sim.kinds import is_any
 
 Patch = pytest.MonkeyPatch
 
 
 @dataclass(frozen=True, slots=True)
 class Bug:
-    """One entry (or a face of one). `quick`: found within a few hundred schedules, so it is part of `make test`."""
+    """One entry (or a face of one). `quick`: found within a few hundred schedules, so it is part of `make test`.
+
+    `shows`: whether a seed's schedule can show it.
+    """
 
     number: str
     name: str
     what: str
     put_in: Callable[[Patch], None]
     quick: bool
+    shows: Callable[[int], bool]
 
 
 BUGS: dict[str, Bug] = {}
 
 
-def bug(number: str, *, quick: bool = True) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+def bug(
+    number: str, *, quick: bool = True, shows: Callable[[int], bool] = is_any
+) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
     """Registers a patch under its function's name."""
 
     def register(put_in: Callable[[Patch], None]) -> Callable[[Patch], None]:
         name = put_in.__name__
-        BUGS[name] = Bug(number, name, (put_in.__doc__ or "").strip(), put_in, quick)
+        BUGS[name] = Bug(number, name, (put_in.__doc__ or "").strip(), put_in, quick, shows)
         return put_in
 
     return register
@@ -142,6 +151,19 @@ def lead_without_recording_the_epoch(patch: Patch) -> None:
 
 
 # ---- fencing ---------------------------------------------------------------------------------------------------------
+
+
+@bug("7")
+def let_fenced_replicas_join(patch: Patch) -> None:
+    """KAFKA-6880: a fenced replica comes back into the ISR by what it fetches, unfenced or not."""
+
+    def buggy(image: MetadataImage, member: IsrMember) -> None:
+        broker = image.brokers.get(member.broker_id)
+        if broker is None or broker.epoch != member.broker_epoch:
+            raise IneligibleReplicaError(f"broker {member.broker_id} is another one")
+
+    patch.setattr(isr, "_check_joins", buggy)
+    patch.setattr(ReplicaManager, "live_broker_epochs", ReplicaManager.broker_epochs)
 
 
 @bug("8")
@@ -262,7 +284,7 @@ def show_a_new_leaders_high_watermark_at_once(patch: Patch) -> None:
     patch.setattr(Replica, "latest_offset", lambda self, _, **__: self.high_watermark)
 
 
-@bug("15")
+@bug("15", quick=False)
 def move_the_log_start_alone(patch: Patch) -> None:
     """KAFKA-9491: nothing lifts the high watermark to the log start, neither when that moves nor at the next start."""
     init = Replica.__init__
@@ -346,6 +368,12 @@ def forget_offsets_of_retries(patch: Patch) -> None:
         return stored
 
     patch.setattr(ProducerStates, "check", buggy)
+
+
+@bug("25")
+def stamp_batches_with_their_own_time(patch: Patch) -> None:
+    """Where clocks differ, the times of batches fall, and a lookup by time that halves the log misses records."""
+    patch.setattr(ReplicaLog, "max_timestamp_us", property(lambda self: -1))
 
 
 # ---- storage ---------------------------------------------------------------------------------------------------------

@@ -6,8 +6,8 @@ overtake the report, and 10,000 schedules have none that does. `tests/unit/contr
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import pytest
 
@@ -19,17 +19,12 @@ from spark_broker.controller.records import MetadataRecord
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.frame import BatchHeader, Frame
 from spark_broker.storage import segment
-from spark_broker.testing.simulation.bit_flips import SHARE
-from tests.sim.bugs import BUGS, bug
+from tests.sim import bugs
+from tests.sim.kinds import has_bit_flips
 
 Patch = pytest.MonkeyPatch
 
-_OTHERS = frozenset(BUGS)
-
-
-def has_bit_flips(seed: int) -> bool:
-    """Whether a seed's schedule has any."""
-    return random.Random(f"{seed}/bit flips draw").random() < SHARE
+bug = partial(bugs.bug, shows=has_bit_flips)
 
 
 @bug("28")
@@ -83,7 +78,3 @@ def keep_damage_in_sync(patch: Patch) -> None:
 def begin_anew_before_the_controller_has_heard(patch: Patch) -> None:
     """An empty replica comes in the place of the damaged one while that still counts, and may be elected."""
     patch.setattr(DamagedReplicas, "is_unheard", lambda self, key: False)
-
-
-DAMAGE = frozenset(BUGS) - _OTHERS
-"""What only schedules with bit flips can show."""

@@ -44,4 +44,10 @@ REGRESSIONS = [
         found="a deposed controller with nothing to write kept a broker's session from the one that took over",
         mended="driver/metadata_log.py, driver/controller_loop.py",
     ),
+    Regression(
+        seed=5117,
+        events=500,
+        found="a follower ignored an answer, and was not told that high watermark again until it moved",
+        mended="broker/fetch_session.py",
+    ),
 ]

@@ -8,11 +8,12 @@ import sys
 import pytest
 
 from spark_broker.testing.simulation.schedule import run_schedule
-from spark_broker.testing.simulation.transaction_draw import TransactionDraw
+from tests.sim import damage_bugs, group_bugs, transaction_bugs, unclean_bugs
 from tests.sim.bugs import BUGS
-from tests.sim.damage_bugs import DAMAGE, has_bit_flips
-from tests.sim.transaction_bugs import TRANSACTIONAL
 from tests.support.sensitivity import TRIES_MAX, main
+
+FILES = (damage_bugs, group_bugs, transaction_bugs, unclean_bugs)
+"""Imported, they register their bugs."""
 
 
 def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str, object]:
@@ -22,9 +23,7 @@ def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str
     with pytest.MonkeyPatch.context() as patch:
         bug.put_in(patch)
         for seed in range(first_seed, first_seed + schedules):
-            if name in TRANSACTIONAL and TransactionDraw.draw(seed) is None:
-                continue
-            if name in DAMAGE and not has_bit_flips(seed):
+            if not bug.shows(seed):
                 continue
             violation = run_schedule(seed)[0].violation
             if violation is not None:

@@ -8,7 +8,7 @@ from collections import Counter
 from spark_broker.testing.simulation.bit_flips import with_bit_flips
 from spark_broker.testing.simulation.schedule import run_schedule
 from spark_broker.testing.simulation.swarm import Swarm
-from tests.sim.damage_bugs import has_bit_flips
+from tests.sim.kinds import has_bit_flips
 
 SEEDS = [seed for seed in range(600, 900) if has_bit_flips(seed)][:20]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -31,11 +32,12 @@ from spark_broker.core.transaction_records import NO_VERSION, Ending, Initialize
 from spark_broker.core.transaction_state import MarkerTarget, State, Transactions
 from spark_broker.protocol.messages import InitTransactions, MarkersWritten, ProducerIdentity
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
-from tests.sim.bugs import BUGS, bug
+from tests.sim import bugs
+from tests.sim.kinds import has_transactions
 
 Patch = pytest.MonkeyPatch
 
-_OTHERS = frozenset(BUGS)
+bug = partial(bugs.bug, shows=has_transactions)
 
 # ---- the partition ---------------------------------------------------------------------------------------------------
 
@@ -277,7 +279,3 @@ def end_a_transaction_before_its_markers(patch: Patch) -> None:
         return [*effects, *self._end(transactional_id)]
 
     patch.setattr(TransactionShard, "_mark", buggy)
-
-
-TRANSACTIONAL = frozenset(BUGS) - _OTHERS
-"""Found only in schedules with transactions."""

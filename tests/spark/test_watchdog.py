@@ -9,7 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from spark_broker.broker.watchdog import Watchdog, lineage, parent_of
+from spark_broker.broker.watchdog import Watchdog
 from tests.support.waiting import eventually
 
 GRANDCHILD = textwrap.dedent(
@@ -28,6 +28,14 @@ CHILD = textwrap.dedent(
     grandchild.stdout.readline()
     print(grandchild.pid, flush=True)
     grandchild.wait()
+    """
+)
+PARENT = textwrap.dedent(
+    """
+    import os, subprocess, sys
+    print(os.getpid(), flush=True)
+    child = "from spark_broker.broker.watchdog import lineage; print(*lineage(2))"
+    subprocess.run([sys.executable, "-c", child], check=True)
     """
 )
 
@@ -49,7 +57,9 @@ def _is_gone(pid: int) -> bool:
 
 
 def test_lineage_is_parent_then_grandparent() -> None:
-    assert lineage(2) == (os.getppid(), parent_of(os.getppid()))
+    shown = subprocess.run([sys.executable, "-c", PARENT], capture_output=True, text=True, check=True, timeout=60)
+    parent, *chain = map(int, shown.stdout.split())
+    assert chain == [parent, os.getpid()]
 
 
 def test_the_watchdog_ends_a_process_whose_parent_was_killed() -> None:
@@ -59,10 +69,9 @@ def test_the_watchdog_ends_a_process_whose_parent_was_killed() -> None:
 
 
 def test_the_watchdog_notices_when_only_the_grandparent_is_gone() -> None:
-    here = lineage(2)
     orphaned: list[bool] = []
     # As if another process had been the grandparent when the broker started.
-    Watchdog(2, lambda: orphaned.append(True), interval_s=0.01, expected=(here[0], here[1] + 1)).start()
+    Watchdog(2, lambda: orphaned.append(True), interval_s=0.01, expected=(os.getppid(), -1)).start()
 
     eventually(lambda: orphaned == [True], 20, "the watchdog's call")
 

@@ -13,27 +13,22 @@ from tests.support.sensitivity import TRIES_MAX, Hunts, hunting_for_selected
 
 QUICK_TRIES_MAX = 600
 HUNTS = list(dict.fromkeys(bug.hunt for bug in BUGS.values()))
+QUICK = [(name, QUICK_TRIES_MAX) for name, bug in BUGS.items() if bug.quick]
+SLOW = [pytest.param(name, TRIES_MAX, marks=pytest.mark.full) for name, bug in BUGS.items() if not bug.quick]
 
 pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
-    """The long hunts, on all cores."""
+    """All of them, on all cores."""
     yield from hunting_for_selected(request, find)
 
 
-@pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if bug.quick])
-def test_the_torture_finds_the_bug_quickly(name: str) -> None:
-    found = find(name, QUICK_TRIES_MAX)
-    assert found["after"], f"{QUICK_TRIES_MAX} cases did not find {name}"
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("name", [name for name, bug in BUGS.items() if not bug.quick])
-def test_the_torture_finds_the_bug(name: str, hunts: Hunts) -> None:
+@pytest.mark.parametrize(("name", "tries"), [*QUICK, *SLOW])
+def test_the_torture_finds_the_bug(name: str, tries: int, hunts: Hunts) -> None:
     found = hunts[name].result()
-    assert found["after"], f"{TRIES_MAX} cases did not find {name}"
+    assert found["after"], f"{tries} cases did not find {name}"
 
 
 @pytest.mark.parametrize("hunt", HUNTS)

@@ -1,4 +1,4 @@
-"""Sensitivity tables, on all cores: every bug is hunted in a process of its own."""
+"""Sensitivity tables, on all cores: several bugs are hunted at a time."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -23,25 +24,27 @@ Hunts = Mapping[str, Future[dict[str, object]]]
 
 
 @contextmanager
-def hunting(find: Find, bugs: Sequence[str], tries: int, processes: int | None = None) -> Iterator[Hunts]:
-    """Hunt for these bugs, as many at a time as there are cores; what was not begun when this ends is left."""
+def hunting(find: Find, tries: Mapping[str, int], processes: int | None = None) -> Iterator[Hunts]:
+    """Hunt for these bugs, each with so many tries, as many at a time as there are cores.
+
+    What was not begun when this ends is left.
+    """
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=context, max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
         try:
-            yield {bug: pool.submit(find, bug, tries) for bug in bugs}
+            yield {bug: pool.submit(find, bug, most) for bug, most in tries.items()}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
 def hunting_for_selected(request: pytest.FixtureRequest, find: Find) -> Iterator[Hunts]:
-    """Body of a module's fixture `hunts`: hunts for the bug (parameter `name`) of every selected test that uses it."""
-    using = (item for item in request.session.items if isinstance(item, pytest.Function))
-    names = [
-        str(item.callspec.params["name"])
-        for item in using
-        if item.module is request.module and "hunts" in item.fixturenames
-    ]
-    with hunting(find, names, TRIES_MAX) as hunts:
+    """Body of a module's fixture `hunts`: hunts for the bug of every selected test of this module that uses it.
+
+    Such a test has two parameters: the bug's `name`, and with how many `tries` it has to be found.
+    """
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    using = [test.callspec.params for test in tests if test.module is request.module and "hunts" in test.fixturenames]
+    with hunting(find, {str(params["name"]): cast("int", params["tries"]) for params in using}) as hunts:
         yield hunts
 
 
@@ -54,7 +57,7 @@ def main(find: Find, bugs: Sequence[str], description: str, arguments: Sequence[
     parser.add_argument("--processes", type=int, default=None)
     options = parser.parse_args(arguments)
     table = []
-    with hunting(find, options.bugs, options.tries, options.processes) as hunts:
+    with hunting(find, dict.fromkeys(options.bugs, options.tries), options.processes) as hunts:
         for hunt in hunts.values():
             found = hunt.result()
             table.append(found)

@@ -169,3 +169,45 @@ def test_a_reader_of_what_an_unclean_election_lost_must_be_told() -> None:
     assert kinds(*before, *told, runs=runs) == set()
     assert kinds(*before, runs=runs) == set()
     assert kinds(*before, Polled("r", P0, 4, (b"z",)), runs=runs) == {Kind.CHANGED}
+
+
+def test_a_reader_that_is_told_of_a_cut_goes_on_where_it_is() -> None:
+    more = (Invoked(2, "w", P0, (b"y", b"z")), Acknowledged(2, 3))
+    runs = (Run(P0, 0, (b"a", b"b", b"x", b"y", b"z")),)
+    before = (polled(0, 4), UncleanElection(P0), *REWRITTEN, *more, Truncated("r", P0, 2))
+
+    assert kinds(*before, Polled("r", P0, 4, (b"z",)), runs=runs) == {Kind.SKIPPED}
+    assert kinds(*before, Positioned("r", P0, 4), Polled("r", P0, 4, (b"z",)), runs=runs) == set()
+
+
+def test_a_group_that_comes_back_must_be_told_what_its_last_member_had_read() -> None:
+    more = (Invoked(2, "w", P0, (b"y", b"z")), Acknowledged(2, 3))
+    runs = (Run(P0, 0, (b"a", b"b", b"x", b"y", b"z")),)
+    first = (ReaderOpened("r", group="g"), Positioned("r", P0, 0), polled(0, 4), OffsetsCommitted("g", P0, 4))
+    before = (*first, UncleanElection(P0), *REWRITTEN, *more, ReaderOpened("r2", group="g"), Positioned("r2", P0, 4))
+
+    told = (Truncated("r2", P0, 2), Polled("r2", P0, 2, (b"x", b"y", b"z")))
+    assert kinds(*before, *told, OffsetsFetched("g", P0, 2), runs=runs) == set()
+    assert kinds(*before, Polled("r2", P0, 4, (b"z",)), runs=runs) == {Kind.CHANGED}
+
+
+def test_a_group_that_comes_back_may_not_learn_how_far_down_the_log_was_cut() -> None:
+    """It knows the epoch of the last record alone: the log parts from `b` on, and it is told of what follows `c`."""
+    more = (Invoked(2, "w", P0, (b"y", b"z")), Acknowledged(2, 3))
+    runs = (Run(P0, 0, (b"a", b"x", b"y", b"z")),)
+    first = (ReaderOpened("r", group="g"), Positioned("r", P0, 0), polled(0, 4), OffsetsCommitted("g", P0, 4))
+    rewritten = (UncleanElection(P0), Invoked(1, "w", P0, (b"x",)), Acknowledged(1, 1), *more[:1], Acknowledged(2, 2))
+    second = (ReaderOpened("r2", group="g"), Positioned("r2", P0, 4), Truncated("r2", P0, 3))
+    before = (*first, *rewritten, *second, Polled("r2", P0, 3, (b"z",)))
+    assert kinds(*before, runs=runs) == set()
+    # What it has read itself, it remembers.
+    later = (Invoked(3, "w", P0, (b"v",)), Acknowledged(3, 3), Truncated("r2", P0, 4), Polled("r2", P0, 4, (b"u",)))
+    more_runs = (Run(P0, 0, (b"a", b"x", b"y", b"v", b"u")),)
+    assert Kind.CHANGED in kinds(*before, *later, Invoked(4, "w", P0, (b"u",)), Acknowledged(4, 4), runs=more_runs)
+
+
+def test_a_group_need_not_be_told_of_what_it_had_not_committed() -> None:
+    runs = (Run(P0, 0, (b"a", b"b", b"x")),)
+    first = (ReaderOpened("r", group="g"), Positioned("r", P0, 0), polled(0, 4), OffsetsCommitted("g", P0, 2))
+    second = (ReaderOpened("r2", group="g"), Positioned("r2", P0, 2), Polled("r2", P0, 2, (b"x",)))
+    assert kinds(*first, UncleanElection(P0), *REWRITTEN, *second, runs=runs) == set()

@@ -123,7 +123,8 @@ class ReplicaPartition(Message, frozen=True):
 
 class ReplicaFetchRequest(Message, frozen=True):
     """A follower's pull. The stream is the fetch session: `partitions` are those that are new or changed since the last
-    request on it, `forgotten` those that it no longer follows."""
+    request on it, `forgotten` those that it no longer follows. One that is in both begins anew: nothing counts
+    of what the session told of it."""
 
     correlation_id: int
     broker_id: BrokerId

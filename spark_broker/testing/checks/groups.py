@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.facts import Facts, Outcome
 from spark_broker.testing.checks.violations import Kind, Violation
-from spark_broker.testing.history import Isolation, OffsetsCommitted, OffsetsFetched, Polled, Positioned
+from spark_broker.testing.history import Isolation, OffsetsCommitted, OffsetsFetched, Polled, Positioned, Truncated
 
 Key = tuple[str, TopicPartition]
 
@@ -33,6 +33,8 @@ def check_groups(facts: Facts) -> Iterator[Violation]:
         match event:
             case Positioned() | Polled() if event.reader in facts.readers and facts.readers[event.reader].group:
                 _follow(facts, groups, event)
+            case Truncated() if event.reader in facts.readers and facts.readers[event.reader].group:
+                _cut(groups.get((facts.readers[event.reader].group, event.partition)), event.offset)
             case OffsetsCommitted():
                 progress = groups.setdefault((event.group, event.partition), _Progress(Isolation.READ_COMMITTED, 0))
                 yield from _check_commit(facts, progress, event)
@@ -56,6 +58,14 @@ def _follow(facts: Facts, groups: dict[Key, _Progress], event: Positioned | Poll
         groups[key] = _Progress(opened.isolation, begins)
     if isinstance(event, Polled):
         groups[key].handed_out.append((event.base_offset, event.base_offset + len(event.values)))
+
+
+def _cut(progress: _Progress | None, offset: int) -> None:
+    """A member was told that the log was cut there (KIP-320): what the group read and committed past it is undone."""
+    if progress is not None:
+        progress.checked = min(progress.checked, offset)
+        progress.committed = min(progress.committed, offset)
+        progress.handed_out = [(begin, min(end, offset)) for begin, end in progress.handed_out if begin < offset]
 
 
 def _check_commit(facts: Facts, progress: _Progress, event: OffsetsCommitted) -> Iterator[Violation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.facts import Facts, table_of
@@ -121,25 +121,65 @@ def _check_snapshot(facts: Facts, snapshot: Snapshot, bounds: Mapping[TopicParti
 
 
 def check_noticed(facts: Facts) -> Iterator[Violation]:
-    """KIP-320: where an election was unclean, a reader does not read on after records that are gone, untold."""
-    kept: dict[Key, list[Run]] = {}
+    """KIP-320: where an election was unclean, nobody reads on after records that are gone, untold, or skips others.
+
+    A group's members are one reader: each knows of what was read before the offset at which it was positioned, but no
+    more than the epoch of the last record. It learns that the log was cut, not always how far down: of what members
+    before it had read, nothing is judged then.
+    """
+    kept: dict[Key, list[tuple[str, Run]]] = {}
     if not facts.unclean:
         return
     for event in facts.events:
-        if isinstance(event, Truncated):
-            runs = kept.get((event.reader, event.partition), [])
-            kept[event.reader, event.partition] = [_below(run, event.offset) for run in runs]
-        elif isinstance(event, Polled) and event.partition in facts.unclean:
-            run = Run(event.partition, event.base_offset, event.values)
-            kept.setdefault((event.reader, event.partition), []).append(run)
-    for (reader, partition), runs in kept.items():
-        rows = facts.final_rows(partition)
-        for run in runs[:-1]:  # After the last one it has read nothing: it may be told yet.
-            for offset, value in enumerate(run.values, run.base_offset):
-                if rows.get(offset) != value:
-                    detail = f"{reader} read {value!r}, was not told of a cut, and read on"
-                    yield Violation(Kind.CHANGED, partition, offset, detail)
-                    break
+        if not isinstance(event, Polled | Positioned | Truncated) or event.partition not in facts.unclean:
+            continue
+        group = _group(facts, event.reader)
+        runs = kept.setdefault((group or event.reader, event.partition), [])
+        if isinstance(event, Polled):
+            runs.append((event.reader, Run(event.partition, event.base_offset, event.values)))
+        elif isinstance(event, Truncated):
+            runs[:] = [(who, _below(run, event.offset)) for who, run in runs if who == event.reader]
+        elif group:
+            runs[:] = [(who, _below(run, event.offset or 0)) for who, run in runs]
+        else:
+            runs.clear()  # It seeks: what it has read counts no more.
+    for (reader, partition), found in kept.items():
+        runs_of_all = [run for _, run in found]
+        # After the last one it has read nothing: it may be told yet.
+        yield from _gone(facts, reader, runs_of_all[:-1])
+        yield from _passed_over(facts, reader, partition, runs_of_all)
+
+
+def _gone(facts: Facts, reader: str, runs: Iterable[Run]) -> Iterator[Violation]:
+    for run in runs:
+        rows = facts.final_rows(run.partition)
+        for offset, value in enumerate(run.values, run.base_offset):
+            if rows.get(offset) != value:
+                detail = f"{reader} read {value!r}, was not told of a cut, and read on"
+                yield Violation(Kind.CHANGED, run.partition, offset, detail)
+                break
+
+
+def _passed_over(facts: Facts, reader: str, partition: TopicPartition, runs: Sequence[Run]) -> Iterator[Violation]:
+    """What lies between the first and the last that it was handed, and it was not."""
+    if not runs:
+        return
+    handed_out = {offset for run in runs for offset in range(run.base_offset, run.next_offset)}
+    opened = facts.readers.get(reader)
+    isolation = Isolation.READ_COMMITTED if opened is None else opened.isolation
+    first, last = min(run.base_offset for run in runs), runs[-1].base_offset
+    visible = facts.visible(isolation, partition)
+    between = visible[bisect_left(visible, first) : bisect_left(visible, last)]
+    passed = [offset for offset in between if offset not in handed_out]
+    if passed:
+        detail = f"{reader} was not handed {len(passed)} records from {passed[0]} on, and read on"
+        yield Violation(Kind.SKIPPED, partition, passed[0], detail)
+
+
+def _group(facts: Facts, reader: str) -> str:
+    """Empty for a reader of its own."""
+    opened = facts.readers.get(reader)
+    return opened.group if opened is not None else ""
 
 
 def _below(run: Run, offset: int) -> Run:

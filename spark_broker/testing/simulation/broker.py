@@ -34,6 +34,8 @@ from spark_broker.protocol.messages import (
     GetMetadata,
     InitProducerId,
     MetadataUpdate,
+    OffsetCommit,
+    OffsetFetch,
     ProducerIdBlock,
     ProducerIdentity,
     RegisterBroker,
@@ -45,6 +47,7 @@ from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.coordination import Coordination
+from spark_broker.testing.simulation.group_coordination import GroupCoordination
 from spark_broker.testing.simulation.machine import Machine
 from spark_broker.testing.simulation.network import End, NetworkNode, Reply
 from spark_broker.testing.simulation.replication import SimFetcher, serve_follower
@@ -93,7 +96,9 @@ class BrokerProcess(NetworkNode):
         self._beat = Timer(world.scheduler, self, "heartbeat", self._send_heartbeat)
         self._proposals = ProposalQueue()
         self._proposing = False
-        self._maintenance = Maintenance(self.manager, world.settings.cluster, self._on_bug)
+        self.groups = GroupCoordination(self)
+        write_snapshots = self.groups.coordinator.write_snapshots
+        self._maintenance = Maintenance(self.manager, world.settings.cluster, self._on_bug, write_snapshots)
         self._producer_ids = (0, 0)
         self.coordination = Coordination(self, world.transactional) if world.transactional is not None else None
 
@@ -283,6 +288,8 @@ class BrokerProcess(NetworkNode):
                 reply(image if image.cluster_id else NotControllerError("nothing is known yet"))
             case InitProducerId():
                 self._take_producer_id(reply)
+            case OffsetCommit() | OffsetFetch():
+                self.groups.answer(request, reply)
             case _ if self.coordination is not None and self.coordination.serves(request):  # type: ignore[arg-type]
                 self.coordination.answer(request, reply)  # type: ignore[arg-type]
             case _:

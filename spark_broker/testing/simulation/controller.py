@@ -34,6 +34,7 @@ from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import MetadataStoreError, SparkBrokerError, StaleControllerEpochError
 from spark_broker.protocol.messages import (
     CreateTopic,
+    EnsureOffsetsTopic,
     EnsureTransactionsTopic,
     Heartbeat,
     RegisterBroker,
@@ -235,7 +236,7 @@ class ControllerProcess(NetworkNode):
         new_topic = None
         if isinstance(request, CreateTopic):
             new_topic = NewTopicValues(self._world.new_topic_id(), SCHEMA_BYTES)
-        elif isinstance(request, EnsureTransactionsTopic):
+        elif isinstance(request, EnsureTransactionsTopic | EnsureOffsetsTopic):
             new_topic = NewTopicValues(self._world.new_topic_id(internal=True), stored_schema(b"", {}))
         self._ask(lambda call_id: CallReceived(call_id, request, new_topic), reply)  # type: ignore[arg-type]
 

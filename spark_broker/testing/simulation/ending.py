@@ -31,6 +31,8 @@ def end(world: World) -> None:
         producer.stopped = True
     if world.transactional is not None:
         world.transactional.stop()
+    if world.groups is not None:
+        world.groups.stop()
     deadline_us = world.scheduler.now_us + QUIET_MS * 1000
     missing = _missing(world)
     while missing:
@@ -68,9 +70,10 @@ def _missing(world: World) -> str:
         if len(marks) > 1 or any(end_offset != mark for end_offset, mark in marks):
             return f"{name}: log ends and high watermarks {sorted(marks)}"
         for consumer in world.consumers if not topic.internal else ():
-            if consumer.positions.get(key, -1) < next(iter(marks))[1]:
-                return f"{consumer} is at {consumer.positions.get(key, -1)} of {name}, which ends at {sorted(marks)}"
+            if consumer.position(key) != next(iter(marks))[1]:
+                return f"{consumer} is at {consumer.position(key)} of {name}, which ends at {sorted(marks)}"
     missing = world.transactional.missing() if world.transactional is not None else ""
+    missing = missing or (world.groups.missing() if world.groups is not None else "")
     return missing or world.bit_flips.missing()
 
 

@@ -308,6 +308,9 @@ class Faults:
     def _bit_flip(self) -> str:
         return self._world.bit_flips.strike(self._rng)
 
+    def _elect_uncleanly(self) -> str:
+        return self._world.unclean.strike(self._rng)
+
     def _disk_error(self) -> str:
         machine = self._any_running()
         if machine is None:
@@ -363,10 +366,15 @@ class Faults:
         self._pauses[machine.number] = self._rng.choice([50.0, 200.0, 800.0])
         return f"{machine} fetches only every {self._pauses[machine.number]:.0f} ms"
 
+    def pause_fetches(self, machine: Machine, pause_ms: float) -> None:
+        """From now on this machine's fetchers wait so long between two fetches; 0: as long as usual."""
+        self._pauses.pop(machine.number, None)
+        if pause_ms:
+            self._pauses[machine.number] = pause_ms
+
     def fetch_pause_ms(self, machine: Machine) -> float:
         """How long this machine's fetchers wait between two fetches."""
-        usual = 0.0 if self.over else self._world.swarm.fetch_pause_ms
-        return self._pauses.get(machine.number, usual)
+        return self._pauses.get(machine.number, 0.0 if self.over else self._world.swarm.fetch_pause_ms)
 
     def _lose_joining_follower(self) -> str:
         self._waits_for_joining = True
@@ -412,8 +420,8 @@ class Faults:
         return f"{topic}-{number} moves from {list(replicas)} to {target}"
 
     def _new_partitions(self) -> str:
-        image = self._world.invariants.image
-        small = [topic for topic in image.topics.values() if len(topic.partitions) < MAX_PARTITIONS]
+        known = self._world.invariants.image.topics.values()
+        small = [topic for topic in known if len(topic.partitions) < MAX_PARTITIONS]
         topics = [topic for topic in small if not topic.internal]
         if not topics:
             return ""

@@ -13,7 +13,7 @@ from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import DamagedLogError, OffsetNotAvailableError, SparkBrokerError
-from spark_broker.model import INTERNAL_PREFIX, NO_LEADER
+from spark_broker.model import INTERNAL_PREFIX, NO_LEADER, TopicPartition
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.start_kind import StartKind
@@ -110,7 +110,28 @@ class Invariants:
         for key in MetadataDelta(before, image).partitions_changed:
             state = image.partition(*key)
             if state is not None:
+                self._note_unclean(key, before.partition(*key), state)
                 self._check_partition(key, before.partition(*key), state)
+                self._check_joined(key, before, image)
+
+    def _note_unclean(self, key: Key, before: PartitionState | None, state: PartitionState) -> None:
+        """KNOWN_BUGS 16: where it was asked for, an election may lose records; elsewhere the winner has all of them."""
+        unclean = self._world.unclean
+        if unclean.allowed and before is not None and unclean.is_unclean(before, state):
+            unclean.elected(key, TopicPartition(self.image.topics[key[0]].name, key[1]))
+            self.committed.pop(key, None)
+            self._shown.pop(key, None)
+
+    def _check_joined(self, key: Key, before: MetadataImage, image: MetadataImage) -> None:
+        """KNOWN_BUGS 7: a fenced replica never rejoins the ISR by itself."""
+        was, state = before.partition(*key), image.partition(*key)
+        if was is None or state is None:
+            return
+        # One commit may hold an election and the end of the elected: it was eligible, and is fenced again.
+        elected = was.elr if state.leader_epoch > was.leader_epoch else ()
+        joined = set(state.isr) - {*was.isr, *elected, state.leader}
+        if not all(before.is_live(broker_id) or image.is_live(broker_id) for broker_id in joined):
+            raise ViolationError("who joins the ISR is live", f"{was} -> {state}", self._name(key))
 
     # ---- metadata ----------------------------------------------------------------------------------------------
 
@@ -200,38 +221,40 @@ class Invariants:
     # ---- replicas ----------------------------------------------------------------------------------------------
 
     def _check_replica(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow | None) -> None:
-        key, replica, machine = partition.key, partition.replica, process.machine
-        committed = self.committed.setdefault(key, CommittedLog(str(partition)))
-        if shadow is not None and shadow.state[3:6] != (
-            replica.log_start_offset,
-            replica.role,
-            replica.assignment.leader_epoch,
-        ):
-            self._note_role(process, replica, committed.name)
+        key, replica, name = partition.key, partition.replica, str(partition)
         opened = shadow is None or shadow.process != process.name
+        if shadow is None or opened or shadow.state[3:6] != _role(replica):
+            self._note_role(process, replica, name)
         if shadow is None or opened:
-            self._note_role(process, replica, committed.name)
-            shadow = self._opened(process, partition, shadow)
-            self.shadows[machine.number, key] = shadow
-        self._check_bounds(process, replica, committed.name)
+            shadow = self.shadows[process.machine.number, key] = self._opened(process, partition, shadow)
+        self._check_bounds(process, replica, name)
         self._follow_log(process, partition, shadow)
-        self._check_high_watermark(process, replica, shadow, committed.name)
+        if replica.role is Role.LEADER:
+            self._check_only_leader(process, key, replica, name)
+        if key in self._world.unclean.released:
+            return
+        self._check_high_watermark(process, replica, shadow, name)
         if opened and self._world.transactional is not None:
             self._world.transactional.rules.check_opened(process, partition, shadow.headers)
-        different = shadow.match(committed)
-        if replica.high_watermark > committed.end_offset:
-            if different is not None:
-                self._conflict(process, committed, different)
-            self._commit(process, partition, shadow, committed)
-        if different is not None and different.base_offset < replica.high_watermark:
-            self._conflict(process, committed, different)
+        self._check_committed(process, partition, shadow)
         if opened:
             self._check_still_member(process, partition)
         if self._world.transactional is not None:
             self._world.transactional.rules.check_replica(process, partition)
         if replica.role is Role.LEADER:
-            self._check_only_leader(process, key, replica, committed.name)
-            self._check_latest_offset(key, replica, committed.name)
+            self._check_latest_offset(key, replica, name)
+
+    def _check_committed(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
+        """What this replica takes for committed is what everybody does, or is committed now."""
+        high_watermark = partition.replica.high_watermark
+        committed = self.committed.setdefault(partition.key, CommittedLog(str(partition)))
+        different = shadow.match(committed)
+        if high_watermark > committed.end_offset:
+            if different is not None:
+                self._conflict(process, committed, different)
+            self._commit(process, partition, shadow, committed)
+        if different is not None and different.base_offset < high_watermark:
+            self._conflict(process, committed, different)
 
     def _note_role(self, process: BrokerProcess, replica: Replica, name: str) -> None:
         if self._world.trace.wants_notes:
@@ -432,6 +455,11 @@ class Invariants:
         """The replica was deleted or set aside: what comes in its place is another one."""
         self.shadows.pop((machine.number, key), None)
         self._unreadable.pop((machine.number, key), None)
+
+
+def _role(replica: Replica) -> tuple[object, ...]:
+    """As in a shadow's `state`."""
+    return replica.log_start_offset, replica.role, replica.assignment.leader_epoch
 
 
 def _described(state: PartitionState) -> str:

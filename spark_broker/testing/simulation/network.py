@@ -150,7 +150,7 @@ class End:
 class Call:
     """A request to a listener, and its answer; answered, failed or timed out once."""
 
-    __slots__ = ("_done", "_on_answer", "_on_error", "_timer", "caller", "server")
+    __slots__ = ("_done", "_on_answer", "_on_error", "_timer", "caller", "server", "taken_back")
 
     def __init__(
         self,
@@ -162,11 +162,17 @@ class Call:
     ) -> None:
         self.caller = caller
         self.server: NetworkNode | None = None
+        self.taken_back = False
         self._on_answer = on_answer
         self._on_error = on_error
         self._done = False
         self._timer = Timer(network.scheduler, caller, "call timed out", self._timed_out)
         self._timer.set(timeout_ms)
+
+    @property
+    def is_void(self) -> bool:
+        """Whether nobody is to serve it any more."""
+        return self.taken_back and (self._done or not self.caller.alive)
 
     def _timed_out(self) -> None:
         self.finish(RequestTimedOutError("the call was not answered in time"))
@@ -287,16 +293,22 @@ class Network:
         timeout_ms: float,
         on_answer: Callable[[object], None],
         on_error: Callable[[SparkBrokerError], None],
+        taken_back: bool = False,
     ) -> None:
-        """Ask; exactly one of `on_answer` and `on_error` is told."""
+        """Ask; exactly one of `on_answer` and `on_error` is told.
+
+        `taken_back`: once the caller has given the call up, or is gone, it is not served any more, as if it were lost.
+        Over one connection nothing overtakes; calls here have none, and an old one would come after newer ones.
+        """
         call = Call(self, caller, timeout_ms, on_answer, on_error)
         if self._lost(caller.host, host):
             return
         time_us = self.scheduler.now_us + self.delay_us(caller.host, host)
+        call.taken_back = taken_back
         self.scheduler.push_quiet(time_us, self._wire, lambda: self._serve(call, host, address, request))
 
     def _serve(self, call: Call, host: Host, address: Address, request: object) -> None:
-        if host in self.down:
+        if host in self.down or call.is_void:
             return
         server = self.listeners.get(address)
         if server is None or not server.alive:
@@ -313,7 +325,7 @@ class Network:
         server.calls[call] = None
         label = type(request).__name__
         if server.paused:
-            server.backlog.append((label, lambda: server.answer(request, reply)))
+            server.backlog.append((label, lambda: None if call.is_void else server.answer(request, reply)))
             return
         self.scheduler.count(server, label)
         server.answer(request, reply)

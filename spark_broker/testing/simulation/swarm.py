@@ -73,6 +73,7 @@ class Swarm:
     idempotent_open_max: int
     faults: Mapping[str, float]
     settings: ClusterSettings
+    topic_allows_unclean_election: bool = False
 
     @staticmethod
     def draw(rng: random.Random) -> Swarm:

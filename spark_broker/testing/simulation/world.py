@@ -27,6 +27,8 @@ from spark_broker.testing.simulation.consumer import SimConsumer
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, ControllerProcess
 from spark_broker.testing.simulation.faults import Faults
 from spark_broker.testing.simulation.filesystem import ProcessKilled
+from spark_broker.testing.simulation.group_draw import GroupDraw
+from spark_broker.testing.simulation.groups import Groups
 from spark_broker.testing.simulation.invariants import Invariants
 from spark_broker.testing.simulation.machine import Machine
 from spark_broker.testing.simulation.network import Network, NetworkNode
@@ -38,6 +40,7 @@ from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.trace import Kind, Trace
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from spark_broker.testing.simulation.transactional import Transactional
+from spark_broker.testing.simulation.unclean import UncleanElections, with_unclean_elections
 from spark_broker.testing.simulation.violation import ViolationError
 
 TOPIC = "t"
@@ -47,16 +50,23 @@ RETRY_MS = 200
 class World:
     """One schedule. The same seed gives the same world and the same story."""
 
-    def __init__(self, seed: int, *, keep_notes: bool = True, swarm: Swarm | None = None) -> None:
-        """`swarm`: instead of what the seed draws, for a scene that is set by hand."""
+    def __init__(
+        self, seed: int, *, keep_notes: bool = True, swarm: Swarm | None = None, groups: GroupDraw | None = None
+    ) -> None:
+        """`swarm` and `groups`: instead of what the seed draws, for a scene that is set by hand."""
         self.seed = seed
         draw = random.Random(f"{seed}/draw")
         self.swarm = swarm or Swarm.draw(draw)
         transactions = TransactionDraw.draw(seed) if swarm is None else None
         if transactions is not None:
             self.swarm = transactions.adapt(self.swarm)
+        groups = GroupDraw.draw(seed) if swarm is None else groups
+        if groups is not None:
+            self.swarm = groups.adapt(self.swarm)
         if swarm is None:
             self.swarm = with_bit_flips(seed, self.swarm)
+            if transactions is None:
+                self.swarm = with_unclean_elections(seed, self.swarm)
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
         self.client_rng = random.Random(f"{seed}/clients")
@@ -75,12 +85,14 @@ class World:
         self.history = HistoryRecorder()
         self.invariants = Invariants(self)
         self.bit_flips = BitFlips(self)
+        self.unclean = UncleanElections(self)
         self.operator = NetworkNode("operator", "operator")
         self.controller: ControllerProcess | None = None
         self.faults = Faults(self, random.Random(f"{seed}/faults"))
         self.producers = [SimProducer(self, f"p{number}") for number in range(self.swarm.producers)]
         self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
         self.transactional = Transactional(self, transactions) if transactions is not None else None
+        self.groups = Groups(self, groups) if groups is not None else None
         self._controllers = 0
         self._topics = 0
         self._batches = 0
@@ -283,11 +295,15 @@ class World:
         self.call_controller(self.new_topic_request(), "create topic", again=self._create_topic)
         if self.transactional is not None:
             self.transactional.create_topic()
+        if self.groups is not None:
+            self.groups.create_topic()
 
     @property
     def is_up(self) -> bool:
         """Whether there is something for clients to use."""
         image = self.invariants.image
+        if self.groups is not None and not self.groups.is_up:
+            return False
         return bool(image.topics) and (self.transactional is None or image.topic(TRANSACTION_STATE_TOPIC) is not None)
 
     def new_topic_request(self) -> CreateTopic:
@@ -298,7 +314,10 @@ class World:
             partitions=swarm.partitions,
             replication_factor=swarm.replication_factor,
             schema=b"",
-            config={"min.insync.replicas": str(min(swarm.min_insync_replicas, swarm.replication_factor))},
+            config={
+                "min.insync.replicas": str(min(swarm.min_insync_replicas, swarm.replication_factor)),
+                **self.unclean.topic_config,
+            },
         )
 
     def new_topic_id(self, *, internal: bool = False) -> str:
@@ -390,7 +409,7 @@ class World:
             return
         self.history.failed(operation, outcome)
         self.note("clients", Kind.CLIENT, f"append {operation} failed: {outcome}")
-        if not isinstance(outcome, RequestTimedOutError):
+        if not isinstance(outcome, RequestTimedOutError) and not self.unclean.released:
             raise ViolationError("appends fail only in time", f"append {operation} failed: {outcome}")
 
     def append_acknowledged(self, operation: int, base_offset: int) -> None:
@@ -398,6 +417,8 @@ class World:
 
     def reset_offset(self, key: Key, position: int, message: str) -> int:
         """Where a consumer goes on that was told "out of range"; only deleted records are a reason for that."""
+        if key in self.unclean.released:
+            return self.unclean.log_start(key)
         start = max((s.start_offset for (_, k), s in self.invariants.shadows.items() if k == key), default=0)
         if start <= position:
             raise ViolationError("readers are never out of range", f"at {position}: {message}", str(key))

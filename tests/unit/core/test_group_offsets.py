@@ -30,7 +30,8 @@ commits = st.lists(
 
 def replayed(records: list[OffsetRecord]) -> GroupOffsets:
     offsets = GroupOffsets()
-    offsets.replay(records)
+    for at, one in enumerate(records):
+        offsets.replay([one], at + 1)
     return offsets
 
 
@@ -48,8 +49,11 @@ def test_the_last_commit_of_a_partition_counts(made: list[Commit]) -> None:
 @given(commits, st.integers(0, 20))
 def test_a_snapshot_and_what_follows_it_rebuild_the_state(made: list[Commit], cut: int) -> None:
     records = [offset_record(group, committed) for group, committed in made]
-    snapshot = replayed(records[:cut]).snapshot()
-    again = replayed(snapshot + records[cut:])
+    cut = min(cut, len(records))
+    again = GroupOffsets()
+    assert again.replay(replayed(records[:cut]).snapshot(cut), cut + 1) is (cut > 0)
+    for at, one in enumerate(records[cut:], cut + 1):
+        assert not again.replay([one], at + 1)
     whole = replayed(records)
     assert len(again) == len(whole)
     for group in ("a", "b"):
@@ -78,18 +82,18 @@ def test_a_transactions_offsets_count_from_its_commit_marker_on() -> None:
     offsets.replay_undecided(8, 11, [record("a", 9)])
     offsets.replay_undecided(7, 12, [record("a", 3)])
     assert committed(offsets) == [1]
-    offsets.replay_marker(8, committed=False)
+    offsets.replay_marker(8, 14, committed=False)
     assert committed(offsets) == [1]
-    offsets.replay_marker(7, committed=True)
+    offsets.replay_marker(7, 15, committed=True)
     assert committed(offsets) == [3]
 
 
 def test_an_open_transaction_holds_up_no_other_commit() -> None:
     offsets = GroupOffsets()
     offsets.replay_undecided(7, 0, [record("a", 2)])
-    offsets.replay([record("a", 5), record("b", 6)])
+    offsets.replay([record("a", 5), record("b", 6)], 3)
     assert (committed(offsets), committed(offsets, "b")) == ([5], [6])
-    offsets.replay_marker(7, committed=True)
+    offsets.replay_marker(7, 4, committed=True)
     assert committed(offsets) == [2], "it takes effect where its marker is"
 
 
@@ -100,7 +104,7 @@ def test_the_log_keeps_what_is_undecided() -> None:
     offsets.replay_undecided(7, 30, [record("a", 3)])
     kept = [offsets.first_undecided]
     for producer_id, outcome in ((7, False), (8, True), (9, True)):  # 9: of a transaction that has nothing here
-        offsets.replay_marker(producer_id, committed=outcome)
+        offsets.replay_marker(producer_id, 40, committed=outcome)
         kept.append(offsets.first_undecided)
     assert kept == [10, 20, None, None]
 
@@ -118,28 +122,45 @@ events = st.lists(
 def replay_events(offsets: GroupOffsets, made: list[tuple[str, int, str, int]], start: int) -> None:
     for at, (kind, producer_id, group, number) in enumerate(made, start):
         if kind == "plain":
-            offsets.replay([record(group, number)])
+            offsets.replay([record(group, number)], at + 1)
         elif kind == "batch":
             offsets.replay_undecided(producer_id, at, [record(group, number)])
         else:
-            offsets.replay_marker(producer_id, committed=bool(number))
+            offsets.replay_marker(producer_id, at + 1, committed=bool(number))
 
 
-@given(events, st.integers(0, 30))
+@given(events, st.integers(0, 30), st.integers(0, 30))
 def test_a_log_that_begins_at_a_snapshot_or_the_first_undecided_batch_gives_the_same(
-    made: list[tuple[str, int, str, int]], cut: int
+    made: list[tuple[str, int, str, int]], cut: int, late: int
 ) -> None:
-    """The snapshot is appended at `cut`; then the log start moves up to it, or to the first undecided batch before."""
+    """The snapshot is of what lies below `cut`, and is appended after `late` more: commits go on while it is written.
+
+    Then the log start moves up to `cut`, or to the first undecided batch before.
+    """
     cut = min(cut, len(made))
+    appended = min(cut + late, len(made))
     before = GroupOffsets()
     replay_events(before, made[:cut], 0)
-    snapshot, start = before.snapshot(), before.first_undecided
+    snapshot, start = before.snapshot(cut), before.first_undecided
     live = GroupOffsets()
     replay_events(live, made, 0)
     again = GroupOffsets()
-    if start is not None:
-        replay_events(again, made[start:cut], start)
-    again.replay(snapshot)
-    replay_events(again, made[cut:], cut + 1)
+    start = cut if start is None else start
+    replay_events(again, made[start:appended], start)
+    again.replay(snapshot, appended + 1)
+    replay_events(again, made[appended:], appended + 1)
     for group in ("a", "b"):
         assert committed(again, group) == committed(live, group)
+
+
+def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written() -> None:
+    """Two of them overlap as well: each knows how far it has read."""
+    offsets = replayed([record("a", 1), record("b", 1), record("a", 2)])
+    older, newer = replayed([record("a", 1)]).snapshot(1), offsets.snapshot(3)
+    for end_offset, snapshot in ((4, older), (5, newer), (6, older)):
+        assert offsets.replay(snapshot, end_offset)
+        assert (committed(offsets), committed(offsets, "b")) == ([2], [1])
+    from_the_log_start = GroupOffsets()
+    for end_offset, snapshot in ((4, older), (5, newer)):
+        from_the_log_start.replay(snapshot, end_offset)
+    assert (committed(from_the_log_start), committed(from_the_log_start, "b")) == ([2], [1])

@@ -118,6 +118,7 @@ class ProducerMachine(RuleBasedStateMachine):
         self.states = ProducerStates()
         self.at_log_start = ProducerStates()
         self.snapshots: dict[int, bytes] = {}
+        self.forgotten_at: dict[int, dict[int, int]] = {}  # by the snapshot's offset
         self.high_watermark = 0
         self.now_ms = 0
 
@@ -193,6 +194,7 @@ class ProducerMachine(RuleBasedStateMachine):
     def snapshot(self) -> None:
         """At a roll."""
         self.snapshots[self.log_end] = encode_snapshot(self.log_end, self.states)
+        self.forgotten_at[self.log_end] = dict(self.model.forgotten)
 
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
@@ -213,27 +215,21 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule()
     def reload(self) -> None:
-        """19: from the newest snapshot below the high watermark; it must be as if from the log's beginning."""
+        """19: from the newest snapshot below the high watermark; it must be as if from the log's beginning.
+
+        Who was forgotten when that snapshot was made is forgotten again, and whoever was only later comes back.
+        """
+        usable = self.usable(self.high_watermark)
+        self.model.forgotten = dict(self.forgotten_at[max(usable)]) if usable else {}
         self.states = self.rebuilt(self.high_watermark)
         assert self.states == self.rebuilt(-1) or self.model.forgotten
-        # Producers that were forgotten come back where no snapshot after that is below the high watermark.
-        known = {pid for pid, _ in self.states.entries()}
-        for pid in list(self.model.forgotten):
-            whole = [b for b in self.model.batches if b.producer_id == pid]
-            if pid in known and not self.same_as_forgotten(pid):
-                assert whole
-                del self.model.forgotten[pid]
-            else:
-                self.model.forgotten[pid] = min(self.model.forgotten[pid], self.log_end)
 
-    def same_as_forgotten(self, pid: int) -> bool:
-        mine = dict(self.states.entries())[pid]
-        return bool(self.model.of(pid)) and [b.base_offset for b in self.model.run(pid)][-REMEMBERED_BATCHES:] == [
-            stored.base_offset for stored in mine.batches
-        ]
+    def usable(self, newest: int) -> list[int]:
+        """Offsets of the snapshots that a reload may begin from."""
+        return [offset for offset in self.snapshots if self.model.log_start <= offset <= newest]
 
     def rebuilt(self, newest: int) -> ProducerStates:
-        usable = [offset for offset in self.snapshots if self.model.log_start <= offset <= newest]
+        usable = self.usable(newest)
         start, states = self.model.log_start, self.at_log_start.copy()
         if usable:
             start, states = decode_snapshot(self.snapshots[max(usable)])

@@ -1,0 +1,80 @@
+"""What a seed decides about consumer groups: few schedules have any, and none that has transactions."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from spark_broker.config import ClusterSettings
+from spark_broker.testing.simulation.swarm import Swarm
+from spark_broker.testing.simulation.transaction_draw import TransactionDraw
+from spark_broker.testing.simulation.unclean import SHARE as UNCLEAN_SHARE
+
+SHARE = 0.12
+"""Of the schedules."""
+
+SHARE_OF_UNCLEAN = 0.5
+"""Of those with unclean elections: that is where a committed offset needs its leader epoch (KNOWN_BUGS 17)."""
+
+LEFT_OUT = frozenset({"delete records"})
+"""A group that is moved on by deleted records has committed past what nobody was handed out, by design; and the log of
+committed offsets is for its coordinator alone to shorten."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDraw:
+    """The draw of one seed. Times are virtual. A group has one member, which is assigned everything."""
+
+    groups: int
+    commit_ms: float  # from a poll that has moved the position to the commit
+    life_ms: float  # after which a member goes; its successor resumes from what is committed
+    crash_share: float  # of the members: they go without a last commit
+    restart_share: float  # of the changes of leaders that a member hears of: it is killed and another resumes
+    rest_ms: float  # until the successor begins
+    offsets_partitions: int
+    offsets_replicas: int
+    offsets_min_isr: int
+    snapshot_records: int
+
+    @staticmethod
+    def draw(seed: int) -> GroupDraw | None:
+        """None: the schedule has no groups."""
+        rng = random.Random(f"{seed}/groups draw")
+        unclean = random.Random(f"{seed}/unclean draw").random() < UNCLEAN_SHARE
+        if rng.random() >= (SHARE_OF_UNCLEAN if unclean else SHARE) or TransactionDraw.draw(seed) is not None:
+            return None
+        drawn = GroupDraw(
+            groups=rng.choice([1, 1, 2]),
+            commit_ms=rng.choice([10.0, 10.0, 60.0, 250.0]),
+            life_ms=rng.choice([150.0, 500.0, 2000.0]),
+            crash_share=rng.choice([0.2, 0.5, 1.0]),
+            restart_share=rng.choice([0.0, 0.3, 0.9]),
+            rest_ms=rng.choice([1.0, 60.0]),
+            offsets_partitions=rng.choice([1, 1, 2]),
+            offsets_replicas=rng.choice([2, 3, 3]),
+            offsets_min_isr=rng.choice([1, 2, 2]),
+            snapshot_records=rng.choice([1, 4, 12, 10_000]),
+        )
+        return drawn._hasty() if unclean else drawn
+
+    def _hasty(self) -> GroupDraw:
+        """For unclean elections: the group has committed what only the leader has, though followers fall behind, and
+        it is a successor who meets the next leader."""
+        return replace(self, commit_ms=10.0, restart_share=0.9, offsets_replicas=1, offsets_min_isr=1)
+
+    def adapt(self, swarm: Swarm) -> Swarm:
+        """The schedule's other settings, with those of its groups."""
+        cluster = replace(
+            swarm.settings.cluster,
+            offsets_topic_num_partitions=self.offsets_partitions,
+            offsets_topic_replication_factor=self.offsets_replicas,
+            offsets_topic_snapshot_records=self.snapshot_records,
+        )
+        # User topics name their own minimum; this default is for what the cluster makes by itself.
+        topic = replace(swarm.settings.topic, min_insync_replicas=min(self.offsets_min_isr, self.offsets_replicas))
+        return replace(
+            swarm,
+            settings=ClusterSettings(cluster=cluster, topic=topic),
+            faults={name: weight for name, weight in swarm.faults.items() if name not in LEFT_OUT},
+            consumers=0,  # the members read everything as well
+        )

@@ -1,0 +1,158 @@
+"""Unclean elections: a replica that may lack committed records is let lead, on purpose (KNOWN_BUGS 16, 17).
+
+Such a partition may lose what was committed, so the rules that say otherwise end for it (`released`). What stays: its
+replicas agree in the end, and no reader goes on after records that are gone without having been told (KIP-320), which
+the checker judges. In a schedule without such elections every rule holds for every election.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from spark_broker.controller.image import PartitionState
+from spark_broker.errors import LogTruncationError
+from spark_broker.model import NO_LEADER, TopicPartition
+from spark_broker.protocol.messages import ElectLeaders
+from spark_broker.testing.history import UncleanElection
+from spark_broker.testing.simulation.shadow import Key
+from spark_broker.testing.simulation.swarm import Swarm
+from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.violation import ViolationError
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.world import World
+
+SHARE = 0.1
+"""Of the schedules without transactions and bit flips, how many have unclean elections."""
+
+FAULT = "elect uncleanly"
+
+BEHIND_MS = 5_000.0
+"""How long the followers that are to fall behind do not fetch: longer than any `replica.lag.time.max.ms` drawn."""
+
+LOOK_MS = 100
+LOOKS_MAX = 60
+
+
+def with_unclean_elections(seed: int, swarm: Swarm) -> Swarm:
+    """The draw of a seed, with unclean elections where it has them: a draw of its own, so that other seeds stay."""
+    rng = random.Random(f"{seed}/unclean draw")
+    if rng.random() >= SHARE or "bit flip" in swarm.faults:
+        return swarm
+    usual = sum(swarm.faults.values()) or 1.0
+    return replace(
+        swarm,
+        min_insync_replicas=1,
+        replication_factor=max(swarm.replication_factor, 2),
+        consumers=max(swarm.consumers, 1),
+        faults={**swarm.faults, FAULT: usual * rng.choice([0.3, 1.0, 3.0])},
+        topic_allows_unclean_election=rng.random() < 0.4,
+    )
+
+
+class UncleanElections:
+    """`released`: partitions that were led uncleanly at least once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.released: set[Key] = set()
+
+    @property
+    def allowed(self) -> bool:
+        """Whether this schedule has any."""
+        return FAULT in self._world.swarm.faults
+
+    @property
+    def topic_config(self) -> Mapping[str, str]:
+        """What a topic's creation says of it."""
+        allowed = self._world.swarm.topic_allows_unclean_election
+        return {"unclean.leader.election.enable": "true"} if allowed else {}
+
+    # ---- the rules ---------------------------------------------------------------------------------------------
+
+    def is_unclean(self, before: PartitionState, state: PartitionState) -> bool:
+        """Whether somebody leads now who was not known to have everything."""
+        elected = state.leader != NO_LEADER and state.leader_epoch > before.leader_epoch
+        return elected and state.leader not in (*before.isr, *before.elr)
+
+    def elected(self, key: Key, tp: TopicPartition) -> None:
+        """The rules of what is committed end for this partition."""
+        self._world.trace.count("unclean elections")
+        self._world.history.add(UncleanElection(tp))
+        self.released.add(key)
+
+    def told_of_a_cut(self, key: Key, reader: str, error: LogTruncationError) -> None:
+        """A reader is told that what it has read is gone: there has to be a reason."""
+        self._world.trace.count("readers told of a cut")
+        self._world.note(reader, Kind.CLIENT, f"is told: {error.message}")
+        if key not in self.released:
+            raise ViolationError("what was read stays", f"{reader}: {error.message}")
+
+    def log_start(self, key: Key) -> int:
+        """Where the leader's log begins: what a reader is told that asks for the earliest offset."""
+        invariants = self._world.invariants
+        state = invariants.image.partition(*key)
+        leader = self._world.machine_of(state.leader) if state is not None else None
+        shadow = invariants.shadows.get((leader.number, key)) if leader is not None else None
+        return shadow.start_offset if shadow is not None else 0
+
+    # ---- the fault ---------------------------------------------------------------------------------------------
+
+    def strike(self, rng: random.Random) -> str:
+        """Followers fall behind until their leader is alone in the ISR; then it goes, and one of them has to lead."""
+        image = self._world.invariants.image
+        found = [
+            ((topic.topic_id, number), leader, TopicPartition(topic.name, number))
+            for topic, number, state in image.partitions()
+            if not topic.internal and len(state.replicas) > 1
+            if (leader := self._world.machine_of(state.leader)) is not None and leader.running
+        ]
+        if not found:
+            return ""
+        key, leader, tp = rng.choice(found)
+        for machine in self._world.machines:
+            if machine is not leader:
+                self._world.faults.pause_fetches(machine, BEHIND_MS)
+        self._look(rng, key, tp, leader, LOOKS_MAX)
+        return f"the followers of {tp} fall behind, then {leader} is to go"
+
+    def _look(self, rng: random.Random, key: Key, tp: TopicPartition, leader: Machine, looks: int) -> None:
+        state = self._world.invariants.image.partition(*key)
+        alone = state is not None and state.isr == (leader.broker_id,) and leader.running
+        if self._world.faults.over:
+            return
+        if not alone and looks:
+            again = partial(self._look, rng, key, tp, leader, looks - 1)
+            self._world.scheduler.after(LOOK_MS, self._world.operator, "look at the ISR", again)
+            return
+        for machine in self._world.machines:
+            self._world.faults.pause_fetches(machine, 0.0)
+        if alone:
+            delay_ms = rng.choice([0, 100, 400]) * rng.random()
+            lose = partial(self._lose, rng, key, tp, leader)
+            self._world.scheduler.after(delay_ms, self._world.operator, "lose the leader", lose)
+
+    def _lose(self, rng: random.Random, key: Key, tp: TopicPartition, leader: Machine) -> None:
+        if self._world.faults.over or not leader.running:
+            return
+        restart_ms = rng.choice([600, 2500, 6000]) * (0.5 + rng.random())
+        self._world.note("fault", Kind.FAULT, f"kill -9 of {leader.process}, the only replica of {tp} in sync")
+        self._world.kill(leader, restart_ms=restart_ms)
+        self._elect(key, tp, LOOKS_MAX)
+
+    def _elect(self, key: Key, tp: TopicPartition, looks: int) -> None:
+        """An operator's election, as soon as the partition has no leader."""
+        state = self._world.invariants.image.partition(*key)
+        if state is None or not looks or self._world.faults.over:
+            return
+        if state.leader == NO_LEADER:
+            request = ElectLeaders([(tp.topic, tp.partition)], unclean=True)
+            self._world.call_controller(request, f"elect uncleanly for {tp}")
+        else:
+            again = partial(self._elect, key, tp, looks - 1)
+            self._world.scheduler.after(LOOK_MS, self._world.operator, "look for a leader", again)

@@ -1,0 +1,132 @@
+"""Both ends of a follower's fetch session, message by message, over real logs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import MappingProxyType
+from typing import cast
+
+import pytest
+
+from spark_broker.broker.append import Append
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.replica_session import ReplicaSession
+from spark_broker.broker.topic import Topic
+from spark_broker.controller.image import TopicState
+from spark_broker.core.replica import Assignment, FetchPosition, Replica
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.messages import ReplicaFetchResponse
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.storage.start_kind import StartKind
+from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
+
+EPOCHS = {0: 1, 1: 1, 2: 1}
+LIVE = {0: 1, 2: 1}
+"""The follower is fenced: as long as it may not join the ISR, nothing waits for it."""
+Answer = tuple[ReplicaFetchResponse, bytes]
+
+
+class Manager:
+    """All that a leader's end of a session asks of its broker."""
+
+    def __init__(self, partition: Partition) -> None:
+        self._partition = partition
+
+    def partition(self, topic_id: str, number: int) -> Partition:
+        assert (topic_id, number) == KEY
+        return self._partition
+
+    def live_broker_epochs(self) -> dict[int, int]:
+        return LIVE
+
+
+class Stream:
+    """A follower's session with the leader, of which the test carries the messages."""
+
+    def __init__(self, leader: Partition, follower: Partition) -> None:
+        settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
+        self.session = FetchSession(settings, {KEY: follower})
+        self._server = ReplicaSession(cast(ReplicaManager, Manager(leader)), 1 << 20)
+
+    def ask(self) -> Answer:
+        """The next request, answered at once, as after a wait without news."""
+        self._server.begin(self.session.request())
+        self._server.poll()
+        response, payload = self._server.finish()
+        return response, b"".join(payload)
+
+    def take(self, answer: Answer) -> None:
+        response, payload = answer
+        assert self.session.received(response, memoryview(payload)) == []
+
+
+Open = Callable[[int], Partition]
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Opens the replica of a broker; broker 0 leads, brokers 0 and 2 are in sync."""
+    state = TopicState("t", TOPIC_ID, MappingProxyType({}), schemas=(schema_to_bytes(DEFAULT_SCHEMA),), partitions=())
+    topic, partitions = Topic.of(state), []
+    lease = Lease()
+    lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
+
+    def open_replica(me: int) -> Partition:
+        directory = tmp_path / str(me)
+        directory.mkdir()
+        log = ReplicaLog(directory, topic, StartKind.CLEAN)
+        replica = Replica(me, log.state(high_watermark=0), min_insync_replicas=1, lag_max_ms=30_000)
+        partition = Partition(KEY, topic, log, replica, lease, lambda *_: None, lambda *_: None)
+        partition.assign(Assignment(0, 0, 0, (0, 1, 2), (0, 2)), topic, EPOCHS)
+        partitions.append(partition)
+        return partition
+
+    yield open_replica
+    for partition in partitions:
+        partition.close(clean=False)
+
+
+def append(leader: Partition, value: bytes) -> None:
+    message = encode_batch(batch(value), producer_id=-1, producer_epoch=-1, base_sequence=-1)
+    leader.append(Append(message, 0, 1, 0, SYSTEM_CLOCK.boottime_ms() + 30_000), Outcome())
+
+
+def test_what_an_ignored_answer_said_of_the_high_watermark_is_said_again(opened: Open) -> None:
+    """Two streams of one follower: the answer to the older one comes first and moves the log, the newer one's is late.
+
+    The leader had told the newer stream of its high watermark, and would not tell it again until it moves.
+    """
+    leader, follower = opened(0), opened(1)
+    older, newer = Stream(leader, follower), Stream(leader, follower)
+    append(leader, b"a")
+    before = older.ask()
+    leader.follower_fetch(2, 1, FetchPosition(0, 1, 0), LIVE)
+    assert leader.replica.high_watermark == 1
+    after = newer.ask()
+
+    older.take(before)
+    newer.take(after)
+    assert (follower.replica.log_end_offset, follower.replica.high_watermark) == (1, 0)
+
+    newer.take(newer.ask())
+    assert follower.replica.high_watermark == 1
+
+
+def test_a_high_watermark_that_was_told_is_not_told_again(opened: Open) -> None:
+    leader, follower = opened(0), opened(1)
+    stream = Stream(leader, follower)
+    append(leader, b"a")
+    leader.follower_fetch(2, 1, FetchPosition(0, 1, 0), LIVE)
+    stream.take(stream.ask())
+    assert follower.replica.high_watermark == 1
+
+    response, _ = stream.ask()
+    assert response.partitions == []
+    response, _ = stream.ask()
+    assert response.partitions == []

@@ -1,0 +1,216 @@
+"""A broker's coordinator of committed offsets on a real log: nothing of it waits, every step is the test's."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.transaction_coordinator import Answer
+from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.errors import (
+    CoordinatorNotAvailableError,
+    InvalidRequestError,
+    NotLeaderOrFollowerError,
+    RequestTimedOutError,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC
+from spark_broker.protocol.messages import CommittedOffset, Empty, OffsetCommit, OffsetFetch
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from tests.broker.rig import Rig
+from tests.conftest import WaitUntil
+
+OFFSETS_TOPIC_ID = "cd" * 16
+
+
+class GroupRig(Rig):
+    """Two brokers with one partition of `__consumer_offsets`, which broker 0 leads, alone in the ISR."""
+
+    log_state = PartitionState((0, 1), (0,), leader=0, leader_epoch=0, partition_epoch=0)
+
+    def image(self, state: PartitionState) -> MetadataImage:
+        image = super().image(state)
+        topic = TopicState(
+            CONSUMER_OFFSETS_TOPIC,
+            OFFSETS_TOPIC_ID,
+            MappingProxyType({}),
+            internal=True,
+            schemas=(schema_to_bytes(DEFAULT_SCHEMA),),
+            partitions=(self.log_state,),
+        )
+        return dataclasses.replace(
+            image,
+            topics=MappingProxyType({**image.topics, OFFSETS_TOPIC_ID: topic}),
+            topic_ids=MappingProxyType({**image.topic_ids, CONSUMER_OFFSETS_TOPIC: OFFSETS_TOPIC_ID}),
+        )
+
+    def move(self, *to: int, **changes: object) -> None:
+        """Change the partition and tell these brokers."""
+        self.log_state = dataclasses.replace(self.log_state, **changes)  # type: ignore[arg-type]
+        self.publish(*to)
+
+    def log(self, broker: int = 0) -> Partition:
+        return self.brokers[broker].manager.partition(OFFSETS_TOPIC_ID, 0)
+
+    def coordinator(self, broker: int = 0, *, snapshot_records: int = 10_000) -> Coordinator:
+        return Coordinator(self.brokers[broker].manager, snapshot_records)
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[GroupRig]:
+    rig = GroupRig(tmp_path, 2)
+    rig.publish(0)
+    yield rig
+    rig.stop()
+
+
+def commit(coordinator: Coordinator, group: str, offset: int, timeout_ms: int = 30_000) -> list[Answer]:
+    """The answer appears in the list."""
+    answers: list[Answer] = []
+    request = OffsetCommit(group, [CommittedOffset("t", 0, offset, 3)])
+    coordinator.commit(request, SYSTEM_CLOCK.boottime_ms() + timeout_ms, answers.append)
+    return answers
+
+
+def committed(coordinator: Coordinator, group: str) -> list[int]:
+    return [one.offset for one in coordinator.fetch(OffsetFetch(group)).offsets]
+
+
+def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait_until: WaitUntil) -> None:
+    coordinator = rig.coordinator()
+    assert commit(coordinator, "g", 1) == [Empty()]
+    rig.move(0, isr=(0, 1), partition_epoch=1)
+    answers = commit(coordinator, "g", 2)
+    assert answers == []
+    assert committed(coordinator, "g") == [1], "it may still be lost"
+    rig.publish(1)
+    wait_until(lambda: answers == [Empty()], "the commit")
+    assert committed(coordinator, "g") == [2]
+    assert coordinator.fetch(OffsetFetch("g", [("t", 0), ("t", 1)])).offsets == [CommittedOffset("t", 0, 2, 3)]
+
+
+def test_a_commit_that_the_followers_do_not_get_is_given_up_at_its_deadline(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    rig.move(0, isr=(0, 1), partition_epoch=1)
+    answers = commit(coordinator, "g", 2, timeout_ms=-1)
+    rig.log().tick({0: 1, 1: 1})
+    assert [type(answer) for answer in answers] == [RequestTimedOutError]
+
+
+def test_whoever_commits_hears_that_another_broker_leads_now(rig: GroupRig, wait_until: WaitUntil) -> None:
+    coordinator, successor = rig.coordinator(), rig.coordinator(1)
+    assert commit(coordinator, "g", 1) == [Empty()]
+    rig.move(0, 1, isr=(0, 1), partition_epoch=1)
+    wait_until(lambda: rig.log(1).replica.log_end_offset == 1, "the follower")
+    rig.move(1, leader=1, leader_epoch=1, partition_epoch=2)
+    late = commit(coordinator, "g", 5)
+    assert late == []
+    rig.publish(0)
+    assert [type(answer) for answer in late] == [NotLeaderOrFollowerError]
+    with pytest.raises(CoordinatorNotAvailableError):
+        commit(coordinator, "g", 6)
+    with pytest.raises(NotLeaderOrFollowerError):
+        coordinator.fetch(OffsetFetch("g"))
+    wait_until(lambda: committed(successor, "g") == [1], "what the new leader has read")
+
+
+def test_a_commit_that_makes_no_sense_is_refused(rig: GroupRig) -> None:
+    coordinator = rig.coordinator()
+    for group, offset in (("", 1), ("g", -1)):
+        with pytest.raises(InvalidRequestError):
+            commit(coordinator, group, offset)
+    answers: list[Answer] = []
+    coordinator.commit(OffsetCommit("g", []), 0, answers.append)
+    assert answers == [Empty()]
+    assert rig.log().replica.log_end_offset == 0
+
+
+def test_a_snapshot_shortens_the_log_and_says_the_same(rig: GroupRig) -> None:
+    coordinator = rig.coordinator(snapshot_records=10)
+    for offset in range(9):
+        commit(coordinator, f"g{offset % 3}", offset)
+    coordinator.write_snapshots()
+    assert rig.log().replica.log_end_offset == 9, "it is not time yet"
+    commit(coordinator, "g0", 9)
+    coordinator.write_snapshots()
+    coordinator.write_snapshots()
+    assert rig.log().replica.log_start_offset == 10
+    assert rig.log().replica.log_end_offset == 13
+    coordinator.write_snapshots()
+    assert rig.log().replica.log_end_offset == 13, "a snapshot is no reason for another"
+    for reader in (coordinator, rig.coordinator()):
+        assert [committed(reader, group) for group in ("g0", "g1", "g2")] == [[9], [7], [8]]
+    successor = rig.coordinator(snapshot_records=10)
+    for offset in range(10, 17):
+        commit(successor, "g1", offset)
+    for _ in range(2):
+        successor.write_snapshots()
+    assert rig.log().replica.log_start_offset == 10, "the new coordinator knows what its predecessor has written"
+
+
+def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written(
+    rig: GroupRig, wait_until: WaitUntil
+) -> None:
+    """It is of what was committed when it was made, and comes behind a commit that was on its way."""
+    coordinator = rig.coordinator(snapshot_records=1)
+    commit(coordinator, "g", 1)
+    rig.move(0, isr=(0, 1), partition_epoch=1)
+    answers = commit(coordinator, "g", 2)
+    coordinator.write_snapshots()
+    assert rig.log().replica.log_end_offset == 3
+    assert rig.log().replica.high_watermark == 1
+    rig.publish(1)
+    wait_until(lambda: answers == [Empty()] and rig.log().replica.high_watermark == 3, "the commit")
+    assert committed(coordinator, "g") == [2]
+    coordinator.write_snapshots()
+    assert rig.log().replica.log_start_offset == 1
+    assert committed(rig.coordinator(), "g") == [2]
+
+
+def test_more_groups_than_a_batch_holds_are_a_snapshot_of_several(
+    rig: GroupRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_broker.broker.offsets_shard.SNAPSHOT_BATCH_BYTES", 40)
+    coordinator = rig.coordinator(snapshot_records=20)
+    for number in range(20):
+        commit(coordinator, f"group-{number}", number)
+    for _ in range(2):
+        coordinator.write_snapshots()
+    log = rig.log()
+    assert (log.replica.log_start_offset, log.replica.log_end_offset) == (20, 40)
+    assert len(list(log.log.headers(20))) > 1
+    assert [committed(rig.coordinator(), f"group-{number}") for number in range(20)] == [[n] for n in range(20)]
+
+
+def test_a_snapshot_that_the_log_does_not_take_is_written_later(rig: GroupRig) -> None:
+    coordinator = rig.coordinator(snapshot_records=2)
+    for offset in (1, 2):
+        commit(coordinator, "g", offset)
+    lease = rig.brokers[0].lease
+    lease.session_lost()
+    coordinator.write_snapshots()
+    lease.extend(SYSTEM_CLOCK.boottime_ms(), 3_600_000)
+    assert rig.log().replica.log_end_offset == 2
+    for offset in (3, 4):
+        commit(coordinator, "g", offset)
+    for _ in range(2):
+        coordinator.write_snapshots()
+    assert rig.log().replica.log_start_offset == 4
+    assert committed(coordinator, "g") == [4]
+
+
+def test_shards_of_partitions_that_others_lead_are_forgotten(rig: GroupRig) -> None:
+    """What the next leadership reads, it reads anew."""
+    coordinator = rig.coordinator(snapshot_records=1)
+    commit(coordinator, "g", 1)
+    rig.move(0, leader=1, leader_epoch=1, isr=(0, 1), partition_epoch=1)
+    coordinator.write_snapshots()
+    assert rig.log().replica.log_end_offset == 1, "this broker does not lead"
+    rig.move(0, leader=0, leader_epoch=2, isr=(0,), partition_epoch=2)
+    assert committed(coordinator, "g") == [1]

@@ -1,0 +1,147 @@
+"""KNOWN_BUGS 17 and 32, put back into production code: commits that say too much, and commits that are forgotten.
+
+A log that is shortened before its snapshot is committed is not here: followers hear of the new log start with the very
+answer that brings them the snapshot, so a leader that has the one has the other. Nor is an older leader that judges a
+position of an epoch it has not heard of: 25,000 schedules have none that is asked. `tests/unit/core` and `tests/client`
+look after the leader that refuses and the consumer that does not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import pytest
+
+from spark_broker.broker import coordinator
+from spark_broker.broker.append import Append
+from spark_broker.broker.offsets_shard import OffsetsShard
+from spark_broker.client.assignment import PartitionState, Prefetched
+from spark_broker.core import group_offsets
+from spark_broker.core.group_offsets import GroupOffsets, OffsetKey, OffsetRecord, OffsetValue, _Known
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import NO_EPOCH
+from spark_broker.protocol.messages import CommittedOffset
+from tests.sim import bugs
+from tests.sim.kinds import has_groups, has_groups_and_unclean_elections
+
+Patch = pytest.MonkeyPatch
+
+bug = partial(bugs.bug, shows=has_groups)
+
+
+# ---- the consumer ----------------------------------------------------------------------------------------------------
+
+
+@bug("32")
+def commit_what_is_fetched_ahead(patch: Patch) -> None:
+    """The position moves with the fetch, and a commit passes records that wait to be handed out."""
+    add = PartitionState.add
+
+    def buggy(self: PartitionState, fetched: Iterable[Prefetched]) -> None:
+        add(self, fetched)
+        if self.buffer:
+            self.position, self.last_epoch = self.buffer[-1].next_offset, self.buffer[-1].leader_epoch
+
+    patch.setattr(PartitionState, "add", buggy)
+
+
+@bugs.bug("17", quick=False, shows=has_groups_and_unclean_elections)
+def resume_without_the_committed_epoch(patch: Patch) -> None:
+    """KAFKA-20507: what was read before the committed offset is not compared with the log on resume."""
+    move_to = PartitionState.move_to
+
+    def buggy(self: PartitionState, offset: int, leader_epoch: int = NO_EPOCH) -> None:
+        del leader_epoch
+        move_to(self, offset)
+
+    patch.setattr(PartitionState, "move_to", buggy)
+
+
+# ---- the coordinator -------------------------------------------------------------------------------------------------
+
+
+@bug("17")
+def store_offsets_without_their_epoch(patch: Patch) -> None:
+    """KAFKA-20507: a commit's leader epoch gets lost with its coordinator."""
+    record = group_offsets.offset_record
+
+    def buggy(group_id: str, committed: CommittedOffset) -> OffsetRecord:
+        return record(group_id, CommittedOffset(committed.topic, committed.partition, committed.offset))
+
+    patch.setattr(coordinator, "offset_record", buggy)
+
+
+@bug("32")
+def begin_as_a_coordinator_that_knows_nothing(patch: Patch) -> None:
+    """A new coordinator does not read what its predecessors have left in the log."""
+    catch_up = OffsetsShard._catch_up
+
+    def buggy(self: OffsetsShard) -> None:
+        if not self._read_to:
+            _, self._read_to = self.partition.offsets(self.leader_epoch)
+        catch_up(self)
+
+    patch.setattr(OffsetsShard, "_catch_up", buggy)
+
+
+@bug("32", quick=False)
+def answer_before_the_log_is_known(patch: Patch) -> None:
+    """A new coordinator goes by its own high watermark, which lags behind what is committed."""
+
+    def buggy(self: OffsetsShard) -> None:
+        while self._read_to < (high_watermark := self.partition.replica.high_watermark):
+            self._read_to = max(self._read_to, self.partition.replica.log_start_offset)
+            for frame in self.partition.log.read(self._read_to, 1 << 20, high_watermark):
+                self._replay(frame)
+                self._read_to = frame.header.next_offset
+
+    patch.setattr(OffsetsShard, "_catch_up", buggy)
+
+
+@bug("32")
+def answer_a_commit_that_the_leader_alone_has(patch: Patch) -> None:
+    """Commits are appended with acks=1."""
+
+    def buggy(self: OffsetsShard, message: bytes, deadline_ms: int) -> Append:
+        return Append(message, self.leader_epoch, 1, self.partition.topic.schema_id, deadline_ms)
+
+    patch.setattr(OffsetsShard, "_append", buggy)
+
+
+@bug("32", quick=False)
+def shorten_the_log_without_its_snapshot(patch: Patch) -> None:
+    """The log starts where the snapshot was to be, though the log did not take it."""
+    begin = OffsetsShard._begin_snapshot
+
+    def buggy(self: OffsetsShard, every: int) -> None:
+        try:
+            begin(self, every)
+        except SparkBrokerError:
+            self.partition.advance_log_start(self._read_to)
+            raise
+
+    patch.setattr(OffsetsShard, "_begin_snapshot", buggy)
+
+
+@bug("32", quick=False)
+def leave_a_group_out_of_the_snapshot(patch: Patch) -> None:
+    """The snapshot has one offset less than the log that it replaces."""
+    snapshot = GroupOffsets.snapshot
+
+    def buggy(self: GroupOffsets, as_of: int) -> list[OffsetRecord]:
+        records = snapshot(self, as_of)
+        return records[:-1] if len(records) > 1 else records
+
+    patch.setattr(GroupOffsets, "snapshot", buggy)
+
+
+@bug("32", quick=False)
+def take_back_what_was_committed_during_a_snapshot(patch: Patch) -> None:
+    """Found by reading, and mended: a snapshot counts like a commit, and comes after one that was on its way."""
+
+    def buggy(self: GroupOffsets, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
+        for key, value in commits:
+            self._offsets[key] = _Known(value, end_offset)
+
+    patch.setattr(GroupOffsets, "_take", buggy)

@@ -1,0 +1,40 @@
+"""Kinds of schedules: what a seed's draw has. A bug that only some can show is looked for in those alone."""
+
+from __future__ import annotations
+
+import random
+
+from spark_broker.testing.simulation import bit_flips, unclean
+from spark_broker.testing.simulation.group_draw import GroupDraw
+from spark_broker.testing.simulation.transaction_draw import TransactionDraw
+
+
+def is_any(seed: int) -> bool:
+    """Every schedule."""
+    del seed
+    return True
+
+
+def has_transactions(seed: int) -> bool:
+    """Transactional producers and applications with many writers."""
+    return TransactionDraw.draw(seed) is not None
+
+
+def has_groups(seed: int) -> bool:
+    """Consumer groups."""
+    return GroupDraw.draw(seed) is not None
+
+
+def has_bit_flips(seed: int) -> bool:
+    """Files that rot."""
+    return random.Random(f"{seed}/bit flips draw").random() < bit_flips.SHARE
+
+
+def may_have_unclean_elections(seed: int) -> bool:
+    """Unclean elections, unless it has bit flips or transactions as well."""
+    return random.Random(f"{seed}/unclean draw").random() < unclean.SHARE
+
+
+def has_groups_and_unclean_elections(seed: int) -> bool:
+    """Both."""
+    return may_have_unclean_elections(seed) and has_groups(seed)

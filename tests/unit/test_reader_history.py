@@ -160,6 +160,13 @@ def test_an_unclean_election_may_lose() -> None:
     assert Kind.LOST in kinds(UncleanElection(P1), *REWRITTEN, runs=CUT)
 
 
+def test_after_an_unclean_election_a_retry_may_be_stored_twice() -> None:
+    retried = (Invoked(1, "w", P0, (b"e",)), Failed(1, "timed out"))
+    runs = (Run(P0, 0, (*VALUES, b"e", b"e")),)
+    assert kinds(UncleanElection(P0), *retried, runs=runs) == set()
+    assert kinds(UncleanElection(P1), *retried, runs=runs) == {Kind.DUPLICATE}
+
+
 def test_a_reader_of_what_an_unclean_election_lost_must_be_told() -> None:
     more = (Invoked(2, "w", P0, (b"y", b"z")), Acknowledged(2, 3))
     runs = (Run(P0, 0, (b"a", b"b", b"x", b"y", b"z")),)

@@ -109,6 +109,8 @@ def _doubled_or_unknown(facts: Facts, seen: Table, others: list[tuple[Place, byt
         if value in unknown:
             yield Violation(Kind.UNKNOWN_VALUE, *first, f"{value!r}")
         for place in further:
+            if place[0] in facts.unclean:
+                continue  # What was known of the producer went with the records: a retry is stored once more.
             yield Violation(Kind.DUPLICATE, *place, f"{value!r} is also at {first[0]}, offset {first[1]}")
 
 

@@ -153,8 +153,9 @@ def check_noticed(facts: Facts) -> Iterator[Violation]:
 def _gone(facts: Facts, reader: str, runs: Iterable[Run]) -> Iterator[Violation]:
     for run in runs:
         rows = facts.final_rows(run.partition)
+        begins = min(rows, default=run.next_offset)  # what was deleted on purpose is before
         for offset, value in enumerate(run.values, run.base_offset):
-            if rows.get(offset) != value:
+            if offset >= begins and rows.get(offset) != value:
                 detail = f"{reader} read {value!r}, was not told of a cut, and read on"
                 yield Violation(Kind.CHANGED, run.partition, offset, detail)
                 break

@@ -77,6 +77,10 @@ class SimConsumer(Client):
         state = self.states.get(key)
         return -1 if state is None else state.position
 
+    def kept_position(self, key: Key) -> int:
+        """The position that outlives a restart of this consumer."""
+        return self.position(key)
+
     # ---- for consumers of another kind -------------------------------------------------------------------------
 
     def begin(self, key: Key, state: PartitionState) -> None:

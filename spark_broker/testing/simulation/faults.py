@@ -175,7 +175,7 @@ class Faults:
             if world.bit_flips.forbids_loss(machine, (topic.topic_id, number), state):
                 return False
             members = (*state.isr, *state.elr)
-            if machine.broker_id not in members:
+            if machine.broker_id not in state.replicas:
                 continue
             others = [world.machine_of(broker) for broker in members if broker != machine.broker_id]
             if not any(m is not None and not m.incomplete for m in others):

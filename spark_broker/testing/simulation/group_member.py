@@ -68,6 +68,9 @@ class SimGroupMember(SimConsumer):
         before, self._leader_epochs[key] = self._leader_epochs.get(key, epoch), epoch
         return epoch > before
 
+    def kept_position(self, key: Key) -> int:
+        return self.committed.get(key, (-1, -1))[0]
+
     def _later(self, mean_ms: float, label: str, action: Callable[[], None]) -> None:
         self.world.scheduler.after(mean_ms * (0.5 + self._groups.rng.random()), self, label, action)
 

@@ -94,6 +94,10 @@ class Invariants:
         self._unreadable.pop(place, None)
         return True
 
+    def died(self, process: BrokerProcess) -> None:
+        """It died within an event: what it acknowledged there is judged by the history alone, its files are gone."""
+        self._acknowledged = [answer for answer in self._acknowledged if answer[0] is not process]
+
     def acknowledged(self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int) -> None:
         """A broker answers an append: looked at after the event."""
         self._acknowledged.append((process, request, message, base_offset))

@@ -38,6 +38,9 @@ BEHIND_MS = 5_000.0
 LOOK_MS = 100
 LOOKS_MAX = 60
 
+UNREAD_LOOKS = 20
+"""Of these, how many it takes when nobody reads what the leader alone has."""
+
 
 def with_unclean_elections(seed: int, swarm: Swarm) -> Swarm:
     """The draw of a seed, with unclean elections where it has them: a draw of its own, so that other seeds stay."""
@@ -76,9 +79,9 @@ class UncleanElections:
     # ---- the rules ---------------------------------------------------------------------------------------------
 
     def is_unclean(self, before: PartitionState, state: PartitionState) -> bool:
-        """Whether somebody leads now who was not known to have everything."""
-        elected = state.leader != NO_LEADER and state.leader_epoch > before.leader_epoch
-        return elected and state.leader not in (*before.isr, *before.elr)
+        """Whether somebody was elected who was not known to have everything; it may be fenced again by now."""
+        elected = state.isr if state.leader == NO_LEADER else (state.leader,)
+        return state.leader_epoch > before.leader_epoch and not {*elected} <= {*before.isr, *before.elr}
 
     def elected(self, key: Key, tp: TopicPartition) -> None:
         """The rules of what is committed end for this partition."""
@@ -126,7 +129,7 @@ class UncleanElections:
         alone = state is not None and state.isr == (leader.broker_id,) and leader.running
         if self._world.faults.over:
             return
-        if not alone and looks:
+        if looks and not (alone and (looks < UNREAD_LOOKS or self._is_read_ahead(key, leader))):
             again = partial(self._look, rng, key, tp, leader, looks - 1)
             self._world.scheduler.after(LOOK_MS, self._world.operator, "look at the ISR", again)
             return
@@ -136,6 +139,13 @@ class UncleanElections:
             delay_ms = rng.choice([0, 100, 400]) * rng.random()
             lose = partial(self._lose, rng, key, tp, leader)
             self._world.scheduler.after(delay_ms, self._world.operator, "lose the leader", lose)
+
+    def _is_read_ahead(self, key: Key, leader: Machine) -> bool:
+        """Whether somebody has read (and where there are groups, committed) what only the leader has."""
+        partitions = (m.process.manager.find(*key) for m in self._world.machines if m is not leader and m.process)
+        ends = [partition.replica.log_end_offset for partition in partitions if partition is not None]
+        places = [consumer.kept_position(key) for consumer in self._world.consumers]
+        return bool(ends) and max(places, default=-1) > max(ends)
 
     def _lose(self, rng: random.Random, key: Key, tp: TopicPartition, leader: Machine) -> None:
         if self._world.faults.over or not leader.running:

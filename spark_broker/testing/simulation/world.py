@@ -259,6 +259,7 @@ class World:
             if process is not None and process.alive and not process.fs.alive:
                 self.note(process.name, Kind.FAULT, "dies in the middle of a write")
                 machine.interrupted = True
+                self.invariants.died(process)
                 self._kill(process, silently=False)
                 self._replace(process, None)
 

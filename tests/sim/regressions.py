@@ -21,6 +21,48 @@ class Regression:
 
 REGRESSIONS = [
     Regression(
+        seed=1,
+        events=500,
+        found="a full disk ended the broker at the next checkpoint of high watermarks",
+        mended="broker/maintenance.py, storage/directory.py",
+    ),
+    Regression(
+        seed=455,
+        events=500,
+        found="a replica that could not be opened (EIO) stayed offline, and its broker was elected for it",
+        mended="broker/replica_manager.py",
+    ),
+    Regression(
+        seed=562,
+        events=500,
+        found="as 455",
+        mended="broker/replica_manager.py",
+    ),
+    Regression(
+        seed=584,
+        events=500,
+        found="as 455",
+        mended="broker/replica_manager.py",
+    ),
+    Regression(
+        seed=82,
+        events=500,
+        found="a recovery that failed was marked as done; pages of a failed fsync counted as written",
+        mended="broker/replica_manager.py, storage/recovery.py",
+    ),
+    Regression(
+        seed=623,
+        events=500,
+        found="a replica begun anew forgot the running maximum timestamp (found with a bug put in)",
+        mended="storage/log.py",
+    ),
+    Regression(
+        seed=100251,
+        events=500,
+        found="as 104293",
+        mended="driver/metadata_log.py, driver/controller_loop.py",
+    ),
+    Regression(
         seed=288,
         events=500,
         found="a leader whose log could not be read (EIO) went on leading, and nobody could follow it",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -14,6 +14,7 @@ from spark_broker.core.producers import ProducerStates, StoredBatch
 from spark_broker.core.replica import Replica
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.errors import OutOfOrderSequenceNumberError, UnknownProducerIdError
+from tests.support.sensitivity import Hunts, hunting_for_selected
 from tests.unit.core.checker import ViolationError
 from tests.unit.core.schedule import run
 
@@ -149,12 +150,25 @@ BUGS: list[Callable[[Patch], None]] = [
 ]
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
-def test_random_schedules_find_the_bug(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
-    bug(monkeypatch)
-    for seed in range(SCHEDULES_MAX):
-        try:
-            run(seed, transactional=True)
-        except ViolationError:
-            return
-    pytest.fail(f"{SCHEDULES_MAX} schedules did not find it")
+def find(name: str, schedules: int) -> dict[str, object]:
+    """After how many schedules the bug was found; 0: it was not."""
+    put_in = next(bug for bug in BUGS if bug.__name__ == name)
+    with pytest.MonkeyPatch.context() as patch:
+        put_in(patch)
+        for seed in range(schedules):
+            try:
+                run(seed, transactional=True)
+            except ViolationError:
+                return {"after": seed + 1}
+    return {"after": 0}
+
+
+@pytest.fixture(scope="module")
+def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
+    """All of them, on all cores."""
+    yield from hunting_for_selected(request, find)
+
+
+@pytest.mark.parametrize(("name", "tries"), [(bug.__name__, SCHEDULES_MAX) for bug in BUGS])
+def test_random_schedules_find_the_bug(name: str, tries: int, hunts: Hunts) -> None:
+    assert hunts[name].result()["after"], f"{tries} schedules did not find it"

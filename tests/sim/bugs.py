@@ -191,8 +191,12 @@ def let_older_incarnations_join(patch: Patch) -> None:
         for broker, progress in self.followers.items():
             progress.broker_epoch = broker_epochs.get(broker, -1)
 
+    def check(image: MetadataImage, member: IsrMember) -> None:
+        if not image.is_live(member.broker_id):
+            raise IneligibleReplicaError(f"broker {member.broker_id} is not live")
+
     patch.setattr(Leadership, "_update_followers", update)
-    patch.setattr(isr, "_check_joins", lambda image, member: None)
+    patch.setattr(isr, "_check_joins", check)
 
 
 # ---- the high watermark and the ISR ----------------------------------------------------------------------------------

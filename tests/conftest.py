@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.sensitivity import Hunts, hunting_for_selected
 from tests.support.waiting import eventually
 
 # When pytest is run without make, executors take interpreter and interface from here: set before Spark starts its JVM.
@@ -62,6 +63,12 @@ class WaitUntil(Protocol):
     """`wait_until(condition, what, timeout_s=30)`."""
 
     def __call__(self, condition: Callable[[], object], what: str, timeout_s: float = 30.0) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
+    """What the module's `FIND` finds for each of its tests with the parameters `name` and `tries`, on all cores."""
+    yield from hunting_for_selected(request, request.module.FIND)
 
 
 @pytest.fixture(scope="session")

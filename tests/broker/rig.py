@@ -31,6 +31,7 @@ from spark_broker.transport.server import Server
 
 CLUSTER_ID = "rig"
 TOPIC_ID = "ab" * 16
+INTERNAL_TOPIC_ID = "cd" * 16
 KEY: PartitionKey = (TOPIC_ID, 0)
 FAR_FUTURE_MS = 3_600_000
 
@@ -208,3 +209,31 @@ class Rig:
             broker.stop()
         bugs = [bug for broker in self.brokers.values() for bug in broker.bugs]
         assert not bugs, bugs
+
+
+class InternalTopicRig(Rig):
+    """Beside the topic `t`, one partition of an internal topic of this name."""
+
+    internal_topic: str
+    log_state = PartitionState((0, 1), (0, 1), leader=0, leader_epoch=0, partition_epoch=0)
+
+    def image(self, state: PartitionState) -> MetadataImage:
+        image = super().image(state)
+        topic = TopicState(
+            self.internal_topic,
+            INTERNAL_TOPIC_ID,
+            MappingProxyType({}),
+            internal=True,
+            schemas=(schema_to_bytes(DEFAULT_SCHEMA),),
+            partitions=(self.log_state,),
+        )
+        return dataclasses.replace(
+            image,
+            topics=MappingProxyType({**image.topics, INTERNAL_TOPIC_ID: topic}),
+            topic_ids=MappingProxyType({**image.topic_ids, self.internal_topic: INTERNAL_TOPIC_ID}),
+        )
+
+    def move_log(self, *to: int, **changes: object) -> None:
+        """Change the log's partition and tell these brokers (none named: all)."""
+        self.log_state = dataclasses.replace(self.log_state, **changes)  # type: ignore[arg-type]
+        self.publish(*to)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
@@ -13,7 +11,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.transaction_coordinator import Answer
-from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import PartitionState
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidRequestError,
@@ -22,41 +20,18 @@ from spark_broker.errors import (
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import CommittedOffset, Empty, OffsetCommit, OffsetFetch
-from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
-from tests.broker.rig import Rig
+from tests.broker.rig import INTERNAL_TOPIC_ID, InternalTopicRig
 from tests.conftest import WaitUntil
 
-OFFSETS_TOPIC_ID = "cd" * 16
 
-
-class GroupRig(Rig):
+class GroupRig(InternalTopicRig):
     """Two brokers with one partition of `__consumer_offsets`, which broker 0 leads, alone in the ISR."""
 
+    internal_topic = CONSUMER_OFFSETS_TOPIC
     log_state = PartitionState((0, 1), (0,), leader=0, leader_epoch=0, partition_epoch=0)
 
-    def image(self, state: PartitionState) -> MetadataImage:
-        image = super().image(state)
-        topic = TopicState(
-            CONSUMER_OFFSETS_TOPIC,
-            OFFSETS_TOPIC_ID,
-            MappingProxyType({}),
-            internal=True,
-            schemas=(schema_to_bytes(DEFAULT_SCHEMA),),
-            partitions=(self.log_state,),
-        )
-        return dataclasses.replace(
-            image,
-            topics=MappingProxyType({**image.topics, OFFSETS_TOPIC_ID: topic}),
-            topic_ids=MappingProxyType({**image.topic_ids, CONSUMER_OFFSETS_TOPIC: OFFSETS_TOPIC_ID}),
-        )
-
-    def move(self, *to: int, **changes: object) -> None:
-        """Change the partition and tell these brokers."""
-        self.log_state = dataclasses.replace(self.log_state, **changes)  # type: ignore[arg-type]
-        self.publish(*to)
-
     def log(self, broker: int = 0) -> Partition:
-        return self.brokers[broker].manager.partition(OFFSETS_TOPIC_ID, 0)
+        return self.brokers[broker].manager.partition(INTERNAL_TOPIC_ID, 0)
 
     def coordinator(self, broker: int = 0, *, snapshot_records: int = 10_000) -> Coordinator:
         return Coordinator(self.brokers[broker].manager, snapshot_records)
@@ -85,7 +60,7 @@ def committed(coordinator: Coordinator, group: str) -> list[int]:
 def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait_until: WaitUntil) -> None:
     coordinator = rig.coordinator()
     assert commit(coordinator, "g", 1) == [Empty()]
-    rig.move(0, isr=(0, 1), partition_epoch=1)
+    rig.move_log(0, isr=(0, 1), partition_epoch=1)
     answers = commit(coordinator, "g", 2)
     assert answers == []
     assert committed(coordinator, "g") == [1], "it may still be lost"
@@ -97,7 +72,7 @@ def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait
 
 def test_a_commit_that_the_followers_do_not_get_is_given_up_at_its_deadline(rig: GroupRig) -> None:
     coordinator = rig.coordinator()
-    rig.move(0, isr=(0, 1), partition_epoch=1)
+    rig.move_log(0, isr=(0, 1), partition_epoch=1)
     answers = commit(coordinator, "g", 2, timeout_ms=-1)
     rig.log().tick({0: 1, 1: 1})
     assert [type(answer) for answer in answers] == [RequestTimedOutError]
@@ -106,9 +81,9 @@ def test_a_commit_that_the_followers_do_not_get_is_given_up_at_its_deadline(rig:
 def test_whoever_commits_hears_that_another_broker_leads_now(rig: GroupRig, wait_until: WaitUntil) -> None:
     coordinator, successor = rig.coordinator(), rig.coordinator(1)
     assert commit(coordinator, "g", 1) == [Empty()]
-    rig.move(0, 1, isr=(0, 1), partition_epoch=1)
+    rig.move_log(0, 1, isr=(0, 1), partition_epoch=1)
     wait_until(lambda: rig.log(1).replica.log_end_offset == 1, "the follower")
-    rig.move(1, leader=1, leader_epoch=1, partition_epoch=2)
+    rig.move_log(1, leader=1, leader_epoch=1, partition_epoch=2)
     late = commit(coordinator, "g", 5)
     assert late == []
     rig.publish(0)
@@ -160,7 +135,7 @@ def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written(
     """It is of what was committed when it was made, and comes behind a commit that was on its way."""
     coordinator = rig.coordinator(snapshot_records=1)
     commit(coordinator, "g", 1)
-    rig.move(0, isr=(0, 1), partition_epoch=1)
+    rig.move_log(0, isr=(0, 1), partition_epoch=1)
     answers = commit(coordinator, "g", 2)
     coordinator.write_snapshots()
     assert rig.log().replica.log_end_offset == 3
@@ -209,8 +184,8 @@ def test_shards_of_partitions_that_others_lead_are_forgotten(rig: GroupRig) -> N
     """What the next leadership reads, it reads anew."""
     coordinator = rig.coordinator(snapshot_records=1)
     commit(coordinator, "g", 1)
-    rig.move(0, leader=1, leader_epoch=1, isr=(0, 1), partition_epoch=1)
+    rig.move_log(0, leader=1, leader_epoch=1, isr=(0, 1), partition_epoch=1)
     coordinator.write_snapshots()
     assert rig.log().replica.log_end_offset == 1, "this broker does not lead"
-    rig.move(0, leader=0, leader_epoch=2, isr=(0,), partition_epoch=2)
+    rig.move_log(0, leader=0, leader_epoch=2, isr=(0,), partition_epoch=2)
     assert committed(coordinator, "g") == [1]

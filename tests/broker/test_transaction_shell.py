@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 
@@ -16,7 +15,7 @@ from spark_broker.broker.confirmation import append_confirmed
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.transaction_coordinator import Answer, Reply, TransactionCoordinator
-from spark_broker.controller.image import BrokerState, MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import BrokerState
 from spark_broker.core.transaction_coordinator import CoordinatorRequest
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
@@ -42,39 +41,16 @@ from spark_broker.protocol.messages import (
     TransactionMarker,
     WriteTransactionMarkers,
 )
-from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
-from tests.broker.rig import KEY, Outcome, Rig, batch
+from tests.broker.rig import INTERNAL_TOPIC_ID, KEY, InternalTopicRig, Outcome, batch
 from tests.conftest import WaitUntil
 
-STATE_TOPIC_ID = "cd" * 16
 TIMEOUT_MS = 60_000
 
 
-class CoordinatorRig(Rig):
+class CoordinatorRig(InternalTopicRig):
     """Beside the topic `t`, one partition of `__transaction_state`."""
 
-    log_state = PartitionState((0, 1), (0, 1), leader=0, leader_epoch=0, partition_epoch=0)
-
-    def image(self, state: PartitionState) -> MetadataImage:
-        image = super().image(state)
-        topic = TopicState(
-            TRANSACTION_STATE_TOPIC,
-            STATE_TOPIC_ID,
-            MappingProxyType({}),
-            internal=True,
-            schemas=(schema_to_bytes(DEFAULT_SCHEMA),),
-            partitions=(self.log_state,),
-        )
-        return dataclasses.replace(
-            image,
-            topics=MappingProxyType({**image.topics, STATE_TOPIC_ID: topic}),
-            topic_ids=MappingProxyType({**image.topic_ids, TRANSACTION_STATE_TOPIC: STATE_TOPIC_ID}),
-        )
-
-    def move_log(self, *to: int, **changes: object) -> None:
-        """Change the log's partition and tell these brokers (none named: all)."""
-        self.log_state = dataclasses.replace(self.log_state, **changes)  # type: ignore[arg-type]
-        self.publish(*to)
+    internal_topic = TRANSACTION_STATE_TOPIC
 
 
 class FakePeers:
@@ -291,7 +267,7 @@ def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
 def test_snapshots_take_the_place_of_older_records(rig: CoordinatorRig) -> None:
     coordinator = alone(rig)
     identities = {f"id-{n}": coordinator.init(f"id-{n}") for n in range(25)}
-    log = rig.brokers[0].manager.partition(STATE_TOPIC_ID, 0)
+    log = rig.brokers[0].manager.partition(INTERNAL_TOPIC_ID, 0)
     start, end = log.offsets(0)
     assert 0 < start < end
     again = Coordinator(rig, 0)
@@ -302,10 +278,10 @@ def test_snapshots_take_the_place_of_older_records(rig: CoordinatorRig) -> None:
 def test_the_coordinators_own_log_takes_no_part_in_transactions(rig: CoordinatorRig) -> None:
     coordinator = alone(rig)
     who = coordinator.init()
-    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, STATE_TOPIC_ID, 0)
+    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, INTERNAL_TOPIC_ID, 0)
     assert isinstance(coordinator.ask(adding), InvalidTopicError)
     written: list[MarkersWritten] = []
-    marker = TransactionMarker(who.producer_id, who.producer_epoch + 1, True, [(STATE_TOPIC_ID, 0)])
+    marker = TransactionMarker(who.producer_id, who.producer_epoch + 1, True, [(INTERNAL_TOPIC_ID, 0)])
     MarkerWriter(rig.brokers[0].manager).write(WriteTransactionMarkers([marker]), 0, written.append)
     assert [result.error_code for result in written[0].results] == [InvalidTopicError.code]
 

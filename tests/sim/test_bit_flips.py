@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 
 from spark_broker.testing.simulation.bit_flips import with_bit_flips
-from spark_broker.testing.simulation.schedule import run_schedule
 from spark_broker.testing.simulation.swarm import Swarm
+from tests.sim.counting import counts_of
 from tests.sim.kinds import has_bit_flips
 
 SEEDS = [seed for seed in range(600, 900) if has_bit_flips(seed)][:20]
@@ -30,10 +29,6 @@ def test_only_schedules_with_bit_flips_are_changed() -> None:
 
 def test_what_rots_is_set_aside_and_healed() -> None:
     """That all replicas agree, and that nothing is on a broker's list of damage, is asked at the end of each."""
-    counts: Counter[str] = Counter()
-    for seed in SEEDS:
-        result = run_schedule(seed)[0]
-        assert result.violation is None, f"seed {seed}: {result.violation}"
-        counts.update(result.counts)
+    counts = counts_of(SEEDS)
     assert counts["fault: bit flip"] >= 5
     assert counts["replicas set aside"] >= 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections import Counter
 
 import pytest
 
@@ -19,6 +18,7 @@ from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from spark_broker.testing.simulation.unclean import FAULT
 from spark_broker.testing.simulation.world import World
+from tests.sim.counting import counts_of
 from tests.sim.test_findings import run_until
 
 SEEDS = range(600)
@@ -50,12 +50,8 @@ def test_a_share_of_the_schedules_has_groups() -> None:
 @pytest.mark.timeout(300)
 def test_groups_commit_resume_and_change_coordinators() -> None:
     """That each has committed up to the end, and finds that, is asked at the end of every schedule."""
-    counts: Counter[str] = Counter()
     seeds = with_groups()
-    for seed in seeds:
-        result = run_schedule(seed)[0]
-        assert result.violation is None, f"seed {seed}: {result.violation}"
-        counts.update(result.counts)
+    counts = counts_of(seeds)
     for what in ("offsets committed", "positions resumed", "members replaced", "coordinators changed"):
         assert counts[what] > len(seeds) / 4, what
     assert counts["offsets logs shortened"] > len(seeds) / 10

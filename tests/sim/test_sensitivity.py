@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.sim.bugs import BUGS
 from tests.sim.sensitivity import find
-from tests.support.sensitivity import TRIES_MAX, Hunts, hunting_for_selected
+from tests.support.sensitivity import TRIES_MAX, Hunts
 
 QUICK_TRIES_MAX = 400
+
+FIND = find
 
 QUICK = [(name, QUICK_TRIES_MAX) for name, bug in sorted(BUGS.items()) if bug.quick]
 SLOW = [
@@ -18,12 +18,6 @@ SLOW = [
     for name, bug in sorted(BUGS.items())
     if not bug.quick
 ]
-
-
-@pytest.fixture(scope="module")
-def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
-    """All of them, on all cores."""
-    yield from hunting_for_selected(request, find)
 
 
 @pytest.mark.timeout(600)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
 from spark_broker.testing.simulation.schedule import run_schedule
 from spark_broker.testing.simulation.transaction_draw import SHARE, TransactionDraw
+from tests.sim.counting import counts_of
 
 SEEDS = range(400)
 
@@ -22,12 +21,8 @@ def test_a_share_of_the_schedules_has_transactions() -> None:
 
 @pytest.mark.timeout(300)
 def test_transactions_begin_commit_and_abort_in_both_forms() -> None:
-    counts: Counter[str] = Counter()
     seeds = _transactional()[:60]
-    for seed in seeds:
-        result = run_schedule(seed)[0]
-        assert result.violation is None, f"seed {seed}: {result.violation}"
-        counts.update(result.counts)
+    counts = counts_of(seeds)
     for what in ("transactions", "transactions committed", "transactions aborted", "versions committed"):
         assert counts[what] > len(seeds) / 10, what
 

@@ -42,9 +42,8 @@ bug = partial(bugs.bug, shows=has_transactions)
 # ---- the partition ---------------------------------------------------------------------------------------------------
 
 
-@bug("23")
-def take_a_number_of_an_aborted_batch_for_a_duplicate(patch: Patch) -> None:
-    """The batches before a marker are still remembered after it."""
+def keep_sequence_numbers_over_a_marker(patch: Patch) -> None:
+    """23: a number used again after an abort is taken for a duplicate of the aborted batch."""
     replay = ProducerStates.replay
 
     def buggy(self: ProducerStates, batch: BatchInfo) -> None:
@@ -54,6 +53,12 @@ def take_a_number_of_an_aborted_batch_for_a_duplicate(patch: Patch) -> None:
             self._entries[batch.producer_id] = replace(self._entries[batch.producer_id], batches=before.batches)
 
     patch.setattr(ProducerStates, "replay", buggy)
+
+
+@bug("23")
+def take_a_number_of_an_aborted_batch_for_a_duplicate(patch: Patch) -> None:
+    """The batches before a marker are still remembered after it."""
+    keep_sequence_numbers_over_a_marker(patch)
     patch.setattr(ProducerStates, "check_marker", lambda self, producer, epoch: not self.is_fenced(producer, epoch))
 
 

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.storage.bugs import BUGS
 from tests.storage.hunts import Hunt
 from tests.storage.sensitivity import find, hunt_for
-from tests.support.sensitivity import TRIES_MAX, Hunts, hunting_for_selected
+from tests.support.sensitivity import TRIES_MAX, Hunts
 
 QUICK_TRIES_MAX = 600
+
+FIND = find
 HUNTS = list(dict.fromkeys(bug.hunt for bug in BUGS.values()))
 QUICK = [(name, QUICK_TRIES_MAX) for name, bug in BUGS.items() if bug.quick]
 SLOW = [pytest.param(name, TRIES_MAX, marks=pytest.mark.full) for name, bug in BUGS.items() if not bug.quick]
 
 pytestmark = pytest.mark.timeout(900)
-
-
-@pytest.fixture(scope="module")
-def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
-    """All of them, on all cores."""
-    yield from hunting_for_selected(request, find)
 
 
 @pytest.mark.parametrize(("name", "tries"), [*QUICK, *SLOW])

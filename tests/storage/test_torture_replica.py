@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from pathlib import Path
 
 import pytest
 
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Operation, SimFileSystem
 from tests.storage.replica_torture import PLAIN, Point, ReplicaRun, Step, check, open_replica
-from tests.storage.torture import telling
+from tests.storage.torture import machine_crashes, process_crashes, telling
 
 BEGIN: list[Step] = [("data", 1), ("txn", 2), ("plain", PLAIN), ("roll", 1), ("commit", 2), ("txn", 2)]
 
@@ -45,27 +44,19 @@ def run_of(steps: list[Step]) -> ReplicaRun:
 
 
 def check_process_crashes(point: Point, lengths: int) -> None:
-    """The process dies here, or within the write that comes: after about so many lengths of it."""
-    check(point.fs.copy().crash_process(), StartKind.PROCESS_CRASH, point.process)
-    operation = point.operation
-    if operation is None or not isinstance(operation.detail, bytes):
-        return
-    size = len(operation.detail)
-    for length in range(1, size, max(1, size // lengths)):
-        fs = point.fs.copy()
-        fd = fs.open(Path(operation.path), 2)
-        fs.pwritev(fd, [memoryview(operation.detail[:length])], operation.position)
-        check(fs.crash_process(), StartKind.PROCESS_CRASH, point.process)
+    """Recovery after the process died here, or in the write that comes: after about so many lengths of it."""
+
+    def cuts(size: int) -> range:
+        return range(1, size, max(1, size // lengths))
+
+    for left in process_crashes(point.fs, point.operation, cuts):
+        check(left, StartKind.PROCESS_CRASH, point.process)
 
 
 def check_machine_crashes(point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
-    """The machine dies here: every subset of unsynced changes (a sample if there are more), and some torn ones."""
-    count = 1 << point.fs.unsynced_changes
-    kept = range(count) if count <= most_subsets else sorted({rng.randrange(count) for _ in range(most_subsets)})
-    for subset in kept:
-        check(point.fs.copy().crash_machine_keeping(subset), StartKind.MACHINE_CRASH, point.machine)
-    for _ in range(draws):
-        check(point.fs.copy().crash_machine(random.Random(rng.getrandbits(32))), StartKind.MACHINE_CRASH, point.machine)
+    """Recovery after each of `machine_crashes`."""
+    for left in machine_crashes(point.fs, most_subsets=most_subsets, draws=draws, rng=rng):
+        check(left, StartKind.MACHINE_CRASH, point.machine)
 
 
 def check_interrupted_recoveries(point: Point, kept: Collection[int]) -> None:

@@ -7,7 +7,7 @@ they are synced. `points` are the places to crash at; `check` opens the log afte
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -307,27 +307,42 @@ def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Expected], conf
     assert same(everything(again), [*found, added]), "what was synced after the recovery outlives the machine"
 
 
-def check_process_crashes(point: Point, cuts: Callable[[int], Iterator[int]]) -> None:
-    """The process dies here, or within the write that comes: after `cuts(length)` bytes of it."""
-    check(point.fs.copy().crash_process(), StartKind.PROCESS_CRASH, point.process)
-    operation = point.operation
+def process_crashes(
+    disk: SimFileSystem, operation: Operation | None, cuts: Callable[[int], Iterable[int]]
+) -> Iterator[SimFileSystem]:
+    """What is left where the process dies here, or within the write that comes: after `cuts(length)` bytes of it."""
+    yield disk.copy().crash_process()
     if operation is None or not isinstance(operation.detail, bytes):
         return
     for length in cuts(len(operation.detail)):
-        fs = point.fs.copy()
+        fs = disk.copy()
         fd = fs.open(Path(operation.path), 2)
         fs.pwritev(fd, [memoryview(operation.detail[:length])], operation.position)
-        check(fs.crash_process(), StartKind.PROCESS_CRASH, point.process)
+        yield fs.crash_process()
+
+
+def machine_crashes(
+    disk: SimFileSystem, *, most_subsets: int, draws: int, rng: random.Random
+) -> Iterator[SimFileSystem]:
+    """Where the machine dies: every subset of unsynced changes (a sample if there are more), and some torn ones."""
+    count = 1 << disk.unsynced_changes
+    kept = range(count) if count <= most_subsets else sorted({rng.randrange(count) for _ in range(most_subsets)})
+    for subset in kept:
+        yield disk.copy().crash_machine_keeping(subset)
+    for _ in range(draws):
+        yield disk.copy().crash_machine(random.Random(rng.getrandbits(32)))
+
+
+def check_process_crashes(point: Point, cuts: Callable[[int], Iterator[int]]) -> None:
+    """Recovery after each of `process_crashes`."""
+    for left in process_crashes(point.fs, point.operation, cuts):
+        check(left, StartKind.PROCESS_CRASH, point.process)
 
 
 def check_machine_crashes(point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
-    """The machine dies here: every subset of unsynced changes (a sample if there are more), and some torn ones."""
-    count = 1 << point.fs.unsynced_changes
-    kept = range(count) if count <= most_subsets else sorted({rng.randrange(count) for _ in range(most_subsets)})
-    for subset in kept:
-        check(point.fs.copy().crash_machine_keeping(subset), StartKind.MACHINE_CRASH, point.machine)
-    for _ in range(draws):
-        check(point.fs.copy().crash_machine(random.Random(rng.getrandbits(32))), StartKind.MACHINE_CRASH, point.machine)
+    """Recovery after each of `machine_crashes`."""
+    for left in machine_crashes(point.fs, most_subsets=most_subsets, draws=draws, rng=rng):
+        check(left, StartKind.MACHINE_CRASH, point.machine)
 
 
 def check_interrupted_recoveries(point: Point, kept_of: Callable[[int], Collection[int]]) -> None:

@@ -38,7 +38,7 @@ def hunting(find: Find, tries: Mapping[str, int], processes: int | None = None) 
 
 
 def hunting_for_selected(request: pytest.FixtureRequest, find: Find) -> Iterator[Hunts]:
-    """Body of a module's fixture `hunts`: hunts for the bug of every selected test of this module that uses it.
+    """Body of the fixture `hunts`: hunts for the bug of every selected test of this module that uses it.
 
     Such a test has two parameters: the bug's `name`, and with how many `tries` it has to be found.
     """

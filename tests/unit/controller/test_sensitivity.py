@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -14,7 +14,7 @@ from spark_broker.controller.image import MetadataImage, PartitionState, TopicSt
 from spark_broker.controller.log_ends import Key, LogEnds
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import PartitionChangeRecord
-from tests.support.sensitivity import Hunts, hunting_for_selected
+from tests.support.sensitivity import Hunts
 from tests.unit.controller.test_properties import ClusterMachine
 
 STORIES_MAX = 2000
@@ -114,10 +114,7 @@ def find(name: str, stories: int) -> dict[str, object]:
     return {"after": 0}
 
 
-@pytest.fixture(scope="module")
-def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
-    """All of them, on all cores."""
-    yield from hunting_for_selected(request, find)
+FIND = find
 
 
 @pytest.mark.parametrize(("name", "tries"), [(bug.__name__, STORIES_MAX) for bug in BUGS])

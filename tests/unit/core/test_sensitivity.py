@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection
 
 import pytest
 
-from spark_broker.core import replica
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
-from spark_broker.core.divergence import Diverging, FetchPosition
-from spark_broker.core.effects import Effect, ProposeIsr, SaveEpochs
+from spark_broker.core.effects import Effect, SaveEpochs
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import Fetched
-from spark_broker.core.leadership import Leadership
-from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import Replica, Role
-from spark_broker.errors import IneligibleReplicaError
-from tests.support.sensitivity import Hunts, hunting_for_selected
-from tests.unit.core.checker import ViolationError
+from tests.sim.bugs import (
+    commit_below_the_minimum,
+    count_the_current_isr_only,
+    cut_at_the_leaders_end_only,
+    join_without_the_epoch_start,
+    keep_producers_over_a_cut,
+    leave_conflicting_epochs,
+    never_truncate,
+    show_a_new_leaders_high_watermark_at_once,
+    take_a_stale_answer_for_a_refusal,
+    take_late_answers,
+    truncate_by_own_high_watermark,
+)
+from tests.support.sensitivity import Hunts
+from tests.unit.core.hunt import PutIn, hunt
 from tests.unit.core.model_controller import ModelController
-from tests.unit.core.schedule import run
 
 SCHEDULES_MAX = 800
 
 Patch = pytest.MonkeyPatch
-
-
-def truncate_by_own_high_watermark(patch: Patch) -> None:
-    """1, KIP-101: a new epoch's follower goes back to what it knows to be committed."""
-    follow = Replica._follow
-
-    def buggy(self: Replica) -> list[Effect]:
-        return [*follow(self), *self.truncate_to(self.high_watermark)]
-
-    patch.setattr(Replica, "_follow", buggy)
-
-
-def never_truncate(patch: Patch) -> None:
-    """2 and 6: a new epoch's follower goes on from its log end, wherever the logs part."""
-
-    def buggy(epochs: EpochHistory, log_end_offset: int, position: FetchPosition) -> Diverging | None:
-        del epochs
-        return None if position.fetch_offset <= log_end_offset else Diverging(-1, log_end_offset)
-
-    patch.setattr(replica, "find_divergence", buggy)
-
-
-def cut_at_the_leaders_end_only(patch: Patch) -> None:
-    """2, KIP-279: the follower's own end of the epoch is not looked at."""
-
-    def buggy(epochs: EpochHistory, log_end_offset: int, diverging: Diverging) -> int:
-        del epochs
-        return min(diverging.end_offset, log_end_offset)
-
-    patch.setattr(replica, "truncation_offset", buggy)
-
-
-def leave_conflicting_epochs(patch: Patch) -> None:
-    """3, KAFKA-10706: the history keeps what begins at or past the log end."""
-    patch.setattr(EpochHistory, "truncate_to", lambda self, _: self)
 
 
 def leave_epochs_past_the_log_end_on_disk(patch: Patch) -> None:
@@ -71,65 +42,6 @@ def leave_epochs_past_the_log_end_on_disk(patch: Patch) -> None:
         return [SaveEpochs(history)]
 
     patch.setattr(Replica, "_set_epochs", buggy)
-
-
-def take_late_answers(patch: Patch) -> None:
-    """2: a divergence that was found before the log was cut and filled again cuts it once more."""
-
-    def buggy(self: Replica, answer: Fetched) -> bool:
-        return self.role is Role.FOLLOWER and answer.leader_epoch == self.assignment.leader_epoch
-
-    patch.setattr(Replica, "awaits", buggy)
-
-
-def count_the_current_isr_only(patch: Patch) -> None:
-    """10: the high watermark does not wait for proposed members."""
-    patch.setattr(Leadership, "maximal_isr", property(lambda self: frozenset(self._assignment.isr)))
-
-
-def take_a_stale_answer_for_a_refusal(patch: Patch) -> None:
-    """10: a proposal that was taken, its answer lost, is forgotten when its repetition is refused."""
-    refused = Replica.isr_refused
-
-    def buggy(self: Replica, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
-        del error_code
-        return refused(self, leader_epoch, partition_epoch, IneligibleReplicaError.code)
-
-    patch.setattr(Replica, "isr_refused", buggy)
-
-
-def commit_below_the_minimum(patch: Patch) -> None:
-    """10, KIP-966: the high watermark moves however small the ISR is."""
-    patch.setattr(Replica, "effective_min_isr", property(lambda self: 0))
-
-
-def join_without_the_epoch_start(patch: Patch) -> None:
-    """11: a new leader's own high watermark is all that a joining follower must have."""
-    grow = Leadership.grow
-
-    def buggy(self: Leadership, follower: int, live: Mapping[int, int], high_watermark: int) -> list[ProposeIsr]:
-        start, self.epoch_start_offset = self.epoch_start_offset, 0
-        effects = grow(self, follower, live, high_watermark)
-        self.epoch_start_offset = start
-        return effects
-
-    patch.setattr(Leadership, "grow", buggy)
-
-
-def show_a_new_leaders_high_watermark_at_once(patch: Patch) -> None:
-    """14, KIP-207: the latest offset falls."""
-    patch.setattr(Replica, "latest_offset", lambda self, _, **__: self.high_watermark)
-
-
-def keep_producers_over_a_cut(patch: Patch) -> None:
-    """19, KAFKA-5435: the state is not rebuilt after truncation."""
-    rebuilt = Replica.producers_rebuilt
-
-    def buggy(self: Replica, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
-        del producers
-        return rebuilt(self, self.producers, log_end_offset)
-
-    patch.setattr(Replica, "producers_rebuilt", buggy)
 
 
 def judge_sequence_numbers_at_followers(patch: Patch) -> None:
@@ -167,7 +79,7 @@ def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
     patch.setattr(ModelController, "of", staticmethod(buggy))
 
 
-BUGS: list[Callable[[Patch], None]] = [
+BUGS: list[PutIn] = [
     stay_eligible_after_a_machine_crash,
     stay_eligible_beside_a_full_isr,
     truncate_by_own_high_watermark,
@@ -188,21 +100,10 @@ BUGS: list[Callable[[Patch], None]] = [
 
 def find(name: str, schedules: int) -> dict[str, object]:
     """After how many schedules the bug was found; 0: it was not."""
-    put_in = next(bug for bug in BUGS if bug.__name__ == name)
-    with pytest.MonkeyPatch.context() as patch:
-        put_in(patch)
-        for seed in range(schedules):
-            try:
-                run(seed)
-            except ViolationError:
-                return {"after": seed + 1}
-    return {"after": 0}
+    return hunt(BUGS, name, schedules)
 
 
-@pytest.fixture(scope="module")
-def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
-    """All of them, on all cores."""
-    yield from hunting_for_selected(request, find)
+FIND = find
 
 
 @pytest.mark.parametrize(("name", "tries"), [(bug.__name__, SCHEDULES_MAX) for bug in BUGS])

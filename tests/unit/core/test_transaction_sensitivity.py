@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-
 import pytest
 
 from spark_broker.core.batch import BatchInfo
@@ -14,9 +11,9 @@ from spark_broker.core.producers import ProducerStates, StoredBatch
 from spark_broker.core.replica import Replica
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.errors import OutOfOrderSequenceNumberError, UnknownProducerIdError
-from tests.support.sensitivity import Hunts, hunting_for_selected
-from tests.unit.core.checker import ViolationError
-from tests.unit.core.schedule import run
+from tests.sim.transaction_bugs import keep_sequence_numbers_over_a_marker
+from tests.support.sensitivity import Hunts
+from tests.unit.core.hunt import PutIn, hunt
 
 SCHEDULES_MAX = 800
 
@@ -58,19 +55,6 @@ def forget_producers_with_open_transactions(patch: Patch) -> None:
         return idle
 
     patch.setattr(ProducerStates, "expire", buggy)
-
-
-def keep_sequence_numbers_over_a_marker(patch: Patch) -> None:
-    """23: a number used again after an abort is taken for a duplicate of the aborted batch."""
-    replay = ProducerStates.replay
-
-    def buggy(self: ProducerStates, batch: BatchInfo) -> None:
-        before = self._entries.get(batch.producer_id)
-        replay(self, batch)
-        if batch.control and before is not None:
-            self._entries[batch.producer_id] = replace(self._entries[batch.producer_id], batches=before.batches)
-
-    patch.setattr(ProducerStates, "replay", buggy)
 
 
 def leave_the_epoch_as_it_was_at_a_marker(patch: Patch) -> None:
@@ -135,7 +119,7 @@ def let_retention_leave_the_last_stable_offset_behind(patch: Patch) -> None:
     patch.setattr(Replica, "last_stable_offset", property(buggy))
 
 
-BUGS: list[Callable[[Patch], None]] = [
+BUGS: list[PutIn] = [
     forget_where_transactions_began_over_a_cut,
     begin_at_any_number,
     forget_producers_with_open_transactions,
@@ -152,21 +136,10 @@ BUGS: list[Callable[[Patch], None]] = [
 
 def find(name: str, schedules: int) -> dict[str, object]:
     """After how many schedules the bug was found; 0: it was not."""
-    put_in = next(bug for bug in BUGS if bug.__name__ == name)
-    with pytest.MonkeyPatch.context() as patch:
-        put_in(patch)
-        for seed in range(schedules):
-            try:
-                run(seed, transactional=True)
-            except ViolationError:
-                return {"after": seed + 1}
-    return {"after": 0}
+    return hunt(BUGS, name, schedules, transactional=True)
 
 
-@pytest.fixture(scope="module")
-def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
-    """All of them, on all cores."""
-    yield from hunting_for_selected(request, find)
+FIND = find
 
 
 @pytest.mark.parametrize(("name", "tries"), [(bug.__name__, SCHEDULES_MAX) for bug in BUGS])

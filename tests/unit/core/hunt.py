@@ -1,0 +1,28 @@
+"""How soon the random schedules of the core find a bug that was put in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from tests.unit.core.checker import ViolationError
+from tests.unit.core.schedule import run
+
+PutIn = Callable[[pytest.MonkeyPatch], None]
+
+
+def hunt(bugs: Iterable[PutIn], name: str, schedules: int, *, transactional: bool | None = None) -> dict[str, object]:
+    """`after`: how many schedules the bug of this name took; 0: so many did not find it.
+
+    `transactional`: as for `run`.
+    """
+    put_in = next(bug for bug in bugs if bug.__name__ == name)
+    with pytest.MonkeyPatch.context() as patch:
+        put_in(patch)
+        for seed in range(schedules):
+            try:
+                run(seed, transactional=transactional)
+            except ViolationError:
+                return {"after": seed + 1}
+    return {"after": 0}

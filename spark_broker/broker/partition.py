@@ -278,11 +278,6 @@ class Partition:
             self._carry_out(effects)
             return diverging
 
-    def follower_idle(self, follower: int, broker_epoch: int, live: Mapping[int, int]) -> None:
-        """The follower still pulls, with nothing new to say of this partition."""
-        with self._lock:
-            self._carry_out(self.replica.follower_idle(follower, broker_epoch, live, self._clock.boottime_ms()))
-
     def read_for_follower(self, leader_epoch: int, offset: int, max_bytes: int) -> PartitionRead:
         with self._lock:
             self.replica.check_leader(leader_epoch)
@@ -483,7 +478,7 @@ class Partition:
             case TruncateLog(offset):
                 self._guard_storage(lambda: self._log.truncate_to(offset))
                 producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
-                self._carry_out(self.replica.producers_rebuilt(producers, self._log.log_end_offset))
+                self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))
             case AdvanceLogStart():
                 self._remove_below_log_start()
             case RestartLog(reason):

@@ -108,10 +108,9 @@ class ReplicaLog:
         last = self._log.last_header
         if last is not None and last.leader_epoch > history.latest_epoch:  # It lacks the newest epochs, and no others.
             known_to = history.entries[-1].start_offset if history.entries else log_start
-            for header in self._log.headers(known_to):
+            for header in self._log.headers(max(known_to, log_start)):
                 if header.leader_epoch > history.latest_epoch:
-                    # The log start may lie within the batch.
-                    history = history.assign(header.leader_epoch, max(header.base_offset, log_start))
+                    history = history.assign(header.leader_epoch, header.base_offset)
         return history
 
     # ---- the log -----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.wire import Buffer
 
 IDLE_REPORT_MS = 200
-"""How often partitions that a request does not name are counted as still being pulled."""
+"""How often partitions that a request does not name are counted as still being pulled, from where they were."""
 
 
 @dataclass(slots=True)
@@ -66,10 +66,9 @@ class ReplicaSession:
         self._correlation_id, self._max_bytes = request.correlation_id, request.max_bytes
         for key in request.forgotten:
             self._forget(key)
-        accepted = (self._accept(request, wanted) for wanted in request.partitions)
-        self._answers = [answer for answer in accepted if answer is not None]
+        named = [self._accept(request, wanted) for wanted in request.partitions]
+        self._answers = [answer for answer in (*named, *self._report_idle(request)) if answer is not None]
         self._payload = []
-        self._report_idle(request)
 
     def poll(self) -> bool:
         """Read what has news, within the request's budget; whether there is something to answer now."""
@@ -95,9 +94,18 @@ class ReplicaSession:
             followed.partition.forget(self.notifier)
 
     def _accept(self, request: ReplicaFetchRequest, wanted: ReplicaPartition) -> ReplicaFetched | None:
-        """Take note of the follower's position; an answer only when there is an error or a divergence to tell."""
-        key = (wanted.topic_id, wanted.partition)
+        """What the follower asks for is read; an answer only when there is an error or a divergence to tell."""
+        key = _key(wanted)
         position = FetchPosition(wanted.leader_epoch, wanted.fetch_offset, wanted.last_fetched_epoch)
+        refused = self._report(request, key, position)
+        if refused is None:
+            self._ready[key] = None
+        return refused
+
+    def _report(
+        self, request: ReplicaFetchRequest, key: PartitionKey, position: FetchPosition
+    ) -> ReplicaFetched | None:
+        """Tell the partition how far the follower is."""
         try:
             partition = self._manager.partition(*key)
             live = self._manager.live_broker_epochs()
@@ -115,7 +123,6 @@ class ReplicaSession:
         followed.position = position
         if diverging is not None:
             return self._diverged(followed, diverging)
-        self._ready[key] = None
         return None
 
     def _diverged(self, followed: _Followed, diverging: Diverging) -> ReplicaFetched:
@@ -128,16 +135,15 @@ class ReplicaSession:
             diverging_end_offset=diverging.end_offset,
         )
 
-    def _report_idle(self, request: ReplicaFetchRequest) -> None:
+    def _report_idle(self, request: ReplicaFetchRequest) -> list[ReplicaFetched | None]:
+        """What the follower said last of the partitions that it does not name holds still."""
         now_ms = self._clock.boottime_ms()
         if now_ms - self._idle_reported_ms < IDLE_REPORT_MS:
-            return
+            return []
         self._idle_reported_ms = now_ms
-        live = self._manager.live_broker_epochs()
-        named = {(wanted.topic_id, wanted.partition) for wanted in request.partitions}
-        for key, followed in self._followed.items():
-            if key not in named:
-                followed.partition.follower_idle(request.broker_id, request.broker_epoch, live)
+        named = {_key(wanted) for wanted in request.partitions}
+        idle = [(key, followed.position) for key, followed in self._followed.items() if key not in named]
+        return [self._report(request, key, position) for key, position in idle]
 
     def _read(self) -> None:
         """Read partitions that are ready, within the budget; those that are left stay ready."""
@@ -197,3 +203,7 @@ class ReplicaSession:
                     )
                 )
         return answers
+
+
+def _key(wanted: ReplicaPartition) -> PartitionKey:
+    return wanted.topic_id, wanted.partition

@@ -61,7 +61,7 @@ class ConsumerWork:
         self._missing_since: dict[str, float] = {}
         self._commit_lock = threading.Lock()
         self._pending_commit: dict[TopicPartition, OffsetAndMetadata] = {}
-        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._committed: dict[TopicPartition, OffsetAndMetadata] = {}  # as far as it is known: none while one is sent
         self._thread = threading.Thread(target=self._run, name=f"{config.client_id or 'consumer'}-work", daemon=True)
         self._thread.start()
 
@@ -92,6 +92,7 @@ class ConsumerWork:
             with self._assignment.lock:
                 for tp in offsets:
                     self._pending_commit.pop(tp, None)
+                    self._committed.pop(tp, None)
             group.commit(offsets, deadline)
             with self._assignment.lock:
                 self._committed.update(offsets)
@@ -114,6 +115,8 @@ class ConsumerWork:
         with self._commit_lock:
             with self._assignment.lock:
                 offsets, self._pending_commit = self._pending_commit, {}
+                for tp in offsets:
+                    self._committed.pop(tp, None)
             if not offsets:
                 return
             try:

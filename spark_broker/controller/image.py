@@ -69,7 +69,7 @@ class PartitionState:
     replicas: tuple[int, ...]
     isr: tuple[int, ...]  # Invariant: empty only without a leader, and only when each last copy may lack records
     leader: int  # Invariant: a member of isr, or NO_LEADER
-    leader_epoch: int  # Invariant: rises with every election, never falls
+    leader_epoch: int  # Invariant: rises with every election and with every replica that leaves, never falls
     partition_epoch: int  # Invariant: rises with every change, never falls
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()

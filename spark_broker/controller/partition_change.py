@@ -6,6 +6,10 @@ follows here, in one place:
     the ISR has the minimum            -> no ELR, and nothing to remember
     else, left ISR or ELR with its log -> ELR
     else, left ISR or ELR without it   -> last known ELR
+
+and so does the leader epoch, which rises with every word on the leader and with every replica that leaves: it may come
+back before its broker hears that it was gone. What that broker has fetched until then, with a log that it is about to
+delete, names the older epoch and counts no more.
 """
 
 from __future__ import annotations
@@ -72,10 +76,11 @@ def _difference(
         value: tuple[int, ...] = getattr(after, name)
         return None if value == getattr(before, name) else list(value)
 
+    loses_replicas = not set(before.replicas) <= set(after.replicas)
     return PartitionChangeRecord(
         topic.topic_id,
         number,
-        leader=None if after.leader == before.leader else after.leader,
+        leader=after.leader if after.leader != before.leader or loses_replicas else None,
         isr=changed("isr"),
         replicas=changed("replicas"),
         adding=changed("adding"),

@@ -94,9 +94,9 @@ class EpochHistory:
         return self if len(self.entries) <= count else EpochHistory(self.entries[-count:])
 
     def start_at(self, log_start_offset: int) -> EpochHistory:
-        """Forget epochs that end at or before `log_start_offset`; the one that spans it begins there."""
-        after = bisect_right(self.entries, log_start_offset, key=lambda entry: entry.start_offset)
-        if after == 0 or (after == 1 and self.entries[0].start_offset == log_start_offset):
-            return self
-        spanning = EpochStart(self.entries[after - 1].epoch, log_start_offset)
-        return EpochHistory((spanning, *self.entries[after:]))
+        """Forget epochs that end before the record that precedes `log_start_offset`.
+
+        The epoch of that record stays: by it a log that ends here, or a follower's, is known to be the same log.
+        """
+        after = bisect_right(self.entries, log_start_offset - 1, key=lambda entry: entry.start_offset)
+        return EpochHistory(self.entries[after - 1 :]) if after > 1 else self

@@ -97,7 +97,7 @@ class Replica:
         self.log_end_offset = log.log_end_offset
         self.high_watermark = min(max(log.high_watermark, log.log_start_offset), log.log_end_offset)
         self.epochs = log.epochs.truncate_to(log.log_end_offset)
-        self._epochs_saved = False  # the file may name epochs that begin past the log end
+        self._saved_epochs: EpochHistory | None = None  # unknown: the file may name epochs past the log end
         self.producers = log.producers
         self.min_insync_replicas = min_insync_replicas
         self.lag_max_ms = lag_max_ms
@@ -164,9 +164,13 @@ class Replica:
         return [Refuse(append.token, error) for append in self.pending.take_all()]
 
     def _set_epochs(self, history: EpochHistory) -> list[Effect]:
-        if history == self.epochs and self._epochs_saved:
+        self.epochs = history
+        return self._save_epochs(history)
+
+    def _save_epochs(self, history: EpochHistory) -> list[Effect]:
+        if history == self._saved_epochs:
             return []
-        self.epochs, self._epochs_saved = history, True
+        self._saved_epochs = history
         return [SaveEpochs(history)]
 
     # ---- the leader: appends -----------------------------------------------------------------------------------
@@ -276,6 +280,9 @@ class Replica:
 
         Raises the error that the follower gets. A divergence changes nothing. A follower that ends below the log start
         gets no batches: the answer names the log start, and the follower begins anew there.
+
+        For one that has nothing new to say, what it said last is said again from time to time: it may be fit for the
+        ISR only now (unfenced since, or refused before), and a late request on an older stream may have said less.
         """
         leadership = self.check_leader(position.leader_epoch)
         progress = leadership.progress(follower, broker_epoch)
@@ -285,17 +292,6 @@ class Replica:
         progress.fetched(position.fetch_offset, self.log_end_offset, now_ms)
         raised = self._advance_high_watermark()
         return None, [*raised, *leadership.grow(follower, live, self.high_watermark)]
-
-    def follower_idle(self, follower: int, broker_epoch: int, live: Mapping[int, int], now_ms: int) -> list[Effect]:
-        """The follower still pulls this partition, from where it was at its last `follower_fetch`.
-
-        It may have become fit for the ISR meanwhile: unfenced only now, or refused before.
-        """
-        progress = self.followers.get(follower)
-        if self.leadership is None or progress is None or progress.broker_epoch != broker_epoch:
-            return []
-        progress.fetched(progress.log_end_offset, self.log_end_offset, now_ms)
-        return [*self.leadership.grow(follower, live, self.high_watermark)]
 
     def _advance_high_watermark(self) -> list[Effect]:
         """The smallest log end of the maximal ISR; it stands still while the ISR is below the minimum."""
@@ -374,19 +370,21 @@ class Replica:
         return self.truncate_to(offset)
 
     def truncate_to(self, offset: int) -> list[Effect]:
-        """Cut the log at `offset`. The shell rebuilds the producers and installs them with `producers_rebuilt`.
+        """Cut the log at `offset`. Until the shell has (`truncated`) nothing changes here: a full disk may refuse.
 
         The history first: when only that was done, the batches left over complete it again at the next start.
         """
         invariant(offset >= self.high_watermark, "truncation below the high watermark")
-        effects = self._set_epochs(self.epochs.truncate_to(offset))
-        if offset < self.log_end_offset:
-            effects.append(TruncateLog(offset))
-            self.log_end_offset = offset
-        return effects
+        history = self.epochs.truncate_to(offset)
+        if offset >= self.log_end_offset:
+            return self._set_epochs(history)
+        return [*self._save_epochs(history), TruncateLog(offset)]
 
-    def producers_rebuilt(self, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
-        """A cut may fall on a batch's beginning below the offset asked for; all follow the log (KAFKA-5435)."""
+    def truncated(self, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
+        """The shell has cut the log, and rebuilt the producers from it.
+
+        A cut may fall on a batch's beginning below the offset asked for; all follow the log (KAFKA-5435).
+        """
         invariant(log_end_offset >= self.high_watermark, "a cut below the high watermark")
         self.producers = producers
         producers.committed(self.high_watermark)
@@ -411,7 +409,7 @@ class Replica:
         self.log_end_offset = log.log_end_offset
         self.high_watermark = log.log_start_offset
         self.epochs = log.epochs
-        self._epochs_saved = False
+        self._saved_epochs = None
         self.producers = log.producers
         self.producers.committed(self.high_watermark)
 

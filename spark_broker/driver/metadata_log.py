@@ -57,6 +57,7 @@ class MetadataLog:
         self.writer = writer if writer is not None else uuid.uuid4().hex
         self.image: MetadataImage = EMPTY_IMAGE
         self.number = -1  # of the last file
+        self._last = b""  # that file
         self._guarded_replay()
 
     @classmethod
@@ -85,11 +86,12 @@ class MetadataLog:
         if snapshot is not None:
             self.image = image_from_snapshot(snapshot.records, snapshot.offset)
             self.number = snapshot.number
+            self._last = self._bytes_of(file_name(snapshot.number))
             self._snapshot_offset = snapshot.offset
         for number in sorted(n for name in names if (n := file_number(name)) is not None and n > self.number):
             if number != self.number + 1:
                 raise MetadataStoreError(f"{self._store}: {file_name(self.number + 1)} is missing")
-            self._replay_file(self._read(number))
+            self._replay_file(number)
 
     def _newest_snapshot(self, numbers: Sequence[int]) -> MetadataFile | None:
         """The newest snapshot that is whole: the log files from the oldest kept snapshot on are there, too."""
@@ -106,16 +108,21 @@ class MetadataLog:
 
     def _read(self, number: int, *, snapshot: bool = False) -> MetadataFile:
         name = file_name(number, snapshot=snapshot)
+        return decode_file(name, self._bytes_of(name))
+
+    def _bytes_of(self, name: str) -> bytes:
         data = self._store.read(name)
         if data is None:
             raise MetadataStoreError(f"{self._store}: {name} is missing")
-        return decode_file(name, data)
+        return data
 
-    def _replay_file(self, file: MetadataFile) -> None:
+    def _replay_file(self, number: int) -> None:
+        data = self._bytes_of(file_name(number))
+        file = decode_file(file_name(number), data)
         if file.offset != self.image.next_offset:
             raise MetadataStoreError(f"{file.name} begins at {file.offset}, expected {self.image.next_offset}")
         self.image = self.image.apply(file.records)
-        self.number = file.number
+        self.number, self._last = file.number, data
 
     def check_cluster_id(self, found: Collection[str]) -> None:
         """`found`: the cluster ids that log directories carry. Raises InconsistentClusterIdError, MetadataStoreError.
@@ -149,30 +156,30 @@ class MetadataLog:
         image = self.image.apply(records)
         invariant(image.controller_epoch >= 0, "the first append of a controller begins its epoch")
         file = MetadataFile(self.number + 1, image.controller_epoch, offset, self.writer, tuple(records))
+        data = encode_file(file)
         try:
-            self._commit(file)
+            self._commit(file.name, data)
         except (MetadataStoreError, StaleControllerEpochError) as error:
             self._failure = error
             raise
-        self.image, self.number = image, file.number
+        self.image, self.number, self._last = image, file.number, data
         if image.next_offset - self._snapshot_offset >= self._records_between_snapshots:
             self._snapshot()
         return offset
 
-    def _commit(self, file: MetadataFile) -> None:
-        """Create the file, or find out who did. Then check that its predecessor exists."""
-        data = encode_file(file)
+    def _commit(self, name: str, data: bytes) -> None:
+        """Create the file, or find out who did. Then check that its predecessor is the one that we know."""
         deadline = time.monotonic() + self._retry_deadline_s
         while True:
             try:
-                if not self._store.create(file.name, data):
-                    self._check_ours(file.name, data)
-                self._check_predecessor(file)
+                if not self._store.create(name, data):
+                    self._check_ours(name, data)
+                self._check_last()
                 return
             except OSError as error:
-                logger.warning("the result of writing %s is unclear, trying again: %s", file.name, error)
+                logger.warning("the result of writing %s is unclear, trying again: %s", name, error)
                 if time.monotonic() > deadline:
-                    raise MetadataStoreError(f"{self._store}: {file.name} could not be written: {error}") from error
+                    raise MetadataStoreError(f"{self._store}: {name} could not be written: {error}") from error
             # The name may be ours already: the next create answers "exists", and the file is then read.
             self._wait(RETRY_PAUSE_S)
 
@@ -186,10 +193,11 @@ class MetadataLog:
                 f"{name} was written by controller epoch {other.controller_epoch} ({other.writer})"
             )
 
-    def _check_predecessor(self, file: MetadataFile) -> None:
-        """A writer that slept through a whole snapshot finds its number free, because it was cleaned up long ago."""
-        if file.number > 0 and self._store.read(file_name(file.number - 1)) is None:
-            raise StaleControllerEpochError(f"{file_name(file.number - 1)} is gone: another controller cleaned it up")
+    def _check_last(self) -> None:
+        """A writer that slept through a whole snapshot finds its number free, because it was cleaned up long ago; and
+        in the place of the file before it perhaps what another such writer has left."""
+        if not self.empty and self._store.read(file_name(self.number)) != self._last:
+            raise StaleControllerEpochError(f"{file_name(self.number)} is gone: another controller cleaned it up")
 
     def check_current(self) -> None:
         """Look whether another controller has taken over: one that writes nothing would never learn it.
@@ -200,14 +208,14 @@ class MetadataLog:
         if self._failure is not None:
             raise self._failure
         try:
-            deposed = self._store.read(file_name(self.number + 1)) is not None
-            deposed = deposed or self._store.read(file_name(self.number)) is None
+            if self._store.read(file_name(self.number + 1)) is not None:
+                raise StaleControllerEpochError(f"another controller has written after {file_name(self.number)}")
+            self._check_last()
         except OSError as error:
             logger.warning("whether this controller is still the newest is not known: %s", error)
-            return
-        if deposed:
-            self._failure = StaleControllerEpochError(f"another controller has written after {file_name(self.number)}")
-            raise self._failure
+        except StaleControllerEpochError as error:
+            self._failure = error
+            raise
 
     # ---- snapshots ---------------------------------------------------------------------------------------------
 

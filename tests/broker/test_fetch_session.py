@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -10,18 +11,18 @@ from typing import cast
 import pytest
 
 from spark_broker.broker.append import Append
-from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock, SystemClock
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.replica_session import ReplicaSession
+from spark_broker.broker.replica_session import IDLE_REPORT_MS, ReplicaSession
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import Assignment, FetchPosition, Replica
 from spark_broker.protocol.arrow_message import encode_batch
-from spark_broker.protocol.messages import ReplicaFetchResponse
+from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
@@ -49,14 +50,18 @@ class Manager:
 class Stream:
     """A follower's session with the leader, of which the test carries the messages."""
 
-    def __init__(self, leader: Partition, follower: Partition) -> None:
+    def __init__(self, leader: Partition, follower: Partition, clock: Clock = SYSTEM_CLOCK) -> None:
         settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
         self.session = FetchSession(settings, {KEY: follower})
-        self._server = ReplicaSession(cast(ReplicaManager, Manager(leader)), 1 << 20)
+        self._server = ReplicaSession(cast(ReplicaManager, Manager(leader)), 1 << 20, clock=clock)
 
     def ask(self) -> Answer:
-        """The next request, answered at once, as after a wait without news."""
-        self._server.begin(self.session.request())
+        """The next request, answered at once."""
+        return self.answer(self.session.request())
+
+    def answer(self, request: ReplicaFetchRequest) -> Answer:
+        """As after a wait without news."""
+        self._server.begin(request)
         self._server.poll()
         response, payload = self._server.finish()
         return response, b"".join(payload)
@@ -66,13 +71,23 @@ class Stream:
         assert self.session.received(response, memoryview(payload)) == []
 
 
+class SteppedClock(SystemClock):
+    """Boot time goes on when a test says so."""
+
+    now_ms = 1_000
+
+    def boottime_ms(self) -> int:
+        return self.now_ms
+
+
 Open = Callable[[int], Partition]
 
 
 @pytest.fixture
 def opened(tmp_path: Path) -> Iterator[Open]:
     """Opens the replica of a broker; broker 0 leads, brokers 0 and 2 are in sync."""
-    state = TopicState("t", TOPIC_ID, MappingProxyType({}), schemas=(schema_to_bytes(DEFAULT_SCHEMA),), partitions=())
+    config = MappingProxyType({"segment.bytes": "4096"})
+    state = TopicState("t", TOPIC_ID, config, schemas=(schema_to_bytes(DEFAULT_SCHEMA),), partitions=())
     topic, partitions = Topic.of(state), []
     lease = Lease()
     lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
@@ -94,7 +109,13 @@ def opened(tmp_path: Path) -> Iterator[Open]:
 
 def append(leader: Partition, value: bytes) -> None:
     message = encode_batch(batch(value), producer_id=-1, producer_epoch=-1, base_sequence=-1)
-    leader.append(Append(message, 0, 1, 0, SYSTEM_CLOCK.boottime_ms() + 30_000), Outcome())
+    leader.append(Append(message, leader.leader_epoch(), 1, 0, SYSTEM_CLOCK.boottime_ms() + 30_000), Outcome())
+
+
+def elect(leader: int, leader_epoch: int, *partitions: Partition) -> None:
+    for partition in partitions:
+        assignment = Assignment(leader, leader_epoch, leader_epoch, (0, 1, 2), (leader, 2))
+        partition.assign(assignment, partition.topic, EPOCHS)
 
 
 def test_what_an_ignored_answer_said_of_the_high_watermark_is_said_again(opened: Open) -> None:
@@ -130,3 +151,53 @@ def test_a_high_watermark_that_was_told_is_not_told_again(opened: Open) -> None:
     assert response.partitions == []
     response, _ = stream.ask()
     assert response.partitions == []
+
+
+def test_how_far_a_follower_is_does_not_stay_with_what_a_late_request_said(opened: Open) -> None:
+    """Simulator, seed 413174: a request of a stream that is closed already overtakes nothing, and comes all the same.
+
+    What the follower said on its newer stream holds, though it has nothing to add.
+    """
+    leader, follower, clock = opened(0), opened(1), SteppedClock()
+    older, newer = Stream(leader, follower, clock), Stream(leader, follower, clock)
+    late = older.session.request()
+    append(leader, b"a")
+    while (request := newer.session.request()).partitions:
+        newer.take(newer.answer(request))
+    progress = leader.replica.followers[1]
+    assert progress.log_end_offset == 1
+
+    older.answer(late)
+    assert progress.log_end_offset == 0
+
+    clock.now_ms += IDLE_REPORT_MS
+    newer.answer(request)
+    assert progress.log_end_offset == 1
+
+
+def test_a_follower_whose_full_disk_refuses_a_cut_is_as_it_was(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulator, seed 423964: its log had not been cut, and what it went on from was the offset of the cut."""
+    leader, follower = opened(0), opened(1)
+    elect(1, 1, follower)
+    for _ in range(3):
+        append(follower, b"uncommitted" * 300)
+    elect(0, 2, leader, follower)
+    append(leader, b"a")
+    stream = Stream(leader, follower, SteppedClock())
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.storage.log.write_log_state", _is_full)
+        stream.take(stream.ask())
+    assert follower.replica.fetch_position() == FetchPosition(2, 3, 1)
+    assert [header.leader_epoch for header in follower.log.headers(0)] == [1, 1, 1]
+
+    later = Stream(leader, follower)
+    for _ in range(3):
+        later.take(later.ask())
+    assert follower.replica.fetch_position() == FetchPosition(2, 1, 2)
+    assert [header.leader_epoch for header in follower.log.headers(0)] == [2]
+    assert (follower.replica.epochs.to_pairs(), leader.replica.epochs.to_pairs()) == ([(2, 0)], [(2, 0)])
+
+
+def _is_full(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

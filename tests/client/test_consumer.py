@@ -539,6 +539,33 @@ def test_a_commit_is_tried_again_while_the_coordinator_loads(cluster: FakeCluste
     assert left == []
 
 
+def test_what_was_committed_is_not_known_any_more_after_a_commit_that_failed(
+    cluster: FakeCluster, values: Values
+) -> None:
+    """Simulator, seed 403128: it was stored, its answer was lost. Back where it was before, it must commit again."""
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, OffsetCommit) and request.offsets[0].offset == 1:
+            cluster.committed["g", "t", 0] = request.offsets[0]
+            lost = CoordinatorNotAvailableError("the answer is lost")
+            return ErrorResponse(lost.code, lost.message)
+        return None
+
+    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "default_api_timeout_ms": 500}
+    with Consumer(cluster.bootstrap, group_id="g", topics=["t"], **settings) as consumer:
+        consumer.position(T0)
+        consumer.commit()
+        poll_rows(consumer, 1)
+        cluster.call_hook = hook
+        with pytest.raises(SparkBrokerError):
+            consumer.commit()
+        assert cluster.committed["g", "t", 0].offset == 1
+        consumer.seek(T0, 0)
+    assert cluster.committed["g", "t", 0].offset == 0
+
+
 def test_commits_need_a_group(cluster: FakeCluster, consumer: Consumer) -> None:
     with pytest.raises(InvalidConfigError, match=r"group\.id"):
         consumer.commit()

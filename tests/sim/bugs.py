@@ -323,13 +323,13 @@ def take_an_existing_file_for_ours(patch: Patch) -> None:
 @bug("19")
 def keep_producers_over_a_cut(patch: Patch) -> None:
     """KAFKA-5435: the state is not rebuilt after truncation."""
-    rebuilt = Replica.producers_rebuilt
+    rebuilt = Replica.truncated
 
     def buggy(self: Replica, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
         del producers
         return rebuilt(self, self.producers, log_end_offset)
 
-    patch.setattr(Replica, "producers_rebuilt", buggy)
+    patch.setattr(Replica, "truncated", buggy)
 
 
 @bug("20")

@@ -261,6 +261,20 @@ def test_a_writer_that_slept_through_a_clean_up_is_deposed(tmp_path: Path) -> No
     assert MetadataLog.open(str(tmp_path)).image == other.image
 
 
+def test_of_two_writers_that_slept_neither_builds_on_what_the_other_leaves(tmp_path: Path) -> None:
+    """Simulator, seed 453544: the number before its own is taken again, by a writer that was deposed like itself."""
+    log = begun(tmp_path, records_between_snapshots=5, snapshots_kept=1)
+    sleepers = [MetadataLog.open(str(tmp_path))]
+    log.append([LaunchRecord(1)])
+    sleepers.append(MetadataLog.open(str(tmp_path)))
+    for launch in range(2, 20):
+        log.append([LaunchRecord(launch)])
+    for sleeper in sleepers:
+        with pytest.raises(StaleControllerEpochError):
+            sleeper.append([ControllerEpochRecord(1, sleeper.writer)])
+    assert MetadataLog.open(str(tmp_path)).image == log.image
+
+
 def test_snapshots_replace_files_but_never_the_newest(tmp_path: Path) -> None:
     log = begun(tmp_path, records_between_snapshots=5, snapshots_kept=2)
     for launch in range(1, 41):

@@ -72,7 +72,6 @@ class BrokerProcess(NetworkNode):
         self.machine = machine
         self.launch = launch
         self.fs = machine.fs
-        self.after_interruption, machine.interrupted = machine.interrupted, False
         self.directory = LogDirectory.claim(
             LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs
         )
@@ -323,7 +322,7 @@ class BrokerProcess(NetworkNode):
 
     def _on_failure(self, error: SparkBrokerError) -> None:
         self.world.note(self.name, trace.Kind.PROCESS, f"ends: {error}")
-        self.machine.interrupted = True
+        self.world.invariants.interrupted(self.machine)
         self.world.scheduler.after(0, self, "failed", lambda: self._end("failed"))
 
     def _on_storage_failure(self, key: PartitionKey, error: SparkBrokerError) -> None:
@@ -347,7 +346,7 @@ class BrokerProcess(NetworkNode):
             raise
         except SparkBrokerError as error:
             # The process ends with this error instead: it leaves no marker.
-            self.machine.interrupted = True
+            self.world.invariants.interrupted(self.machine)
             reason = str(error)
         self.world.note(self.name, trace.Kind.PROCESS, f"has ended: {reason}")
         self.world.process_ended(self)

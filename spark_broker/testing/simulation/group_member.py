@@ -174,6 +174,8 @@ class SimGroupMember(SimConsumer):
                 self._quit("leaves")
             return
         self._committing = True
+        for key in places:
+            self.committed.pop(key, None)  # unknown until this one is answered
         self._last_commit = self._leaving
         tps = {key: self.states[key].tp for key in places}
         offsets = [CommittedOffset(tps[key].topic, tps[key].partition, *place) for key, place in places.items()]

@@ -94,6 +94,12 @@ class Invariants:
         self._unreadable.pop(place, None)
         return True
 
+    def interrupted(self, machine: Machine) -> None:
+        """Its process ended in the middle of changing its files."""
+        for (number, _), shadow in self.shadows.items():
+            if number == machine.number:
+                shadow.interrupted = True
+
     def died(self, process: BrokerProcess) -> None:
         """It died within an event: what it acknowledged there is judged by the history alone, its files are gone."""
         self._acknowledged = [answer for answer in self._acknowledged if answer[0] is not process]
@@ -270,15 +276,15 @@ class Invariants:
         """A process opened the replica: what its predecessor had written is there, unless the machine went down."""
         shadow = ReplicaShadow(process=process.name)
         shadow.begin_at(partition.replica.log_start_offset)
-        headers = list(partition.log.headers(partition.replica.log_start_offset))
-        shadow.append(headers)
+        shadow.append(partition.log.headers(partition.replica.log_start_offset))
         shadow.end_offset = max(shadow.end_offset, partition.replica.log_end_offset)
         after_machine_crash = process.directory.start_kind is StartKind.MACHINE_CRASH
         lost_by_design = after_machine_crash or process.machine.incomplete
         if before is not None and not lost_by_design:
-            kept = [header for header in before.headers if header.base_offset >= shadow.start_offset]
-            kept = kept[: len(headers)] if process.after_interruption else kept
-            if headers[: len(kept)] != kept:
+            start = max(shadow.start_offset, before.start_offset)  # a full disk may have kept what was deleted
+            kept, found = ([h for h in of.headers if h.base_offset >= start] for of in (before, shadow))
+            kept = kept[: len(found)] if before.interrupted else kept
+            if found[: len(kept)] != kept:
                 raise ViolationError(
                     "a process crash loses nothing",
                     f"{process.name} opened a log up to {shadow.end_offset}; its predecessor had {before.end_offset}",
@@ -415,6 +421,8 @@ class Invariants:
         committed = self.committed.get(key)
         if partition is None or committed is None or partition.replica.role is Role.STOPPED:
             return  # its disk failed in the same event, and what it held is not looked at any more
+        if (process.machine.number, key) in self._unreadable:
+            return  # damaged: what of it is committed is not known here
         if base_offset < partition.replica.log_start_offset:
             return
         if request.acks == ACKS_ALL and committed.at(base_offset) is None:

@@ -46,7 +46,6 @@ class Machine:
         self.launching = False  # a launch number was asked for, or the process is about to start
         self.powered = True
         self.incomplete = False
-        self.interrupted = False  # the last process ended in the middle of changing its files
         self.broker_id = -1
 
     @property

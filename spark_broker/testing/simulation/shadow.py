@@ -52,6 +52,7 @@ class ReplicaShadow:
     """One machine's replica as it was after the last event.
 
     `matched`: up to there it holds exactly what is committed; below `start_offset` that is taken for granted.
+    `interrupted`: its process ended in the middle of changing the files, which may be ahead of it or behind.
     """
 
     headers: list[BatchHeader] = field(default_factory=list)
@@ -60,6 +61,7 @@ class ReplicaShadow:
     matched: int = 0
     high_watermark: int = 0
     process: str = ""
+    interrupted: bool = False
     state: tuple[object, ...] = ()
 
     def cut(self, end_offset: int) -> None:

@@ -94,7 +94,8 @@ class World:
         self.transactional = Transactional(self, transactions) if transactions is not None else None
         self.groups = Groups(self, groups) if groups is not None else None
         self._controllers = 0
-        self._topics = 0
+        self._topics = 0  # that were asked for
+        self._topic_ids = 0
         self._batches = 0
         self._read: dict[int, tuple[MetadataUpdate, MetadataImage, MetadataImage]] = {}
 
@@ -258,7 +259,7 @@ class World:
             process = machine.process
             if process is not None and process.alive and not process.fs.alive:
                 self.note(process.name, Kind.FAULT, "dies in the middle of a write")
-                machine.interrupted = True
+                self.invariants.interrupted(machine)
                 self.invariants.died(process)
                 self._kill(process, silently=False)
                 self._replace(process, None)
@@ -322,7 +323,8 @@ class World:
         )
 
     def new_topic_id(self, *, internal: bool = False) -> str:
-        return f"{1 << 64:032x}" if internal else f"{self._topics:032x}"
+        self._topic_ids += not internal
+        return f"{1 << 64:032x}" if internal else f"{self._topic_ids:032x}"
 
     def call_controller(self, request: object, label: str, again: object = None) -> None:
         """An operator's call; `again` is called when it failed."""

@@ -8,8 +8,15 @@ import pytest
 
 from spark_broker.controller.events import SparkLost
 from spark_broker.controller.image import PartitionState
-from spark_broker.errors import InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
-from spark_broker.protocol.messages import AlterIsr, AlterPartition, ElectLeaders, IsrMember, ReassignPartition
+from spark_broker.errors import FencedLeaderEpochError, InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
+from spark_broker.protocol.messages import (
+    AlterIsr,
+    AlterPartition,
+    AlterPartitionResult,
+    ElectLeaders,
+    IsrMember,
+    ReassignPartition,
+)
 from tests.unit.controller.cluster import Cluster, registration
 
 
@@ -62,6 +69,31 @@ def test_a_move_that_only_drops_or_reorders_replicas_is_done_at_once() -> None:
     cluster.call(ReassignPartition("t", 0, [1, 0]))
     state = cluster.partition()
     assert (state.replicas, set(state.isr), state.leader, state.reassigning) == ((1, 0), {0, 1}, 0, False)
+
+
+def test_a_replica_that_leaves_ends_the_leader_epoch() -> None:
+    """Simulator, seed 466845: it came back before its broker heard that it was gone. The leader counted what that
+    broker fetched with its old log, which it then deleted: as a member of the ISR."""
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.create_topic(factor=2)
+    before = cluster.partition()
+    cluster.call(ReassignPartition("t", 0, [0, 2]))
+    assert cluster.partition().leader_epoch == before.leader_epoch, "nobody has left yet"
+    catch_up(cluster)
+    moved = cluster.partition()
+    assert (moved.replicas, moved.leader, moved.leader_epoch) == ((0, 2), before.leader, before.leader_epoch + 1)
+    cluster.call(ReassignPartition("t", 0, [1, 0, 2]))
+    assert cluster.partition().leader_epoch == moved.leader_epoch, "to come is not to leave"
+
+    topic, epochs = cluster.topic(), {broker.id: broker.epoch for broker in cluster.image.brokers.values()}
+    late = AlterIsr(
+        topic.topic_id, 0, before.leader_epoch, cluster.partition().partition_epoch,
+        [IsrMember(broker, epochs[broker]) for broker in (0, 2, 1)],
+    )  # fmt: skip
+    answer = cluster.call(AlterPartition(0, epochs[0], [late]))
+    assert isinstance(answer, AlterPartitionResult)
+    assert [one.error_code for one in answer.results] == [FencedLeaderEpochError.code]
 
 
 def test_a_move_can_be_taken_back() -> None:

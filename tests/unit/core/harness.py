@@ -9,7 +9,7 @@ A fetch is three steps, so that messages may be late, lost or overtaken:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.divergence import FetchPosition
@@ -102,6 +102,7 @@ class Node:
     restart_reason: str | None = None
     proposal: ProposeIsr | None = None
     forgot: bool = False  # producers that were idle, since the state was last rebuilt
+    said: Request | None = None  # to a leader, last; what that leader's stream remembers
     data_lost: bool = False  # by a crash of its machine, until it registers
 
 
@@ -228,6 +229,7 @@ class Cluster:
             request.follower, request.broker_epoch, position, node.metadata.live_epochs, self.now_ms
         )
         self._carry_out(request.leader, effects)
+        self.nodes[request.follower].said = request if diverging is None else None
         entries: list[Entry] = []
         if diverging is None and position.fetch_offset >= replica.log_start_offset:
             entries = node.log.read(position.fetch_offset, replica.log_end_offset)[:max_batches]
@@ -279,12 +281,10 @@ class Cluster:
             self.apply(answer)
 
     def idle(self, follower: int, broker_epoch: int | None = None) -> None:
-        """The leader's stream reports a follower that still pulls, with nothing new to say of this partition."""
-        leader = self.replica(follower).assignment.leader
-        node, epoch = self.nodes[leader], broker_epoch or self.nodes[follower].broker_epoch
-        assert node.metadata is not None
-        live = node.metadata.live_epochs
-        self._carry_out(leader, self.replica(leader).follower_idle(follower, epoch, live, self.now_ms))
+        """The leader's stream says again what a follower said last that has nothing new to say of this partition."""
+        said = self.nodes[follower].said
+        if said is not None and said.run == self.nodes[follower].run:
+            self.serve(replace(said, broker_epoch=broker_epoch or said.broker_epoch), max_batches=0)
 
     def replicate(self, *followers: int, rounds: int = 8) -> None:
         """Fetches until everybody has and knows everything."""
@@ -409,7 +409,7 @@ class Cluster:
                 node.log.truncate_to(offset)
                 rebuilt = node.log.rebuilt_producers()
                 node.forgot = False
-                self._carry_out(node.id, self.replica(node.id).producers_rebuilt(rebuilt, node.log.log_end_offset))
+                self._carry_out(node.id, self.replica(node.id).truncated(rebuilt, node.log.log_end_offset))
             case AdvanceLogStart(offset):
                 node.log.advance_log_start(offset)
             case RestartLog(reason):

@@ -28,12 +28,16 @@ class Record:
 
 @dataclass(slots=True)
 class Log:
-    """A history, and the records from `start` on of which it speaks. `leads`: the epoch in which it may write."""
+    """A history, and the records from `start` on of which it speaks. `leads`: the epoch in which it may write.
+
+    `before`: the record that precedes `start`, where the history knows its epoch.
+    """
 
     history: EpochHistory = field(default_factory=EpochHistory)
     records: list[Record] = field(default_factory=list)
     start: int = 0
     leads: int = -1  # none
+    before: Record | None = None
 
     @property
     def end(self) -> int:
@@ -41,6 +45,19 @@ class Log:
 
     def at(self, offset: int) -> Record:
         return self.records[offset - self.start]
+
+    def retain(self, start: int) -> None:
+        self.before = self.at(start - 1) if start > self.start else self.before
+        self.records = self.records[start - self.start :]
+        self.start, self.history = start, self.history.start_at(start)
+
+    def begin_anew(self, leader: Log) -> None:
+        """At the leader's log start, with what the leader knows of the part before."""
+        self.records, self.start, self.before = [], leader.start, leader.before
+        self.history = leader.history.truncate_to(leader.start)
+
+    def last(self) -> Record | None:
+        return self.records[-1] if self.records else self.before
 
     def truncate(self, end: int) -> None:
         self.records = self.records[: max(end - self.start, 0)]
@@ -81,9 +98,7 @@ class EpochMachine(RuleBasedStateMachine):
     @rule(number=numbers, data=st.data())
     def retain(self, number: int, data: st.DataObject) -> None:
         log = self.logs[number]
-        start = data.draw(st.integers(log.start, log.end))
-        log.records = log.records[start - log.start :]
-        log.start, log.history = start, log.history.start_at(start)
+        log.retain(data.draw(st.integers(log.start, log.end)))
 
     @rule(number=numbers, data=st.data())
     def lose_the_end(self, number: int, data: st.DataObject) -> None:
@@ -117,9 +132,9 @@ class EpochMachine(RuleBasedStateMachine):
         mine.history = mine.history.truncate_to(mine.end)
         self.cut_to_agreement(mine, its)
         if mine.end < its.start:
-            mine.records, mine.start = [], its.start
-            mine.history = EpochHistory(tuple(e for e in its.history.entries if e.start_offset <= its.start))
-            mine.history = mine.history.truncate_to(mine.end)
+            mine.begin_anew(its)
+        if mine.end == its.start and its.before is not None:
+            assert mine.last() in (None, its.before), "the logs differ where one ends and the other begins"
         for offset in range(mine.end, min(mine.end + count, its.end)):
             mine.copy(its.at(offset))
         for offset in range(max(mine.start, its.start), mine.end):
@@ -135,7 +150,7 @@ class EpochMachine(RuleBasedStateMachine):
             cut = truncation_offset(mine.history, mine.end, diverging)
             assert cut <= mine.end
             if cut < mine.start:  # Made anew (KAFKA-7897): below its start it has nothing to keep.
-                mine.records, mine.start, mine.history = [], its.start, EpochHistory()
+                mine.begin_anew(its)
                 return
             mine.truncate(cut)
             assert mine.position(its.leads) != before, "a divergence that cuts nothing is asked for ever"
@@ -148,6 +163,7 @@ class EpochMachine(RuleBasedStateMachine):
         for log in self.logs:
             found = [log.history.epoch_at(offset) for offset in range(log.start, log.end)]
             assert found == [record.epoch for record in log.records]
+            assert log.history.epoch_at(log.start - 1) == (UNDEFINED_EPOCH if log.before is None else log.before.epoch)
 
     @invariant()
     def every_epoch_ends_where_a_later_one_begins(self) -> None:

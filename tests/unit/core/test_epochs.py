@@ -55,13 +55,14 @@ def test_truncation_is_the_history_of_the_shorter_log(log: Log, end_offset: int)
 
 
 @given(logs, st.integers(0, 20))
-def test_a_later_log_start_forgets_epochs_but_no_offset(log: Log, start: int) -> None:
+def test_a_later_log_start_forgets_epochs_but_no_offset_and_not_the_one_before(log: Log, start: int) -> None:
     start = min(start, len(log))
     history = history_of(log)
     later = history.start_at(start)
-    assert [later.epoch_at(offset) for offset in range(start, len(log))] == log[start:]
+    known_from = max(start - 1, 0)
+    assert [later.epoch_at(offset) for offset in range(known_from, len(log))] == log[known_from:]
     assert later.latest_epoch == history.latest_epoch
-    assert all(entry.start_offset >= start for entry in later.entries)
+    assert len(later.entries) == len(set(log[known_from:]))
 
 
 @given(logs, st.integers(0, 3))
@@ -129,6 +130,15 @@ def test_the_cut_is_the_smaller_of_both_ends_of_the_epoch() -> None:
     assert diverging == Diverging(2, 12)
     assert truncation_offset(mine, len(follower), diverging) == 8
     assert reconciled(leader, follower, 4)[0] == [0] * 4
+
+
+def test_a_log_that_ends_where_another_begins_is_known_to_be_another_one() -> None:
+    """Simulator, seeds 407036, 434780: what the follower has was never committed, and the leader's log starts there."""
+    leader = EpochHistory.from_pairs([(0, 0), (1, 1)]).start_at(3)
+    assert find_divergence(leader, 3, FetchPosition(2, 3, 0)) == Diverging(-1, 1)
+    assert find_divergence(leader, 3, FetchPosition(2, 3, 1)) is None
+    follower = EpochHistory.from_pairs([(1, 0)]).start_at(3)
+    assert find_divergence(leader, 9, FetchPosition(2, 3, follower.epoch_at(2))) is None
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_a_cut_inside_a_batch_leaves_no_epoch_behind_that_began_with_it() -> Non
     follow(replica, 4)
     effects = replica.fetched(answer(replica, diverging=Diverging(2, 9)))
     assert effects == [SaveEpochs(EpochHistory.from_pairs([(0, 0), (1, 6)])), TruncateLog(9)]
-    assert replica.producers_rebuilt(ProducerStates(), 6) == [SaveEpochs(EpochHistory.from_pairs([(0, 0)]))]
+    assert replica.truncated(ProducerStates(), 6) == [SaveEpochs(EpochHistory.from_pairs([(0, 0)]))]
     assert replica.fetch_position() == FetchPosition(4, 6, 0)
 
 
@@ -206,7 +206,7 @@ def test_an_answer_to_another_position_is_ignored() -> None:
     follow(replica, 4)
     late = answer(replica, diverging=Diverging(0, 5))
     replica.truncate_to(5)
-    replica.producers_rebuilt(ProducerStates(), 5)
+    replica.truncated(ProducerStates(), 5)
     replica.follower_appended([BatchInfo(5, 10, 3, 0)], 0)
     assert replica.fetched(late) == []
     assert replica.log_end_offset == 10

@@ -22,12 +22,12 @@ Patch = pytest.MonkeyPatch
 
 def forget_where_transactions_began_over_a_cut(patch: Patch) -> None:
     """19, KAFKA-5435: after truncation, what was open is taken to be decided."""
-    rebuilt = Replica.producers_rebuilt
+    rebuilt = Replica.truncated
 
     def buggy(self: Replica, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
         return rebuilt(self, ProducerStates(producers.entries()), log_end_offset)
 
-    patch.setattr(Replica, "producers_rebuilt", buggy)
+    patch.setattr(Replica, "truncated", buggy)
 
 
 def begin_at_any_number(patch: Patch) -> None:

@@ -111,7 +111,7 @@ class ReplicaLog:
             for header in self._log.headers(max(known_to, log_start)):
                 if header.leader_epoch > history.latest_epoch:
                     history = history.assign(header.leader_epoch, header.base_offset)
-        return history
+        return history.start_at(log_start)
 
     # ---- the log -----------------------------------------------------------------------------------------------
 
@@ -203,6 +203,7 @@ class ReplicaLog:
             self._log.truncate_fully_and_start_at(log_start_offset)
             self._snapshots.remove_above(log_start_offset)
             self._snapshots.remove_below(log_start_offset)
+        # Last: by its own history a log that a crash leaves empty is found to be another than the leader's.
         self.save_epochs(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
 
     # ---- epochs and producers ----------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import pyarrow as pa
 from spark_broker.broker.replica_log import ReplicaLog, batch_info
 from spark_broker.broker.topic import Topic
 from spark_broker.config import TopicConfig
-from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.errors import DamagedLogError
@@ -43,9 +43,13 @@ def open_replica(start: StartKind, fs: SimFileSystem) -> ReplicaLog:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a log was started from: nothing, or what the leader said of the part before its log start."""
+    """What a log was started from: nothing, or what the leader said of the part before its log start.
+
+    `epoch`: of the record before it.
+    """
 
     offset: int = 0
+    epoch: int = UNDEFINED_EPOCH
     producers: tuple[tuple[int, ProducerEntry], ...] = ()
     ongoing: tuple[tuple[int, int], ...] = ()
 
@@ -67,12 +71,12 @@ class Base:
         ]
 
 
-def leaders_base(offset: int) -> Base:
+def leaders_base(offset: int, epoch: int) -> Base:
     """Two producers have written before `offset`; the transaction of one goes on."""
     if offset < 2:
-        return Base(offset)
+        return Base(offset, epoch if offset else UNDEFINED_EPOCH)
     entry = ProducerEntry(0, (StoredBatch(0, 0, offset - 1),), 0)
-    return Base(offset, ((1, entry), (9, entry)), ((9, 0),))
+    return Base(offset, epoch, ((1, entry), (9, entry)), ((9, 0),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +100,27 @@ class Legal:
 
     def epochs(self, end: int) -> EpochHistory:
         history = EpochHistory()
+        if self.base.epoch != UNDEFINED_EPOCH:
+            history = history.assign(self.base.epoch, 0)
         for frame in self.frames:
-            if self.start < frame.header.next_offset <= end:
-                history = history.assign(frame.header.leader_epoch, max(self.start, frame.header.base_offset))
-        return history
+            if frame.header.next_offset <= end:
+                history = history.assign(frame.header.leader_epoch, frame.header.base_offset)
+        return history.start_at(self.start)
+
+    def is_history(self, found: EpochHistory, end: int) -> bool:
+        """Whether it names the epoch of every record, and, where it knows it, of the one before the log start.
+
+        Of a log that begins where it was made anew, that is what the log was before, when a crash came in between.
+        """
+        wanted = self.epochs(end)
+        before = found.epoch_at(self.start - 1)
+        above = next((f.header for f in self.frames if f.header.next_offset >= self.start), None)  # or across the start
+        last = above.leader_epoch if above and above.base_offset < self.start else self.base.epoch
+        return (
+            found == found.start_at(self.start).truncate_to(end)
+            and all(found.epoch_at(offset) == wanted.epoch_at(offset) for offset in range(self.start, end))
+            and (self.start == self.base.offset or before in (UNDEFINED_EPOCH, last))
+        )
 
     def problem(self, log: ReplicaLog) -> str:
         """Why the log is not one of these; empty when it is. Raises DamagedLogError."""
@@ -112,7 +133,7 @@ class Legal:
             return f"it holds {[f.header.base_offset for f in found]} of [{start}, {end})"
         if end != (found[-1].header.next_offset if found else start):
             return "its end is not a batch's end"
-        if state.epochs != self.epochs(end):
+        if not self.is_history(state.epochs, end):
             return f"its epochs are {state.epochs.to_pairs()}, not {self.epochs(end).to_pairs()}"
         wanted = self.states(end)
         marks = sorted({start, end, *(f.header.next_offset for f in found)})
@@ -194,6 +215,7 @@ class ReplicaRun:
     start: int = 0
     synced: int = 0
     epoch: int = 0
+    saved: EpochHistory = field(default_factory=EpochHistory)
     points: list[Point] = field(default_factory=list)
     _now: tuple[Step, tuple[Legal, ...], tuple[Legal, ...]] = (("begin", 0), (), ())
 
@@ -260,12 +282,19 @@ class ReplicaRun:
         sealed = self.end if frame.header.first_of_segment else 0
         self.log.append([frame], self.states)
         self.frames = after.frames
+        self._save(after.epochs(self.end))
         self.settle(step, sealed)
+
+    def _save(self, history: EpochHistory) -> None:
+        """As the core does: an epoch that the file does not name is saved with its first batch."""
+        if history.latest_epoch != self.saved.latest_epoch:
+            self.log.save_epochs(history)
+            self.saved = history
 
     def new_epoch(self, step: Step) -> None:
         """A leader epoch begins at the log end: the history says so before anything is written in it."""
         self.epoch += 1
-        self.log.save_epochs(self.now().epochs(self.end).assign(self.epoch, self.end))
+        self._save(self.now().epochs(self.end).assign(self.epoch, self.end))
         self.settle(step)
 
     def truncate(self, step: Step) -> None:
@@ -278,7 +307,8 @@ class ReplicaRun:
         some = Legal(self.base, self.frames, self.start, offset, self.end)
         machine = Legal(self.base, self.frames, self.start, least, self.end)
         self._now = (step, (some, before), (machine,))
-        self.log.save_epochs(before.epochs(self.end).truncate_to(offset))
+        self.saved = before.epochs(self.end).truncate_to(offset)
+        self.log.save_epochs(self.saved)
         self.log.truncate_to(offset)
         self.log.rebuild_producers(offset)
         self.frames, self.synced = kept, min(self.synced, offset)
@@ -298,12 +328,13 @@ class ReplicaRun:
 
     def restart(self, step: Step) -> None:
         """Everything goes; the replica begins anew, so far from its end, with what its leader says."""
-        base = leaders_base(max(0, self.end + step[1]))
+        base = leaders_base(max(0, self.end + step[1]), self.epoch)
         done = Legal(base, (), base.offset, base.offset, base.offset)
         before = self.now(least=self.start)
         self._now = (step, (before, done), (before, done))
         self.log.restart_at(base.offset, [(self.epoch, 0)], base.entries())
         self.base, self.frames, self.start, self.synced = base, (), base.offset, base.offset
+        self.saved = done.epochs(self.end)
         self.settle(step)
 
     def flush(self, step: Step) -> None:

@@ -296,11 +296,8 @@ class Partition:
         """What a follower needs that begins at this log's start."""
         with self._lock:
             self.replica.check_leader(leader_epoch)
-            return ReplicaStateAnswer(
-                self.replica.log_start_offset,
-                self.replica.epochs.to_pairs(),
-                self._guard_storage(self._log.producers_at_log_start),
-            )
+            producers = self._guard_storage(self._log.producers_at_log_start)
+            return ReplicaStateAnswer(self.replica.log_start_offset, self.replica.epochs.to_pairs(), producers)
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
         """Raises LogTruncationError where the record before `offset` is not of this leader epoch any more (KIP-320)."""
@@ -337,8 +334,7 @@ class Partition:
         return PartitionRead(frames, *read[1:], next_offset=last.next_offset, next_epoch=last.leader_epoch)
 
     def _position(self, end: int) -> tuple[int, int, int, int]:
-        replica = self.replica
-        return end, replica.assignment.leader_epoch, replica.high_watermark, replica.log_start_offset
+        return end, self.replica.assignment.leader_epoch, self.replica.high_watermark, self.replica.log_start_offset
 
     def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
         """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""
@@ -406,20 +402,22 @@ class Partition:
         """The leader's batches, of which only the first may begin a segment. None: only its high watermark is new."""
         if frames:
             self._guard_storage(lambda: self._log.append(frames, self.replica.producers))
-        infos = [batch_info(frame.header) for frame in frames]
-        self._carry_out(self.replica.follower_appended(infos, leader_high_watermark))
+        self._carry_out(self.replica.follower_appended([batch_info(f.header) for f in frames], leader_high_watermark))
 
     def restart(self, leader_epoch: int, answer: ReplicaStateAnswer) -> None:
         """Begin anew at the leader's log start with the leader's epoch history and producers (DESIGN 5)."""
-        start = answer.log_start_offset
         with self._lock:
             if self.replica.role is not Role.FOLLOWER or leader_epoch != self.replica.assignment.leader_epoch:
                 return
             if self.restart_reason is None:
                 return  # A fetcher that was replaced is late: dropped twice, the log would lose what was pulled since.
-            self._guard_storage(lambda: self._log.restart_at(start, answer.epochs, answer.producers))
-            self.replica.restarted(self._log.state(high_watermark=start))
-            self.restart_reason = None
+            begin = partial(self._log.restart_at, answer.log_start_offset, answer.epochs, answer.producers)
+            try:
+                self._guard_storage(begin)
+                self.restart_reason = None
+            finally:  # What is dropped counts no more, also where a full disk has refused the rest.
+                if self.replica.role is Role.FOLLOWER:
+                    self.replica.restarted(self._log.state(high_watermark=self.replica.high_watermark))
 
     # ---- maintenance -------------------------------------------------------------------------------------------
 
@@ -476,15 +474,21 @@ class Partition:
             case SaveEpochs(history):
                 self._guard_storage(lambda: self._log.save_epochs(history))
             case TruncateLog(offset):
-                self._guard_storage(lambda: self._log.truncate_to(offset))
-                producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
-                self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))
+                self._truncate(offset)
             case AdvanceLogStart():
                 self._remove_below_log_start()
             case RestartLog(reason):
                 self.restart_reason = reason
             case ProposeIsr():
                 self._propose_isr(self.key, effect)
+
+    def _truncate(self, offset: int) -> None:
+        try:
+            self._guard_storage(lambda: self._log.truncate_to(offset))
+        finally:  # A full disk may refuse the last step only: the segments above it are gone.
+            if self.replica.role is not Role.STOPPED and self._log.log_end_offset < self.replica.log_end_offset:
+                producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
+                self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))
 
     def _acknowledge(self, effect: Acknowledge) -> None:
         """The lease is checked here, just before the answer: a fenced incarnation acknowledges nothing."""

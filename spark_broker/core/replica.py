@@ -404,10 +404,13 @@ class Replica:
         return [*self._set_epochs(history), *self._raise_high_watermark(leader_high_watermark)]
 
     def restarted(self, log: LogState) -> None:
-        """The log was dropped and begins anew at the leader's log start, the only thing known to be committed."""
+        """The log was dropped and begins anew at the leader's log start, the only thing known to be committed.
+
+        Or as much of that as a full disk has allowed: what is left is what the log says.
+        """
         self.log_start_offset = log.log_start_offset
         self.log_end_offset = log.log_end_offset
-        self.high_watermark = log.log_start_offset
+        self.high_watermark = min(max(log.high_watermark, log.log_start_offset), log.log_end_offset)
         self.epochs = log.epochs
         self._saved_epochs = None
         self.producers = log.producers

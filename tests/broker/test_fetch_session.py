@@ -21,8 +21,9 @@ from spark_broker.broker.replica_session import IDLE_REPORT_MS, ReplicaSession
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import Assignment, FetchPosition, Replica
+from spark_broker.errors import StorageFullError
 from spark_broker.protocol.arrow_message import encode_batch
-from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse
+from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateAnswer
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
@@ -197,6 +198,50 @@ def test_a_follower_whose_full_disk_refuses_a_cut_is_as_it_was(opened: Open, mon
     assert follower.replica.fetch_position() == FetchPosition(2, 1, 2)
     assert [header.leader_epoch for header in follower.log.headers(0)] == [2]
     assert (follower.replica.epochs.to_pairs(), leader.replica.epochs.to_pairs()) == ([(2, 0)], [(2, 0)])
+
+
+def test_a_follower_follows_what_a_full_disk_has_left_of_a_cut(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulator, seed 809093: later segments were gone already when the cut within a sealed one found no room."""
+    leader, follower = opened(0), opened(1)
+    append(leader, b"a" * 300)
+    first = Stream(leader, follower)
+    first.take(first.ask())
+    elect(1, 1, follower)
+    for _ in range(3):
+        append(follower, b"uncommitted" * 150)
+    bases = [header.base_offset for header in follower.log.headers(0) if header.first_of_segment]
+    above = next(base for base in bases if base > 1)  # the cut falls into the segment before it
+    elect(0, 2, leader, follower)
+    stream = Stream(leader, follower, SteppedClock())
+
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.storage.segment.copy_prefix", _is_full)
+        stream.take(stream.ask())
+    assert follower.replica.log_end_offset == follower.log.log_end_offset == above
+    assert follower.replica.fetch_position().last_fetched_epoch == 1
+
+    later = Stream(leader, follower)
+    for _ in range(3):
+        later.take(later.ask())
+    assert follower.replica.fetch_position() == FetchPosition(2, 1, 0)
+
+
+def test_a_follower_that_a_full_disk_keeps_from_beginning_anew_claims_nothing(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log was dropped, and what comes in its place found no room; then another leader is asked first."""
+    follower = opened(1)
+    elect(1, 1, follower)
+    append(follower, b"a")
+    elect(0, 2, follower)
+    follower.restart_reason = "its leader's log starts later"
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.storage.producer_snapshots.write_atomically", _is_full)
+        with pytest.raises(StorageFullError):
+            follower.restart(2, ReplicaStateAnswer(5, [(2, 0)], []))
+    assert follower.restart_reason, "it is tried again"
+    elect(2, 3, follower)
+    assert follower.replica.fetch_position() == FetchPosition(3, 0, -1)
 
 
 def _is_full(*_: object, **__: object) -> None:

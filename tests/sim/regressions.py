@@ -170,4 +170,22 @@ REGRESSIONS = [
         found="the rules: what is committed is not known of a replica whose damage nobody has met yet",
         mended="testing/simulation/invariants.py",
     ),
+    Regression(
+        seed=809093,
+        events=500,
+        found="a full disk refused the last step of a cut; the segments above were gone, and the replica went on",
+        mended="broker/partition.py",
+    ),
+    Regression(
+        seed=878128,
+        events=500,
+        found="the rules: as 426938, for what readers of committed records are given",
+        mended="testing/simulation/transaction_rules.py",
+    ),
+    Regression(
+        seed=886252,
+        events=500,
+        found="the rules: a replica that was dropped and made again between two looks",
+        mended="testing/simulation/invariants.py",
+    ),
 ]

@@ -94,6 +94,10 @@ class Invariants:
         self._unreadable.pop(place, None)
         return True
 
+    def is_blind(self, key: Key) -> bool:
+        """Whether a replica has damage that nobody but us has met: what it took for committed was not looked at."""
+        return any(found == key for _, found in self._unreadable)
+
     def interrupted(self, machine: Machine) -> None:
         """Its process ended in the middle of changing its files."""
         for (number, _), shadow in self.shadows.items():
@@ -298,9 +302,10 @@ class Invariants:
         if replica.log_start_offset > shadow.start_offset:
             shadow.begin_at(replica.log_start_offset)
             self._check_producers(process, partition)
-        if replica.log_end_offset == replica.log_start_offset and shadow.headers:
+        another = replica.log_start_offset < shadow.start_offset  # dropped, and there again
+        if replica.log_end_offset == replica.log_start_offset and (shadow.headers or another):
             shadow.headers.clear()  # made anew, or all of it removed
-            shadow.end_offset = shadow.matched = replica.log_end_offset
+            shadow.start_offset = shadow.end_offset = shadow.matched = replica.log_end_offset
             shadow.high_watermark = min(shadow.high_watermark, replica.log_end_offset)
             self._check_producers(process, partition)
         elif replica.log_end_offset < shadow.end_offset:

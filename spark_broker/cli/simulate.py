@@ -10,7 +10,7 @@ from rich.text import Text
 
 from spark_broker.cli.options import Output, OutputOption
 from spark_broker.cli.output import counted, fail, print_json, print_table, progress
-from spark_broker.testing.simulation.many import Summary, run_many
+from spark_broker.testing.simulation.many import Finding, Summary, run_many
 from spark_broker.testing.simulation.schedule import DEFAULT_EVENTS, ScheduleResult, run_schedule
 from spark_broker.testing.simulation.trace import Kind, Note, Trace
 
@@ -39,7 +39,9 @@ def simulate(
         _replay(seed, events, output)
         return
     with progress("schedules", schedules) as tell:
-        summary = run_many(schedules, first_seed=first_seed, events=events, processes=processes, progress=tell)
+        summary = run_many(
+            schedules, first_seed=first_seed, events=events, processes=processes, progress=tell, found=_tell_finding
+        )
     if output is Output.JSON:
         print_json(_as_dict(summary))
     else:
@@ -106,6 +108,11 @@ def _as_dict(summary: Summary) -> dict[str, object]:
         "coverage": dict(sorted(summary.counts.items())),
         "findings": summary.findings,
     }
+
+
+def _tell_finding(finding: Finding) -> None:
+    """At once, beside the progress bar: a long run may be looked into before it ends."""
+    typer.echo(f"seed {finding.seed} breaks a rule: {finding.rule}: {finding.message}", err=True)
 
 
 def _print_summary(summary: Summary) -> None:

@@ -53,3 +53,5 @@ def test_seeds_that_break_a_rule_are_listed(monkeypatch: pytest.MonkeyPatch) -> 
     findings = json.loads(result.stdout.splitlines()[-1])["findings"]
     assert findings[0]["seed"] in (0, 1)
     assert findings[0]["rule"] == "acknowledged is committed"
+    told = [line for line in result.stderr.splitlines() if "breaks a rule: acknowledged is committed" in line]
+    assert len(told) == len(findings), "each at once, not only at the end"

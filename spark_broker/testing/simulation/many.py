@@ -65,15 +65,22 @@ def run_many(
     events: int = DEFAULT_EVENTS,
     processes: int | None = None,
     progress: Callable[[int], None] = lambda _: None,
+    found: Callable[[Finding], None] = lambda _: None,
     stop_at_first: bool = False,
 ) -> Summary:
-    """Run this many seeds from `first_seed` on. With `stop_at_first`, end soon after a seed that breaks a rule."""
+    """Run this many seeds from `first_seed` on. With `stop_at_first`, end soon after a seed that breaks a rule.
+
+    `progress` and `found` are told while it runs: how many are done, and each seed that breaks a rule.
+    """
     summary = Summary(first_seed, events)
     began = time.monotonic()
     for results, cpu_s in _chunks(range(first_seed, first_seed + schedules), events, processes or os.cpu_count() or 1):
         summary.cpu_s += cpu_s
+        known = len(summary.findings)
         for result in results:
             summary.add(result)
+        for finding in summary.findings[known:]:
+            found(finding)
         progress(summary.schedules)
         if stop_at_first and summary.findings:
             break

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.controller.image import PartitionState
 from spark_broker.core.replica import Role
 from spark_broker.errors import SparkBrokerError
+from spark_broker.testing.simulation.controller import CONTROLLER_HOST
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.trace import Kind
@@ -31,6 +33,9 @@ SHARE = 0.12
 
 READ_SOON = 0.5
 """Of the flips, how many somebody meets soon, also in a follower, whose files are read when it cuts its log."""
+
+HEARD_LATE = 0.4
+"""Of those, how many the controller hears of only after the leader is gone, and another one elected."""
 
 LOG_FILES = (".arrow", ".index")
 
@@ -57,6 +62,7 @@ class BitFlips:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self._rng = random.Random(f"{world.seed}/bit flips")
         self.latent: dict[tuple[int, Key], str] = {}
         self._ever: set[tuple[int, Key]] = set()
         self._seen: set[tuple[str, Key, int]] = set()
@@ -82,8 +88,23 @@ class BitFlips:
         self.latent[machine.number, partition.key] = path.name
         if machine.process is not None and rng.random() < READ_SOON:
             read = _Reading(self, machine.process, partition.key, final=False)
-            self._world.scheduler.after(rng.choice([0, 5, 50, 500]), machine.process, "read everything", read)
+            delay_ms = rng.choice([0, 5, 50, 500])
+            if self._rng.random() < HEARD_LATE:
+                hush = partial(self._hush, machine, partition.key)
+                self._world.scheduler.after(delay_ms, self._world.operator, "hush", hush)
+            self._world.scheduler.after(delay_ms, machine.process, "read everything", read)
         return f"a bit in byte {byte} of {partition}/{path.name} on {machine}"
+
+    def _hush(self, machine: Machine, key: Key) -> None:
+        """The leader goes, and what this broker says of its damage comes to the controller when it has decided."""
+        world = self._world
+        state = world.invariants.image.partition(*key)
+        leader = world.machine_of(state.leader) if state is not None else None
+        if world.faults.over or leader is None or leader is machine or not leader.running:
+            return
+        world.network.clog(machine.host, CONTROLLER_HOST, 100 + 500 * self._rng.random())
+        kill = partial(world.kill, leader)
+        world.scheduler.after(self._rng.choice([1, 10, 50]), world.operator, "lose the leader", kill)
 
     def _may_rot(self, machine: Machine, partition: Partition) -> bool:
         """No other replica of the partition has rotted, and an intact one is in sync."""

@@ -188,4 +188,58 @@ REGRESSIONS = [
         found="the rules: a replica that was dropped and made again between two looks",
         mended="testing/simulation/invariants.py",
     ),
+    Regression(
+        seed=429391,
+        events=500,
+        found="as 417486",
+        mended="controller/partition_change.py",
+    ),
+    Regression(
+        seed=466718,
+        events=500,
+        found="as 417486",
+        mended="controller/partition_change.py",
+    ),
+    Regression(
+        seed=477397,
+        events=500,
+        found="as 423964",
+        mended="core/replica.py",
+    ),
+    Regression(
+        seed=431463,
+        events=500,
+        found="as 404038",
+        mended="testing/simulation/invariants.py",
+    ),
+    Regression(
+        seed=404741,
+        events=500,
+        found="as 426938",
+        mended="testing/simulation/invariants.py",
+    ),
+    Regression(
+        seed=493265,
+        events=500,
+        found="as 426938",
+        mended="testing/simulation/invariants.py",
+    ),
+    Regression(
+        seed=457209,
+        events=500,
+        found="the rules: two topics with one id",
+        mended="testing/simulation/world.py",
+    ),
+    Regression(
+        seed=404924,
+        events=500,
+        found="the rules: an election in the same commit was taken for a joining",
+        mended="testing/simulation/invariants.py",
+    ),
+    Regression(
+        seed=475937,
+        events=500,
+        found="as 404924",
+        mended="testing/simulation/invariants.py",
+    ),
 ]

@@ -80,7 +80,7 @@ class Note:
 
 
 Effect = Reply | Send | Subscribe | CloseSession | ProbePort | Note
-SessionEffect = FenceBrokers | Send | CloseSession | ProbePort
+SessionEffect = FenceBrokers | Send | CloseSession | ProbePort | Note
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from spark_broker.controller.effects import CloseSession, FenceBrokers, ProbePort, Send, SessionEffect
+from spark_broker.controller.effects import CloseSession, FenceBrokers, Note, ProbePort, Send, SessionEffect
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import BrokerIdNotRegisteredError, StaleLaunchError, invariant
 from spark_broker.protocol.messages import StopBroker
@@ -70,6 +70,11 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
 }
 
 HAS_STREAM = (State.OPEN, State.STOPPING)
+
+IN_DOUBT = (
+    "brokers {} are in doubt: their streams ended, but others ended at the same time or this controller was late; "
+    "each has until broker.session.timeout.ms unless its port refuses connections"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +225,8 @@ class Sessions:
         for session in doubtful:
             session.move(Signal.GRACE_ENDED_IN_DOUBT)
         certain = [s for s in over if s not in doubtful]
-        return self._signal(certain, Signal.GRACE_ENDED, "its stream ended and it did not come back")
+        notes = [Note(IN_DOUBT.format(sorted(s.broker_id for s in doubtful)))] if doubtful else []
+        return [*notes, *self._signal(certain, Signal.GRACE_ENDED, "its stream ended and it did not come back")]
 
     def _in_doubt(self, session: Session) -> bool:
         if self._late_at_ms is not None and self._late_at_ms >= session.broken_at_ms:

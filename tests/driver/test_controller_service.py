@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,12 @@ class Running:
         broker = FakeBroker(HOST, self.service.port, launch, directory or f"directory-{launch}", **changes)
         self.brokers.append(broker)
         return broker
+
+    def again(self, broker: FakeBroker) -> FakeBroker:
+        """The same process opens another session."""
+        again = FakeBroker(HOST, self.service.port, broker.request.launch, "", **_same_process(broker))
+        self.brokers.append(again)
+        return again
 
     def live_brokers(self, count: int) -> list[FakeBroker]:
         return [self.broker().wait_live() for _ in range(count)]
@@ -125,9 +132,7 @@ def test_a_broker_whose_port_answers_may_come_back_to_its_session(start: Start) 
     broker, other = running.live_brokers(2)
     epoch = running.service.image.brokers[0].epoch
     broker.end_stream()
-    again = FakeBroker(HOST, running.service.port, broker.request.launch, "", **_same_process(broker))
-    running.brokers.append(again)
-    again.wait_live()
+    again = running.again(broker).wait_live()
     assert (again.id, running.service.image.brokers[0].epoch) == (0, epoch)
     assert other.image.brokers[0].live
 
@@ -142,11 +147,26 @@ def _same_process(broker: FakeBroker) -> dict[str, object]:
     }
 
 
-def test_a_broker_that_does_not_come_back_is_fenced_after_the_grace(start: Start) -> None:
+def test_a_broker_that_does_not_come_back_is_fenced_after_the_grace(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "spark_broker.driver.controller_service")
     running = start(broker_session_timeout_ms=600_000, controller_reconnect_grace_ms=200)
     broker, other = running.live_brokers(2)
     broker.end_stream()
-    other.wait(lambda b: b.image.brokers[0].fenced, "the fence")
+    # On a busy machine the controller may be late itself, and then it must not blame the broker: once more.
+    while _fenced_or_in_doubt(other, caplog) == "in doubt":
+        caplog.clear()
+        broker = running.again(broker).wait_live()
+        broker.end_stream()
+
+
+def _fenced_or_in_doubt(other: FakeBroker, caplog: pytest.LogCaptureFixture) -> str:
+    def in_doubt() -> bool:
+        return "brokers [0] are in doubt" in caplog.text
+
+    other.wait(lambda b: b.image.brokers[0].fenced or in_doubt(), "the end of the grace")
+    return "in doubt" if in_doubt() else "fenced"
 
 
 def test_sparks_loss_signal_ends_the_session_of_its_launch(start: Start) -> None:

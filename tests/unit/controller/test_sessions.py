@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from spark_broker.controller.effects import CloseSession, FenceBrokers, ProbePort, SessionEffect
+from spark_broker.controller.effects import CloseSession, FenceBrokers, Note, ProbePort, SessionEffect
 from spark_broker.controller.image import BrokerState
 from spark_broker.controller.sessions import TRANSITIONS, Session, Sessions, SessionTimes, Signal, State
 from spark_broker.errors import InvariantError
@@ -38,6 +38,8 @@ def told(effects: Sequence[SessionEffect]) -> list[str]:
                 lines.append(f"probe {effect.broker_id}")
             case CloseSession():
                 lines.append(f"close {effect.session_id}")
+            case Note():
+                lines.append(effect.text.split(":")[0])
             case _:
                 lines.append(type(effect).__name__)
     return lines
@@ -99,7 +101,7 @@ def test_of_several_streams_that_end_together_only_refused_ones_are_fenced_befor
     assert answer(sessions, 1, 1010, refused=True) == ["fence 1"]
     answer(sessions, 0, 1010, refused=False)
     answer(sessions, 2, 1010, refused=False)
-    assert run_until(sessions, 1050, 8950) == []
+    assert run_until(sessions, 1050, 8950) == ["1300: brokers [0] are in doubt", "1350: brokers [2] are in doubt"]
     assert run_until(sessions, 9000, 9000) == ["9000: fence 0 2"]
 
 
@@ -110,7 +112,7 @@ def test_one_of_several_that_turns_out_to_be_gone_later_is_fenced_then() -> None
     sessions.ended(11, 1000)
     answer(sessions, 0, 1010, refused=False)
     answer(sessions, 1, 1010, refused=False)
-    assert run_until(sessions, 1050, 2000) == []
+    assert run_until(sessions, 1050, 2000) == ["1300: brokers [0, 1] are in doubt"]
     assert answer(sessions, 0, 2010, refused=True) == ["fence 0"]
 
 
@@ -119,7 +121,7 @@ def test_a_controller_that_was_late_itself_does_not_blame_the_broker() -> None:
     sessions.tick(1000)
     sessions.ended(10, 1000)
     answer(sessions, 0, 1001, refused=False)
-    assert told(sessions.tick(2000)) == ["probe 0"]
+    assert told(sessions.tick(2000)) == ["brokers [0] are in doubt", "probe 0"]
     assert run_until(sessions, 2050, 5000) == []
 
 

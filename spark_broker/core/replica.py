@@ -93,16 +93,20 @@ class Replica:
         self.me = me
         self.role = Role.OFFLINE
         self.assignment = Assignment(leader=-1, leader_epoch=-1, partition_epoch=-1, replicas=(), isr=())
+        self.min_insync_replicas = min_insync_replicas
+        self.lag_max_ms = lag_max_ms
+        self.leadership: Leadership | None = None
+        self.pending = PendingAppends()
+        self._follow_log(log)
+
+    def _follow_log(self, log: LogState) -> None:
+        """Know what the log says and nothing else."""
         self.log_start_offset = log.log_start_offset
         self.log_end_offset = log.log_end_offset
         self.high_watermark = min(max(log.high_watermark, log.log_start_offset), log.log_end_offset)
         self.epochs = log.epochs.truncate_to(log.log_end_offset)
         self._saved_epochs: EpochHistory | None = None  # unknown: the file may name epochs past the log end
         self.producers = log.producers
-        self.min_insync_replicas = min_insync_replicas
-        self.lag_max_ms = lag_max_ms
-        self.leadership: Leadership | None = None
-        self.pending = PendingAppends()
         self.producers.committed(self.high_watermark)
 
     # ---- what a leader knows (of a replica that does not lead: nothing) -------------------------------------------
@@ -408,13 +412,7 @@ class Replica:
 
         Or as much of that as a full disk has allowed: what is left is what the log says.
         """
-        self.log_start_offset = log.log_start_offset
-        self.log_end_offset = log.log_end_offset
-        self.high_watermark = min(max(log.high_watermark, log.log_start_offset), log.log_end_offset)
-        self.epochs = log.epochs
-        self._saved_epochs = None
-        self.producers = log.producers
-        self.producers.committed(self.high_watermark)
+        self._follow_log(log)
 
     # ---- reads and the log start -------------------------------------------------------------------------------
 

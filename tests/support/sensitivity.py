@@ -27,14 +27,14 @@ Hunts = Mapping[str, Future[dict[str, object]]]
 def hunting(find: Find, tries: Mapping[str, int], processes: int | None = None) -> Iterator[Hunts]:
     """Hunt for these bugs, each with so many tries, as many at a time as there are cores.
 
-    What was not begun when this ends is left.
+    What was not begun when this ends is left; what was is waited for, so that no process outlives a run of tests.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:
         try:
             yield {bug: pool.submit(find, bug, most) for bug, most in tries.items()}
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown(cancel_futures=True)
 
 
 def hunting_for_selected(request: pytest.FixtureRequest, find: Find) -> Iterator[Hunts]:

@@ -33,12 +33,19 @@ _TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything under tests/spark needs executors: it is marked `spark` and may take longer."""
+    """Everything under tests/spark needs executors: it is marked `spark` and may take longer.
+
+    Of several workers one runs all that uses Spark, which takes longest, so it begins with that. Every other file is
+    one worker's too, for the sake of its shared clusters.
+    """
     for item in items:
         if item.path.is_relative_to(_TESTS / "spark"):
             item.add_marker("spark")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+        group = "spark" if item.get_closest_marker("spark") else str(item.path.relative_to(_TESTS))
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
 
 
 @pytest.hookimpl(trylast=True)

@@ -21,8 +21,8 @@ unexport PYTHONPATH PYTHONHOME SPARK_HOME
 # Found when a recipe needs it and not when make starts: `make help` neither looks for Java nor installs one.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)" && export JAVA_HOME &&
 
-# Two tests at a time, of which one uses Spark; the groups and their order are in tests/conftest.py (-n0: one at a time).
-PYTEST := $(PYTHON) -m pytest --durations=15 -n 2 --dist loadgroup --no-loadscope-reorder
+# Two files at a time, of which one may use Spark (tests/conftest.py); TEST_ARGS=-n0: one test at a time.
+PYTEST := $(PYTHON) -m pytest --durations=15 -n 2 --no-loadscope-reorder
 
 # Passed on: make demo DEMO_ARGS="--rate 5000", make test TEST_ARGS="-k storage -x", make bench BENCH_ARGS="--help"
 DEMO_ARGS ?=

@@ -6,13 +6,17 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.sensitivity import Hunts, hunting_for_selected
 from tests.support.waiting import eventually
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
 
 # When pytest is run without make, executors take interpreter and interface from here: set before Spark starts its JVM.
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -35,17 +39,35 @@ _TESTS = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything under tests/spark needs executors: it is marked `spark` and may take longer.
 
-    Of several workers one runs all that uses Spark, which takes longest, so it begins with that. Every other file is
-    one worker's too, for the sake of its shared clusters.
+    What takes Spark comes first: it takes longest, and one worker runs all of it.
     """
     for item in items:
         if item.path.is_relative_to(_TESTS / "spark"):
             item.add_marker("spark")
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
-        group = "spark" if item.get_closest_marker("spark") else str(item.path.relative_to(_TESTS))
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: item.get_closest_marker("spark") is None)
+    items.sort(key=lambda item: _one_workers(item.nodeid) != SPARK)
+
+
+SPARK = "spark"
+SPARK_PATHS = ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py")
+
+
+def _one_workers(nodeid: str) -> str:
+    """What one worker runs: a file, for the sake of its shared clusters, or all that takes executors."""
+    return SPARK if nodeid.startswith(SPARK_PATHS) else nodeid.split("::", 1)[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """Two clusters of executors at a time would leave them too little of two cores."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByCluster(LoadScopeScheduling):  # type: ignore[misc]  # installed without types
+        def _split_scope(self, nodeid: str) -> str:
+            return _one_workers(nodeid)
+
+    return ByCluster(config, log)
 
 
 @pytest.hookimpl(trylast=True)

@@ -78,6 +78,7 @@ def main(name: str, first_seed: int, count: int, seconds: float, directory: Path
     end, next_report, accepted = time.monotonic() + seconds, time.monotonic(), 0
     seed = first_seed
     while seed < first_seed + count and time.monotonic() < end:
+        current.set(seed, b"")  # it may be the making of the input that ends the process
         data = input_of(name, seed) if name in TARGETS else seed.to_bytes(8, "little")
         current.set(seed, data)
         peak = _peak_bytes()  # to make an input may take more than to judge it

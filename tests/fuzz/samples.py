@@ -134,13 +134,12 @@ def hostile(rng: random.Random, message: object) -> bytes:
 
 
 def _change(rng: random.Random, node: Any, depth: int) -> Any:
+    """The node, changed; never in place: a list may hold one node a thousand times, and would grow by a thousand."""
     if isinstance(node, list) and node and depth:
         at = rng.randrange(len(node))
-        node[at] = _change(rng, node[at], depth - 1)
-        return node
+        return [*node[:at], _change(rng, node[at], depth - 1), *node[at + 1 :]]
     if isinstance(node, dict) and node and depth:
-        node[rng.choice(("", "a" * 70_000, 0, None, b"", 2**64 - 1))] = _hostile_value(rng)
-        return node
+        return {**node, rng.choice(("", "a" * 70_000, 0, None, b"", 2**64 - 1)): _hostile_value(rng)}
     if isinstance(node, list) and rng.random() < 0.6:
         return _change_list(rng, node)
     return _hostile_value(rng)

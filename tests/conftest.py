@@ -35,6 +35,12 @@ SPARK_TIMEOUT_S = 300
 
 _TESTS = Path(__file__).parent
 
+SPARK = "spark"
+"""The mark of a test that needs executors, and the name of what one worker runs (`_one_workers`)."""
+
+SPARK_PATHS = ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py")
+"""Files with tests that start executors."""
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything under tests/spark needs executors: it is marked `spark` and may take longer.
@@ -43,14 +49,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         if item.path.is_relative_to(_TESTS / "spark"):
-            item.add_marker("spark")
+            item.add_marker(SPARK)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
     items.sort(key=lambda item: _one_workers(item.nodeid) != SPARK)
-
-
-SPARK = "spark"
-SPARK_PATHS = ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py")
 
 
 def _one_workers(nodeid: str) -> str:

@@ -329,12 +329,17 @@ class ClusterConfig(Config):
     broker_start_timeout_ms: int = setting(
         120_000, "How long BrokerCluster.start waits for its brokers.", at_least(1000)
     )
+    broker_adoption_timeout_ms: int = setting(
+        300_000,
+        "How long a broker goes on without the Spark task that keeps it, which Spark or a user may cancel at any time; then it stops in order. -1: for ever.",
+        at_least(-1),
+    )
     broker_executor_resource: bool = setting(
         False,
         "Ask for one `broker` resource per broker (only where the workers declare it; otherwise no executor starts).",
     )
     controlled_shutdown_timeout_ms: int = setting(
-        15_000, "How long a controlled shutdown may take before the job is cancelled.", at_least(100)
+        15_000, "How long a controlled shutdown may take before the broker is ended by force.", at_least(100)
     )
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.custody import LeaveRequest
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.lease import Lease
@@ -40,7 +41,7 @@ SWITCH_INTERVAL_S = 0.0002
 """One busy Python thread would otherwise hold the others back for 5 ms at a time."""
 
 
-def run_broker(spec: BrokerSpec) -> str:
+def run_broker(spec: BrokerSpec, leave: LeaveRequest) -> str:
     """Run a broker until it is stopped or superseded; returns which. Raises the error that kept it from going on.
 
     The Flight server is never joined (it hangs on open streams): the caller ends the process afterwards.
@@ -53,7 +54,9 @@ def run_broker(spec: BrokerSpec) -> str:
         launch=spec.launch,
         superseded=lambda holder: spec.supersedes(holder.launch),
     )
-    return Broker(spec, settings, directory).run()
+    broker = Broker(spec, settings, directory)
+    leave.subscribe(broker.leave)
+    return broker.run()
 
 
 class Broker:
@@ -106,6 +109,11 @@ class Broker:
     def _serve_appends(self, stream: ServerStream) -> None:
         max_waiting = self._settings.cluster.queued_max_requests
         AppendStream(self._manager, stream, max_waiting, confirm=self._transactions.confirm).run()
+
+    def leave(self, why: str) -> None:
+        """Hand over and stop, as soon as the controller agrees. From any thread."""
+        logger.warning("leaving in order: %s", why)
+        self._session.request_shutdown()
 
     def run(self) -> str:
         """Serve until there is a reason to end."""

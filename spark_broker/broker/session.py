@@ -51,6 +51,7 @@ class ControllerSession(threading.Thread):
     def request_shutdown(self) -> None:
         """Leave in order: the next heartbeat says so, and `on_end` follows when the controller agrees."""
         self._membership.shutting_down = True
+        self.beat_now()
 
     def run(self) -> None:
         try:

@@ -16,7 +16,7 @@ class BrokerSpec:
 
     `launch` is the number that the metadata log gave it: a higher one fences it. `log_dirs` is the absolute directory
     under which the broker claims its own log directory. `host` is what it binds and advertises. `executor_id` is where
-    the launcher meant it to run; the task replaces it, and fills in `executor_pid`, with where it does run.
+    the launcher meant it to run; the keeper replaces it, and fills in `executor_pid`, with where it does run.
     `replaces`: launches that are over; a process of theirs that still holds a log directory is ended.
     `earlier_launches`: so are those up to this number, which an earlier driver started.
     """
@@ -40,7 +40,7 @@ class BrokerSpec:
         return launch in self.replaces or launch <= self.earlier_launches
 
     def to_json(self) -> bytes:
-        """One line of JSON, as it travels to the task."""
+        """One line of JSON."""
         return msgspec.json.encode(self)
 
     @classmethod
@@ -59,20 +59,17 @@ class BrokerSpec:
 STOPPED = "stopped"
 """A broker's end: it was asked to leave and left in order."""
 
+MOVED = "moved"
+"""A broker's end: it left in order, because its executor is going; another launch takes its place."""
+
 SUPERSEDED = "superseded"
 """A broker's end: a later launch has taken its place."""
-
-MISPLACED = "misplaced"
-"""The task found itself on another executor than it was meant for, and started no broker."""
-
-RETRIED = "retried"
-"""Spark ran the task again by itself: this launch is over, and a new number is needed."""
 
 FAILED = "failed"
 """The broker refused to start, or stopped on an error: `error_code` and `error_message` say which."""
 
 LOST = "lost"
-"""The process, its executor or its job is gone."""
+"""The process or its executor is gone, or it left because its executor went: another launch takes its place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +81,7 @@ class BrokerOutcome:
     error_message: str = ""
 
     def to_json(self) -> bytes:
-        """One line of JSON, as the task returns it."""
+        """One line of JSON, as keepers hand it on."""
         return msgspec.json.encode(self)
 
     @classmethod

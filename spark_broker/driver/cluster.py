@@ -18,11 +18,10 @@ from spark_broker.driver.controller_pipe import BrokerStatus
 from spark_broker.driver.directories import Directories, choose_directories
 from spark_broker.driver.executors import Executor, is_local, is_loopback, is_stopped
 from spark_broker.driver.hosts import BrokerHost
+from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
-from spark_broker.driver.nest import NestHost
 from spark_broker.driver.room import check_executor_count, check_resource, wait_for_executors
 from spark_broker.driver.session import LOOPBACK, check_room, check_session
-from spark_broker.driver.task_host import TaskHost
 from spark_broker.driver.view import ClusterStatus, cluster_status, description, to_html
 from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
 from spark_broker.model import ClusterDescription
@@ -95,14 +94,13 @@ class BrokerCluster:
         sc = spark.sparkContext
         local = is_local(sc.master)
         directories = choose_directories(settings.cluster, sc.applicationId)
+        address = _driver_address(spark, settings)
         try:
-            controller = ControllerLink.start(
-                settings, directories, host=_controller_host(spark, settings), shared_executor=local
-            )
+            controller = ControllerLink.start(settings, directories, host=address, shared_executor=local)
         except SparkBrokerError:
             directories.remove_temporary()
             raise
-        host: BrokerHost = NestHost(sc) if local else TaskHost(sc, resource=settings.cluster.broker_executor_resource)
+        host = KeeperHost(sc, address, resource=settings.cluster.broker_executor_resource)
         return cls(spark, settings, directories, controller, host)
 
     def _launch(self, brokers: int, on_progress: Progress) -> None:
@@ -261,8 +259,8 @@ class BrokerCluster:
         )
 
 
-def _controller_host(spark: SparkSession, settings: ClusterSettings) -> str:
-    """Where the controller listens: where executors already find the driver."""
+def _driver_address(spark: SparkSession, settings: ClusterSettings) -> str:
+    """Where the controller hears brokers and the launcher keepers: where executors already find the driver."""
     sc = spark.sparkContext
     if is_loopback(sc.master):
         return LOOPBACK

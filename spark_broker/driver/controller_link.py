@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from spark_broker.config import ClusterSettings
+from spark_broker.config import ClusterConfig, ClusterSettings
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_pipe import BrokerStatus, ControllerConfig
 from spark_broker.driver.directories import Directories, cluster_ids_in
@@ -28,10 +28,11 @@ WATCH_INTERVAL_S = 0.2
 class ControllerLink:
     """A running controller. Safe for use by many threads."""
 
-    def __init__(self, client: ControllerClient, config: ControllerConfig, request_timeout_ms: int) -> None:
+    def __init__(self, client: ControllerClient, config: ControllerConfig, settings: ClusterConfig) -> None:
         self._client = client
         self._config = msgspec.structs.replace(config, port=client.port)
-        self._request_timeout_ms = request_timeout_ms
+        self._request_timeout_ms = settings.request_timeout_ms
+        self._shutdown_timeout_s = settings.controlled_shutdown_timeout_ms / 1000
         self._closed = threading.Event()
         self._lock = threading.Lock()  # held while the process is replaced or closed
         self._watch = threading.Thread(target=self._keep, name="controller-watch", daemon=True)
@@ -54,7 +55,7 @@ class ControllerLink:
         )
         client = ControllerClient.start(config)
         try:
-            return cls(client, config, settings.cluster.request_timeout_ms)
+            return cls(client, config, settings.cluster)
         except SparkBrokerError:
             client.close()
             raise
@@ -83,6 +84,10 @@ class ControllerLink:
     def spark_loss(self, launch: int) -> None:
         """Spark says that this launch is over: fence it, and only it."""
         self._client.spark_loss(launch)
+
+    def stop_broker(self, launch: int) -> None:
+        """Controlled shutdown of this launch's broker; returns when it has left."""
+        self._client.stop_broker(launch, self._shutdown_timeout_s)
 
     def live_brokers(self) -> list[BrokerStatus]:
         """The brokers of this run that are live."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,35 @@ def live_executors(sc: SparkContext) -> list[Executor]:
         if e.isActive() and e.id() != LOCAL_EXECUTOR_ID
     ]
     return sorted(found, key=lambda e: (len(e.id), e.id))
+
+
+def leaving_executors(sc: SparkContext, executors: Iterable[Executor]) -> set[str]:
+    """Ids of those that Spark is decommissioning: they get no more tasks, and end when theirs have."""
+    scheduler = _scala_context(sc).taskScheduler()
+    return {executor.id for executor in executors if scheduler.getExecutorDecommissionState(executor.id).isDefined()}
+
+
+def removal_reason(sc: SparkContext, executor_id: str) -> str:
+    """Why Spark holds this executor for lost, in a line; empty where it does not say."""
+    try:
+        listed = _scala_context(sc).statusStore().executorList(False)
+        gone = next((e for e in map(listed.apply, range(listed.size())) if str(e.id()) == executor_id), None)
+        reason = gone.removeReason() if gone is not None else None
+    except (Py4JError, OSError, AttributeError):
+        return ""
+    lines = str(reason.get()).splitlines() if reason is not None and reason.isDefined() else []
+    return lines[0] if lines else ""
+
+
+def with_environment(sc: SparkContext, name: str, value: str) -> SparkContext:
+    """The same context, whose Python workers have one more variable in their environment.
+
+    Spark keys `pyspark.daemon` by that environment: tasks with another one have a daemon of their own on each executor.
+    """
+    twin: SparkContext = object.__new__(type(sc))
+    twin.__dict__.update(sc.__dict__)
+    twin.environment = {**sc.environment, name: value}
+    return twin
 
 
 def pinned_rdd(sc: SparkContext, executor: Executor, row: bytes) -> RDD[bytes]:

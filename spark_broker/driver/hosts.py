@@ -1,8 +1,4 @@
-"""Where brokers can run: what the launcher asks of a host, and what a host tells it.
-
-Two hosts exist: `TaskHost` (one Spark job per broker, one broker per executor) and `NestHost` (`local[N]`: one job for
-all).
-"""
+"""Where brokers run: what the launcher asks of a host, and what a host tells it. `KeeperHost` is Spark's executors."""
 
 from __future__ import annotations
 
@@ -21,6 +17,9 @@ class HostListener(Protocol):
     def executor_lost(self, launch: int) -> None:
         """Spark no longer counts this launch's executor as alive; `run` returns soon."""
 
+    def executor_leaving(self, launch: int) -> None:
+        """Spark is about to take this launch's executor away: there is time to leave in order."""
+
     def session_ended(self) -> None:
         """The Spark application is over: nothing can run any more."""
 
@@ -36,13 +35,10 @@ class BrokerHost(Protocol):
         """Begin to watch executors."""
 
     def executors(self) -> list[Executor]:
-        """The executors that are alive."""
+        """The executors that are alive, and are to stay."""
 
     def run(self, executor: Executor, spec: BrokerSpec) -> BrokerOutcome:
         """Run one launch there; returns when it has ended, however it ended."""
-
-    def cancel(self, launch: int) -> None:
-        """End a launch by force. Its `run` returns soon after."""
 
     def close(self) -> None:
         """End everything that still runs, by force, and watch no longer."""

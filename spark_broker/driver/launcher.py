@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from spark_broker.broker.spec import FAILED, STOPPED, BrokerOutcome, BrokerSpec
+from spark_broker.broker.spec import FAILED, MOVED, STOPPED, BrokerOutcome, BrokerSpec
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.hosts import BrokerHost
 from spark_broker.errors import SparkBrokerError, error_from_code, invariant
@@ -42,6 +42,9 @@ class LaunchController(Protocol):
 
     def spark_loss(self, launch: int) -> None:
         """Spark says that this launch is over: fence it, and only it."""
+
+    def stop_broker(self, launch: int) -> None:
+        """Controlled shutdown of this launch's broker; returns when it has left."""
 
 
 SpecMaker = Callable[[int, Executor], BrokerSpec]
@@ -90,6 +93,7 @@ class BrokerLauncher:
         self._slots: list[threading.Thread] = []
         self._taken: dict[int, Executor] = {}  # by slot; invariant: distinct executors, unless the host shares one
         self._running: dict[int, Placement] = {}  # by slot
+        self._moving: set[int] = set()  # running launches that leave an executor which Spark takes away
         self._failures: collections.deque[LaunchFailure] = collections.deque(maxlen=20)
         # Launches that are over whose process may still be there, with its log directory: any slot may meet it.
         self._over: collections.deque[int] = collections.deque(maxlen=MAX_OVER)
@@ -103,6 +107,12 @@ class BrokerLauncher:
 
     def executor_lost(self, launch: int) -> None:
         self._report_loss(launch)
+
+    def executor_leaving(self, launch: int) -> None:
+        logger.warning("launch %d leaves in order: Spark is about to take its executor away", launch)
+        with self._changed:
+            self._moving.add(launch)
+        threading.Thread(target=self._stop_broker, args=(launch,), name=f"leave-{launch}", daemon=True).start()
 
     def session_ended(self) -> None:
         with self._changed:
@@ -213,9 +223,13 @@ class BrokerLauncher:
             with self._changed:
                 del self._running[slot]
                 self._over.append(launch)
+                moves = launch in self._moving
+                self._moving.discard(launch)
                 self._changed.notify_all()
-        if outcome.reason != STOPPED:
-            self._note_end(launch, executor, outcome)
+        if outcome.reason == STOPPED:
+            logger.info("launch %d on executor %s ended in order", launch, executor.id)
+            return BrokerOutcome(reason=MOVED) if moves else outcome
+        self._note_end(launch, executor, outcome)
         return outcome
 
     def _note_end(self, launch: int, executor: Executor, outcome: BrokerOutcome) -> None:
@@ -228,6 +242,13 @@ class BrokerLauncher:
                 logger.warning("%s", failure)
         if not expected:
             self._report_loss(launch)
+
+    def _stop_broker(self, launch: int) -> None:
+        try:
+            self._controller.stop_broker(launch)
+        except SparkBrokerError as error:
+            # The broker goes with its executor then, and hands over in the moment that it has.
+            logger.warning("launch %d was not stopped in order: %s", launch, error)
 
     def _report_loss(self, launch: int) -> None:
         try:

@@ -166,6 +166,7 @@ def _strike(target: Target, clients: Clients, planned: Planned, outcome: Outcome
     tell(outcome, f"{planned.number + 1}: {planned.kind} of {hit}, served again", count())
     if not planned.overlaps:
         target.await_healed(TOPIC, RECOVERY_S)
+    target.check_spared()
     outcome.faults.append(
         Fault(
             number=planned.number + 1,

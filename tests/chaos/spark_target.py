@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
@@ -16,24 +16,40 @@ from spark_broker.model import BrokerInfo
 from spark_broker.testing.faults import (
     BrokerProcesses,
     broker_processes,
+    kill_all_python,
+    kill_broker,
     kill_executor,
-    kill_executor_and_daemon,
-    kill_worker,
+    kill_executor_and_broker,
+    kill_keeper,
+    kill_keeper_daemon,
     stopped,
 )
 from tests.chaos.disks import SmallDisk, mounted
 from tests.chaos.process_target import AHEAD_S, FREEZE_S, FULL_S
-from tests.chaos.target import CONFIG, Target
+from tests.chaos.target import CONFIG, NotHealedError, Target
 from tests.spark.application import Application
+from tests.support.spark_ui import SparkUi, free_port
 
 MASTER = "local-cluster[3,2,1024]"
 
 KILLS = {
     "kill-jvm": kill_executor,
-    "kill-worker": kill_worker,
-    "kill-jvm-and-daemon": kill_executor_and_daemon,
+    "kill-broker": kill_broker,
+    "kill-jvm-and-broker": kill_executor_and_broker,
+    "kill-all-python": kill_all_python,
 }
-FREEZES = ("freeze-worker", "freeze-jvm", "freeze-executor")
+"""Faults that end a broker."""
+
+KEEPER_KILLS = {"kill-keeper": kill_keeper, "kill-keeper-daemon": kill_keeper_daemon}
+"""Faults that end no broker. Nor do those of Spark's own page, and freezes of what is not the broker."""
+
+PAGE_KILLS = {"kill-jobs": "jobs", "kill-stages": "stages"}
+FREEZES: dict[str, Callable[[BrokerProcesses], tuple[int | None, ...]]] = {
+    "freeze-broker": lambda one: (one.broker,),
+    "freeze-jvm": lambda one: (one.jvm,),
+    "freeze-keeper": lambda one: (one.keeper, one.keeper_daemon),
+    "freeze-executor": lambda one: (one.jvm, one.keeper_daemon, one.keeper, one.broker),
+}
 
 
 class SparkTarget(Target):
@@ -49,6 +65,7 @@ class SparkTarget(Target):
         self._undo = ExitStack()
         self.log_dirs = [directory / "logs"]
         self._seen: set[psutil.Process] = set()
+        self._spared: dict[int, int] = {}  # broker id to its epoch, of those that the last fault must not have ended
         self._disk: SmallDisk | None = None
         self.missing["lossy-network"] = "executors of a local-cluster share one network namespace"
         with self._undo:
@@ -64,11 +81,16 @@ class SparkTarget(Target):
 
     def _start(self) -> Application:
         config = {**CONFIG, "log.dirs": self.log_dirs[0], "metadata.dir": self._directory / "metadata"}
-        application = Application(self._directory, next(self._names), config, master=MASTER)
+        port = free_port()
+        self._page = SparkUi(f"http://127.0.0.1:{port}")
+        spark_settings = {"spark.ui.enabled": "true", "spark.ui.port": str(port)}
+        application = Application(
+            self._directory, next(self._names), config, master=MASTER, spark_settings=spark_settings
+        )
         return self._undo.enter_context(application).await_ready()
 
     def _end_processes(self) -> None:
-        """Workers whose executor and daemon are gone are nobody's children. psutil knows a pid that was used again."""
+        """Brokers are nobody's children once their keeper is gone. psutil knows a pid that was used again."""
         for process in self._seen:
             if process.is_running():
                 process.kill()
@@ -80,7 +102,8 @@ class SparkTarget(Target):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        return (*KILLS, "kill-leader-ahead", "kill-driver", *FREEZES, *(("full-disk",) if self._disk else ()))
+        disk = ("full-disk",) if self._disk else ()
+        return (*KILLS, *KEEPER_KILLS, *PAGE_KILLS, "kill-leader-ahead", "kill-driver", *FREEZES, *disk)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -91,6 +114,7 @@ class SparkTarget(Target):
 
     @contextmanager
     def strike(self, kind: str, rng: random.Random) -> Iterator[str]:
+        self._spared = {}
         if kind == "kill-driver":
             yield "the driver"
             self._restart_driver()
@@ -103,42 +127,51 @@ class SparkTarget(Target):
         elif kind == "kill-leader-ahead":
             with self._ahead(rng) as hit:
                 yield hit
+        elif kind in PAGE_KILLS:
+            self._spare(but=None)
+            yield f"{self._page.kill(PAGE_KILLS[kind])} {PAGE_KILLS[kind]}"
         else:
-            broker = self.choose(rng, self._topic)
-            processes = self._processes(broker)
-            if kind in KILLS:
-                KILLS[kind](processes)
-                yield f"broker {broker.id}"
-            else:
-                seconds = rng.uniform(*FREEZE_S)
-                with self._frozen(kind, processes):
-                    yield f"broker {broker.id}, {seconds:.1f} s"
-                    self.hold(seconds)
+            with self._one_executor(kind, rng) as hit:
+                yield hit
+
+    @contextmanager
+    def _one_executor(self, kind: str, rng: random.Random) -> Iterator[str]:
+        broker = self.choose(rng, self._topic)
+        processes = self._processes(broker)
+        ends = kind in KILLS or kind in ("freeze-broker", "freeze-executor")
+        self._spare(but=broker if ends else None)
+        if kind in FREEZES:
+            seconds = rng.uniform(*FREEZE_S)
+            with stopped(*FREEZES[kind](processes)):
+                yield f"broker {broker.id}, {seconds:.1f} s"
+                self.hold(seconds)
+        else:
+            {**KILLS, **KEEPER_KILLS}[kind](processes)
+            yield f"broker {broker.id}"
 
     @contextmanager
     def _ahead(self, rng: random.Random) -> Iterator[str]:
         """While its followers are frozen a leader can only append ahead of them: what it then acknowledges is lost."""
         leader, others = self.leader_and_others(self._topic)
         victim = self._processes(leader)
-        with ExitStack() as frozen:
-            for broker in others:
-                frozen.enter_context(stopped(self._processes(broker).worker))
+        with stopped(*(self._processes(broker).broker for broker in others)):
             self.hold(rng.uniform(*AHEAD_S))
-            kill_executor(victim)
+            kill_executor_and_broker(victim)
             yield f"broker {leader.id}"
 
-    @contextmanager
-    def _frozen(self, kind: str, processes: BrokerProcesses) -> Iterator[None]:
-        whole = (processes.jvm, processes.daemon, processes.worker)
-        pids = {"freeze-worker": whole[2:], "freeze-jvm": whole[:1], "freeze-executor": whole}[kind]
-        with ExitStack() as frozen:
-            for pid in pids:
-                frozen.enter_context(stopped(pid))
-            yield
+    def _spare(self, *, but: BrokerInfo | None) -> None:
+        """The fault that follows must not end these brokers: all that are live now, but the one that it hits."""
+        self._spared = {broker.id: broker.epoch for broker in self.live() if but is None or broker.id != but.id}
+
+    def check_spared(self) -> None:
+        now = {broker.id: broker.epoch for broker in self.admin().describe_cluster(include_fenced=True).brokers}
+        for broker_id, epoch in self._spared.items():
+            if now.get(broker_id) != epoch:
+                raise NotHealedError(f"broker {broker_id} was begun anew by a fault that did not hit it")
 
     def _processes(self, broker: BrokerInfo) -> BrokerProcesses:
         found = broker_processes(broker)
-        self._seen |= {psutil.Process(pid) for pid in (found.worker, found.daemon, found.jvm)}
+        self._seen |= {psutil.Process(pid) for pid in (found.jvm, *found.python)}
         return found
 
     def _restart_driver(self) -> None:

@@ -56,6 +56,9 @@ class Target(ABC):
     def strike(self, kind: str, rng: random.Random) -> AbstractContextManager[str]:
         """Make a fault; it lasts as long as the block, or for good. Gives the name of what was hit."""
 
+    def check_spared(self) -> None:  # noqa: B027 (not every kind of cluster can tell)
+        """Raise NotHealedError where the last fault ended a broker that it did not hit."""
+
     @abstractmethod
     def tend(self) -> None:
         """Start again what nobody else does."""

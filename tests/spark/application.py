@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -24,12 +25,20 @@ MASTER = "local-cluster[3,1,1024]"
 class Application:
     """One start of the cluster application on given directories. Its processes end with the block."""
 
-    def __init__(self, directory: Path, name: str, config: dict[str, object], *, master: str = MASTER) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        config: dict[str, object],
+        *,
+        master: str = MASTER,
+        spark_settings: Mapping[str, str] | None = None,
+    ) -> None:
         self._ready_file = directory / f"{name}.json"
         self._log = directory / f"{name}.log"
         settings = [part for key, value in config.items() for part in ("--set", f"{key}={value}")]
         self.bootstrap_servers = ""
-        self.worker_pids: list[int] = []
+        self.broker_pids: list[int] = []
         self.executor_pids: list[int] = []
         self._processes: list[psutil.Process] = []
         command = [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--master", master]
@@ -40,6 +49,7 @@ class Application:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=directory,
+                env=environment(spark_settings or {}),
             )
 
     def await_ready(self) -> Self:
@@ -49,9 +59,9 @@ class Application:
             pytest.fail(f"the application has ended: {self._log.read_text()}")
         ready = json.loads(self._ready_file.read_text())
         self.bootstrap_servers = str(ready["bootstrap_servers"])
-        self.worker_pids = [int(broker["pid"]) for broker in ready["brokers"]]
+        self.broker_pids = [int(broker["pid"]) for broker in ready["brokers"]]
         self.executor_pids = [int(broker["executor_pid"]) for broker in ready["brokers"]]
-        self._processes = [psutil.Process(pid) for pid in (*self.driver_pids, *self.executor_pids, *self.worker_pids)]
+        self._processes = [psutil.Process(pid) for pid in (*self.driver_pids, *self.executor_pids, *self.broker_pids)]
         return self
 
     @property
@@ -67,8 +77,8 @@ class Application:
     def await_end(self, *, but: int = -1) -> None:
         """Wait for the end of the driver's Python process and of every broker, except this one's (a pid)."""
         wait_for(lambda: self._process.poll() is not None, "the end of the driver's Python process")
-        workers = [pid for pid in self.worker_pids if pid != but]
-        wait_for(lambda: not any(is_running(pid) for pid in workers), "the end of the application's brokers")
+        brokers = [pid for pid in self.broker_pids if pid != but]
+        wait_for(lambda: not any(is_running(pid) for pid in brokers), "the end of the application's brokers")
 
     def kill(self, pids: list[int]) -> None:
         for pid in pids:
@@ -87,3 +97,11 @@ class Application:
             # Compares the start time too: a pid that was used again is not signalled.
             if process.is_running():
                 process.kill()
+
+
+def environment(spark_settings: Mapping[str, str]) -> dict[str, str]:
+    """This process's, with settings for the Spark application that is started in it."""
+    if not spark_settings:
+        return dict(os.environ)
+    conf = " ".join(f"--conf {name}={value}" for name, value in spark_settings.items())
+    return {**os.environ, "PYSPARK_SUBMIT_ARGS": f"{conf} pyspark-shell"}

@@ -49,7 +49,7 @@ def test_every_bootstrap_server_knows_the_whole_cluster(cluster: BrokerCluster) 
         assert sorted(f"{b.host}:{b.port}" for b in answer.brokers) == sorted(addresses)
 
 
-def test_each_broker_is_the_python_worker_of_an_executor_of_its_own(cluster: BrokerCluster) -> None:
+def test_each_broker_runs_on_an_executor_of_its_own(cluster: BrokerCluster) -> None:
     brokers = cluster.describe().brokers
 
     assert [broker.id for broker in brokers] == [0, 1, 2]

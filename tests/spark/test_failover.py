@@ -19,9 +19,9 @@ from spark_broker.testing.faults import (
     BrokerProcesses,
     broker_processes,
     is_running,
+    kill_broker,
     kill_executor,
-    kill_executor_and_daemon,
-    kill_worker,
+    kill_executor_and_broker,
     stopped,
 )
 from tests.spark.failover import Scenario, old_leader_client, wait_for
@@ -48,13 +48,13 @@ def lasting(strike: Callable[[BrokerProcesses], None]) -> Fault:
 
 FAULTS: dict[str, Fault] = {
     "kill-executor": lasting(kill_executor),
-    "kill-worker": lasting(kill_worker),
-    "kill-executor-and-daemon": lasting(kill_executor_and_daemon),
-    "freeze-worker": lambda processes: stopped(processes.worker),
+    "kill-broker": lasting(kill_broker),
+    "kill-executor-and-broker": lasting(kill_executor_and_broker),
+    "freeze-broker": lambda processes: stopped(processes.broker),
 }
 
 
-OFTEN = {"kill-executor-and-daemon", "kill-worker", "freeze-worker"}
+OFTEN = {"kill-executor-and-broker", "kill-broker", "freeze-broker"}
 """What `make test` tries. Executors alone are killed there too: all at once, under queries, and in the demo."""
 
 
@@ -84,7 +84,7 @@ def test_after_a_fault_of_the_leader_nothing_acknowledged_is_lost_and_its_replic
         victim = behind.leader
         processes = broker_processes(victim)
         with FAULTS[name](processes):
-            if name == "freeze-worker":
+            if name == "freeze-broker":
                 behind.send(b"sent while it was frozen")
             scenario.await_leaders_elsewhere(victim)
             scenario.await_writes()
@@ -93,8 +93,8 @@ def test_after_a_fault_of_the_leader_nothing_acknowledged_is_lost_and_its_replic
         assert behind.acknowledged == 1
         assert behind.errors
 
-    if name != "freeze-worker":
-        wait_for(lambda: not is_running(processes.worker), "the end of the fenced broker's process")
+    if name != "freeze-broker":
+        wait_for(lambda: not is_running(processes.broker), "the end of the fenced broker's process")
     scenario.judge(spark)
 
 
@@ -162,7 +162,7 @@ def test_all_executors_at_once_come_back_with_every_partitions_data(scenario: Sc
     for processes in everyone:
         kill_executor(processes)
 
-    wait_for(lambda: not any(is_running(p.worker) for p in everyone), "the end of every broker")
+    wait_for(lambda: not any(is_running(p.broker) for p in everyone), "the end of every broker")
     scenario.judge(spark)
     assert {broker.id for broker in scenario.live()} == {broker.id for broker in before}
     assert {broker.pid for broker in scenario.live()}.isdisjoint({broker.pid for broker in before})

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from spark_broker.broker.spec import BrokerSpec
 from spark_broker.driver.executors import Executor
+from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
-from spark_broker.driver.task_host import TaskHost
 from tests.support.waiting import eventually
 
 STAND_IN = "tests.support.stand_in_broker:run"
@@ -39,6 +39,9 @@ class RecordingController:
         with self._lock:
             self.lost.append(launch)
 
+    def stop_broker(self, launch: int) -> None:
+        raise AssertionError(f"nobody wants launch {launch} stopped")
+
 
 @dataclass(frozen=True)
 class Announced:
@@ -57,7 +60,9 @@ class Brokers:
     def __init__(self, spark: SparkSession, directory: Path) -> None:
         self.controller = RecordingController()
         self._directory = directory
-        self.launcher = BrokerLauncher(TaskHost(spark.sparkContext, entry=STAND_IN), self.controller, self._spec)
+        self.launcher = BrokerLauncher(
+            KeeperHost(spark.sparkContext, "127.0.0.1", entry=STAND_IN), self.controller, self._spec
+        )
 
     def _spec(self, launch: int, executor: Executor) -> BrokerSpec:
         return BrokerSpec(
@@ -114,7 +119,7 @@ def test_each_broker_has_an_executor_of_its_own_and_queries_run_beside_them(
     assert spark.range(0, 1000, numPartitions=6).selectExpr("sum(id) AS total").collect()[0].total == 499_500
 
 
-def test_a_killed_worker_is_reported_under_its_launch_and_launched_again_on_its_executor(brokers: Brokers) -> None:
+def test_a_killed_broker_is_reported_under_its_launch_and_launched_again_on_its_executor(brokers: Brokers) -> None:
     victim = brokers.announced()[0]
 
     os.kill(victim.pid, signal.SIGKILL)
@@ -159,7 +164,7 @@ def test_stop_waits_for_brokers_to_leave_and_leaves_no_process_behind(brokers: B
 
     assert brokers.launcher.running() == []
     assert brokers.launcher.failures() == []
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of the workers")
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of the brokers")
 
 
 def test_stop_ends_brokers_by_force_that_do_not_leave(brokers: Brokers) -> None:
@@ -168,4 +173,4 @@ def test_stop_ends_brokers_by_force_that_do_not_leave(brokers: Brokers) -> None:
     assert not brokers.launcher.stop(timeout_s=0.1)
 
     assert brokers.launcher.running() == []
-    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of the workers")
+    eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of the brokers")

@@ -43,7 +43,7 @@ def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | 
             freezer.enter_context(frozen(left))
         pids = {"python": first.driver_pids[:1], "jvm": first.driver_pids[1:], "executors": first.executor_pids}
         first.kill([pid for name in killed.split("+") for pid in pids[name]])
-        first.await_end(but=left.worker if left else -1)
+        first.await_end(but=left.broker if left else -1)
         with Application(directory, "second", config) as second:
             assert second.await_ready().bootstrap_servers == first.bootstrap_servers
             after = scenario.admin.describe_cluster()
@@ -55,8 +55,8 @@ def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | 
 
 @contextmanager
 def whole_executor(processes: BrokerProcesses) -> Iterator[None]:
-    """JVM, daemon and worker: as when the machine's memory ran out, or a debugger holds them."""
-    with stopped(processes.jvm), stopped(processes.daemon), stopped(processes.worker):
+    """JVM, keeper and broker: as when the machine's memory ran out, or a debugger holds them."""
+    with stopped(processes.jvm, processes.keeper_daemon, processes.keeper, processes.broker):
         yield
 
 

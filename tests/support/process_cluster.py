@@ -1,11 +1,9 @@
-"""A real cluster without Spark: the controller's process and one process per broker, as a nest would start them."""
+"""A real cluster without Spark: the controller's process and one process per broker, as a keeper would start them."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +11,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
+from spark_broker.broker import hosting
+from spark_broker.broker.hosting import KeptBroker
 from spark_broker.broker.spec import BrokerSpec
 from spark_broker.config import load_cluster_settings
-from spark_broker.driver.broker_task import RUN_BROKER
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_pipe import ControllerConfig
-from spark_broker.driver.nest_task import CHILD_MODULE, ChildOrder
+from spark_broker.driver.keeper_task import RUN_BROKER
+from spark_broker.storage.filesystem import ProcessIdentity, process_start_time
 
 START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 10.0
 LOOPBACK = "127.0.0.1"
 
 
@@ -59,9 +58,8 @@ class ProcessCluster:
         self._controller_host = controller_host
         self._output = output
         self._lock = threading.RLock()
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self._launches: dict[int, int] = {}
-        self._all: list[subprocess.Popen[bytes]] = []
+        self._brokers: dict[int, KeptBroker] = {}  # by slot
+        self._all: list[KeptBroker] = []
         self.controller = self._start_controller()
         for slot in range(brokers):
             self.launch(slot)
@@ -85,9 +83,9 @@ class ProcessCluster:
             os.kill(self.controller.pid, signal.SIGKILL)
             self.controller.close()
             self.controller = self._start_controller(port)
-        self.await_live(len(self._processes))
+        self.await_live(len(self._brokers))
 
-    def launch(self, slot: int) -> subprocess.Popen[bytes]:
+    def launch(self, slot: int) -> KeptBroker:
         """Start a broker's process under a new launch number."""
         with self._lock:
             launch = self.controller.new_launch()
@@ -103,25 +101,19 @@ class ProcessCluster:
                 executor_id=str(slot),
                 settings=self.settings.cluster.to_dict(),
                 topic_defaults=self.settings.topic.to_dict(),
-                replaces=(self._launches[slot],) if slot in self._launches else (),
+                replaces=(self._brokers[slot].launch,) if slot in self._brokers else (),
             )
-            process = self._spawn(slot, place, ChildOrder(spec, RUN_BROKER, os.getpid()))
-            self._processes[slot] = process
-            self._all.append(process)
-            self._launches[slot] = launch
-        return process
+            broker = self._start(slot, place, spec)
+            self._brokers[slot] = broker
+            self._all.append(broker)
+        return broker
 
-    def _spawn(self, slot: int, place: Place, order: ChildOrder) -> subprocess.Popen[bytes]:
-        command = [*place.command, sys.executable, "-m", CHILD_MODULE]
-        if self._output is None:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
-        else:
-            with (self._output / f"slot-{slot}.log").open("ab") as log:
-                process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log)
-        assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(order) + b"\n")
-        process.stdin.close()
-        return process
+    def _start(self, slot: int, place: Place, spec: BrokerSpec) -> KeptBroker:
+        """This process is to the brokers what an executor's JVM is to others: they end when it does."""
+        executor = ProcessIdentity(os.getpid(), process_start_time(os.getpid()) or 0)
+        path = Path(os.devnull) if self._output is None else self._output / f"slot-{slot}.log"
+        with path.open("ab") as log:
+            return hosting.start(spec, RUN_BROKER, executor, command=place.command, log=log)
 
     def log_dirs_of(self, slot: int) -> Path:
         """Under which a slot's broker claims its directory."""
@@ -130,7 +122,7 @@ class ProcessCluster:
     def launch_ended(self) -> list[int]:
         """Launch every broker whose process has ended, as Spark's launcher would; the slots."""
         with self._lock:
-            ended = [slot for slot, process in self._processes.items() if process.poll() is not None]
+            ended = [slot for slot, broker in self._brokers.items() if broker.has_ended]
             for slot in ended:
                 self.launch(slot)
             return ended
@@ -155,16 +147,17 @@ class ProcessCluster:
             return ",".join(f"{b.host}:{b.port}" for b in self.controller.status().brokers if not b.fenced)
 
     def pid(self, slot: int) -> int:
-        return self._processes[slot].pid
+        return self._brokers[slot].pid
 
     def slot_of(self, pid: int) -> int | None:
         """The slot whose present process this is; None for one that was replaced."""
-        return next((slot for slot, process in self._processes.items() if process.pid == pid), None)
+        return next((slot for slot, broker in self._brokers.items() if broker.pid == pid), None)
 
     def stop(self) -> None:
-        for process in self._all:
-            process.kill()
-            process.wait(10)
+        for broker in self._all:
+            broker.kill()
+            broker.wait(END_TIMEOUT_S)
+            broker.close()
         self.controller.close()
 
     def __enter__(self) -> Self:

@@ -1,0 +1,89 @@
+"""`python -m spark_broker.broker <listener> <keeper>`: the process of one broker.
+
+Started by `broker.hosting.start`, which hands it two sockets (the name under which keepers find it, and its first
+keeper) and its order on standard input. It imports what may start threads after it listens, not before.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.custody import Custody, CustodyThread, LeaveRequest
+from spark_broker.broker.hosting import BrokerOrder
+from spark_broker.broker.spec import FAILED, BrokerOutcome, BrokerSpec
+from spark_broker.config import ClusterConfig
+from spark_broker.errors import InvalidRequestError, KafkaStorageError, SparkBrokerError, UnknownServerError
+
+logger = logging.getLogger(__name__)
+
+Entry = Callable[[BrokerSpec, LeaveRequest], str]
+"""Runs the broker until it has stopped, and returns why; leaves in order when it is asked to."""
+
+
+def main() -> None:
+    """Run the broker; does not return."""
+    listener, keeper = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
+    listener.listen()  # as this process: the kernel tells keepers its pid
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        os._exit(1)  # its starter ended before it had said what to start
+    order = msgspec.json.decode(line, type=BrokerOrder)
+    settings = ClusterConfig.parse(order.spec.settings)
+    log_to_stderr(logging.INFO)
+    custody = Custody(
+        SYSTEM_CLOCK.boottime_ms(),
+        adoption_timeout_ms=settings.broker_adoption_timeout_ms,
+        shutdown_timeout_ms=settings.controlled_shutdown_timeout_ms,
+    )
+    thread = CustodyThread(listener, keeper, order.executor, custody)
+    thread.start()
+    thread.report(serve(order.spec, order.entry, thread.leave))
+    logging.shutdown()
+    os._exit(0)  # the broker's servers are never joined: an ordinary exit would wait for them
+
+
+def serve(spec: BrokerSpec, entry: str, leave: LeaveRequest) -> BrokerOutcome:
+    """Run the broker until it ends; its typed errors become the outcome."""
+    try:
+        return BrokerOutcome(reason=load_entry(entry)(spec, leave))
+    except SparkBrokerError as error:
+        return _failed(error)
+    except OSError as error:
+        return _failed(KafkaStorageError(str(error)))
+    except Exception as error:
+        # A bug of our own. Raised on, its reason would be lost with the process.
+        logger.exception("the broker ended on an unexpected error")
+        return _failed(UnknownServerError(f"{type(error).__name__}: {error}"))
+
+
+def _failed(error: SparkBrokerError) -> BrokerOutcome:
+    logger.error("the broker failed: %s", error)
+    return BrokerOutcome(reason=FAILED, error_code=error.code, error_message=error.message)
+
+
+def load_entry(entry: str) -> Entry:
+    """The function that `module:function` names."""
+    module, _, name = entry.partition(":")
+    if not name:
+        raise InvalidRequestError(f"{entry!r} is not module:function")
+    return cast("Entry", getattr(importlib.import_module(module), name))
+
+
+def log_to_stderr(level: int) -> None:
+    """The executor's stderr is where a broker's log is."""
+    logging.basicConfig(
+        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""Who looks after a broker's process, and when it must leave.
+
+The process belongs to its executor's JVM: when that ends, so does the broker. While the JVM lives, a keeper (a Spark
+task) is connected to it. A keeper may be lost at any time, with no fault of the broker's, and the launcher sends
+another one; only where none comes for `broker.adoption.timeout.ms` does the broker take itself for forgotten.
+
+`Custody` has the rules, without thread, clock or socket; `CustodyThread` carries them out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import selectors
+import socket
+import threading
+from collections.abc import Callable
+from enum import Enum, auto
+
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.executor import LOOK_S, WatchedProcess, peer_of
+from spark_broker.broker.spec import LOST, STOPPED, BrokerOutcome
+from spark_broker.errors import invariant
+from spark_broker.storage.filesystem import ProcessIdentity
+
+logger = logging.getLogger(__name__)
+
+NEVER = -1
+
+EXECUTOR_GONE_MS = 1000
+"""How long a broker may hand its leaderships over when its executor's JVM has ended."""
+
+ENDED_BY_FORCE = 3
+"""Exit status of a broker that did not leave in time."""
+
+
+class State(Enum):
+    KEPT = auto()  # a keeper is connected
+    ALONE = auto()  # none is; another one is to come
+    LEAVING = auto()  # it was asked to hand over and leave
+    OVER = auto()  # it did not leave in time: end the process
+
+
+class Signal(Enum):
+    KEEPER_CAME = auto()
+    LAST_KEEPER_WENT = auto()
+    NOBODY_CAME = auto()
+    EXECUTOR_ENDED = auto()
+    OUT_OF_TIME = auto()
+
+
+TRANSITIONS: dict[tuple[State, Signal], State] = {
+    (State.KEPT, Signal.KEEPER_CAME): State.KEPT,
+    (State.KEPT, Signal.LAST_KEEPER_WENT): State.ALONE,
+    (State.KEPT, Signal.EXECUTOR_ENDED): State.LEAVING,
+    (State.ALONE, Signal.KEEPER_CAME): State.KEPT,
+    (State.ALONE, Signal.NOBODY_CAME): State.LEAVING,
+    (State.ALONE, Signal.EXECUTOR_ENDED): State.LEAVING,
+    # A broker that leaves goes on leaving, whoever comes; but it must be quick once its executor has ended.
+    (State.LEAVING, Signal.KEEPER_CAME): State.LEAVING,
+    (State.LEAVING, Signal.LAST_KEEPER_WENT): State.LEAVING,
+    (State.LEAVING, Signal.EXECUTOR_ENDED): State.LEAVING,
+    (State.LEAVING, Signal.OUT_OF_TIME): State.OVER,
+}
+
+
+class Custody:
+    """The rules. Times are milliseconds of a clock that never falls; `NEVER` as a time-out: none.
+
+    Invariants: `deadline_ms` is None in KEPT; `why` is set in LEAVING and OVER, and not before.
+    """
+
+    def __init__(self, now_ms: int, *, adoption_timeout_ms: int, shutdown_timeout_ms: int) -> None:
+        self.state = State.ALONE
+        self.why = ""
+        self.deadline_ms: int | None = None
+        self._adoption_timeout_ms = adoption_timeout_ms
+        self._shutdown_timeout_ms = shutdown_timeout_ms
+        self._keepers = 0
+        self._wait_for_keeper(now_ms)
+
+    def keeper_came(self) -> None:
+        """Another keeper is connected."""
+        self._keepers += 1
+        self._move(Signal.KEEPER_CAME)
+        if self.state is State.KEPT:
+            self.deadline_ms = None
+
+    def keeper_went(self, now_ms: int) -> None:
+        """A keeper's connection ended."""
+        invariant(self._keepers > 0, "a keeper went that had not come")
+        self._keepers -= 1
+        if self._keepers == 0:
+            self._move(Signal.LAST_KEEPER_WENT)
+            if self.state is State.ALONE:
+                self._wait_for_keeper(now_ms)
+
+    def executor_ended(self, now_ms: int, why: str) -> None:
+        """The executor's JVM has ended."""
+        self._move(Signal.EXECUTOR_ENDED)
+        self.why = why
+        self._hurry(now_ms + EXECUTOR_GONE_MS)
+
+    def tick(self, now_ms: int) -> None:
+        """Time passed."""
+        if self.deadline_ms is None or now_ms < self.deadline_ms:
+            return
+        if self.state is State.LEAVING:
+            self._move(Signal.OUT_OF_TIME)
+            self.deadline_ms = None
+        elif self.state is State.ALONE:
+            self._move(Signal.NOBODY_CAME)
+            self.why = f"no keeper came for {self._adoption_timeout_ms} ms (broker.adoption.timeout.ms)"
+            self.deadline_ms = now_ms + self._shutdown_timeout_ms
+
+    def _wait_for_keeper(self, now_ms: int) -> None:
+        forever = self._adoption_timeout_ms == NEVER
+        self.deadline_ms = None if forever else now_ms + self._adoption_timeout_ms
+
+    def _hurry(self, deadline_ms: int) -> None:
+        self.deadline_ms = deadline_ms if self.deadline_ms is None else min(self.deadline_ms, deadline_ms)
+
+    def _move(self, signal: Signal) -> None:
+        invariant((self.state, signal) in TRANSITIONS, f"custody: {signal.name} in {self.state.name}")
+        self.state = TRANSITIONS[self.state, signal]
+
+
+class LeaveRequest:
+    """Asks a broker, once, to hand over and leave. Whoever subscribes late is told at once. For use by many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._why: str | None = None
+        self._subscriber: Callable[[str], None] | None = None
+
+    def send(self, why: str) -> None:
+        """Ask. Nothing happens the second time."""
+        with self._lock:
+            if self._why is not None:
+                return
+            self._why = why
+            subscriber = self._subscriber
+        if subscriber is not None:
+            subscriber(why)
+
+    def subscribe(self, subscriber: Callable[[str], None]) -> None:
+        """Call this one when the broker is to leave."""
+        with self._lock:
+            self._subscriber = subscriber
+            why = self._why
+        if why is not None:
+            subscriber(why)
+
+
+class CustodyThread(threading.Thread):
+    """Takes keepers in, watches the executor, and asks the broker to leave; ends the process where it does not."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        first_keeper: socket.socket,
+        executor: ProcessIdentity,
+        custody: Custody,
+        *,
+        end_process: Callable[[int], object] = os._exit,
+    ) -> None:
+        super().__init__(name="custody", daemon=True)
+        self.leave = LeaveRequest()
+        self._listener = listener
+        self._executor = executor
+        self._custody = custody
+        self._end_process = end_process
+        self._lock = threading.Lock()  # the connections and the outcome, which the broker's main thread hands in
+        self._keepers: set[socket.socket] = set()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._watched: WatchedProcess | None = None  # the executor's JVM, until it has ended
+        self._admit(first_keeper)
+
+    def run(self) -> None:
+        self._watch_executor()
+        while self._custody.state is not State.OVER:
+            for key, _ in self._selector.select(self._patience_s()):
+                self._take(key.fileobj)
+            if self._watched is not None and self._watched.has_ended:
+                self._note_executor_end(self._watched)
+            self._custody.tick(SYSTEM_CLOCK.boottime_ms())
+            if self._custody.state is State.LEAVING:
+                self.leave.send(self._custody.why)
+        logger.error("did not leave in time: %s", self._custody.why)
+        self._end_process(ENDED_BY_FORCE)
+
+    def report(self, outcome: BrokerOutcome) -> None:
+        """The broker has ended: tell every keeper how. The process ends next."""
+        if outcome.reason == STOPPED and self._custody.why:
+            # It left in order, but nobody had meant it to be gone: the launcher is to start another one.
+            outcome = BrokerOutcome(reason=LOST, error_message=self._custody.why)
+        line = outcome.to_json() + b"\n"
+        with self._lock:
+            for keeper in self._keepers:
+                try:
+                    keeper.sendall(line)
+                except OSError:
+                    logger.info("a keeper went before it could be told of the end")
+
+    def _watch_executor(self) -> None:
+        try:
+            self._watched = WatchedProcess(self._executor)
+        except ProcessLookupError:
+            self._custody.executor_ended(SYSTEM_CLOCK.boottime_ms(), self._why_executor_ended)
+            return
+        if self._watched.descriptor is not None:
+            self._selector.register(self._watched.descriptor, selectors.EVENT_READ)
+
+    def _note_executor_end(self, watched: WatchedProcess) -> None:
+        if watched.descriptor is not None:
+            self._selector.unregister(watched.descriptor)
+        watched.close()
+        self._watched = None
+        self._custody.executor_ended(SYSTEM_CLOCK.boottime_ms(), self._why_executor_ended)
+
+    @property
+    def _why_executor_ended(self) -> str:
+        return f"its executor's JVM, process {self._executor.pid}, has ended"
+
+    def _take(self, ready: object) -> None:
+        if ready is self._listener:
+            keeper, _ = self._listener.accept()
+            if peer_of(keeper).uid == os.getuid():
+                self._admit(keeper)
+            else:
+                keeper.close()
+        elif isinstance(ready, socket.socket):
+            self._hear(ready)
+
+    def _admit(self, keeper: socket.socket) -> None:
+        keeper.setblocking(False)  # a keeper that takes nothing must not hold the broker's end up
+        with self._lock:
+            self._keepers.add(keeper)
+        self._selector.register(keeper, selectors.EVENT_READ)
+        alone = self._custody.state is State.ALONE
+        self._custody.keeper_came()
+        if alone:
+            logger.info("kept by a task")
+
+    def _hear(self, keeper: socket.socket) -> None:
+        """Keepers say nothing: what can be read is their end."""
+        try:
+            if keeper.recv(1024):
+                return
+        except OSError as error:
+            logger.info("a keeper's connection broke: %s", error)
+        self._selector.unregister(keeper)
+        with self._lock:
+            self._keepers.discard(keeper)
+        keeper.close()
+        self._custody.keeper_went(SYSTEM_CLOCK.boottime_ms())
+        if self._custody.state is State.ALONE:
+            logger.warning("the keeper is gone; the broker goes on, and waits for another one")
+
+    def _patience_s(self) -> float | None:
+        deadline_ms = self._custody.deadline_ms
+        wait_s = None if deadline_ms is None else max(0.0, (deadline_ms - SYSTEM_CLOCK.boottime_ms()) / 1000)
+        if self._watched is not None and self._watched.descriptor is None:
+            return LOOK_S if wait_s is None else min(wait_s, LOOK_S)
+        return wait_s

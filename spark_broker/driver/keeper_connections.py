@@ -1,0 +1,150 @@
+"""The driver's connections to keepers: one thread hears them all."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from spark_broker.broker.hosting import Lines
+from spark_broker.driver.keeper_task import FromDriver, FromKeeper, KeeperHello, to_line
+from spark_broker.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+SELECT_S = 0.5
+SEND_TIMEOUT_S = 5.0
+CLOSE_TIMEOUT_S = 5.0
+
+HELLO_TIMEOUT_S = 10.0
+MAX_STRANGERS = 100
+"""Connections that have not said yet of which job they are."""
+
+
+@dataclass(eq=False)
+class KeeperConnection:
+    """A connection from a keeper. `known`: it has said of which job it is; `since_s`: when it was accepted."""
+
+    socket: socket.socket
+    since_s: float
+    known: bool = False
+    lines: Lines = field(default_factory=Lines)
+
+    def send(self, *orders: FromDriver) -> bool:
+        """Send orders; whether the keeper takes them. It may hear of its connection's end later. From any thread."""
+        try:
+            self.socket.sendall(b"".join(to_line(order) for order in orders))
+        except OSError as error:
+            logger.info("a keeper takes no orders: %s", error)
+            return False
+        return True
+
+    def end(self) -> None:
+        """End it, from any thread: the keeper notices, and so does the thread that hears it."""
+        try:
+            self.socket.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            logger.debug("a keeper's connection had ended: %s", error)
+
+
+class KeeperListener(Protocol):
+    """Whom the connections tell, from their thread. Calls return quickly."""
+
+    def welcome(self, connection: KeeperConnection, token: str) -> bool:
+        """A keeper's first words; whether it is one of ours."""
+
+    def heard(self, connection: KeeperConnection, message: FromKeeper) -> None:
+        """What a welcome keeper says later."""
+
+    def gone(self, connection: KeeperConnection) -> None:
+        """A welcome keeper's connection ended."""
+
+
+class KeeperConnections(threading.Thread):
+    """Accepts keepers at `address` until `close`."""
+
+    def __init__(self, address: str, listener: KeeperListener) -> None:
+        super().__init__(name="keepers", daemon=True)
+        self._listener = listener
+        self._server = socket.create_server((address, 0), family=_family(address))
+        self._decoder = msgspec.json.Decoder(FromKeeper)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ, None)
+        self._closed = threading.Event()
+
+    @property
+    def port(self) -> int:
+        return int(self._server.getsockname()[1])
+
+    def close(self) -> None:
+        """End every connection, and hear no more."""
+        self._closed.set()
+        if self.is_alive():
+            self.join(CLOSE_TIMEOUT_S)
+
+    def run(self) -> None:
+        while not self._closed.is_set():
+            for key, _ in self._selector.select(SELECT_S):
+                if key.data is None:
+                    self._accept()
+                else:
+                    self._hear(key.data)
+            self._refuse_the_silent()
+        for connection in self._all():
+            self._drop(connection)
+        self._selector.close()
+        self._server.close()
+
+    def _all(self) -> list[KeeperConnection]:
+        return [key.data for key in self._selector.get_map().values() if key.data is not None]
+
+    def _accept(self) -> None:
+        accepted, _ = self._server.accept()
+        accepted.settimeout(SEND_TIMEOUT_S)
+        accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sum(not connection.known for connection in self._all()) >= MAX_STRANGERS:
+            accepted.close()
+            return
+        self._selector.register(accepted, selectors.EVENT_READ, KeeperConnection(accepted, time.monotonic()))
+
+    def _hear(self, connection: KeeperConnection) -> None:
+        try:
+            data = connection.socket.recv(65_536)
+            for line in connection.lines.feed(data):
+                self._take(connection, self._decoder.decode(line))
+        except (OSError, InvalidRequestError, msgspec.MsgspecError) as error:
+            logger.info("a keeper's connection is given up: %s", error)
+            data = b""
+        if not data:
+            self._drop(connection)
+
+    def _take(self, connection: KeeperConnection, message: FromKeeper) -> None:
+        if connection.known:
+            self._listener.heard(connection, message)
+        elif isinstance(message, KeeperHello) and self._listener.welcome(connection, message.token):
+            connection.known = True
+        else:
+            raise InvalidRequestError("it is of no job of this cluster")
+
+    def _drop(self, connection: KeeperConnection) -> None:
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        if connection.known:
+            self._listener.gone(connection)
+
+    def _refuse_the_silent(self) -> None:
+        oldest = time.monotonic() - HELLO_TIMEOUT_S
+        for connection in self._all():
+            if not connection.known and connection.since_s < oldest:
+                self._drop(connection)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]

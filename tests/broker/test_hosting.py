@@ -1,0 +1,436 @@
+"""Brokers' processes: started, adopted, told apart, ended; and what they belong to. Real processes, no Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from spark_broker.broker import hosting
+from spark_broker.broker.executor import ExecutorLog, WatchedProcess, executor_identity, is_running, parent_of
+from spark_broker.broker.hosting import MAX_LINE_BYTES, KeptBroker, Lines
+from spark_broker.broker.spec import FAILED, LOST, STOPPED, BrokerSpec
+from spark_broker.errors import ERRORS, InvalidRequestError, LogDirectoryLockedError
+from spark_broker.storage.filesystem import ProcessIdentity, process_start_time
+from tests.support.waiting import eventually
+
+STAND_IN = "tests.support.stand_in_broker:run"
+NOBODY = 65_534
+
+
+def identity(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(pid, process_start_time(pid) or 0)
+
+
+class Host:
+    """Starts stand-ins for one executor: by default this process."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.cluster_id = f"hosting-{os.getpid()}-{directory.name}"
+        self.held: list[KeptBroker] = []
+
+    def spec(self, launch: int, **settings: str) -> BrokerSpec:
+        return BrokerSpec(
+            cluster_id=self.cluster_id,
+            controller_host="127.0.0.1",
+            controller_port=1,
+            launch=launch,
+            log_dirs=str(self.directory),
+            host="127.0.0.1",
+            rack=None,
+            executor_id="0",
+            settings={name.replace("_", "."): value for name, value in settings.items()},
+            topic_defaults={},
+        )
+
+    def start(self, launch: int, entry: str = STAND_IN, executor: int = -1, **settings: str) -> KeptBroker:
+        owner = identity(os.getpid() if executor < 0 else executor)
+        with (self.directory / "log").open("ab") as log:
+            self.held.append(hosting.start(self.spec(launch, **settings), entry, owner, log=log))
+        return self.held[-1]
+
+    def adopt(self, launch: int) -> KeptBroker | None:
+        broker = hosting.adopt(self.cluster_id, launch)
+        if broker is not None:
+            self.held.append(broker)
+        return broker
+
+    def await_announced(self, launch: int) -> int:
+        """The pid, once the stand-in has announced itself."""
+        path = self.directory / f"launch-{launch}"
+        eventually(path.exists, what=f"launch {launch}")
+        return int(msgspec.json.decode(path.read_bytes())["pid"])
+
+    def log(self) -> str:
+        return (self.directory / "log").read_text()
+
+    def close(self) -> None:
+        for broker in self.held:
+            broker.close()
+        for launch in {broker.launch for broker in self.held}:
+            left = hosting.adopt(self.cluster_id, launch)
+            if left is not None:
+                left.kill()
+                left.wait(20)
+                left.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    made = Host(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def jvm() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that stands for an executor's JVM. Its pid alone matters."""
+    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_a_broker_is_a_fresh_interpreter_in_a_session_of_its_own(host: Host) -> None:
+    broker = host.start(1)
+
+    assert host.await_announced(1) == broker.pid
+    assert os.getsid(broker.pid) == broker.pid != os.getsid(0)
+    assert parent_of(broker.pid) == os.getpid()
+    assert not broker.adopted
+
+
+def test_whoever_comes_next_adopts_the_process_that_runs(host: Host) -> None:
+    first = host.start(1)
+    host.await_announced(1)
+    first.close()
+
+    for start in (False, True):
+        again = host.start(1) if start else host.adopt(1)
+        assert again is not None
+        assert again.adopted
+        assert again.pid == first.pid
+        again.close()
+    assert is_running(first.pid)
+    (host.directory / "stop").touch()
+    eventually(lambda: not is_running(first.pid), what="the stand-in's end")
+
+
+def test_a_launch_that_is_gone_or_never_was_is_not_adopted(host: Host) -> None:
+    assert host.adopt(7) is None
+    broker = host.start(1)
+    broker.kill()
+    assert broker.wait(20) is not None
+
+    assert host.adopt(1) is None
+
+
+def test_of_many_who_start_a_launch_at_once_one_does_and_the_others_adopt(host: Host) -> None:
+    ready, got = threading.Barrier(8), []
+
+    def start() -> None:
+        ready.wait(20)
+        got.append(host.start(1))
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+
+    assert [broker.adopted for broker in got].count(False) == 1
+    assert len({broker.pid for broker in got}) == 1
+
+
+def test_a_frozen_broker_is_adopted_and_can_be_ended(host: Host) -> None:
+    first = host.start(1)
+    host.await_announced(1)
+    os.kill(first.pid, signal.SIGSTOP)
+    first.close()
+
+    again = host.adopt(1)
+
+    assert again is not None
+    assert not again.has_ended
+    again.kill()
+    outcome = again.wait(20)
+    assert outcome is not None
+    assert outcome.reason == LOST
+
+
+def test_a_killed_broker_is_reported_with_its_signal_and_its_neighbour_lives_on(host: Host) -> None:
+    victim, neighbour = host.start(1), host.start(2)
+    host.await_announced(1)
+
+    os.kill(victim.pid, signal.SIGKILL)
+    outcome = victim.wait(20)
+
+    assert outcome is not None
+    assert (outcome.reason, outcome.error_message) == (LOST, f"its process {victim.pid} ended (signal 9)")
+    assert is_running(neighbour.pid)
+
+
+def test_every_keeper_hears_how_the_broker_left(host: Host) -> None:
+    starter = host.start(1)
+    host.await_announced(1)
+    adopter = host.adopt(1)
+    assert adopter is not None
+
+    (host.directory / "stop-1").touch()
+
+    for keeper in (starter, adopter):
+        outcome = keeper.wait(20)
+        assert outcome is not None
+        assert outcome.reason == STOPPED
+        assert keeper.has_ended
+
+
+@pytest.mark.parametrize(
+    ("entry", "error"),
+    [
+        ("tests.support.stand_in_broker:fail_typed", "INCONSISTENT_CLUSTER_ID"),
+        ("tests.support.stand_in_broker:fail_on_disk", "KAFKA_STORAGE"),
+        ("tests.support.stand_in_broker:fail_by_a_bug", "UNKNOWN_SERVER"),
+    ],
+)
+def test_what_kept_a_broker_from_running_reaches_its_keeper_as_a_typed_error(
+    host: Host, entry: str, error: str
+) -> None:
+    outcome = host.start(1, entry).wait(30)
+
+    assert outcome is not None
+    assert outcome.reason == FAILED
+    assert ERRORS[outcome.error_code](outcome.error_message).name == error
+
+
+# ---- what a broker belongs to ----
+
+
+def test_a_broker_leaves_at_once_when_its_executor_ends_and_is_to_be_replaced(
+    host: Host, jvm: subprocess.Popen[bytes]
+) -> None:
+    broker = host.start(1, executor=jvm.pid)
+    host.await_announced(1)
+
+    jvm.kill()
+    outcome = broker.wait(20)
+
+    assert outcome is not None
+    assert (outcome.reason, outcome.error_message) == (LOST, f"its executor's JVM, process {jvm.pid}, has ended")
+    assert "has ended" in (host.directory / "asked-1").read_text()
+
+
+def test_a_broker_that_cannot_leave_in_order_ends_nevertheless_when_its_executor_does(
+    host: Host, jvm: subprocess.Popen[bytes]
+) -> None:
+    (host.directory / "stubborn").touch()
+    broker = host.start(1, executor=jvm.pid)
+    host.await_announced(1)
+
+    jvm.kill()
+    outcome = broker.wait(20)
+
+    assert outcome is not None
+    assert outcome.reason == LOST
+    assert "did not leave in time" in host.log()
+
+
+def test_a_broker_whose_executor_ended_before_it_began_ends_at_once(host: Host, jvm: subprocess.Popen[bytes]) -> None:
+    jvm.kill()
+    jvm.wait(20)
+
+    outcome = host.start(1, executor=jvm.pid).wait(20)
+
+    assert outcome is not None
+    assert outcome.reason == LOST
+
+
+def test_the_end_of_its_starter_and_of_the_starters_process_group_is_nothing_to_a_broker(host: Host) -> None:
+    """As when `pyspark.daemon` ends: it signals its whole process group."""
+    source = (
+        "import os, sys, msgspec\n"
+        "from spark_broker.broker import hosting\n"
+        "from spark_broker.broker.spec import BrokerSpec\n"
+        "from spark_broker.storage.filesystem import ProcessIdentity\n"
+        "spec = BrokerSpec.from_json(sys.argv[1].encode())\n"
+        "executor = msgspec.json.decode(sys.argv[2], type=ProcessIdentity)\n"
+        "broker = hosting.start(spec, sys.argv[3], executor, log=open(os.devnull, 'ab'))\n"
+        "print(broker.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    arguments = [host.spec(1).to_json().decode(), msgspec.json.encode(identity(os.getpid())).decode(), STAND_IN]
+    with subprocess.Popen(
+        [sys.executable, "-c", source, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        process_group=0,
+        cwd=Path(__file__).parents[2],
+    ) as starter:
+        assert starter.stdout is not None
+        pid = int(starter.stdout.readline())
+        host.await_announced(1)
+        os.killpg(starter.pid, signal.SIGHUP)
+        starter.wait(20)
+
+    adopted = host.adopt(1)
+
+    assert adopted is not None
+    assert adopted.pid == pid
+    assert is_running(pid)
+
+
+def test_a_broker_that_nobody_adopts_stops_in_order(host: Host) -> None:
+    broker = host.start(1, broker_adoption_timeout_ms="200")
+    host.await_announced(1)
+    broker.close()
+
+    eventually(lambda: not is_running(broker.pid), what="the end of the forgotten broker")
+
+    assert "broker.adoption.timeout.ms" in (host.directory / "asked-1").read_text()
+
+
+def test_the_next_keeper_ends_the_wait_for_it(host: Host) -> None:
+    first = host.start(1, broker_adoption_timeout_ms="2000")
+    host.await_announced(1)
+    first.close()
+    assert host.adopt(1) is not None
+
+    threading.Event().wait(3.0)
+
+    assert is_running(first.pid)
+    assert not (host.directory / "asked-1").exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+def test_another_user_neither_keeps_a_broker_nor_poses_as_one(host: Host) -> None:
+    broker = host.start(1, broker_adoption_timeout_ms="1000")
+    host.await_announced(1)
+    name = f"\0spark-broker/{host.cluster_id}/"
+    source = (
+        "import os, socket, sys\n"
+        f"os.setuid({NOBODY})\n"
+        "stranger, poser = (socket.socket(socket.AF_UNIX) for _ in range(2))\n"
+        "stranger.connect(chr(0) + sys.argv[1] + '1'); poser.bind(chr(0) + sys.argv[1] + '2'); poser.listen()\n"
+        "print('ready', flush=True); sys.stdin.read()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", source, name[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(LogDirectoryLockedError, match=f"of user {NOBODY}"):
+            host.start(2)
+        broker.close()
+        eventually(lambda: not is_running(broker.pid), what="the end of a broker that only a stranger held")
+        other.kill()
+
+
+# ---- the executor ----
+
+
+def test_a_process_is_not_taken_for_a_later_one_with_its_pid(jvm: subprocess.Popen[bytes]) -> None:
+    watched = WatchedProcess.of(jvm.pid)
+    assert not watched.has_ended
+    jvm.kill()
+
+    assert watched.wait(20)
+    watched.close()
+    jvm.wait(20)
+    with pytest.raises(ProcessLookupError):
+        WatchedProcess(ProcessIdentity(os.getpid(), (process_start_time(os.getpid()) or 0) + 1))
+
+
+def test_without_pidfd_the_end_of_a_process_is_seen_by_looking(
+    jvm: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open")
+    watched = WatchedProcess.of(jvm.pid)
+    assert watched.descriptor is None
+    assert not watched.has_ended
+
+    watched.kill()
+
+    assert watched.wait(20)
+
+
+def test_outside_of_spark_the_executor_is_a_guess_and_says_so() -> None:
+    assert not executor_identity().verified
+
+
+def test_the_log_goes_to_a_file_that_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    with path.open("ab") as appended, sleeper(appended.fileno()) as pid:
+        log = ExecutorLog.of(pid)
+        descriptor = log.open()
+        assert descriptor is not None
+        os.write(descriptor, b"from a broker\n")
+        os.close(descriptor)
+
+    assert log.shown == str(path)
+    assert path.read_bytes() == b"from a broker\n"
+
+
+def test_the_log_goes_beside_a_file_that_the_executor_would_write_over(tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    with path.open("wb") as written, sleeper(written.fileno()) as pid:
+        log = ExecutorLog.of(pid)
+        descriptor = log.open()
+        assert descriptor is not None
+        os.close(descriptor)
+
+    assert log.shown == f"{path}.brokers"
+    assert Path(log.shown).exists()
+
+
+def test_a_reader_of_the_log_that_reads_nothing_does_not_stop_a_broker() -> None:
+    reader, writer = os.pipe()
+    with sleeper(writer) as pid:
+        descriptor = ExecutorLog.of(pid).open()
+        assert descriptor is not None
+        with pytest.raises(BlockingIOError):
+            fill(descriptor)
+        os.close(descriptor)
+    os.close(reader)
+    os.close(writer)
+
+
+def fill(descriptor: int) -> None:
+    while True:
+        os.write(descriptor, b"x" * 4096)
+
+
+def test_a_log_that_is_a_socket_is_inherited() -> None:
+    mine, theirs = socket.socketpair()
+    with mine, theirs, sleeper(theirs.fileno()) as pid:
+        assert ExecutorLog.of(pid).open() is None
+
+
+class sleeper:  # noqa: N801 (read as a verb: `with sleeper(...)`)
+    """A process with this stderr; its pid."""
+
+    def __init__(self, stderr: int) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, stderr=stderr
+        )
+
+    def __enter__(self) -> int:
+        return self._process.pid
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate(timeout=20)
+
+
+def test_a_line_without_an_end_is_refused_before_it_fills_the_memory() -> None:
+    lines = Lines()
+    lines.feed(b"x" * MAX_LINE_BYTES)
+
+    with pytest.raises(InvalidRequestError):
+        lines.feed(b"x")

@@ -1,0 +1,46 @@
+"""What a user can do to a Spark application from its web page: kill jobs and stages."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from typing import Any
+
+TIMEOUT_S = 30.0
+
+
+def free_port() -> int:
+    """A port that nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class SparkUi:
+    """The page at `http://host:port`."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def running(self, what: str) -> list[int]:
+        """Ids of the running "jobs", or of the active "stages"."""
+        status, key = {"jobs": ("running", "jobId"), "stages": ("active", "stageId")}[what]
+        (application, *_) = self._get("/api/v1/applications")
+        listed = self._get(f"/api/v1/applications/{application['id']}/{what}?status={status}")
+        return [int(one[key]) for one in listed]
+
+    def kill(self, what: str) -> int:
+        """Kill every running job, or every active stage; how many."""
+        path = {"jobs": "/jobs/job/kill/", "stages": "/stages/stage/kill/"}[what]
+        ids = self.running(what)
+        for number in ids:
+            request = urllib.request.Request(f"{self._url}{path}?id={number}", method="POST")
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+                pass
+        return len(ids)
+
+    def _get(self, path: str) -> list[dict[str, Any]]:
+        with urllib.request.urlopen(self._url + path, timeout=TIMEOUT_S) as answer:
+            found: list[dict[str, Any]] = json.load(answer)
+        return found

@@ -18,7 +18,7 @@ from spark_broker.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
-SELECT_S = 0.5
+SELECT_S = 1.0
 SEND_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -77,6 +77,8 @@ class KeeperConnections(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, None)
         self._closed = threading.Event()
+        self._waker, self._wakes = socket.socketpair()
+        self._selector.register(self._wakes, selectors.EVENT_READ, None)
 
     @property
     def port(self) -> int:
@@ -85,21 +87,23 @@ class KeeperConnections(threading.Thread):
     def close(self) -> None:
         """End every connection, and hear no more."""
         self._closed.set()
+        self._waker.close()
         if self.is_alive():
             self.join(CLOSE_TIMEOUT_S)
 
     def run(self) -> None:
         while not self._closed.is_set():
             for key, _ in self._selector.select(SELECT_S):
-                if key.data is None:
-                    self._accept()
-                else:
+                if key.data is not None:
                     self._hear(key.data)
+                elif key.fileobj is self._server:
+                    self._accept()
             self._refuse_the_silent()
         for connection in self._all():
             self._drop(connection)
         self._selector.close()
         self._server.close()
+        self._wakes.close()
 
     def _all(self) -> list[KeeperConnection]:
         return [key.data for key in self._selector.get_map().values() if key.data is not None]

@@ -45,12 +45,6 @@ _RULES = (
         "it limits the address space of Python workers, and a broker's memory maps count against it",
     ),
     _Rule(
-        "spark.speculation",
-        "false",
-        _is_true,
-        "Spark would take a broker for a slow task, start a copy of it and kill the original",
-    ),
-    _Rule(
         "spark.dynamicAllocation.enabled",
         "false",
         _is_true,

@@ -14,6 +14,16 @@ if TYPE_CHECKING:
 
 MASTER = "local-cluster[3,2,1024]"
 
+UNKIND = {
+    "spark.speculation": "true",
+    "spark.speculation.task.duration.threshold": "20s",
+    "spark.task.reaper.enabled": "true",
+    "spark.task.reaper.killTimeout": "60s",
+    "spark.ui.enabled": "true",
+    "spark.ui.port": "0",
+}
+"""What a user may have set, and what must end no broker. A task that is killed and stays ends its executor."""
+
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
@@ -22,7 +32,9 @@ def spark() -> Iterator[SparkSession]:
 
     from spark_broker.driver.session import configure_spark
 
-    builder = SparkSession.builder.master(MASTER).appName("spark-broker tests").config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master(MASTER).appName("spark-broker tests")
+    for name, value in UNKIND.items():
+        builder = builder.config(name, value)
     session = configure_spark(builder).getOrCreate()
     yield session
     session.stop()

@@ -35,10 +35,16 @@ def test_it_sets_what_brokers_need() -> None:
 
 
 def test_it_keeps_what_the_user_set() -> None:
-    options = configured(spark_master="local[2]", spark_driver_host="10.0.0.7", spark_ui_showConsoleProgress="true")
+    options = configured(
+        spark_master="local[2]",
+        spark_driver_host="10.0.0.7",
+        spark_ui_showConsoleProgress="true",
+        spark_speculation="true",
+    )
 
     assert options["spark.driver.host"] == "10.0.0.7"
     assert options["spark.ui.showConsoleProgress"] == "true"
+    assert options["spark.speculation"] == "true"
 
 
 def test_addresses_of_a_real_cluster_are_left_alone() -> None:
@@ -49,7 +55,6 @@ def test_addresses_of_a_real_cluster_are_left_alone() -> None:
     ("name", "value"),
     [
         ("spark_executor_pyspark_memory", "1g"),
-        ("spark_speculation", "true"),
         ("spark_dynamicAllocation_enabled", "true"),
     ],
 )

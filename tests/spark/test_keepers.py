@@ -1,0 +1,252 @@
+"""Spark's ordinary life around the brokers: whatever happens to tasks, no broker ends, no leadership moves.
+
+After each fault every broker has the process and the epoch that it had, is kept by a task again, and every
+acknowledged batch is there once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_broker.broker.hosting import KEEPER_VARIABLE
+from spark_broker.driver.cluster import BrokerCluster
+from spark_broker.model import BrokerInfo
+from spark_broker.testing.faults import broker_processes, kill_keeper, kill_keeper_daemon, stopped
+from tests.spark.failover import Scenario, wait_for
+from tests.support.spark_ui import SparkUi
+
+pytestmark = pytest.mark.timeout(600)
+"""Several waits, each with a deadline of its own that says what was awaited; this bounds their sum."""
+
+CONFIG = {"broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 10_000}
+
+
+@pytest.fixture(scope="module")
+def brokers(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
+    """One cluster for all of them: nothing here may end a broker."""
+    with BrokerCluster.start(spark, 3, {**CONFIG, "log.dirs": str(tmp_path_factory.mktemp("log-dirs"))}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def scenario(brokers: BrokerCluster) -> Iterator[Scenario]:
+    """A topic under load, on brokers that are kept."""
+    wait_for(lambda: all(keeper_of(one) for one in brokers.describe().brokers), "a keeper of every broker")
+    with Scenario(brokers.bootstrap_servers, brokers.log_dirs) as started:
+        yield started
+
+
+def keeper_of(broker: BrokerInfo) -> int | None:
+    return broker_processes(broker).keeper
+
+
+@contextmanager
+def unharmed(scenario: Scenario, spark: SparkSession, *, lost: Iterable[BrokerInfo] | None = None) -> Iterator[None]:
+    """Run the fault, and judge. `lost`: brokers whose keepers it takes, which then get others; None: all of them."""
+    before = {broker.id: (broker.epoch, broker.pid) for broker in scenario.live()}
+    leaders = [(one.leader, one.leader_epoch) for one in scenario.described()]
+    lost = list(scenario.live() if lost is None else lost)
+    keepers = {broker.id: keeper_of(broker) for broker in lost}
+    yield
+    scenario.await_writes()
+    wait_for(
+        lambda: all(keeper_of(broker) not in (None, keepers[broker.id]) for broker in lost),
+        "another keeper of every broker",
+    )
+    scenario.await_writes()
+    assert {broker.id: (broker.epoch, broker.pid) for broker in scenario.live()} == before
+    assert [(one.leader, one.leader_epoch) for one in scenario.described()] == leaders
+    scenario.judge(spark)
+
+
+def test_a_killed_keeper_is_replaced_and_its_broker_leads_on(scenario: Scenario, spark: SparkSession) -> None:
+    leader = scenario.leader()
+    with unharmed(scenario, spark, lost=[leader]):
+        kill_keeper(broker_processes(leader))
+
+
+@pytest.mark.full
+def test_a_killed_daemon_of_keepers_ends_no_broker(scenario: Scenario, spark: SparkSession) -> None:
+    leader = scenario.leader()
+    with unharmed(scenario, spark, lost=[]):
+        kill_keeper_daemon(broker_processes(leader))
+        scenario.await_writes()
+    # Whoever keeps it next has another daemon.
+    spark.sparkContext.cancelAllJobs()
+    wait_for(lambda: all(keeper_of(one) for one in scenario.live()), "a keeper of every broker")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("what", ["keeper", "keeper_daemon", "jvm"])
+def test_a_frozen_process_beside_a_broker_does_not_disturb_it(
+    scenario: Scenario, spark: SparkSession, what: str
+) -> None:
+    leader = scenario.leader()
+    with unharmed(scenario, spark, lost=[]), stopped(getattr(broker_processes(leader), what)):
+        scenario.await_writes(more=1000)
+
+
+def test_cancelling_every_job_cancels_no_broker(scenario: Scenario, spark: SparkSession) -> None:
+    with unharmed(scenario, spark):
+        spark.sparkContext.cancelAllJobs()
+
+
+def test_ctrl_c_in_a_notebook_cancels_the_users_query_and_no_broker(scenario: Scenario, spark: SparkSession) -> None:
+    """pyspark's own handler of SIGINT cancels every job of the session.
+
+    It cannot while the main thread is inside a call of py4j: so this one waits outside of it.
+    """
+    failures: list[Exception] = []
+    ended = threading.Event()
+
+    def query() -> None:
+        try:
+            spark.range(0, 10**13, numPartitions=2).selectExpr("sum(id % 7)").collect()
+        except Py4JError as error:
+            failures.append(error)
+        finally:
+            ended.set()
+
+    with unharmed(scenario, spark):
+        threading.Thread(target=query, daemon=True).start()
+        wait_for(lambda: len(spark.sparkContext.statusTracker().getActiveStageIds()) == 4, "the user's query")
+        interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        interrupt.start()
+        with pytest.raises(KeyboardInterrupt):
+            ended.wait(60)
+        assert ended.wait(60)
+    assert "cancelled" in str(failures[0])
+
+
+@pytest.mark.parametrize("what", ["stages", pytest.param("jobs", marks=pytest.mark.full)])
+def test_killing_the_brokers_stage_on_sparks_page_ends_no_broker(
+    scenario: Scenario, spark: SparkSession, what: str
+) -> None:
+    page = SparkUi(str(spark.sparkContext.uiWebUrl))
+    with unharmed(scenario, spark):
+        assert page.kill(what) == 3
+
+
+def test_interrupts_that_meet_the_start_of_a_keepers_worker_end_no_broker(
+    scenario: Scenario, spark: SparkSession
+) -> None:
+    """An interrupted task that waits for its worker makes Spark end the daemon of that worker.
+
+    Speculation does it: it kills the slower copy with an interrupt.
+    """
+    context = spark.sparkContext._jsc.sc()
+    tracker = spark.sparkContext.statusTracker()
+    pause = threading.Event()
+    with unharmed(scenario, spark):
+        spark.sparkContext.cancelAllJobs()
+        struck = 0
+        for attempt in range(200):
+            pause.wait(0.01 + 0.002 * (attempt % 50))
+            for task in running_tasks(spark, tracker.getActiveStageIds()):
+                context.killTaskAttempt(task, True, "interrupted on purpose")
+                struck += 1
+            if struck >= 12:
+                break
+        assert struck >= 12
+
+
+def running_tasks(spark: SparkSession, stages: list[int]) -> list[int]:
+    """Ids of the tasks that run in these stages."""
+    store = spark.sparkContext._jsc.sc().statusStore()
+    found = []
+    for stage in stages:
+        tasks = store.taskList(stage, 0, 100)
+        found += [int(tasks.apply(i).taskId()) for i in range(tasks.size()) if tasks.apply(i).status() == "RUNNING"]
+    return found
+
+
+def crash(rows: Iterable[int]) -> Iterator[int]:
+    os.kill(os.getpid(), signal.SIGSEGV)
+    yield from rows
+
+
+def kill_own_daemon(rows: Iterable[int]) -> Iterator[int]:
+    os.kill(os.getppid(), signal.SIGKILL)
+    yield from rows
+
+
+def eat_memory(rows: Iterable[int]) -> Iterator[int]:
+    """More than this worker may have, which is far less than the machine has."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))
+    yield from (len(bytearray(row << 30)) for row in rows)
+
+
+FUNCTIONS = (
+    crash,
+    pytest.param(kill_own_daemon, marks=pytest.mark.full),
+    pytest.param(eat_memory, marks=pytest.mark.full),
+)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_users_function_that_crashes_or_eats_memory_ends_no_broker(
+    scenario: Scenario, spark: SparkSession, function: Callable[[Iterable[int]], Iterator[int]]
+) -> None:
+    with unharmed(scenario, spark, lost=[]), suppress(Py4JJavaError, PySparkException):
+        spark.sparkContext.parallelize(range(1, 7), 6).mapPartitions(function).collect()
+
+
+def test_streaming_queries_that_start_and_stop_end_no_broker(scenario: Scenario, spark: SparkSession) -> None:
+    with unharmed(scenario, spark, lost=[]):
+        for number in range(3):
+            query = (
+                spark.readStream.format("rate")
+                .option("rowsPerSecond", 1000)
+                .load()
+                .writeStream.format("memory")
+                .queryName(f"stream_{number}")
+                .trigger(processingTime="200 milliseconds")
+                .start()
+            )
+            wait_for(lambda query=query: query.lastProgress is not None, "a first batch")  # type: ignore[misc]
+            query.stop()
+
+
+def test_a_keeper_shares_its_daemon_with_no_users_task(brokers: BrokerCluster, spark: SparkSession) -> None:
+    def daemons(_: Iterable[int]) -> Iterator[int]:
+        yield os.getppid()
+
+    users = set(spark.sparkContext.parallelize(range(12), 12).mapPartitions(daemons).collect())
+    keepers = {broker_processes(broker).keeper_daemon for broker in brokers.describe().brokers}
+
+    assert None not in keepers
+    assert users.isdisjoint(keepers)
+
+
+def test_what_a_broker_inherits_is_the_executors_and_not_the_keepers(brokers: BrokerCluster) -> None:
+    for broker in brokers.describe().brokers:
+        environment = Path(f"/proc/{broker.pid}/environ").read_bytes()
+        assert KEEPER_VARIABLE.encode() not in environment
+        stderr = Path(f"/proc/{broker.pid}/fd/2").readlink()
+        assert stderr == Path(f"/proc/{broker.executor_pid}/fd/2").readlink()
+        limits = Path(f"/proc/{broker.pid}/limits").read_text()
+        assert limits == Path(f"/proc/{broker.executor_pid}/limits").read_text()
+        assert Path(f"/proc/{broker.pid}/cgroup").read_text() == Path(f"/proc/{broker.executor_pid}/cgroup").read_text()
+
+
+def test_every_adoption_is_one_line_of_the_drivers_log_with_its_reason(
+    scenario: Scenario, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="spark_broker"), unharmed(scenario, spark):
+        spark.sparkContext.cancelAllJobs()
+
+    adoptions = [record.getMessage() for record in caplog.records if "adopted" in record.getMessage()]
+    assert len(adoptions) == 3
+    assert all("cancelled as part of cancellation of all jobs" in line for line in adoptions)

@@ -220,10 +220,9 @@ class KeeperHost:
                 self._changed.wait_for(lambda: post.over or self._closing, backoff_s)
 
     def _is_closed(self, post: _Post) -> bool:
-        """Whether nobody needs this post any more; then it is gone."""
+        """Whether nobody needs this post any more; then it is gone. While a launch is to be ended, a keeper is needed."""
         with self._changed:
-            needed = bool(post.running) if self._closing else not (post.over or post.is_idle)
-            if needed and not is_stopped(self._sc):
+            if post.running or not (post.over or self._closing or post.is_idle):
                 return False
             del self._posts[post.executor.id]
             self._changed.notify_all()
@@ -264,8 +263,10 @@ class KeeperHost:
             if post.connection is not None:
                 post.lose_keeper("Spark ran its task again")
             post.connection = connection
-            for launch in post.running.values():
+            for number, launch in post.running.items():
                 self._order(post, launch)
+                if self._closing:
+                    self._send(post, End(number))
             return True
 
     def heard(self, connection: KeeperConnection, message: FromKeeper) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -154,12 +156,21 @@ def _package_path() -> dict[str, str]:
 
 
 def submitted_settings() -> dict[str, str]:
-    """What spark-submit was given. Empty where Python starts the JVM itself: it has no settings yet."""
+    """What spark-submit was given; where Python starts the JVM itself, what PYSPARK_SUBMIT_ARGS says."""
     if _submitted_jvm() is None:
-        return {}
+        return _given_settings(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     from pyspark import SparkConf
 
     return dict(SparkConf().getAll())
+
+
+def _given_settings(arguments: str) -> dict[str, str]:
+    """The settings in a command line of spark-submit."""
+    words = shlex.split(arguments)
+    pairs = list(itertools.pairwise(words))
+    settings = dict(value.partition("=")[::2] for name, value in pairs if name in ("--conf", "-c"))
+    masters = [value for name, value in pairs if name == "--master"]
+    return {**settings, "spark.master": masters[-1]} if masters else settings
 
 
 def quiet_spark() -> None:

@@ -32,6 +32,7 @@ class Application:
         config: dict[str, object],
         *,
         master: str = MASTER,
+        brokers: int = 3,
         spark_settings: Mapping[str, str] | None = None,
     ) -> None:
         self._ready_file = directory / f"{name}.json"
@@ -41,7 +42,7 @@ class Application:
         self.broker_pids: list[int] = []
         self.executor_pids: list[int] = []
         self._processes: list[psutil.Process] = []
-        command = [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--master", master]
+        command = [sys.executable, str(ROOT / "jobs" / "cluster.py"), "--master", master, "--brokers", str(brokers)]
         with self._log.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, "--ready-file", str(self._ready_file), *settings],
@@ -63,6 +64,11 @@ class Application:
         self.executor_pids = [int(broker["executor_pid"]) for broker in ready["brokers"]]
         self._processes = [psutil.Process(pid) for pid in (*self.driver_pids, *self.executor_pids, *self.broker_pids)]
         return self
+
+    @property
+    def log(self) -> str:
+        """What the driver has printed."""
+        return self._log.read_text()
 
     @property
     def driver_pids(self) -> list[int]:

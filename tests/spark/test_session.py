@@ -12,7 +12,7 @@ from spark_broker.errors import UnsupportedSparkError
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither spark-submit's environment nor what configure_spark puts into it outlives a test."""
-    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_LOCAL_IP"):
+    for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_LOCAL_IP"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
 
@@ -45,6 +45,18 @@ def test_it_keeps_what_the_user_set() -> None:
     assert options["spark.driver.host"] == "10.0.0.7"
     assert options["spark.ui.showConsoleProgress"] == "true"
     assert options["spark.speculation"] == "true"
+
+
+def test_it_keeps_what_the_command_line_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(
+        "PYSPARK_SUBMIT_ARGS",
+        "--master 'local-cluster[3,2,1024]' --conf spark.speculation=true -c 'a.b=c d' pyspark-shell",
+    )
+
+    options = configured()
+
+    assert "spark.speculation" not in options
+    assert options["spark.driver.host"] == "127.0.0.1"
 
 
 def test_addresses_of_a_real_cluster_are_left_alone() -> None:

@@ -40,6 +40,12 @@ class SparkUi:
                 pass
         return len(ids)
 
+    def speculated(self) -> int:
+        """How many copies of tasks Spark has made of slow ones."""
+        (application, *_) = self._get("/api/v1/applications")
+        stages = self._get(f"/api/v1/applications/{application['id']}/stages?details=true")
+        return sum(bool(task["speculative"]) for stage in stages for task in stage["tasks"].values())
+
     def _get(self, path: str) -> list[dict[str, Any]]:
         with urllib.request.urlopen(self._url + path, timeout=TIMEOUT_S) as answer:
             found: list[dict[str, Any]] = json.load(answer)

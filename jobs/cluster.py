@@ -23,7 +23,10 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from spark_broker.config import LOG_LEVELS, ClusterSettings, load_cluster_settings
 from spark_broker.driver.cluster import BrokerCluster
+from spark_broker.driver.directories import lasting_metadata_dir
+from spark_broker.driver.metadata_claim import check_claim_of
 from spark_broker.driver.session import configure_spark, forward_jvm_signals, quiet_spark, submitted_settings
 from spark_broker.driver.view import COLUMNS, table_rows
 from spark_broker.errors import ClosedError, SparkBrokerError
@@ -32,6 +35,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 POLL_S = 0.2
+WIDTH = 120
+"""Of what is printed into a file."""
+
 CORES, MEMORY_MB = 2, 1024
 """Of an executor, where no master is given: one core for the broker, one for queries."""
 
@@ -43,6 +49,10 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--config", metavar="FILE", help="settings, as in conf/cluster.toml")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a setting; not with --config"
+    )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, help="level of the logs (the setting log.level)")
+    parser.add_argument(
+        "--take-over", action="store_true", help="start though another cluster that lives uses the directories; end it"
     )
     parser.add_argument("--master", help="Spark master (default: what spark-submit has, else local-cluster)")
     parser.add_argument("--executors", type=int, metavar="N", help="executors of a local-cluster (default: brokers)")
@@ -59,11 +69,15 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> int:
     """Run the cluster; returns the exit status."""
     options = arguments(given)
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
+        settings = load_settings(options)
+        log(settings.cluster.log_level)
+        metadata_dir = lasting_metadata_dir(settings.cluster)
+        if metadata_dir is not None and not options.take_over:
+            check_claim_of(metadata_dir)  # Spark takes long to start, and the controller would only say the same.
         with session(options) as spark:
             stop = stop_on_signals()
-            with started(spark, options) as cluster:
+            with started(spark, options, settings) as cluster:
                 show(cluster)
                 if options.ready_file:
                     write_ready_file(options.ready_file, cluster)
@@ -79,6 +93,30 @@ def main(given: list[str] | None = None) -> int:
     return 0
 
 
+def load_settings(options: argparse.Namespace) -> ClusterSettings:
+    """What the file or the command line says. Raises InvalidConfigError."""
+    settings = load_cluster_settings(options.config or dict(one.split("=", 1) for one in options.settings) or None)
+    if not options.log_level:
+        return settings
+    cluster = settings.cluster.with_values({"log.level": options.log_level})
+    return ClusterSettings(cluster=cluster, topic=settings.topic)
+
+
+def log(level: str) -> None:
+    """Log to stderr: the cluster at this level, or else at INFO, or on a terminal at WARNING; all others WARNING."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("spark_broker").setLevel(level or ("WARNING" if sys.stderr.isatty() else "INFO"))
+
+
+def log_file() -> str:
+    """The file that stderr is; empty where it is a terminal or a pipe."""
+    try:
+        path = Path("/proc/self/fd/2").readlink()
+    except OSError:
+        return ""
+    return str(path) if path.is_file() else ""
+
+
 def stop_on_signals() -> threading.Event:
     """Set by SIGINT and SIGTERM. Call it once the session exists: PySpark sets a handler that cancels every job."""
     stop = threading.Event()
@@ -89,11 +127,11 @@ def stop_on_signals() -> threading.Event:
 
 
 def run(cluster: BrokerCluster, stop: threading.Event, seconds: float | None) -> None:
-    """Wait for a signal, for the time to pass, or for the cluster to end by itself. Raises ClosedError on the last."""
+    """Wait for a signal, for the time to pass, or for the cluster to end by itself. Raises the reason of the last."""
     deadline = None if seconds is None else time.monotonic() + seconds
     while not stop.wait(POLL_S) and (deadline is None or time.monotonic() < deadline):
         if cluster.stopped:
-            raise ClosedError("the Spark application has ended under the cluster")
+            raise cluster.failure or ClosedError("the Spark application has ended under the cluster")
 
 
 @contextmanager
@@ -121,11 +159,11 @@ def master(options: argparse.Namespace) -> str:
 
 
 @contextmanager
-def started(spark: SparkSession, options: argparse.Namespace) -> Iterator[BrokerCluster]:
+def started(spark: SparkSession, options: argparse.Namespace, settings: ClusterSettings) -> Iterator[BrokerCluster]:
     """The cluster, stopped in order at the end."""
-    config = options.config or dict(one.split("=", 1) for one in options.settings) or None
+    config = {**settings.cluster.to_dict(), **settings.topic.to_dict()}
     with progress() as tell:
-        cluster = BrokerCluster.start(spark, options.brokers, config, on_progress=tell)
+        cluster = BrokerCluster.start(spark, options.brokers, config, take_over=options.take_over, on_progress=tell)
     with cluster:
         yield cluster
 
@@ -185,7 +223,7 @@ def show(cluster: BrokerCluster) -> None:
             table.add_column(name, no_wrap=name == "address")
         for row in table_rows(status):
             table.add_row(*row)
-        Console().print(table)
+        Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
     print(f"bootstrap.servers = {cluster.bootstrap_servers}", flush=True)
 
 
@@ -208,6 +246,7 @@ def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
         "log_dirs": cluster.log_dirs,
         "metadata_dir": cluster.metadata_dir,
         "driver_pid": os.getpid(),
+        "driver_log": log_file(),
         "brokers": brokers,
     }
     path.parent.mkdir(parents=True, exist_ok=True)

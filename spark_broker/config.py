@@ -38,6 +38,9 @@ def one_of(*names: str) -> Check:
     return lambda value: None if value in names else f"must be one of {', '.join(names)}"
 
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+
+
 def setting(default: Any, doc: str, check: Check | None = None) -> Any:
     """Declare a setting on a config class."""
     return dataclasses.field(default=default, metadata={"doc": doc, "check": check})
@@ -334,6 +337,11 @@ class ClusterConfig(Config):
         "How long a broker goes on without the Spark task that keeps it, which Spark or a user may cancel at any time; then it stops in order. -1: for ever.",
         at_least(-1),
     )
+    log_level: str = setting(
+        "",
+        "Level of the controller's log, which is part of the driver's, and of the brokers', which are the executors' stderr: DEBUG, INFO, WARNING or ERROR. Empty: INFO, and WARNING where the log is your terminal.",
+        one_of("", *LOG_LEVELS),
+    )
     broker_executor_resource: bool = setting(
         False,
         "Ask for one `broker` resource per broker (only where the workers declare it; otherwise no executor starts).",
@@ -341,6 +349,14 @@ class ClusterConfig(Config):
     controlled_shutdown_timeout_ms: int = setting(
         15_000, "How long a controlled shutdown may take before the broker is ended by force.", at_least(100)
     )
+
+    @property
+    def controller_log_level(self) -> str:
+        return self.log_level or "INFO"
+
+    def broker_log_level(self, *, shares_terminal: bool) -> str:
+        """`shares_terminal`: the executor is the driver's own JVM (`local[N]`)."""
+        return self.log_level or ("WARNING" if shares_terminal else "INFO")
 
 
 @dataclass(frozen=True, kw_only=True)

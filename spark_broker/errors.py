@@ -555,6 +555,13 @@ class LogTruncationError(OffsetOutOfRangeError):
         self.diverging_epoch = diverging_epoch
 
 
+class ClusterInUseError(SparkBrokerError):
+    """Another cluster that is alive uses these directories; nothing was touched."""
+
+    code = 1016
+    hint = "Stop that cluster, or start with --take-over (take_over=True), which ends its controller and its brokers."
+
+
 class InvariantError(SparkBrokerError):
     """An invariant of spark-broker does not hold: our own bug. The broker stops rather than go on."""
 

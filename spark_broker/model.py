@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,10 @@ class RecordMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BrokerInfo:
-    """A registered broker. `pid` is its Python worker; `fenced` brokers lead nothing."""
+    """A registered broker. `pid` is its process, `executor_pid` the executor's JVM; `fenced` brokers lead nothing.
+
+    `log`: the file where it logs, on its machine; empty where that is not known.
+    """
 
     id: int
     host: str
@@ -60,6 +64,7 @@ class BrokerInfo:
     executor_id: str = ""
     executor_pid: int = -1
     fenced: bool = False
+    log: str = ""
 
     @property
     def address(self) -> str:
@@ -120,12 +125,35 @@ class TopicDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class ControllerInfo:
+    """The current controller: its epoch, the machine and pid of its driver, and when it took over.
+
+    `started_ms`: UTC milliseconds since 1970, by that driver's clock; 0 where it is not known.
+    """
+
+    epoch: int = NO_EPOCH
+    host: str = ""
+    pid: int = -1
+    started_ms: int = 0
+
+    def __str__(self) -> str:
+        since = local_time(self.started_ms)
+        return f"epoch {self.epoch}, of the driver with pid {self.pid} on {self.host}, since {since}"
+
+
+def local_time(at_ms: int) -> str:
+    """A time (UTC milliseconds since 1970) as people on this machine read it."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster: its id, the controller's epoch and the registered brokers."""
+    """The cluster: its id, the controller and the registered brokers."""
 
     cluster_id: str
     controller_epoch: int
     brokers: tuple[BrokerInfo, ...]
+    controller: ControllerInfo = ControllerInfo()
 
     def _repr_html_(self) -> str:
         columns = ("broker", "address", "rack", "epoch", "executor", "pid", "state")

@@ -38,7 +38,7 @@ def main() -> None:
         os._exit(1)  # its starter ended before it had said what to start
     order = msgspec.json.decode(line, type=BrokerOrder)
     settings = ClusterConfig.parse(order.spec.settings)
-    log_to_stderr(logging.INFO)
+    log_to_stderr(settings.broker_log_level(shares_terminal=False))
     custody = Custody(
         SYSTEM_CLOCK.boottime_ms(),
         adoption_timeout_ms=settings.broker_adoption_timeout_ms,
@@ -78,7 +78,7 @@ def load_entry(entry: str) -> Entry:
     return cast("Entry", getattr(importlib.import_module(module), name))
 
 
-def log_to_stderr(level: int) -> None:
+def log_to_stderr(level: str) -> None:
     """The executor's stderr is where a broker's log is."""
     logging.basicConfig(
         level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"

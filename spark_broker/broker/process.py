@@ -16,6 +16,7 @@ from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.custody import LeaveRequest
+from spark_broker.broker.executor import ExecutorLog
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.lease import Lease
@@ -154,6 +155,7 @@ class Broker:
             executor_pid=spec.executor_pid,
             pid=os.getpid(),
             pid_start_time=process_start_time(os.getpid()) or 0,
+            log=ExecutorLog.of(spec.executor_pid).shown,
         )
 
     def _on_registered(self, registered: Registered) -> None:

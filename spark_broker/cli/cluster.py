@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,22 @@ import msgspec
 import typer
 
 from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
-from spark_broker.cli.cluster_state import default_state_file, end_process, running_cluster
+from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
 from spark_broker.cli.options import Bootstrap, Output, OutputOption, StateFile, parse_settings
 from spark_broker.cli.output import counted, fail, note, print_json, print_table
 from spark_broker.client.admin import Admin
 from spark_broker.config import load_cluster_settings
 from spark_broker.model import BrokerInfo, ClusterDescription, PartitionInfo
+
+
+class LogLevel(StrEnum):
+    """The levels of `log.level`."""
+
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
 
 cluster = typer.Typer(help="Start a cluster on this machine, look at one, stop it.", no_args_is_help=True)
 
@@ -36,6 +47,12 @@ def start(
     config: Annotated[Path | None, typer.Option(help="File of settings, like conf/cluster.toml.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting.")] = None,
     conf: Annotated[list[str] | None, typer.Option(metavar="NAME=VALUE", help="A setting of Spark.")] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(case_sensitive=False, help="Level of the logs (the setting log.level).")
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Start though another cluster that lives uses the directories; end it.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the cluster is up.")] = False,
     timeout: Annotated[int, typer.Option(metavar="SECONDS", help="How long --detach waits for the cluster.")] = 240,
     state_file: StateFile = None,
@@ -54,12 +71,14 @@ def start(
         config=config,
         settings=parse_settings(settings),
         spark_settings=parse_settings(conf),
+        log_level=log_level.value if log_level else "",
+        take_over=take_over,
         ready_file=path,
     )
     if not detach:
         run_in_foreground(application)
     state = start_detached(application, timeout)
-    print_cluster(state.bootstrap_servers, Output.TABLE)
+    print_cluster(state.bootstrap_servers, Output.TABLE, state)
     note(f"bootstrap.servers = {state.bootstrap_servers}")
     note("Stop it with `spark-broker cluster stop`.")
 
@@ -67,13 +86,14 @@ def start(
 @cluster.command()
 def status(bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE, state_file: StateFile = None) -> None:
     """Show the brokers, and what each of them leads and holds. Status 1 when no cluster runs."""
+    state = None
     if not bootstrap_server:
         path = state_file or default_state_file()
         state = running_cluster(path)
         if state is None:
             fail(f"no cluster runs here ({path}): `spark-broker cluster start`, or give --bootstrap-server")
         bootstrap_server = state.bootstrap_servers
-    print_cluster(bootstrap_server, output)
+    print_cluster(bootstrap_server, output, state)
 
 
 @cluster.command()
@@ -94,15 +114,17 @@ def stop(
     note("stopped")
 
 
-def print_cluster(bootstrap: str, output: Output) -> None:
-    """Describe the cluster at these addresses."""
+def print_cluster(bootstrap: str, output: Output, state: ClusterState | None) -> None:
+    """Describe the cluster at these addresses. `state`: the note of its driver, where that runs here."""
     with Admin(bootstrap) as admin:
-        found = admin.describe_cluster(include_fenced=True)
+        cluster = admin.describe_cluster(include_fenced=True)
         topics = [admin.describe_topic(name) for name in admin.list_topics(include_internal=True)]
     partitions = [partition for topic in topics for partition in topic.partitions]
-    rows = broker_rows(found, partitions)
+    rows = broker_rows(cluster, partitions)
+    driver_log = state.driver_log if state is not None else ""
     if output is Output.JSON:
-        print_json({"cluster_id": found.cluster_id, "controller_epoch": found.controller_epoch, "brokers": rows})
+        described = {"cluster_id": cluster.cluster_id, "controller_epoch": cluster.controller_epoch}
+        print_json({**described, "controller": cluster.controller, "driver_log": driver_log, "brokers": rows})
         return
     columns = ("broker", "address", "executor", "executor pid", "pid", "leads", "replicas", "in sync", "state")
     cells = [
@@ -113,8 +135,17 @@ def print_cluster(bootstrap: str, output: Output) -> None:
         for row in rows
     ]
     size = f"{counted(len(topics), 'topic', 'topics')}, {counted(len(partitions), 'partition', 'partitions')}"
-    title = f"cluster {found.cluster_id}: {size}"
+    title = f"cluster {cluster.cluster_id}: {size}"
     print_table(columns, cells, title=title, right=columns[3:8])
+    print_where(cluster, driver_log)
+
+
+def print_where(cluster: ClusterDescription, driver_log: str) -> None:
+    """Who the controller is, and where everybody logs."""
+    unknown = "the terminal or pipe that it was started with"
+    logs = [("driver and controller", driver_log or unknown)]
+    logs += [(f"broker {one.id}, executor {one.executor_id}", one.log or unknown) for one in cluster.brokers]
+    print_table(("process", "its log"), logs, title=f"controller: {cluster.controller}")
 
 
 def broker_rows(found: ClusterDescription, partitions: list[PartitionInfo]) -> list[BrokerRow]:

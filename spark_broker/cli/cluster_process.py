@@ -20,11 +20,14 @@ from rich.console import Console
 from rich.status import Status
 
 from spark_broker.cli.cluster_state import ClusterState, end_process, running_cluster
-from spark_broker.cli.output import note
+from spark_broker.cli.output import fail, note
 from spark_broker.errors import ClusterStartError, MissingDependencyError
 
 POLL_S = 0.1
 LOG_LINES_SHOWN = 15
+ERROR = "error: "
+"""How the application's log begins the line that says why it ended."""
+
 STOP_TIMEOUT_S = 30.0
 
 APPLICATION_FOLDERS = ("jobs", "spark_broker_jobs")
@@ -42,6 +45,8 @@ class Application:
     config: Path | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
     spark_settings: Mapping[str, str] = field(default_factory=dict)
+    log_level: str = ""
+    take_over: bool = False
 
     def command(self) -> list[str]:
         """The command line. Python and not spark-submit: signals then reach the driver and not the JVM around it."""
@@ -53,6 +58,10 @@ class Application:
             command += ["--config", str(self.config)]
         for name, value in self.settings.items():
             command += ["--set", f"{name}={value}"]
+        if self.log_level:
+            command += ["--log-level", self.log_level]
+        if self.take_over:
+            command += ["--take-over"]
         return command
 
     def environment(self) -> dict[str, str]:
@@ -126,7 +135,11 @@ def _wait_until_ready(
     while (state := running_cluster(application.ready_file)) is None:
         log = log_path.read_text(encoding="utf-8", errors="replace")
         if process.poll() is not None:
-            note("\n".join(log.splitlines()[-LOG_LINES_SHOWN:]))
+            lines = log.splitlines()
+            said = next((line.removeprefix(ERROR) for line in reversed(lines) if line.startswith(ERROR)), None)
+            if said is not None:
+                fail(f"{said} (log: {log_path})")
+            note("\n".join(lines[-LOG_LINES_SHOWN:]))
             raise ClusterStartError(
                 f"the cluster application ended with status {process.returncode}; its log is {log_path}"
             )

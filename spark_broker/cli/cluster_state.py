@@ -22,13 +22,14 @@ CLOCK_TOLERANCE_S = 2.0
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """A running cluster: how clients reach it, and the process to stop."""
+    """A running cluster: how clients reach it, the process to stop, and where that logs (empty: its terminal)."""
 
     bootstrap_servers: str
     cluster_id: str
     driver_pid: int
     log_dirs: str = ""
     metadata_dir: str = ""
+    driver_log: str = ""
 
 
 def default_state_file() -> Path:

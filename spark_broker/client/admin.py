@@ -25,7 +25,6 @@ from spark_broker.errors import (
     error_from_code,
 )
 from spark_broker.model import (
-    BrokerInfo,
     ClusterDescription,
     NewTopic,
     PartitionInfo,
@@ -43,6 +42,7 @@ from spark_broker.protocol.messages import (
     ElectLeaders,
     Empty,
     Message,
+    Metadata,
     OffsetInfo,
     ReassignPartition,
 )
@@ -145,22 +145,8 @@ class Admin:
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """The cluster with its live brokers, in order of id; `include_fenced`: also those that are lost."""
         view = self._metadata.fetch([], self._deadline())
-        brokers = [
-            BrokerInfo(
-                id=one.id,
-                host=one.host,
-                port=one.port,
-                rack=one.rack,
-                epoch=one.epoch,
-                pid=one.pid,
-                executor_id=one.executor_id,
-                executor_pid=one.executor_pid,
-                fenced=one.fenced,
-            )
-            for one in sorted(view.brokers.values(), key=lambda broker: broker.id)
-            if include_fenced or not one.fenced
-        ]
-        return ClusterDescription(view.cluster_id, view.controller_epoch, tuple(brokers))
+        answer = Metadata(view.cluster_id, view.controller_epoch, list(view.brokers.values()), [], view.controller)
+        return answer.to_description(include_fenced=include_fenced)
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False

@@ -12,7 +12,13 @@ from spark_broker.client.settings import Address
 from spark_broker.config import TopicConfig
 from spark_broker.errors import InvalidConfigError
 from spark_broker.model import INTERNAL_PREFIX, NO_LEADER
-from spark_broker.protocol.messages import BrokerMetadata, Metadata, PartitionMetadata, TopicMetadata
+from spark_broker.protocol.messages import (
+    BrokerMetadata,
+    ControllerMetadata,
+    Metadata,
+    PartitionMetadata,
+    TopicMetadata,
+)
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
 
 
@@ -76,6 +82,7 @@ class ClusterView:
     controller_epoch: int = -1
     brokers: Mapping[int, BrokerMetadata] = field(default_factory=dict)
     topics: Mapping[str, TopicView] = field(default_factory=dict)
+    controller: ControllerMetadata = field(default_factory=ControllerMetadata)
     version: int = 0
 
     def topic(self, name: str) -> TopicView | None:
@@ -122,6 +129,7 @@ def merge(view: ClusterView, answer: Metadata, asked: Iterable[str] | None) -> C
         controller_epoch=max(view.controller_epoch, answer.controller_epoch),
         brokers={broker.id: broker for broker in answer.brokers} if newer else view.brokers,
         topics=known,
+        controller=answer.controller if newer else view.controller,
         version=view.version + 1,
     )
 

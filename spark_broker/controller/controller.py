@@ -45,7 +45,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.log_ends import LogEnds
 from spark_broker.controller.records import ClusterRecord, ControllerEpochRecord, LaunchRecord, MetadataRecord
 from spark_broker.controller.registration import Registration, RegistrationRules, register
-from spark_broker.controller.sessions import HAS_STREAM, Session, Sessions, SessionTimes
+from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionTimes
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
     InvariantError,
@@ -127,7 +127,8 @@ class Controller:
         """A higher epoch; what an older controller still says is refused from here on."""
         if not self.image.cluster_id:
             self._apply([ClusterRecord(event.cluster_id)])
-        self._apply([ControllerEpochRecord(self.image.controller_epoch + 1, event.writer)])
+        epoch = self.image.controller_epoch + 1
+        self._apply([ControllerEpochRecord(epoch, event.writer, event.host, event.pid, event.started_ms)])
         self._apply(fencing.fence_all(self.image))
         self._absences.all_left(self.image, now_ms)
 
@@ -146,7 +147,9 @@ class Controller:
 
     def _fence(self, fence: FenceBrokers, now_ms: int) -> None:
         self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops))
-        self._effects.append(Note(f"fenced brokers {list(fence.broker_ids)}: {fence.reason}"))
+        brokers = [self.image.brokers[broker_id] for broker_id in fence.broker_ids if broker_id in self.image.brokers]
+        names = ", ".join(f"broker {broker.id} of launch {broker.launch}" for broker in brokers)
+        self._effects.append(Note(f"fenced {names}: {fence.reason}", expected=fence.reason == STOPPED_IN_ORDER))
         for broker_id in fence.broker_ids:
             self._absences.left(broker_id, now_ms)
             self._shutdown_offsets.pop(broker_id, None)
@@ -183,7 +186,7 @@ class Controller:
         self._effects += [
             Send(event.session_id, self._registered(registration)),
             Subscribe(event.session_id),
-            Note(f"broker {broker_id} of launch {event.request.launch} {how}"),
+            Note(f"broker {broker_id} of launch {event.request.launch} {how}", expected=True),
         ]
 
     def _registration(self, request: RegisterBroker, now_ms: int) -> Registration:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_broker.controller.image import BrokerState, MetadataImage, TopicState
-from spark_broker.protocol.messages import BrokerMetadata, Metadata, PartitionMetadata, TopicMetadata
+from spark_broker.protocol.messages import (
+    BrokerMetadata,
+    ControllerMetadata,
+    Metadata,
+    PartitionMetadata,
+    TopicMetadata,
+)
 
 
 def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> Metadata:
@@ -19,6 +25,7 @@ def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> Metad
         controller_epoch=image.controller_epoch,
         brokers=[_broker(image.brokers[id_]) for id_ in sorted(image.brokers)],
         topics=[_topic(topic) for topic in found],
+        controller=ControllerMetadata(image.controller_host, image.controller_pid, image.controller_started_ms),
     )
 
 
@@ -33,6 +40,7 @@ def _broker(broker: BrokerState) -> BrokerMetadata:
         executor_id=broker.executor_id,
         executor_pid=broker.executor_pid,
         fenced=broker.fenced,
+        log=broker.log,
     )
 
 

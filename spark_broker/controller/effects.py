@@ -74,9 +74,10 @@ class FenceBrokers:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth a line in the controller's log."""
+    """Something worth a line in the controller's log. `expected`: it is the ordinary course of things."""
 
     text: str
+    expected: bool = False
 
 
 Effect = Reply | Send | Subscribe | CloseSession | ProbePort | Note

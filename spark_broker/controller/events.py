@@ -10,10 +10,16 @@ from spark_broker.protocol.messages import CallRequest, Heartbeat, RegisterBroke
 
 @dataclass(frozen=True, slots=True)
 class ControllerStarted:
-    """The controller replayed the log and takes over as `writer`; `cluster_id` is for a log that has none yet."""
+    """The controller replayed the log and takes over as `writer`; `cluster_id` is for a log that has none yet.
+
+    `host`, `pid`: of its driver; `started_ms`: now, by the driver's clock (UTC).
+    """
 
     writer: str
     cluster_id: str
+    host: str = ""
+    pid: int = -1
+    started_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

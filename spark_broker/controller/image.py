@@ -48,6 +48,7 @@ class BrokerState:
     pid: int
     pid_start_time: int
     start_kind: str
+    log: str = ""
     fenced: bool = True
     in_controlled_shutdown: bool = False
 
@@ -106,6 +107,9 @@ class MetadataImage:
     cluster_id: str = ""
     controller_epoch: int = NO_EPOCH
     controller_writer: str = ""
+    controller_host: str = ""  # of the controller's driver, as is its pid
+    controller_pid: int = -1
+    controller_started_ms: int = 0
     next_offset: int = 0
     last_launch: int = 0
     next_broker_id: int = 0
@@ -162,7 +166,13 @@ def to_records(image: MetadataImage) -> list[MetadataRecord]:
     """A snapshot: records that rebuild an equal image with `image_from_snapshot`."""
     records: list[MetadataRecord] = [
         ClusterRecord(image.cluster_id),
-        ControllerEpochRecord(image.controller_epoch, image.controller_writer),
+        ControllerEpochRecord(
+            image.controller_epoch,
+            image.controller_writer,
+            image.controller_host,
+            image.controller_pid,
+            image.controller_started_ms,
+        ),
         LaunchRecord(image.last_launch),
         BrokerIdsRecord(image.next_broker_id),
         ProducerIdsRecord(image.next_producer_id),
@@ -190,6 +200,7 @@ def _registration(broker: BrokerState) -> RegisterBrokerRecord:
         pid=broker.pid,
         pid_start_time=broker.pid_start_time,
         start_kind=broker.start_kind,
+        log=broker.log,
     )
 
 
@@ -209,6 +220,7 @@ def _registered(record: RegisterBrokerRecord) -> BrokerState:
         pid=record.pid,
         pid_start_time=record.pid_start_time,
         start_kind=record.start_kind,
+        log=record.log,
     )
 
 
@@ -419,7 +431,14 @@ def _replay_scalar(image: MetadataImage, record: MetadataRecord) -> MetadataImag
             return replace(image, cluster_id=record.cluster_id)
         case ControllerEpochRecord():
             invariant(record.epoch >= image.controller_epoch, "the controller epoch never falls")
-            return replace(image, controller_epoch=record.epoch, controller_writer=record.writer)
+            return replace(
+                image,
+                controller_epoch=record.epoch,
+                controller_writer=record.writer,
+                controller_host=record.host,
+                controller_pid=record.pid,
+                controller_started_ms=record.started_ms,
+            )
         case LaunchRecord():
             return replace(image, last_launch=max(image.last_launch, record.launch))
         case BrokerIdsRecord():

@@ -13,7 +13,16 @@ import msgspec
 from msgspec import Meta, Struct
 
 from spark_broker.errors import InvalidRequestError
-from spark_broker.protocol.messages.common import BrokerId, Brokers, Epoch, Name, Offset, PartitionId, TopicId
+from spark_broker.protocol.messages.common import (
+    BrokerId,
+    Brokers,
+    Epoch,
+    LogPlace,
+    Name,
+    Offset,
+    PartitionId,
+    TopicId,
+)
 from spark_broker.protocol.wire import UNDECODABLE
 
 MAX_RECORDS_BYTES = 256 * 1024 * 1024
@@ -34,10 +43,16 @@ class ClusterRecord(Record, frozen=True, tag=0):
 
 
 class ControllerEpochRecord(Record, frozen=True, tag=1):
-    """A controller took over; `writer` is the UUID that its files carry."""
+    """A controller took over; `writer` is the UUID that its files carry.
+
+    `host`, `pid`: of its driver; `started_ms`: when it took over, by its own clock (UTC).
+    """
 
     epoch: Epoch
     writer: Name
+    host: Name = ""
+    pid: int = -1
+    started_ms: int = 0
 
 
 class LaunchRecord(Record, frozen=True, tag=2):
@@ -66,6 +81,7 @@ class RegisterBrokerRecord(Record, frozen=True, tag=3):
     pid: int
     pid_start_time: int
     start_kind: Name
+    log: LogPlace = ""
 
 
 class BrokerChangeRecord(Record, frozen=True, tag=4):

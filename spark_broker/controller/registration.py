@@ -129,6 +129,7 @@ def _record(image: MetadataImage, identity: Identity, request: RegisterBroker) -
         pid=request.pid,
         pid_start_time=request.pid_start_time,
         start_kind=request.start_kind,
+        log=request.log,
     )
 
 

@@ -71,6 +71,8 @@ TRANSITIONS: dict[tuple[State, Signal], State] = {
 
 HAS_STREAM = (State.OPEN, State.STOPPING)
 
+STOPPED_IN_ORDER = "it stopped in order"
+
 IN_DOUBT = (
     "brokers {} are in doubt: their streams ended, but others ended at the same time or this controller was late; "
     "each has until broker.session.timeout.ms unless its port refuses connections"
@@ -174,7 +176,7 @@ class Sessions:
         expected = session.state is State.STOPPING
         session.move(Signal.STREAM_ENDED)
         if expected:
-            return self._fence([session], "it stopped in order")
+            return self._fence([session], STOPPED_IN_ORDER)
         session.broken_at_ms = now_ms
         self._breaks[session.broker_id] = now_ms
         return [ProbePort(session.broker_id, session.session_id, session.host, session.port)]

@@ -22,7 +22,7 @@ from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
 from spark_broker.driver.room import check_executor_count, check_resource, wait_for_executors
 from spark_broker.driver.session import LOOPBACK, check_room, check_session
-from spark_broker.driver.view import ClusterStatus, cluster_status, description, to_html
+from spark_broker.driver.view import ClusterStatus, cluster_status, to_html
 from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
 from spark_broker.model import ClusterDescription
 
@@ -58,7 +58,9 @@ class BrokerCluster:
         self._controller = controller
         self._lock = threading.Lock()
         self._stopped = False
+        self._failure: SparkBrokerError | None = None
         self._launcher = BrokerLauncher(host, controller, self._spec, self._abandon)
+        controller.watch(self._controller_failed)
         atexit.register(self._at_exit)
 
     @classmethod
@@ -68,20 +70,22 @@ class BrokerCluster:
         brokers: int = 3,
         config: LogConfig = None,
         *,
+        take_over: bool = False,
         on_progress: Progress | None = None,
     ) -> Self:
         """Start `brokers` brokers on the session's executors and wait until all of them are live.
 
-        `config` is a TOML file or a mapping of dotted names. Raises UnsupportedSparkError where the session cannot host
-        brokers, ClusterStartError where there are too few executors or brokers do not come up in time,
-        InvalidConfigError, and InconsistentClusterIdError where the directories are another cluster's.
+        `config` is a TOML file or a mapping of dotted names. `take_over`: also where another cluster that is alive
+        uses the directories, which ends that one. Raises UnsupportedSparkError where the session cannot host brokers,
+        ClusterStartError where there are too few executors or brokers do not come up in time, InvalidConfigError,
+        ClusterInUseError, and InconsistentClusterIdError where the directories are another cluster's.
         """
         check_session(spark)
         settings = load_cluster_settings(config)
         check_executor_count(spark.sparkContext, brokers)
         check_resource(spark.sparkContext, settings.cluster)
         check_room(spark, brokers)
-        cluster = cls._open(spark, settings)
+        cluster = cls._open(spark, settings, take_over=take_over)
         try:
             cluster._launch(brokers, on_progress or _silent)
         except BaseException:
@@ -90,13 +94,15 @@ class BrokerCluster:
         return cluster
 
     @classmethod
-    def _open(cls, spark: SparkSession, settings: ClusterSettings) -> Self:
+    def _open(cls, spark: SparkSession, settings: ClusterSettings, *, take_over: bool) -> Self:
         sc = spark.sparkContext
         local = is_local(sc.master)
         directories = choose_directories(settings.cluster, sc.applicationId)
         address = _driver_address(spark, settings)
         try:
-            controller = ControllerLink.start(settings, directories, host=address, shared_executor=local)
+            controller = ControllerLink.start(
+                settings, directories, host=address, shared_executor=local, take_over=take_over
+            )
         except SparkBrokerError:
             directories.remove_temporary()
             raise
@@ -138,13 +144,18 @@ class BrokerCluster:
 
     @property
     def stopped(self) -> bool:
-        """Whether the cluster has ended: by `stop`, or with its Spark session."""
+        """Whether the cluster has ended: by `stop`, with its Spark session, or by itself (`failure`)."""
         return self._stopped
+
+    @property
+    def failure(self) -> SparkBrokerError | None:
+        """Why the cluster ended by itself, such as StaleControllerEpochError where another driver took over."""
+        return self._failure
 
     def describe(self) -> ClusterDescription:
         """The cluster as its controller sees it, like `Admin.describe_cluster`. Raises ClosedError once stopped."""
         self._check_open()
-        return description(self._controller.metadata())
+        return self._controller.metadata().to_description(include_fenced=True)
 
     def status(self) -> ClusterStatus:
         """Brokers with what they lead, partitions without a leader or with too few replicas, and recent failures."""
@@ -183,6 +194,8 @@ class BrokerCluster:
                 raise failure
             if self._launcher.session_over:
                 raise ClusterStartError("the Spark session ended while brokers started")
+            if self._failure is not None:
+                raise self._failure
             if time.monotonic() > deadline:
                 raise ClusterStartError(f"{len(live)} brokers are live after broker.start.timeout.ms{self._why()}")
             pause.wait(POLL_S)
@@ -223,9 +236,15 @@ class BrokerCluster:
             logger.warning("the Spark session has ended, and the cluster with it; stop the cluster before the session")
             threading.Thread(target=self._end, args=(0.0,), name="cluster-end", daemon=True).start()
 
+    def _controller_failed(self, error: SparkBrokerError) -> None:
+        """Deposed, or a bug: without a controller there is no cluster, and two would take turns for ever."""
+        logger.error("the cluster ends: its controller cannot go on: %s", error)
+        self._failure = error
+        threading.Thread(target=self._end, args=(0.0,), name="cluster-end", daemon=True).start()
+
     def _check_open(self) -> None:
         if self._stopped:
-            raise ClosedError("the cluster is stopped")
+            raise ClosedError(f"the cluster has ended: {self._failure}" if self._failure else "the cluster is stopped")
 
     def __enter__(self) -> Self:
         return self
@@ -253,7 +272,10 @@ class BrokerCluster:
             host=cluster.broker_host or (LOOPBACK if is_loopback(self._spark.sparkContext.master) else executor.host),
             rack=cluster.broker_rack or None,
             executor_id=executor.id,
-            settings=cluster.to_dict(),
+            settings={
+                **cluster.to_dict(),
+                "log.level": cluster.broker_log_level(shares_terminal=is_local(self._spark.sparkContext.master)),
+            },
             topic_defaults=self._settings.topic.to_dict(),
             earlier_launches=self._controller.earlier_launches,
         )

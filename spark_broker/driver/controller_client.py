@@ -17,9 +17,12 @@ from spark_broker.driver.controller_pipe import (
     Command,
     ControllerConfig,
     ControllerStatus,
+    Failed,
+    FromController,
+    LogLine,
     Started,
     error_of,
-    from_line,
+    from_controller,
     to_line,
 )
 from spark_broker.errors import (
@@ -32,6 +35,8 @@ from spark_broker.errors import (
 )
 
 logger = logging.getLogger(__name__)
+controller_logger = logging.getLogger("spark_broker.controller")
+"""The log of the controller's process, as a part of the driver's."""
 
 START_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 30.0
@@ -50,6 +55,7 @@ class ControllerClient:
         self._changed = threading.Condition()
         self._started: Started | None = None
         self._answers: dict[int, Answer | None] = {}  # by command id; None: awaited
+        self._failed: Failed | None = None
         self._next_id = 0
         self._ended = False
         self._closed = False
@@ -116,9 +122,15 @@ class ControllerClient:
         return self._process.poll() is None
 
     @property
-    def was_killed(self) -> bool:
-        """Whether a signal ended the process. One that ended by itself could not go on: deposed, or a bug."""
-        return (self._process.poll() or 0) < 0
+    def failure(self) -> SparkBrokerError | None:
+        """Why the process could not go on and ended by itself: deposed, or a bug. None where a signal ended it."""
+        if (self._process.poll() or 0) < 0:
+            return None
+        self._reader.join(CLOSE_TIMEOUT_S)
+        with self._changed:
+            if self._failed is None:
+                return NotControllerError("its process ended without a word; see its stderr")
+            return error_of(self._failed)
 
     def _serving(self) -> Started:
         if self._started is None:
@@ -191,7 +203,7 @@ class ControllerClient:
     def _read(self) -> None:
         try:
             while line := self._read_line():
-                self._take(line)
+                self._take(from_controller(line))
         except (OSError, ValueError, SparkBrokerError) as error:
             logger.warning("the controller's answers cannot be read: %s", error)
         finally:
@@ -202,14 +214,18 @@ class ControllerClient:
     def _read_line(self) -> bytes:
         return b"" if self._process.stdout is None else self._process.stdout.readline(MAX_LINE_BYTES)
 
-    def _take(self, line: bytes) -> None:
+    def _take(self, message: FromController) -> None:
+        if isinstance(message, LogLine):
+            controller_logger.log(message.level, "%s", message.text)
+            return
         with self._changed:
-            if self._started is None:
-                self._started = from_line(line, Started)
-            else:
-                answer = from_line(line, Answer)
-                if answer.id in self._answers:  # else its asker has given up
-                    self._answers[answer.id] = answer
+            match message:
+                case Started():
+                    self._started = message
+                case Answer() if message.id in self._answers:  # else its asker has given up
+                    self._answers[message.id] = message
+                case Failed():
+                    self._failed = message
             self._changed.notify_all()
 
     def close(self, timeout_s: float = CLOSE_TIMEOUT_S) -> None:

@@ -1,13 +1,16 @@
 """The controller as the cluster sees it: its process, told and asked over a pipe, and its answers to clients' calls.
 
 A controller whose process was killed is started again on the same port, under a higher epoch, and the brokers find it
-there. One that ended by itself is not: another driver may have taken over, and the two would depose each other.
+there. One that ended by itself is not, and the cluster ends with it: another driver may have taken over, and the two
+would depose each other.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import uuid
+from collections.abc import Callable
 from typing import Self
 
 import msgspec
@@ -16,7 +19,8 @@ from spark_broker.config import ClusterConfig, ClusterSettings
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_pipe import BrokerStatus, ControllerConfig
 from spark_broker.driver.directories import Directories, cluster_ids_in
-from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.driver.metadata_claim import end_claim_of
+from spark_broker.errors import ClusterInUseError, InvariantError, SparkBrokerError
 from spark_broker.protocol.messages import GetMetadata, Metadata
 from spark_broker.transport.client import Connection
 
@@ -30,7 +34,9 @@ class ControllerLink:
 
     def __init__(self, client: ControllerClient, config: ControllerConfig, settings: ClusterConfig) -> None:
         self._client = client
-        self._config = msgspec.structs.replace(config, port=client.port)
+        # From here on the directory is ours: one that took it over keeps it.
+        self._config = msgspec.structs.replace(config, port=client.port, take_over=False)
+        self._on_failure: Callable[[SparkBrokerError], None] = _unwatched
         self._request_timeout_ms = settings.request_timeout_ms
         self._shutdown_timeout_s = settings.controlled_shutdown_timeout_ms / 1000
         self._closed = threading.Event()
@@ -40,11 +46,19 @@ class ControllerLink:
         # The log may name brokers of an earlier run as live: nobody has looked yet whether they are.
         brokers = client.status().brokers
         self.earlier_launches = max((broker.launch for broker in brokers), default=-1)
-        self._watch.start()
 
     @classmethod
-    def start(cls, settings: ClusterSettings, directories: Directories, *, host: str, shared_executor: bool) -> Self:
-        """Start the controller's process. Raises what kept it from serving, such as InconsistentClusterIdError."""
+    def start(
+        cls,
+        settings: ClusterSettings,
+        directories: Directories,
+        *,
+        host: str,
+        shared_executor: bool,
+        take_over: bool = False,
+    ) -> Self:
+        """Start the controller's process. Raises what kept it from serving: ClusterInUseError, unless `take_over`,
+        InconsistentClusterIdError, and others."""
         config = ControllerConfig(
             cluster=settings.cluster.to_dict(),
             topic=settings.topic.to_dict(),
@@ -52,6 +66,9 @@ class ControllerLink:
             host=host,
             known_cluster_ids=cluster_ids_in(directories.log_dirs),
             shared_executor=shared_executor,
+            log_level=settings.cluster.controller_log_level,
+            run=uuid.uuid4().hex,
+            take_over=take_over,
         )
         client = ControllerClient.start(config)
         try:
@@ -59,6 +76,11 @@ class ControllerLink:
         except SparkBrokerError:
             client.close()
             raise
+
+    def watch(self, on_failure: Callable[[SparkBrokerError], None]) -> None:
+        """Start the controller again when it is killed; tell this one, once, why it ended by itself."""
+        self._on_failure = on_failure
+        self._watch.start()
 
     @property
     def host(self) -> str:
@@ -114,31 +136,41 @@ class ControllerLink:
         self._closed.set()
         with self._lock:
             self._client.close()
+        end_claim_of(self._config.metadata_dir, self._config.run)
         self._connection.close()
 
     def _keep(self) -> None:
         while not self._closed.wait(WATCH_INTERVAL_S):
             if self._client.alive:
                 continue
-            if not self._client.was_killed:
-                logger.error("the controller's process ended by itself; see its stderr. Stop the cluster.")
+            failure = self._client.failure or self._restart()
+            if failure is not None and not self._closed.is_set():
+                self._on_failure(failure)
                 return
-            self._restart()
 
-    def _restart(self) -> None:
+    def _restart(self) -> SparkBrokerError | None:
+        """Start a killed controller again, now or later; what forbids it for good."""
         logger.warning("the controller's process was killed and is started again")
         with self._lock:
             if self._closed.is_set():
-                return
+                return None
             killed = self._client
             try:
                 # Its log directories carry the cluster's id by now: a lost metadata log must not become a new cluster.
                 config = msgspec.structs.replace(self._config, known_cluster_ids=[killed.cluster_id])
                 self._client = ControllerClient.start(config)
+            except ClusterInUseError as error:
+                return error
             except SparkBrokerError as error:
                 logger.warning("the controller did not start: %s", error)
-                return
+                return None
             killed.close()
+            return None
 
     def _is_ours(self, launch: int) -> bool:
         return launch > self.earlier_launches
+
+
+def _unwatched(failure: SparkBrokerError) -> None:
+    """Nobody has asked yet."""
+    logger.error("the controller has ended: %s", failure)

@@ -78,9 +78,8 @@ class ControllerLoop(threading.Thread):
             while not self._stopped.is_set():
                 self.step(self._next_events())
                 self._look_for_another()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (it is handed on, and ends this process)
             # Typed or not: what was decided and not committed must not be acted on, so nothing more is.
-            logger.exception("the controller's loop ends")
             self._stopped.set()
             self._on_failure(error)
 

@@ -1,4 +1,7 @@
-"""What the driver and its controller's process say to each other: one line of JSON each, over stdin and stdout."""
+"""What the driver and its controller's process say to each other: one line of JSON each, over stdin and stdout.
+
+The controller's log comes this way too: it is the driver's log, and goes where the driver's logging sends it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ class ControllerConfig(Struct, frozen=True, kw_only=True):
 
     `cluster` and `topic` are settings by dotted name. `metadata_dir` is an absolute path or fsspec URL. `host` is bound
     and given to brokers; `port` 0: any free one. `known_cluster_ids`: what the log directories carry.
-    `shared_executor`: brokers may share one executor (plain `local[N]`).
+    `shared_executor`: brokers may share one executor (plain `local[N]`). `run`: a uuid of this run of the cluster, the
+    same when its controller is started again. `take_over`: from another run, even if that is alive.
     """
 
     cluster: dict[str, str]
@@ -29,10 +33,12 @@ class ControllerConfig(Struct, frozen=True, kw_only=True):
     port: int = 0
     known_cluster_ids: list[str] = []
     shared_executor: bool = False
-    log_level: str = "WARNING"
+    log_level: str = "INFO"
+    run: str = ""
+    take_over: bool = False
 
 
-class Started(Struct, frozen=True, kw_only=True):
+class Started(Struct, frozen=True, kw_only=True, tag=True):
     """The first line of the controller's answer: it serves, or why it does not (`error_code` other than 0)."""
 
     port: int = -1
@@ -77,7 +83,7 @@ class ControllerStatus(Struct, frozen=True, kw_only=True):
     leaderless_partitions: int
 
 
-class Answer(Struct, frozen=True, kw_only=True):
+class Answer(Struct, frozen=True, kw_only=True, tag=True):
     """The answer to the command with this id."""
 
     id: int
@@ -88,19 +94,47 @@ class Answer(Struct, frozen=True, kw_only=True):
     status: ControllerStatus | None = None
 
 
+class LogLine(Struct, frozen=True, tag=True):
+    """A line of the controller's log. `level`: a number of `logging`."""
+
+    level: int
+    text: str
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The controller cannot go on, and why; its process ends next."""
+
+    error_code: int
+    error_message: str
+
+
+FromController = Started | Answer | LogLine | Failed
+
+
 def to_line(message: Struct) -> bytes:
     """The message as a line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def from_line(line: bytes, kind: type[T]) -> T:
-    """The message of a line. Raises InvalidRequestError."""
+    """The message of a line to the controller. Raises InvalidRequestError."""
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.MsgspecError as error:
         raise InvalidRequestError(f"a line that is no {kind.__name__}: {error}") from None
 
 
-def error_of(message: Started | Answer) -> SparkBrokerError | None:
+_from_controller: msgspec.json.Decoder[FromController] = msgspec.json.Decoder(FromController)
+
+
+def from_controller(line: bytes) -> FromController:
+    """The message of a line from the controller. Raises InvalidRequestError."""
+    try:
+        return _from_controller.decode(line)
+    except msgspec.MsgspecError as error:
+        raise InvalidRequestError(f"a line that no controller writes: {error}") from None
+
+
+def error_of(message: Started | Answer | Failed) -> SparkBrokerError | None:
     """The error that the message carries."""
     return error_from_code(message.error_code, message.error_message) if message.error_code else None

@@ -14,6 +14,7 @@ import threading
 from typing import BinaryIO, NoReturn
 
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
+from spark_broker.driver.controller_log import PipeHandler
 from spark_broker.driver.controller_pipe import (
     MAX_LINE_BYTES,
     Answer,
@@ -21,13 +22,24 @@ from spark_broker.driver.controller_pipe import (
     Command,
     ControllerConfig,
     ControllerStatus,
+    Failed,
+    FromController,
     Started,
     from_line,
     to_line,
 )
 from spark_broker.driver.controller_service import ControllerService
+from spark_broker.driver.metadata_claim import ClaimKeeper, Owner, check_claim
 from spark_broker.driver.metadata_log import MetadataLog
-from spark_broker.errors import InvalidRequestError, SparkBrokerError
+from spark_broker.driver.metadata_store import open_store
+from spark_broker.errors import (
+    InvalidRequestError,
+    InvariantError,
+    MetadataStoreError,
+    SparkBrokerError,
+    StaleControllerEpochError,
+    UnknownServerError,
+)
 from spark_broker.model import NO_LEADER
 
 logger = logging.getLogger(__name__)
@@ -48,7 +60,7 @@ class Output:
         self._stream = stream
         self._lock = threading.Lock()
 
-    def write(self, message: Started | Answer) -> None:
+    def write(self, message: FromController) -> None:
         with self._lock:
             self._stream.write(to_line(message))
             self._stream.flush()
@@ -59,16 +71,121 @@ def main() -> None:
     parent = os.getppid()
     source, output = _take_over_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    threading.Thread(target=_end_with_parent, args=(parent,), name="parent-watch", daemon=True).start()
+    process = ControllerProcess(output, parent)
+    threading.Thread(target=process.end_with_parent, name="parent-watch", daemon=True).start()
+    config = from_line(source.readline(MAX_LINE_BYTES), ControllerConfig)
+    process.log_to_driver(config.log_level)
     try:
-        service = _serve(source, output)
+        service = process.serve(config)
     except SparkBrokerError as error:
         output.write(Started(error_code=error.code, error_message=error.message))
-        _end(1)
+        process.end(1)
     for line in iter(lambda: source.readline(MAX_LINE_BYTES), b""):
-        _run(service, line, output)
-    service.close()
-    _end(0)
+        process.run_command(service, line)
+    process.end(0)
+
+
+class ControllerProcess:
+    """The one controller of this process, and how both end. `parent`: the driver's pid."""
+
+    def __init__(self, output: Output, parent: int) -> None:
+        self._output = output
+        self._parent = parent
+        self._log: PipeHandler | None = None
+        self._claim: ClaimKeeper | None = None
+        self._service: ControllerService | None = None
+
+    def log_to_driver(self, level: str) -> None:
+        """From now on what is logged here is logged by the driver."""
+        self._log = PipeHandler(self._output.write)
+        logging.basicConfig(level=level, handlers=[self._log])
+
+    def serve(self, config: ControllerConfig) -> ControllerService:
+        """Claim the metadata directory, take over its log, and serve. Raises what keeps it from that."""
+        settings = ClusterSettings(cluster=ClusterConfig.parse(config.cluster), topic=TopicConfig.parse(config.topic))
+        store = open_store(config.metadata_dir)
+        owner = Owner.here(config.run, self._parent)
+        try:
+            if not config.take_over:
+                check_claim(store, owner)
+            log = MetadataLog(
+                store,
+                records_between_snapshots=settings.cluster.metadata_log_max_records_between_snapshots,
+                snapshots_kept=settings.cluster.metadata_max_snapshots,
+            )
+            log.check_cluster_id(config.known_cluster_ids)
+            self._claim = ClaimKeeper(store, owner)
+            self._claim.take()
+        except OSError as error:
+            raise MetadataStoreError(f"{config.metadata_dir}: {error}") from error
+        service = self._service = ControllerService(settings, log, self.fail, shared_executor=config.shared_executor)
+        service.start(config.host, config.port, owner)
+        image = service.image
+        started = Started(port=service.port, cluster_id=image.cluster_id, controller_epoch=image.controller_epoch)
+        self._output.write(started)
+        return service
+
+    def run_command(self, service: ControllerService, line: bytes) -> None:
+        """Answer a command: in a thread of its own if it may take long."""
+        try:
+            command = from_line(line, Command)
+        except InvalidRequestError as error:
+            self._output.write(Answer(id=-1, error_code=error.code, error_message=error.message))
+            return
+        if command.cmd in ("stop_brokers", "stop_broker"):
+            name = f"command-{command.id}"
+            threading.Thread(target=self._answer, args=(service, command), name=name, daemon=True).start()
+        else:
+            self._answer(service, command)
+
+    def _answer(self, service: ControllerService, command: Command) -> None:
+        try:
+            answer = _execute(service, command)
+        except SparkBrokerError as error:
+            answer = Answer(id=command.id, error_code=error.code, error_message=error.message)
+        except Exception as error:
+            logger.exception("the command %s failed", command.cmd)
+            self.fail(error)
+        self._output.write(answer)
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """Deposed, no metadata store, or a bug: nothing that this process still says may count."""
+        is_bug = isinstance(error, InvariantError) or not isinstance(error, SparkBrokerError)
+        if is_bug:
+            logger.critical("the controller ends on a bug: %s", error, exc_info=error)
+        code = error.code if isinstance(error, SparkBrokerError) else UnknownServerError.code
+        message = error.message if isinstance(error, SparkBrokerError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, StaleControllerEpochError) and self._claim is not None:
+            message = f"{message}; {self._claim.holder()}"
+        try:
+            self._output.write(Failed(code, message))
+        except OSError as broken:
+            logger.info("the driver is gone, too: %s", broken)
+        self.end(1)
+
+    def end_with_parent(self) -> None:
+        """The end of the input says that the driver is gone, unless a child of its own inherited the pipe.
+
+        PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
+        """
+        pause = threading.Event()
+        while os.getppid() == self._parent:
+            pause.wait(PARENT_CHECK_S)
+        self.end(0)
+
+    def end(self, status: int) -> NoReturn:
+        """Leave: a Flight server with an idle stream cannot be shut down, and an ordinary exit would wait."""
+        if self._service is not None and status == 0:
+            self._service.close()
+        if self._claim is not None:
+            try:
+                self._claim.end()
+            except OSError as error:
+                logger.warning("the claim on the metadata directory stays: %s", error)
+        if self._log is not None:
+            self._log.drain()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 def _take_over_standard_streams() -> tuple[BinaryIO, Output]:
@@ -77,72 +194,6 @@ def _take_over_standard_streams() -> tuple[BinaryIO, Output]:
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return source, Output(target)
-
-
-def _end(status: int) -> NoReturn:
-    """Leave at once: a Flight server with an idle stream cannot be shut down, and an ordinary exit would wait."""
-    logging.shutdown()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def _end_with_parent(parent: int) -> None:
-    """The end of the input says that the driver is gone, unless a child of its own inherited the pipe.
-
-    PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
-    """
-    pause = threading.Event()
-    while os.getppid() == parent:
-        pause.wait(PARENT_CHECK_S)
-    _end(0)
-
-
-def _serve(source: BinaryIO, output: Output) -> ControllerService:
-    config = from_line(source.readline(MAX_LINE_BYTES), ControllerConfig)
-    logging.basicConfig(level=config.log_level, format="%(asctime)s %(levelname)s controller: %(message)s")
-    settings = ClusterSettings(cluster=ClusterConfig.parse(config.cluster), topic=TopicConfig.parse(config.topic))
-    log = MetadataLog.open(
-        config.metadata_dir,
-        records_between_snapshots=settings.cluster.metadata_log_max_records_between_snapshots,
-        snapshots_kept=settings.cluster.metadata_max_snapshots,
-    )
-    log.check_cluster_id(config.known_cluster_ids)
-    service = ControllerService(settings, log, _fail, shared_executor=config.shared_executor)
-    service.start(config.host, config.port)
-    image = service.image
-    output.write(Started(port=service.port, cluster_id=image.cluster_id, controller_epoch=image.controller_epoch))
-    return service
-
-
-def _fail(error: BaseException) -> NoReturn:
-    """Deposed, no metadata store, or a bug: nothing that this process still says may count."""
-    logger.critical("the controller ends: %s", error, exc_info=error)
-    _end(1)
-
-
-def _run(service: ControllerService, line: bytes, output: Output) -> None:
-    """Answer a command: in a thread of its own if it may take long."""
-    try:
-        command = from_line(line, Command)
-    except InvalidRequestError as error:
-        output.write(Answer(id=-1, error_code=error.code, error_message=error.message))
-        return
-    if command.cmd in ("stop_brokers", "stop_broker"):
-        name = f"command-{command.id}"
-        threading.Thread(target=_answer, args=(service, command, output), name=name, daemon=True).start()
-    else:
-        _answer(service, command, output)
-
-
-def _answer(service: ControllerService, command: Command, output: Output) -> None:
-    try:
-        answer = _execute(service, command)
-    except SparkBrokerError as error:
-        answer = Answer(id=command.id, error_code=error.code, error_message=error.message)
-    except Exception as error:
-        logger.exception("the command %s failed", command.cmd)
-        _fail(error)
-    output.write(answer)
 
 
 def _execute(service: ControllerService, command: Command) -> Answer:

@@ -43,6 +43,7 @@ from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.controller_loop import ControllerLoop, now_ms
+from spark_broker.driver.metadata_claim import Owner
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.metadata_update import records_update, snapshot_update
 from spark_broker.driver.port_probe import port_refuses
@@ -106,10 +107,11 @@ class ControllerService:
         self._loop = ControllerLoop(self._controller, log, self, self._fail)
         self._server: Server | None = None
 
-    def start(self, host: str, port: int) -> None:
-        """Take over the metadata log and serve. Raises StaleControllerEpochError, MetadataStoreError or, when the
-        address cannot be bound, ClusterStartError."""
-        self._loop.step([ControllerStarted(self._log.writer, uuid.uuid4().hex)])
+    def start(self, host: str, port: int, owner: Owner) -> None:
+        """Take over the metadata log for this owner, and serve. Raises StaleControllerEpochError, MetadataStoreError
+        or, when the address cannot be bound, ClusterStartError."""
+        started = ControllerStarted(self._log.writer, uuid.uuid4().hex, owner.host, owner.pid, owner.since_ms)
+        self._loop.step([started])
         try:
             self._server = Server(host, port, self._call, {SESSION_STREAM: self._session}, self._fail)
         except (pa.ArrowException, flight.FlightError, OSError) as error:
@@ -243,7 +245,7 @@ class ControllerService:
             case Reply():
                 self._reply(effect)
             case Note():
-                logger.info("%s", effect.text)
+                logger.log(logging.INFO if effect.expected else logging.WARNING, "%s", effect.text)
 
     def _send(self, session_id: int, message: Message) -> None:
         session = self._sessions.get(session_id)

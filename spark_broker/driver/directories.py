@@ -43,6 +43,13 @@ def choose_directories(config: ClusterConfig, application: str) -> Directories:
     return Directories(log_dirs, _metadata_dir(config.metadata_dir, log_dirs), temporary)
 
 
+def lasting_metadata_dir(config: ClusterConfig) -> str | None:
+    """`metadata.dir` as an absolute place, where it outlives an application; None for a temporary one."""
+    if not (config.log_dirs or config.metadata_dir):
+        return None
+    return _metadata_dir(config.metadata_dir, _absolute("log.dirs", config.log_dirs) if config.log_dirs else "")
+
+
 def cluster_ids_in(log_dirs: str) -> list[str]:
     """The clusters whose log directories lie there, as far as this machine sees them. Raises DamagedLogError."""
     metas = (read_meta(path) for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*"))

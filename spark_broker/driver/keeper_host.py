@@ -220,7 +220,7 @@ class KeeperHost:
                 self._changed.wait_for(lambda: post.over or self._closing, backoff_s)
 
     def _is_closed(self, post: _Post) -> bool:
-        """Whether nobody needs this post any more; then it is gone. While a launch is to be ended, a keeper is needed."""
+        """Whether nobody needs this post any more; then it is gone. A launch that is to be ended needs a keeper."""
         with self._changed:
             if post.running or not (post.over or self._closing or post.is_idle):
                 return False

@@ -45,11 +45,18 @@ class MetadataStore(Protocol):
         """The store's address, for messages."""
 
 
-def open_store(url: str) -> MetadataStore:
+class ClaimStore(MetadataStore, Protocol):
+    """A store that holds the claim beside the log: the one file that is written again."""
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write the file, whether or not it exists. Readers see the old bytes or the new ones. Nothing is synced."""
+
+
+def open_store(url: str) -> ClaimStore:
     """The store at a path or fsspec URL, after proof that it creates exclusively. Raises MetadataStoreError."""
     protocol = fsspec.utils.get_protocol(url)
     try:
-        store: MetadataStore
+        store: ClaimStore
         if protocol in ("file", "local"):
             store = LocalStore(_local_path(url))
         elif protocol in CONDITIONAL_PUT_PROTOCOLS:
@@ -112,6 +119,12 @@ class LocalStore:
                 os.unlink(temporary)
         return True
 
+    def put(self, name: str, data: bytes) -> None:
+        temporary = os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        with open(temporary, "xb") as file:
+            file.write(data)
+        os.replace(temporary, os.path.join(self._path, name))
+
     def _write_synced(self, path: str, data: bytes) -> None:
         with open(path, "xb") as file:
             file.write(data)
@@ -167,6 +180,9 @@ class ObjectStore:
         except FileExistsError:
             return False
         return True
+
+    def put(self, name: str, data: bytes) -> None:
+        self._filesystem.pipe_file(self._path(name), data)
 
     def read(self, name: str) -> bytes | None:
         try:

@@ -7,8 +7,8 @@ import html
 from dataclasses import dataclass
 
 from spark_broker.driver.directories import Directories
-from spark_broker.model import NO_LEADER, BrokerInfo, ClusterDescription
-from spark_broker.protocol.messages import BrokerMetadata, Metadata
+from spark_broker.model import NO_LEADER, BrokerInfo
+from spark_broker.protocol.messages import Metadata
 
 
 @dataclass(frozen=True)
@@ -46,22 +46,13 @@ class ClusterStatus:
 COLUMNS = ("broker", "address", "executor", "pid", "leads", "replicas", "in sync", "state")
 
 
-def description(metadata: Metadata) -> ClusterDescription:
-    """The controller's answer as the public nouns."""
-    return ClusterDescription(
-        cluster_id=metadata.cluster_id,
-        controller_epoch=metadata.controller_epoch,
-        brokers=tuple(_broker(broker) for broker in metadata.brokers),
-    )
-
-
 def broker_statuses(metadata: Metadata) -> tuple[BrokerStatus, ...]:
     """Every registered broker with its share of the partitions, internal topics included."""
     partitions = [partition for topic in metadata.topics for partition in topic.partitions]
     leaders = collections.Counter(partition.leader for partition in partitions)
     replicas = collections.Counter(id_ for partition in partitions for id_ in partition.replicas)
     in_sync = collections.Counter(id_ for partition in partitions for id_ in partition.isr)
-    return tuple(BrokerStatus(_broker(b), leaders[b.id], replicas[b.id], in_sync[b.id]) for b in metadata.brokers)
+    return tuple(BrokerStatus(b.to_info(), leaders[b.id], replicas[b.id], in_sync[b.id]) for b in metadata.brokers)
 
 
 def cluster_status(metadata: Metadata, directories: Directories, failures: tuple[str, ...]) -> ClusterStatus:
@@ -112,17 +103,3 @@ def to_html(status: ClusterStatus) -> str:
         f"{status.leaderless_partitions} without a leader"
     )
     return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _broker(broker: BrokerMetadata) -> BrokerInfo:
-    return BrokerInfo(
-        id=broker.id,
-        host=broker.host,
-        port=broker.port,
-        rack=broker.rack,
-        epoch=broker.epoch,
-        pid=broker.pid,
-        executor_id=broker.executor_id,
-        executor_pid=broker.executor_pid,
-        fenced=broker.fenced,
-    )

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from spark_broker.cli import cluster_process
 from spark_broker.cli.cluster_process import Application, application_file
 from spark_broker.cli.cluster_state import default_state_file, end_process, running_cluster
 from spark_broker.errors import InvalidDataError
+from spark_broker.protocol.messages import ControllerMetadata
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
 
@@ -30,6 +32,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def note(path: Path, pid: int, bootstrap: str = "127.0.0.1:1") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     said = {"bootstrap_servers": bootstrap, "cluster_id": "c", "driver_pid": pid, "log_dirs": "d", "brokers": []}
+    said |= {"driver_log": "cluster.log"}
     path.write_text(json.dumps(said))
     return path
 
@@ -100,6 +103,7 @@ def test_commands_find_the_cluster_that_runs_here(run: Run) -> None:
     finally:
         cluster.close()
     assert status["cluster_id"] == "fake"
+    assert status["driver_log"] == "cluster.log"
     assert [(one["broker"]["id"], one["leads"], one["replicas"]) for one in status["brokers"]] == [(0, 2, 3), (1, 1, 3)]
 
 
@@ -110,6 +114,34 @@ def test_status_shows_a_lost_broker_as_fenced(cluster: FakeCluster, run: Run) ->
     assert ended.status == 0
     states = {line.split()[0]: line.split()[-1] for line in ended.out.splitlines() if line.strip()[:1].isdigit()}
     assert states == {"0": "live", "1": "live", "2": "fenced"}
+
+
+def test_status_says_who_the_controller_is_and_where_everybody_logs(run: Run) -> None:
+    cluster = FakeCluster(2)
+    cluster.controller = ControllerMetadata("the-host", 42, 1_700_000_000_000)
+    cluster.logs[1] = "the-work-dir/app-1/1/stderr"
+    try:
+        note(default_state_file(), os.getpid(), cluster.bootstrap)
+        shown = run("cluster", "status").out
+    finally:
+        cluster.close()
+    assert "controller: epoch 1, of the driver with pid 42 on the-host, since 2023-11-1" in shown
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert "driver and controller cluster.log" in lines
+    assert "broker 1, executor the-work-dir/app-1/1/stderr" in lines
+
+
+def test_an_application_that_ends_says_why_in_one_line(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "cluster.py"
+    script.write_text("import sys; sys.exit('noise\\nerror: [CLUSTER_IN_USE] in use by pid 7')")
+    monkeypatch.setattr(cluster_process, "application_file", lambda: script)
+
+    ended = run("cluster", "start", "--detach", "--state-file", tmp_path / "cluster.json")
+
+    assert ended.status == 1
+    assert ended.err.splitlines() == [f"error: [CLUSTER_IN_USE] in use by pid 7 (log: {tmp_path / 'cluster.log'})"]
 
 
 def test_status_without_a_cluster_is_status_one(tmp_path: Path, run: Run) -> None:
@@ -140,12 +172,14 @@ def test_the_application_is_told_what_the_command_was_told(tmp_path: Path) -> No
         master="local-cluster[2,1,512]",
         settings={"log.dirs": "d"},
         spark_settings={"spark.ui.enabled": "false", "spark.app.name": "two words"},
+        log_level="DEBUG",
+        take_over=True,
     )
     command = application.command()
     assert command[:2] == [sys.executable, str(application_file())]
     assert command[2:] == [
         *("--brokers", "2", "--ready-file", str(tmp_path / "ready")),
-        *("--master", "local-cluster[2,1,512]", "--set", "log.dirs=d"),
+        *("--master", "local-cluster[2,1,512]", "--set", "log.dirs=d", "--log-level", "DEBUG", "--take-over"),
     ]
     submitted = application.environment()["PYSPARK_SUBMIT_ARGS"]
     assert submitted == "--conf spark.ui.enabled=false --conf 'spark.app.name=two words' pyspark-shell"

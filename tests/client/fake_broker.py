@@ -45,6 +45,7 @@ from spark_broker.protocol.messages import (
     CallRequest,
     CommittedOffset,
     CommittedOffsets,
+    ControllerMetadata,
     CreatePartitions,
     CreateTopic,
     DeleteTopic,
@@ -175,6 +176,8 @@ class FakeCluster:
         self.fetches: list[FetchRequest] = []
         self.calls: list[tuple[int, CallRequest]] = []
         self.fenced: set[int] = set()
+        self.controller = ControllerMetadata()
+        self.logs: dict[int, str] = {}  # by broker id
         self.controller_epoch = 1
         self.append_hook: AppendHook = lambda broker, request, header: None
         self.call_hook: CallHook = lambda broker, request: None
@@ -519,10 +522,13 @@ class FakeCluster:
         """What every broker answers."""
         wanted = self.topics.values() if names is None else [self.topics[n] for n in names if n in self.topics]
         brokers = [
-            BrokerMetadata(one.id, "127.0.0.1", one.port, None, 1, 0, "", 0, one.id in self.fenced)
+            BrokerMetadata(
+                *(one.id, "127.0.0.1", one.port, None, 1, 0, "", 0, one.id in self.fenced, self.logs.get(one.id, ""))
+            )
             for one in self.brokers
         ]
-        return Metadata("fake", self.controller_epoch, brokers, [self._topic_metadata(topic) for topic in wanted])
+        topics = [self._topic_metadata(topic) for topic in wanted]
+        return Metadata("fake", self.controller_epoch, brokers, topics, self.controller)
 
     def _topic_metadata(self, topic: FakeTopic) -> TopicMetadata:
         ids = [broker.id for broker in self.brokers]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from spark_broker.config import load_cluster_settings
 from spark_broker.driver.controller_service import ControllerService
+from spark_broker.driver.metadata_claim import Owner
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import (
     DuplicateBrokerRegistrationError,
@@ -49,7 +51,7 @@ class Running:
         self.failed = threading.Event()
         named = {name.replace("_", "."): value for name, value in values.items()}
         self.service = ControllerService(load_cluster_settings(named), MetadataLog.open(str(path)), self._fail)
-        self.service.start(HOST, 0)
+        self.service.start(HOST, 0, Owner.here("test", os.getpid()))
         self.connection = Connection(HOST, self.service.port)
         self.brokers: list[FakeBroker] = []
 

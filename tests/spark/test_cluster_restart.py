@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_broker.driver.cluster import BrokerCluster
-from spark_broker.errors import ClosedError, InconsistentClusterIdError, SparkBrokerError
+from spark_broker.errors import (
+    ClosedError,
+    ClusterInUseError,
+    InconsistentClusterIdError,
+    SparkBrokerError,
+    StaleControllerEpochError,
+)
 from tests.support.waiting import eventually
 
 
@@ -85,3 +92,48 @@ def test_fewer_brokers_than_before_start_with_the_directories_that_they_claim(
 
         assert added != live[0].id
         assert len(smaller.bootstrap_servers.split(",")) == 2
+
+
+def test_a_second_cluster_on_the_directories_of_a_running_one_is_refused_and_disturbs_nobody(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = {"log.dirs": str(tmp_path)}
+    with BrokerCluster.start(spark, 1, config) as running:
+        before = running.describe()
+        with pytest.raises(ClusterInUseError, match=f"in use by pid {os.getpid()} on host"):
+            BrokerCluster.start(spark, 1, config)
+
+        assert running.describe() == before
+        os.kill(before.brokers[0].pid, 0)
+
+
+def test_a_cluster_that_is_taken_over_ends_with_the_reason_and_the_other_has_its_brokers(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = {"log.dirs": str(tmp_path)}
+    deposed = BrokerCluster.start(spark, 1, config)
+    before = deposed.describe()
+
+    with BrokerCluster.start(spark, 1, config, take_over=True) as current:
+        eventually(lambda: deposed.stopped, 30, "the end of the deposed cluster")
+        with pytest.raises(ClosedError, match="another controller"):
+            deposed.describe()
+        assert isinstance(deposed.failure, StaleControllerEpochError)
+        eventually(lambda: is_gone(before.brokers[0].pid), 30, "the end of its broker")
+        after = current.describe()
+        assert [broker.id for broker in after.brokers] == [broker.id for broker in before.brokers]
+        assert after.controller.epoch > before.controller.epoch
+        assert after.controller.pid == os.getpid()
+    deposed.stop()
+
+
+def test_after_a_controller_that_was_killed_with_its_cluster_the_directories_are_free(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    config = {"log.dirs": str(tmp_path)}
+    with BrokerCluster.start(spark, 1, config) as first:
+        first._controller._closed.set()  # so that nobody starts it again
+        os.kill(first._controller.pid, signal.SIGKILL)
+
+    with BrokerCluster.start(spark, 1, config) as second:
+        assert len(second.describe().brokers) == 1

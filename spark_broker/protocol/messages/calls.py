@@ -7,10 +7,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from spark_broker.model import BrokerInfo, ClusterDescription, ControllerInfo
 from spark_broker.protocol.messages.common import (
     BrokerId,
     Brokers,
     Epoch,
+    LogPlace,
     Message,
     Name,
     Offset,
@@ -37,6 +39,30 @@ class BrokerMetadata(Message, frozen=True):
     executor_id: Name
     executor_pid: int
     fenced: bool
+    log: LogPlace = ""
+
+    def to_info(self) -> BrokerInfo:
+        """The same as a public noun."""
+        return BrokerInfo(
+            id=self.id,
+            host=self.host,
+            port=self.port,
+            rack=self.rack,
+            epoch=self.epoch,
+            pid=self.pid,
+            executor_id=self.executor_id,
+            executor_pid=self.executor_pid,
+            fenced=self.fenced,
+            log=self.log,
+        )
+
+
+class ControllerMetadata(Message, frozen=True):
+    """The driver of the current controller: its machine and pid, and when it took over (UTC, by its own clock)."""
+
+    host: Name = ""
+    pid: int = -1
+    started_ms: int = 0
 
 
 class PartitionMetadata(Message, frozen=True):
@@ -65,6 +91,18 @@ class Metadata(Message, frozen=True):
     controller_epoch: Epoch
     brokers: list[BrokerMetadata]
     topics: list[TopicMetadata]
+    controller: ControllerMetadata = ControllerMetadata()
+
+    def to_description(self, *, include_fenced: bool) -> ClusterDescription:
+        """The cluster as a public noun."""
+        brokers = (broker.to_info() for broker in self.brokers if include_fenced or not broker.fenced)
+        controller = self.controller
+        return ClusterDescription(
+            cluster_id=self.cluster_id,
+            controller_epoch=self.controller_epoch,
+            brokers=tuple(sorted(brokers, key=lambda broker: broker.id)),
+            controller=ControllerInfo(self.controller_epoch, controller.host, controller.pid, controller.started_ms),
+        )
 
 
 class OffsetSpec(Message, frozen=True):

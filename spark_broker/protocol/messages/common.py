@@ -16,6 +16,8 @@ EARLIEST_TIMESTAMP_MS = -2
 
 Name = Annotated[str, Meta(max_length=249)]
 Text = Annotated[str, Meta(max_length=65_536)]
+LogPlace = Annotated[str, Meta(max_length=4096)]
+"""Where a process logs: a path on its machine, or empty where that is not known."""
 TopicId = Annotated[str, Meta(min_length=32, max_length=32)]
 BrokerId = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 PartitionId = Annotated[int, Meta(ge=0, le=2**31 - 1)]

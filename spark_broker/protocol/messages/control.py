@@ -10,6 +10,7 @@ from msgspec import Meta
 from spark_broker.protocol.messages.common import (
     BrokerId,
     Epoch,
+    LogPlace,
     Message,
     Milliseconds,
     Name,
@@ -42,6 +43,7 @@ class RegisterBroker(Message, frozen=True):
     executor_pid: int
     pid: int
     pid_start_time: int
+    log: LogPlace = ""
 
 
 class Registered(Message, frozen=True):

@@ -1,0 +1,51 @@
+"""The controller's log, sent to the driver: a handler that never makes the controller wait."""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import queue
+import threading
+from collections.abc import Callable
+
+from spark_broker.driver.controller_pipe import LogLine
+
+MAX_WAITING_LINES = 10_000
+"""Of a driver that does not read (a frozen one, or one in a long call without a breath)."""
+
+CLOSE_TIMEOUT_S = 2.0
+
+
+class PipeHandler(logging.handlers.QueueHandler):
+    """Hands lines to a thread of its own, which `write`s them; those that find no room are counted and left out."""
+
+    def __init__(self, write: Callable[[LogLine], None]) -> None:
+        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING_LINES)
+        super().__init__(self._lines)
+        self.setFormatter(logging.Formatter("%(message)s"))
+        self._write = write
+        self._left_out = 0
+        self._writer = threading.Thread(target=self._write_all, name="log", daemon=True)
+        self._writer.start()
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(record)
+        except queue.Full:
+            self._left_out += 1
+
+    def drain(self) -> None:
+        """Write what waits, as far as the driver takes it. Nothing may be logged after this."""
+        self._lines.put(None, timeout=CLOSE_TIMEOUT_S)
+        self._writer.join(CLOSE_TIMEOUT_S)
+
+    def _write_all(self) -> None:
+        try:
+            while (record := self._lines.get()) is not None:
+                left_out, self._left_out = self._left_out, 0
+                if left_out:
+                    text = f"{left_out} lines are left out: the driver did not read them"
+                    self._write(LogLine(logging.WARNING, text))
+                self._write(LogLine(record.levelno, record.getMessage()))
+        except OSError:
+            return  # the driver is gone, and this process ends next

@@ -123,6 +123,11 @@ class NetworkError(SparkBrokerError):
     refresh_metadata = True
     hint = "The clients retry by themselves until delivery.timeout.ms."
 
+    def __init__(self, message: str = "", *, nobody_there: bool = False) -> None:
+        """`nobody_there`: the connection was refused, or the host's name is unknown. It is not a slow peer."""
+        super().__init__(message)
+        self.nobody_there = nobody_there
+
 
 class CoordinatorNotAvailableError(SparkBrokerError):
     """The partition of the internal topic that coordinates this group has no leader yet."""
@@ -447,7 +452,7 @@ class InvalidSchemaError(SparkBrokerError):
 
 
 class BootstrapUnreachableError(SparkBrokerError):
-    """None of the bootstrap addresses answered."""
+    """No broker is at any of the bootstrap addresses."""
 
     code = 1002
     hint = "Check bootstrap.servers and that the cluster runs (`spark-broker cluster status`)."
@@ -512,10 +517,10 @@ class ClusterStartError(SparkBrokerError):
 
 
 class MissingDependencyError(SparkBrokerError):
-    """An optional package is not installed."""
+    """An optional package, or Java, is not installed."""
 
     code = 1011
-    hint = "Install the extra that the message names."
+    hint = "Install what the message names."
 
 
 class StaleLaunchError(SparkBrokerError):

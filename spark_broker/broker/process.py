@@ -29,7 +29,7 @@ from spark_broker.broker.session import ControllerSession, SessionEvents
 from spark_broker.broker.spec import STOPPED, BrokerSpec
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
-from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.errors import InvalidConfigError, InvariantError, SparkBrokerError
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBroker, Registered
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import process_start_time
@@ -103,7 +103,9 @@ class Broker:
                 )
             except (OSError, pa.ArrowException) as error:
                 if port == 0:
-                    raise
+                    host = self._spec.host
+                    why = f"a broker cannot serve on {host}: {error}; is it an address of the executor's machine?"
+                    raise InvalidConfigError(f"broker.host: {why}") from error
                 logger.info("port %s is taken: %s", port, error)
         raise InvariantError("no port was tried")
 

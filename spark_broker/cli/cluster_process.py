@@ -6,7 +6,6 @@ import importlib.util
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -91,9 +90,9 @@ def check_spark() -> None:
     """Raise MissingDependencyError unless PySpark and Java are here."""
     if importlib.util.find_spec("pyspark") is None:
         raise MissingDependencyError("a cluster needs PySpark: pip install 'spark-broker[spark]'")
-    home = os.environ.get("JAVA_HOME")
-    if not (home and Path(home, "bin", "java").exists()) and shutil.which("java") is None:
-        raise MissingDependencyError("Spark needs Java 17 or newer: install one, or set JAVA_HOME")
+    from spark_broker.driver.session import check_java
+
+    check_java()
 
 
 def run_in_foreground(application: Application) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -17,16 +18,18 @@ from spark_broker.errors import (
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
+    SparkBrokerError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.messages import CallResponse, GetMetadata, InitProducerId, Message, Metadata
 
 ATTEMPT_TIMEOUT_MS = 1000
-"""A frozen broker accepts calls and never answers: the next one is asked after this long."""
+"""A frozen broker accepts calls and never answers: the next one is asked after this long. A slow one is asked again,
+and given twice as long each time."""
 
 BOOTSTRAP_GRACE_MS = 3000
-"""As long as no broker has ever answered, addresses that all fail are reported after this long."""
+"""As long as no broker has ever answered, addresses at which nobody is are reported after this long."""
 
 UNKNOWN_TOPIC_GRACE_MS = 1000
 """A broker may learn of a new topic later than the client: absence is believed once it has lasted this long."""
@@ -133,17 +136,23 @@ class ClusterMetadata:
     def call_any(self, request: Message, deadline: Deadline) -> CallResponse:
         """A call that any broker answers: the next one is asked when one cannot be reached.
 
-        Raises the broker's typed error; BootstrapUnreachableError with every address and its reason when none was
-        reached by the deadline, or soon when none was ever reached.
+        Raises the broker's typed error; RequestTimedOutError with every address and its reason when none answered by
+        the deadline; BootstrapUnreachableError, soon, when no broker was ever reached and nobody is at any address.
         """
-        if not self._view.brokers:
-            deadline = min(deadline, Deadline.after_ms(BOOTSTRAP_GRACE_MS), key=lambda one: one.at_s)
+        grace = Deadline.after_ms(BOOTSTRAP_GRACE_MS)
+        rounds = itertools.count()
+
+        def may_answer(error: SparkBrokerError) -> bool:
+            if isinstance(error, BootstrapUnreachableError):
+                return bool(self._view.brokers) or not grace.expired
+            return isinstance(error, RequestTimedOutError)
+
         return call_with_retries(
-            lambda: self._ask_each(request, deadline),
+            lambda: self._ask_each(request, deadline, next(rounds)),
             deadline=deadline,
             backoff=self.backoff,
             closing=self.closing,
-            retry=lambda error: isinstance(error, BootstrapUnreachableError),
+            retry=may_answer,
         )
 
     def call(self, address: Address, request: Message, deadline: Deadline) -> CallResponse:
@@ -166,30 +175,38 @@ class ClusterMetadata:
             self._refreshed.notify_all()
         self.pool.close()
 
-    def _ask_each(self, request: Message, deadline: Deadline) -> CallResponse:
+    def _ask_each(self, request: Message, deadline: Deadline, round_: int) -> CallResponse:
         reasons: list[str] = []
+        nobody_there = True
         for address in self._candidates():
             if reasons and deadline.expired:
+                nobody_there = False  # it was not asked
                 break
-            timeout_ms = min(self._attempt_timeout_ms(request), self._request_timeout_ms, max(1, deadline.remaining_ms))
+            timeout_ms = min(self._attempt_timeout_ms(request, round_), max(1, deadline.remaining_ms))
             try:
                 answer = self.pool.call(address, request, timeout_ms=timeout_ms)
             except _UNANSWERED as error:
                 self._suspects[address] = time.monotonic()
+                nobody_there &= isinstance(error, NetworkError) and error.nobody_there
                 reasons.append(error.message if str(address) in error.message else f"{address}: {error.message}")
             except LeaderNotAvailableError as error:
                 # A broker that has just started knows nothing of the cluster yet; the others do.
                 if not isinstance(request, GetMetadata):
                     raise
+                nobody_there = False
                 reasons.append(f"{address}: {error.message}")
             else:
                 self._suspects.pop(address, None)
                 return answer
-        raise BootstrapUnreachableError("no broker answered: " + "; ".join(reasons))
+        if nobody_there:
+            raise BootstrapUnreachableError("no broker answered: " + "; ".join(reasons))
+        raise RequestTimedOutError("no broker answered in time: " + "; ".join(reasons))
 
-    def _attempt_timeout_ms(self, request: Message) -> int:
+    def _attempt_timeout_ms(self, request: Message, round_: int) -> int:
         """Only a read may be given up early: a change that was sent twice fails the second time."""
-        return ATTEMPT_TIMEOUT_MS if isinstance(request, GetMetadata | InitProducerId) else self._request_timeout_ms
+        if not isinstance(request, GetMetadata | InitProducerId):
+            return self._request_timeout_ms
+        return min(ATTEMPT_TIMEOUT_MS << min(round_, 10), self._request_timeout_ms)
 
     def _candidates(self) -> list[Address]:
         """Live brokers in any order, then the bootstrap addresses; those that failed lately last."""

@@ -11,6 +11,7 @@ from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
     LeaderNotAvailableError,
+    RequestTimedOutError,
     SparkBrokerError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
@@ -53,7 +54,7 @@ class _Lookup:
                 raise ClosedError("the client was closed during the call")
             try:
                 self._metadata.refresh(self._deadline)
-            except BootstrapUnreachableError:
+            except (BootstrapUnreachableError, RequestTimedOutError):
                 # Asked with the last milliseconds: that nobody answered within them says nothing of the cluster.
                 if not self._deadline.expired:
                     raise

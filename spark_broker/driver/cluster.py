@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -20,8 +21,8 @@ from spark_broker.driver.executors import Executor, is_local, is_loopback, is_st
 from spark_broker.driver.hosts import BrokerHost
 from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
-from spark_broker.driver.room import check_executor_count, check_resource, wait_for_executors
-from spark_broker.driver.session import LOOPBACK, check_room, check_session
+from spark_broker.driver.room import check_resource, check_settings_for_room, check_slots, wait_for_executors
+from spark_broker.driver.session import LOOPBACK, check_session
 from spark_broker.driver.view import ClusterStatus, cluster_status, to_html
 from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
 from spark_broker.model import ClusterDescription
@@ -82,9 +83,11 @@ class BrokerCluster:
         """
         check_session(spark)
         settings = load_cluster_settings(config)
-        check_executor_count(spark.sparkContext, brokers)
-        check_resource(spark.sparkContext, settings.cluster)
-        check_room(spark, brokers)
+        sc = spark.sparkContext
+        check_settings_for_room(sc, brokers)
+        check_resource(sc, settings.cluster)
+        if is_local(sc.master):
+            logger.warning("%s has one executor: all %d brokers share it and fail together with it", sc.master, brokers)
         cluster = cls._open(spark, settings, take_over=take_over)
         try:
             cluster._launch(brokers, on_progress or _silent)
@@ -96,22 +99,22 @@ class BrokerCluster:
     @classmethod
     def _open(cls, spark: SparkSession, settings: ClusterSettings, *, take_over: bool) -> Self:
         sc = spark.sparkContext
-        local = is_local(sc.master)
-        directories = choose_directories(settings.cluster, sc.applicationId)
         address = _driver_address(spark, settings)
-        try:
+        with ExitStack() as undo:
+            directories = choose_directories(settings.cluster, sc.applicationId)
+            undo.callback(directories.remove_temporary)
             controller = ControllerLink.start(
-                settings, directories, host=address, shared_executor=local, take_over=take_over
+                settings, directories, host=address, shared_executor=is_local(sc.master), take_over=take_over
             )
-        except SparkBrokerError:
-            directories.remove_temporary()
-            raise
-        host = KeeperHost(sc, address, resource=settings.cluster.broker_executor_resource)
-        return cls(spark, settings, directories, controller, host)
+            undo.callback(controller.close)
+            host = KeeperHost(sc, address, resource=settings.cluster.broker_executor_resource)
+            cluster = cls(spark, settings, directories, controller, host)
+            undo.pop_all()
+        return cluster
 
     def _launch(self, brokers: int, on_progress: Progress) -> None:
         deadline = time.monotonic() + self._settings.cluster.broker_start_timeout_ms / 1000
-        wait_for_executors(self._launcher, brokers, deadline, on_progress)
+        wait_for_executors(self._launcher, self._spark.sparkContext, brokers, deadline, on_progress)
         for _ in range(brokers):
             self._launcher.add_slot()
         self._wait_live(
@@ -166,11 +169,14 @@ class BrokerCluster:
     def add_broker(self) -> int:
         """Start one more broker on a free executor, wait until it is live, and return its id.
 
-        Raises ClusterStartError where no executor is free.
+        Raises ClusterStartError where no executor is free, and UnsupportedSparkError where it would take the last slot.
         """
         self._check_open()
         if self._launcher.free_executors() == 0:
             raise ClusterStartError("no executor is free: every one has a broker; give the Spark application one more")
+        if self._launcher.needs_executors:
+            cores = [executor.cores for executor in self._launcher.executors()]
+            check_slots(self._spark.sparkContext, cores, len(self._launcher.running()) + 1)
         deadline = time.monotonic() + self._settings.cluster.broker_start_timeout_ms / 1000
         slot = self._launcher.add_slot()
         return self._wait_live(lambda live: self._ids_in(slot, live), deadline)[0]

@@ -56,6 +56,15 @@ def expected_executors(sc: SparkContext) -> int | None:
     return int(instances) if instances else None
 
 
+def cores_of_executor(sc: SparkContext) -> int | None:
+    """Cores of each executor, where the application's settings say so."""
+    cluster = _LOCAL_CLUSTER.match(sc.master or "")
+    if cluster is not None:
+        return int(cluster.group(2))
+    cores = sc.getConf().get("spark.executor.cores")
+    return int(cores) if cores else None
+
+
 def live_executors(sc: SparkContext) -> list[Executor]:
     """The executors that Spark holds for alive, in order of their number."""
     listed = _scala_context(sc).statusStore().executorList(True)

@@ -14,7 +14,7 @@ import msgspec
 
 from spark_broker.broker.hosting import Lines
 from spark_broker.driver.keeper_task import FromDriver, FromKeeper, KeeperHello, to_line
-from spark_broker.errors import InvalidRequestError
+from spark_broker.errors import ClusterStartError, InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,10 @@ class KeeperConnections(threading.Thread):
     def __init__(self, address: str, listener: KeeperListener) -> None:
         super().__init__(name="keepers", daemon=True)
         self._listener = listener
-        self._server = socket.create_server((address, 0), family=_family(address))
+        try:
+            self._server = socket.create_server((address, 0), family=_family(address))
+        except OSError as error:
+            raise ClusterStartError(f"the driver cannot listen on {address} for its brokers: {error}") from error
         self._decoder = msgspec.json.Decoder(FromKeeper)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, None)

@@ -194,7 +194,7 @@ class KeeperHost:
     def _give_up(self, post: _Post) -> None:
         """No keeper was there to end these launches. On this machine that needs none."""
         for number, launch in post.running.items():
-            if not (is_loopback(self._sc.master) and _ended_here(launch.spec)):
+            if launch.ordered and not (is_loopback(self._sc.master) and _ended_here(launch.spec)):
                 place = f"launch {number} on executor {post.executor.id}"
                 logger.warning("%s has no keeper that could end it: it ends with its executor's JVM", place)
             launch.outcome = BrokerOutcome(reason=LOST, error_message="the cluster was stopped")

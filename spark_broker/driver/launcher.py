@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -137,11 +137,15 @@ class BrokerLauncher:
         """Whether each broker needs an executor of its own."""
         return not self._host.shared_executor
 
-    def wait_executors(self, count: int, timeout_s: float) -> int:
-        """Wait until `count` executors are alive; returns how many are."""
+    def wait_executors(self, enough: Callable[[Sequence[Executor]], bool], timeout_s: float) -> list[Executor]:
+        """Wait until the executors that are alive are enough; returns them, enough or not."""
         with self._changed:
-            self._changed.wait_for(lambda: self._session_over or len(self._host.executors()) >= count, timeout_s)
-            return len(self._host.executors())
+            self._changed.wait_for(lambda: self._session_over or enough(self._host.executors()), timeout_s)
+            return self._host.executors()
+
+    def executors(self) -> list[Executor]:
+        """The executors that are alive, and are to stay."""
+        return self._host.executors()
 
     def free_executors(self) -> int:
         """Executors without a broker. A host that shares its executor always has room."""

@@ -1,15 +1,15 @@
-"""Whether the session's executors are enough for the brokers: said early, with numbers."""
+"""Whether the session's executors have room for the brokers and for queries: said early, with numbers."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pyspark import SparkContext
 
 from spark_broker.config import ClusterConfig
-from spark_broker.driver.executors import expected_executors, is_local
+from spark_broker.driver.executors import Executor, cores_of_executor, expected_executors, is_local, local_slots
 from spark_broker.errors import ClusterStartError, UnsupportedSparkError
 
 SETTLE_S = 15.0
@@ -25,17 +25,49 @@ class ExecutorCount(Protocol):
     def needs_executors(self) -> bool:
         """False where all brokers share one executor."""
 
-    def wait_executors(self, count: int, timeout_s: float) -> int:
-        """Wait until `count` executors are alive; returns how many are."""
+    def wait_executors(self, enough: Callable[[Sequence[Executor]], bool], timeout_s: float) -> list[Executor]:
+        """Wait until the executors that are alive are enough; returns them, enough or not."""
 
 
-def check_executor_count(sc: SparkContext, brokers: int) -> None:
-    """Raise ClusterStartError where the application's settings already say that there are too few executors."""
+def check_settings_for_room(sc: SparkContext, brokers: int) -> None:
+    """Raise ClusterStartError where the settings already say that there are too few executors for the brokers.
+
+    UnsupportedSparkError where they leave no slot for queries: those would wait for ever.
+    """
     if brokers < 1:
         raise ClusterStartError(f"{brokers} brokers: at least one is needed")
-    expected = expected_executors(sc)
-    if not is_local(sc.master) and expected is not None and expected < brokers:
+    if is_local(sc.master):
+        if local_slots(sc) // task_cpus(sc) < 2:
+            raise UnsupportedSparkError(
+                f"{sc.master} has one task slot, which the brokers take: every query would wait for ever. Use local[2]"
+            )
+        return
+    expected, cores = expected_executors(sc), cores_of_executor(sc)
+    if expected is not None and expected < brokers:
         raise _too_few(brokers, f"{sc.master} has {expected}")
+    if expected is not None and cores is not None:
+        check_slots(sc, [cores] * expected, brokers)
+
+
+def check_slots(sc: SparkContext, cores: Sequence[int], brokers: int) -> None:
+    """Raise UnsupportedSparkError where executors with so many cores have no slot left beside the brokers' tasks."""
+    if has_free_slot(sc, cores, brokers):
+        return
+    raise UnsupportedSparkError(
+        f"{len(cores)} executors with {sum(cores)} cores in all have no task slot left beside {brokers} brokers: every "
+        f"query would wait for ever. Give the executors one core more (spark.executor.cores, or "
+        f"local-cluster[{brokers},{2 * task_cpus(sc)},1024]) or the application one executor more"
+    )
+
+
+def has_free_slot(sc: SparkContext, cores: Sequence[int], brokers: int) -> bool:
+    """Whether a query's task fits beside the brokers, each of which takes a slot."""
+    return sum(number // task_cpus(sc) for number in cores) > brokers
+
+
+def task_cpus(sc: SparkContext) -> int:
+    """Cores that one task takes."""
+    return int(sc.getConf().get("spark.task.cpus", "1") or 1)
 
 
 def check_resource(sc: SparkContext, config: ClusterConfig) -> None:
@@ -48,26 +80,41 @@ def check_resource(sc: SparkContext, config: ClusterConfig) -> None:
 
 def wait_for_executors(
     launcher: ExecutorCount,
+    sc: SparkContext,
     brokers: int,
     deadline: float,
     on_progress: Callable[[str, int, int], None],
     settle_s: float = SETTLE_S,
 ) -> None:
-    """Wait until there are as many executors as brokers. Raises ClusterStartError once it is clear that there are not.
+    """Wait until there are as many executors as brokers, with a slot left for queries.
 
-    `deadline` is on the monotonic clock.
+    Raises ClusterStartError or UnsupportedSparkError once it is clear that there are not. `deadline` is on the
+    monotonic clock.
     """
     if not launcher.needs_executors:
         return
-    there, since = -1, time.monotonic()
-    while there < brokers:
-        now_there = launcher.wait_executors(max(there + 1, 1), min(1.0, settle_s))
-        on_progress("executors", min(now_there, brokers), brokers)
-        if now_there != there:
-            there, since = now_there, time.monotonic()
-        settled = there > 0 and time.monotonic() - since > settle_s
-        if there < brokers and (settled or time.monotonic() > deadline):
-            raise _too_few(brokers, f"the application has {there}")
+    there: list[Executor] = []
+    since = time.monotonic()
+    while not _is_enough(sc, there, brokers):
+        known = len(there)
+        now_there = launcher.wait_executors(lambda alive: len(alive) > known, min(1.0, settle_s))  # noqa: B023
+        on_progress("executors", min(len(now_there), brokers), brokers)
+        if len(now_there) != len(there):
+            since = time.monotonic()
+        there = now_there
+        settled = bool(there) and time.monotonic() - since > settle_s
+        if settled or time.monotonic() > deadline:
+            _refuse(sc, there, brokers)
+
+
+def _is_enough(sc: SparkContext, there: Sequence[Executor], brokers: int) -> bool:
+    return len(there) >= brokers and has_free_slot(sc, [executor.cores for executor in there], brokers)
+
+
+def _refuse(sc: SparkContext, there: Sequence[Executor], brokers: int) -> None:
+    if len(there) < brokers:
+        raise _too_few(brokers, f"the application has {len(there)}")
+    check_slots(sc, [executor.cores for executor in there], brokers)
 
 
 def _too_few(brokers: int, there: str) -> ClusterStartError:

@@ -6,17 +6,18 @@ import itertools
 import logging
 import os
 import shlex
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_broker.driver.executors import expected_executors, is_local, is_loopback, local_slots
-from spark_broker.errors import UnsupportedSparkError
+from spark_broker.driver.executors import is_local, is_loopback
+from spark_broker.errors import MissingDependencyError, UnsupportedSparkError
 
 if TYPE_CHECKING:
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
@@ -33,6 +34,17 @@ class _Rule:
     default: str
     breaks: Callable[[str], bool]
     why: str
+
+
+_DEFAULTS = {
+    "spark.speculation": "false",
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""Spark's own, of settings that we set."""
+
+_SET_LATER = ("spark.sql.", "spark.databricks.", "spark.log.level")
+"""What `getOrCreate` does set on a session that exists, and what only says how it is to begin."""
 
 
 def _is_true(value: str) -> bool:
@@ -59,11 +71,17 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     """Set on a session's builder what brokers need and nobody should have to type.
 
     What the user set, on the builder or with `spark-submit --conf`, stays. Raises UnsupportedSparkError where that
-    cannot work.
+    cannot work, and MissingDependencyError where Java is missing. A session that exists already keeps its settings:
+    what is not in force there is logged.
     """
     explicit = {**submitted_settings(), **{k: str(v) for k, v in builder._options.items()}}
     check_settings(explicit.get)
     master = explicit.get("spark.master", "")
+    existing = existing_context()
+    if existing is not None:
+        _warn_of_what_is_not_in_force(existing, explicit)
+    elif "spark.remote" not in explicit:
+        check_java()
     if is_loopback(master):
         # Read by the JVM when it starts. Under spark-submit it runs already, and the caller's environment counts.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
@@ -73,6 +91,36 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
         if name not in explicit:
             builder = builder.config(name, value)
     return builder
+
+
+def check_java() -> None:
+    """Raise MissingDependencyError where Spark would not find the Java that it starts. It looks in these two places."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return  # under spark-submit Java runs already
+    home = os.environ.get("JAVA_HOME")
+    if not (home and Path(home, "bin", "java").exists()) and shutil.which("java") is None:
+        raise MissingDependencyError("Spark needs Java 17 or newer: install one, or set JAVA_HOME")
+
+
+def existing_context() -> SparkContext | None:
+    """The Spark context that this process has, if any."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context
+
+
+def _warn_of_what_is_not_in_force(sc: SparkContext, explicit: Mapping[str, str]) -> None:
+    """A builder cannot change the settings of a context that exists, and says nothing of it."""
+    conf = sc.getConf()
+    wanted = {**_settings(sc.master or ""), **explicit}
+    ignored = {name: value for name, value in wanted.items() if conf.get(name, _DEFAULTS.get(name)) != value}
+    fixed = [f"{name} = {value}" for name, value in sorted(ignored.items()) if not name.startswith(_SET_LATER)]
+    if fixed:
+        logger.warning(
+            "this process has a Spark session already, and a session keeps its settings. Not in force: %s. "
+            "Stop it first (spark.stop()) and build it anew",
+            ", ".join(fixed),
+        )
 
 
 def check_settings(get: Callable[[str, str], str]) -> None:
@@ -100,31 +148,6 @@ def check_session(spark: object) -> None:
             "spark.deploy.maxExecutorRetries is not -1: a standalone master ends the application after ten lost "
             "executors. Build the session with configure_spark()."
         )
-
-
-def check_room(spark: SparkSession, brokers: int) -> None:
-    """Warn where the brokers share one executor, and where no query fits beside them."""
-    sc = spark.sparkContext
-    if is_local(sc.master):
-        logger.warning("%s has one executor: all %d brokers share it and fail together with it", sc.master, brokers)
-        if local_slots(sc) < 2:
-            logger.warning("%s has one task slot, which the brokers take: no query can run. Use local[2].", sc.master)
-        return
-    conf = sc.getConf()
-    task_cpus, cores = int(conf.get("spark.task.cpus", "1") or 1), _executor_cores(sc.master or "", conf)
-    if cores is not None and cores <= task_cpus and (expected_executors(sc) or brokers) <= brokers:
-        logger.warning(
-            "executors have %d core(s), which a broker takes: no query can run. Try local-cluster[%d,2,1024].",
-            cores,
-            brokers,
-        )
-
-
-def _executor_cores(master: str, conf: SparkConf) -> int | None:
-    if master.startswith("local-cluster["):
-        return int(master.removeprefix("local-cluster[").split(",")[1])
-    cores = conf.get("spark.executor.cores")
-    return int(cores) if cores else None
 
 
 def _settings(master: str) -> dict[str, str]:

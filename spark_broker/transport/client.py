@@ -27,6 +27,9 @@ from spark_broker.protocol.messages import (
 
 _TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
+_NOBODY = ("Connection refused", "DNS resolution failed", "Domain name not found")
+"""What gRPC says of an address at which no process is."""
+
 _CHANNEL_OPTIONS = [
     # A broker comes back on its port within milliseconds; gRPC's own first wait is a second, shared by all channels.
     ("grpc.use_local_subchannel_pool", 1),
@@ -58,7 +61,8 @@ class Connection:
         except flight.FlightTimedOutError:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms") from None
         except _TRANSPORT_ERRORS as error:
-            raise NetworkError(f"{self.address}: {_first_line(error)}") from None
+            line = _first_line(error)
+            raise NetworkError(f"{self.address}: {line}", nobody_there=any(one in line for one in _NOBODY)) from None
         return wire.decode_response(memoryview(body))
 
     def open_stream(self, kind: str) -> ClientStream:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
 
 from spark_broker import Admin, NewTopic, TopicPartition
+from spark_broker.client.metadata import BOOTSTRAP_GRACE_MS
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
     InvalidConfigError,
     InvalidSchemaError,
     NotControllerError,
+    RequestTimedOutError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
@@ -23,6 +26,7 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import CallRequest, CreateTopic, Empty, ErrorResponse, GetMetadata, Message
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from tests.client.fake_broker import FakeCluster
+from tests.client.proxy import Proxy
 
 
 @pytest.fixture
@@ -180,6 +184,42 @@ def test_unreachable_addresses_are_all_named() -> None:
         admin.list_topics()
     assert "127.0.0.1:1" in str(caught.value)
     assert "127.0.0.1:2" in str(caught.value)
+
+
+def test_a_slow_broker_is_asked_again_until_the_deadline_and_one_that_refuses_is_not_waited_for(
+    cluster: FakeCluster,
+) -> None:
+    """A busy machine takes longer than the 3 s after which addresses at which nobody is are given up."""
+    cluster.create("t")
+    slow = Proxy(cluster.brokers[0].port)
+    slow.freeze()
+    threading.Timer(BOOTSTRAP_GRACE_MS / 1000 + 1.5, slow.thaw).start()
+    try:
+        with Admin(f"127.0.0.1:1,127.0.0.1:{slow.port}", default_api_timeout_ms=60_000) as admin:
+            assert admin.list_topics() == ["t"]
+    finally:
+        slow.kill()
+
+
+def test_a_broker_that_stays_silent_is_a_time_out_and_not_called_unreachable(cluster: FakeCluster) -> None:
+    silent = Proxy(cluster.brokers[0].port)
+    silent.freeze()
+    try:
+        with (
+            Admin(f"127.0.0.1:{silent.port}", default_api_timeout_ms=1500) as admin,
+            pytest.raises(RequestTimedOutError, match=str(silent.port)),
+        ):
+            admin.list_topics()
+    finally:
+        silent.kill()
+
+
+def test_a_host_that_nobody_knows_is_reported_soon() -> None:
+    with (
+        Admin("no-such-host.invalid:9092", default_api_timeout_ms=120_000) as admin,
+        pytest.raises(BootstrapUnreachableError, match="no-such-host"),
+    ):
+        admin.list_topics()
 
 
 def test_a_closed_admin_client_says_so(cluster: FakeCluster) -> None:

@@ -19,7 +19,7 @@ from spark_broker.testing.faults import is_running
 from tests.spark.failover import wait_for
 
 ROOT = Path(__file__).parents[2]
-MASTER = "local-cluster[3,1,1024]"
+MASTER = "local-cluster[3,2,1024]"
 
 
 class Application:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.errors import (
     ClusterStartError,
     InvalidConfigError,
+    MetadataStoreError,
     SparkBrokerError,
 )
 from spark_broker.protocol.messages import GetMetadata, Metadata
@@ -103,3 +105,42 @@ def test_more_brokers_than_executors_is_refused_at_once(spark: SparkSession) -> 
 def test_an_unknown_setting_names_the_nearest(spark: SparkSession) -> None:
     with pytest.raises(InvalidConfigError, match=r"did you mean 'log\.dirs'"):
         BrokerCluster.start(spark, 3, {"log.dir": "x"})
+
+
+@pytest.mark.parametrize(
+    ("config", "error"),
+    [
+        ({"metadata.dir": "memory://cluster"}, MetadataStoreError),
+        ({"broker.host": "192.0.2.1"}, InvalidConfigError),
+        ({"broker.start.timeout.ms": 1000}, ClusterStartError),
+    ],
+)
+def test_a_start_that_fails_leaves_no_directory_and_no_process(
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    config: dict[str, object],
+    error: type[SparkBrokerError],
+) -> None:
+    """The first has no usable metadata, the second an address of another machine, the third no time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = python_processes()
+
+    with pytest.raises(error):
+        BrokerCluster.start(spark, 3, config)
+
+    assert list(tmp_path.iterdir()) == []
+    eventually(lambda: python_processes() <= before, 20, "the end of controller and brokers")
+
+
+def python_processes() -> set[int]:
+    """Controllers and brokers on this machine."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            command = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if {b"spark_broker.broker", b"spark_broker.driver.controller_process"} & set(command):
+            found.add(int(path.parent.name))
+    return found

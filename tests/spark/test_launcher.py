@@ -100,7 +100,7 @@ class Brokers:
 def brokers(spark: SparkSession, tmp_path: Path) -> Iterator[Brokers]:
     """Three stand-ins on three executors."""
     made = Brokers(spark, tmp_path)
-    assert made.launcher.wait_executors(3, timeout_s=60) == 3
+    assert len(made.launcher.wait_executors(lambda alive: len(alive) == 3, timeout_s=60)) == 3
     for _ in range(3):
         made.launcher.add_slot()
     made.wait_launches(3)

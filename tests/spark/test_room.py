@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 
 from spark_broker.config import ClusterConfig
 from spark_broker.driver.directories import choose_directories, cluster_ids_in
-from spark_broker.driver.executors import is_local, is_loopback
-from spark_broker.driver.room import check_executor_count, check_resource, wait_for_executors
+from spark_broker.driver.executors import Executor, is_local, is_loopback
+from spark_broker.driver.room import check_resource, check_settings_for_room, wait_for_executors
 from spark_broker.errors import ClusterStartError, InvalidConfigError, UnsupportedSparkError
 from spark_broker.storage.checkpoints import write_checkpoint
 
@@ -25,47 +26,82 @@ def context(master: str, **conf: str) -> Any:
     return SimpleNamespace(master=master, getConf=lambda: settings)
 
 
+HEAD = context("spark://head:7077")
+
+
 class Executors:
     """Comes up with one more executor each time somebody waits, up to `limit`."""
 
-    def __init__(self, limit: int, *, needs_executors: bool = True) -> None:
+    def __init__(self, limit: int, *, cores: int = 2, needs_executors: bool = True) -> None:
         self.needs_executors = needs_executors
         self._limit = limit
-        self._there = 0
+        self._cores = cores
+        self._there: list[Executor] = []
 
-    def wait_executors(self, count: int, timeout_s: float) -> int:
+    def wait_executors(self, enough: Callable[[Sequence[Executor]], bool], timeout_s: float) -> list[Executor]:
         del timeout_s
-        self._there = min(count, self._limit)
-        return self._there
+        while not enough(self._there) and len(self._there) < self._limit:
+            self._there.append(Executor(str(len(self._there)), "h", self._cores))
+        return list(self._there)
 
 
 @pytest.mark.parametrize("master", ["local-cluster[2,2,1024]", "spark://head:7077"])
 def test_fewer_executors_than_brokers_is_an_error_that_names_both(master: str) -> None:
     with pytest.raises(ClusterStartError, match=r"3 brokers need 3 executors.* has 2"):
-        check_executor_count(context(master, spark_executor_instances="2"), 3)
+        check_settings_for_room(context(master, spark_executor_instances="2"), 3)
 
 
 def test_local_sessions_need_no_executor_per_broker() -> None:
-    check_executor_count(context("local[2]"), 3)
-    wait_for_executors(Executors(0, needs_executors=False), 3, FAR_AWAY, lambda *_: pytest.fail("nothing is awaited"))
+    check_settings_for_room(context("local[2]"), 3)
+    shared = Executors(0, needs_executors=False)
+    wait_for_executors(shared, context("local[2]"), 3, FAR_AWAY, lambda *_: pytest.fail("nothing is awaited"))
 
 
 def test_no_brokers_is_an_error() -> None:
     with pytest.raises(ClusterStartError, match="at least one"):
-        check_executor_count(context("local[2]"), 0)
+        check_settings_for_room(context("local[2]"), 0)
 
 
 def test_waiting_reports_each_executor_and_ends_with_the_last() -> None:
     told: list[tuple[str, int, int]] = []
 
-    wait_for_executors(Executors(5), 3, FAR_AWAY, lambda *progress: told.append(progress))
+    wait_for_executors(Executors(5), HEAD, 3, FAR_AWAY, lambda *progress: told.append(progress))
 
     assert told == [("executors", 1, 3), ("executors", 2, 3), ("executors", 3, 3)]
 
 
 def test_a_number_of_executors_that_stays_too_small_is_an_error_before_the_deadline() -> None:
     with pytest.raises(ClusterStartError, match="has 2"):
-        wait_for_executors(Executors(2), 3, FAR_AWAY, lambda *_: None, settle_s=0.05)
+        wait_for_executors(Executors(2), HEAD, 3, FAR_AWAY, lambda *_: None, settle_s=0.05)
+
+
+@pytest.mark.parametrize("conf", [{}, {"spark_task_cpus": "2"}])
+@pytest.mark.parametrize("master", ["local", "local[1]", "local-cluster[3,1,1024]", "spark://head:7077"])
+def test_a_master_that_leaves_no_slot_for_queries_is_refused_with_what_to_use_instead(
+    master: str, conf: dict[str, str]
+) -> None:
+    settings = {"spark_executor_instances": "3", "spark_executor_cores": "1", **conf}
+    with pytest.raises(
+        UnsupportedSparkError, match=r"every query would wait for ever\. (Use local\[2\]|Give the exec)"
+    ):
+        check_settings_for_room(context(master, **settings), 3)
+
+
+def test_cores_that_one_task_takes_count_as_one_slot() -> None:
+    check_settings_for_room(context("local-cluster[3,2,1024]"), 3)
+    with pytest.raises(UnsupportedSparkError, match=r"local-cluster\[3,4,1024\]"):
+        check_settings_for_room(context("local-cluster[3,2,1024]", spark_task_cpus="2"), 3)
+
+
+def test_a_spare_executor_is_room_enough() -> None:
+    check_settings_for_room(context("local-cluster[4,1,1024]"), 3)
+    wait_for_executors(Executors(4, cores=1), HEAD, 3, FAR_AWAY, lambda *_: None, settle_s=0.05)
+
+
+def test_executors_that_turn_out_to_have_no_free_slot_are_refused() -> None:
+    """A standalone master does not say beforehand how many cores an executor will have."""
+    with pytest.raises(UnsupportedSparkError, match="3 executors with 3 cores in all have no task slot left"):
+        wait_for_executors(Executors(3, cores=1), HEAD, 3, FAR_AWAY, lambda *_: None, settle_s=0.05)
 
 
 def test_the_broker_resource_is_refused_where_executors_do_not_have_it() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_broker.driver import session
 from spark_broker.driver.session import check_session, configure_spark
-from spark_broker.errors import UnsupportedSparkError
+from spark_broker.errors import MissingDependencyError, UnsupportedSparkError
 
 
 @pytest.fixture(autouse=True)
@@ -15,6 +16,7 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYSPARK_GATEWAY_PORT", "PYSPARK_SUBMIT_ARGS", "SPARK_LOCAL_IP"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setattr(session, "existing_context", lambda: None)
 
 
 def configured(**settings: str) -> dict[str, str]:
@@ -73,6 +75,53 @@ def test_addresses_of_a_real_cluster_are_left_alone() -> None:
 def test_it_refuses_settings_under_which_brokers_cannot_run(name: str, value: str) -> None:
     with pytest.raises(UnsupportedSparkError, match=name.replace("_", r"\.")):
         configured(**{name: value})
+
+
+def test_a_missing_java_is_said_before_spark_looks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "existing_context", lambda: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", "")
+
+    with pytest.raises(MissingDependencyError, match="Spark needs Java 17 or newer: install one, or set JAVA_HOME"):
+        configured(spark_master="local[2]")
+    configured(spark_remote="sc://somewhere")  # whose Java is elsewhere
+
+
+class Context:
+    """As much of a context that exists as is looked at."""
+
+    def __init__(self, **conf: str) -> None:
+        self.master = "local-cluster[3,2,1024]"
+        self._conf = {name.replace("_", "."): value for name, value in conf.items()}
+
+    def getConf(self) -> dict[str, str]:
+        return self._conf
+
+
+def test_settings_that_an_existing_session_does_not_take_are_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(session, "existing_context", lambda: Context(spark_executor_memory="1g"))
+
+    configured(spark_master="local-cluster[3,2,1024]", spark_executor_memory="2g", spark_sql_ansi_enabled="true")
+
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "spark.deploy.maxExecutorRetries = -1" in line
+    assert "spark.executor.memory = 2g" in line
+    assert "spark.speculation" not in line  # false is Spark's default
+    assert "spark.sql.ansi.enabled" not in line  # getOrCreate sets it
+
+
+def test_nothing_is_said_of_an_existing_session_that_was_built_for_brokers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    existing = Context()
+    existing._conf = {**configured(spark_master=existing.master)}
+    monkeypatch.setattr(session, "existing_context", lambda: existing)
+
+    configured(spark_master=existing.master)
+
+    assert caplog.records == []
 
 
 def test_a_connect_session_cannot_host_brokers() -> None:

@@ -1,16 +1,20 @@
-"""How long appends stall when the executor that leads the most partitions is killed."""
+"""How long appends stall when something is killed, and who else is begun anew by it."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import signal
+import random
+import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -19,22 +23,94 @@ from spark_broker.client.admin import Admin
 from spark_broker.client.producer import Producer
 from spark_broker.errors import ClusterStartError, SparkBrokerError
 from spark_broker.model import BrokerInfo, RecordMetadata, TopicDescription
+from spark_broker.testing.faults import (
+    BrokerProcesses,
+    broker_processes,
+    kill_broker,
+    kill_executor,
+    kill_executor_and_broker,
+    kill_keeper,
+)
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 TICK_S = 0.02
 """Every partition gets a batch this often: a gap cannot be seen finer than this."""
 
 SETTLE_S = 1.0
-RECOVER_TIMEOUT_S = 120.0
+RECOVER_TIMEOUT_S = 180.0
+
+BUCKETS_MS = (50, 100, 250, 500, 1000)
 
 
-class KillFigures(msgspec.Struct, frozen=True):
-    """One kill. `gap_ms`: the longest time that any one partition went without an acknowledgement."""
+@dataclass(frozen=True)
+class Fault:
+    """What is done. `ends_victim`: its broker is replaced; else nobody's is."""
 
+    described: str
+    strike: Callable[[SparkContext, BrokerProcesses], None]
+    ends_victim: bool
+
+
+FAULTS = {
+    "executor": Fault("an executor's JVM killed", lambda _, victim: kill_executor(victim), ends_victim=True),
+    "broker": Fault("a broker's process killed", lambda _, victim: kill_broker(victim), ends_victim=True),
+    "both": Fault("JVM and broker killed", lambda _, victim: kill_executor_and_broker(victim), ends_victim=True),
+    "keeper": Fault("a keeper killed", lambda _, victim: kill_keeper(victim), ends_victim=False),
+    "cancel": Fault("cancelAllJobs", lambda sc, _: sc.cancelAllJobs(), ends_victim=False),
+}
+
+
+class FaultFigures(msgspec.Struct, frozen=True):
+    """One fault. `gap_ms`: the longest time that any one partition went without an acknowledgement.
+
+    `recovered_s`: until the replacement was back in every ISR, or every broker was kept again. `begun_anew`: brokers
+    that were not hit and have another epoch than before. `elections`: partitions whose leader epoch rose.
+    """
+
+    fault: str
     broker: int
     partitions_led: int
     gap_ms: float
     recovered_s: float
-    """Seconds until the replacement was back in every ISR."""
+    begun_anew: int
+    elections: int
+
+
+class Distribution(msgspec.Struct, frozen=True):
+    """The gaps of one kind of fault, in milliseconds; `buckets`: how many lie between two of `BUCKETS_MS`, or above."""
+
+    count: int
+    median: float
+    p90: float
+    p99: float
+    longest: float
+    buckets: dict[str, int]
+
+    @classmethod
+    def of(cls, gaps_ms: Sequence[float]) -> Distribution:
+        """Raises statistics.StatisticsError for no gaps."""
+        ordered = sorted(gaps_ms)
+        edges = (0, *BUCKETS_MS)
+        buckets = {
+            f"{low}-{high} ms": sum(low <= gap < high for gap in ordered) for low, high in itertools.pairwise(edges)
+        }
+        buckets[f"over {BUCKETS_MS[-1]} ms"] = sum(gap >= BUCKETS_MS[-1] for gap in ordered)
+        return cls(
+            len(ordered), statistics.median(ordered), _at(ordered, 0.9), _at(ordered, 0.99), ordered[-1], buckets
+        )
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}: {count}" for name, count in self.buckets.items() if count)
+        return (
+            f"median {self.median:,.0f} ms, p90 {self.p90:,.0f}, p99 {self.p99:,.0f}, longest {self.longest:,.0f} "
+            f"over {self.count} ({shown})"
+        )
+
+
+def _at(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 class Appending:
@@ -82,56 +158,106 @@ class Appending:
             self._thread.join()
 
 
-def measure_failover(
-    bootstrap: str, topic: str, batch: pa.RecordBatch, kills: int, tell: Callable[[KillFigures], None]
-) -> list[KillFigures]:
-    """Kill the leading executor this many times; between two kills every replica gets back in sync."""
-    with Admin(bootstrap) as admin, Producer(bootstrap, acks="all") as producer:
-        appending = Appending(producer, topic, len(admin.describe_topic(topic).partitions), batch)
-        with appending.running():
-            found = []
-            for _ in range(kills):
-                found.append(_kill_once(admin, topic, appending))
-                tell(found[-1])
-            return found
-
-
-def _kill_once(admin: Admin, topic: str, appending: Appending) -> KillFigures:
-    pause = threading.Event()
-    admin.elect_leaders()
-    pause.wait(SETTLE_S)
-    began = time.monotonic()
-    victim, led = _busiest(admin, admin.describe_topic(topic))
-    killed = time.monotonic()
-    os.kill(victim.executor_pid, signal.SIGKILL)
-    pause.wait(SETTLE_S)
-    while not _whole(admin, topic, victim):
-        if time.monotonic() - killed > RECOVER_TIMEOUT_S:
-            raise ClusterStartError(f"the replacement of broker {victim.id} is not in sync in {RECOVER_TIMEOUT_S:g} s")
-        pause.wait(0.1)
-    recovered = time.monotonic()
-    pause.wait(SETTLE_S)
-    gap_ms = appending.longest_gap_ms(began, time.monotonic())
-    return KillFigures(victim.id, led, round(gap_ms), round(recovered - killed, 1))
-
-
-def _busiest(admin: Admin, topic: TopicDescription) -> tuple[BrokerInfo, int]:
-    leads = Counter(one.leader for one in topic.partitions)
-    victim = max(admin.describe_cluster().brokers, key=lambda broker: leads[broker.id])
-    return victim, leads[victim.id]
-
-
-def _whole(admin: Admin, topic: str, victim: BrokerInfo) -> bool:
-    """Whether every replica is in sync, and none of it is the victim's old incarnation."""
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """So many processes that do nothing but compute, for as long as the block runs."""
+    spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
-        incarnations = {(broker.id, broker.epoch) for broker in admin.describe_cluster().brokers}
-        described = admin.describe_topic(topic)
-    except SparkBrokerError as error:
-        if not error.retriable:
-            raise
-        return False
-    whole = all(set(one.isr) == set(one.replicas) for one in described.partitions)
-    return whole and (victim.id, victim.epoch) not in incarnations
+        yield
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+
+
+class Tormentor:
+    """Makes one fault after the other on a topic's brokers, under appends; everything is whole again in between."""
+
+    def __init__(
+        self, sc: SparkContext, bootstrap: str, topic: str, tell: Callable[[FaultFigures], None], *, seed: int = 1
+    ) -> None:
+        self._sc = sc
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._tell = tell
+        self._rng = random.Random(seed)
+        self._pause = threading.Event()
+
+    def run(self, faults: Sequence[str], batch: pa.RecordBatch) -> list[FaultFigures]:
+        """Each fault by its name, of a broker drawn at random."""
+        with Admin(self._bootstrap) as admin, Producer(self._bootstrap, acks="all") as producer:
+            appending = Appending(producer, self._topic, len(admin.describe_topic(self._topic).partitions), batch)
+            with appending.running():
+                figures = []
+                for name in faults:
+                    figures.append(self._strike(admin, appending, name))
+                    self._tell(figures[-1])
+                return figures
+
+    def _strike(self, admin: Admin, appending: Appending, name: str) -> FaultFigures:
+        fault = FAULTS[name]
+        admin.elect_leaders()
+        self._pause.wait(SETTLE_S)
+        began = time.monotonic()
+        victim, before = self._choose(admin), self._epochs(admin)
+        described = admin.describe_topic(self._topic)
+        processes = broker_processes(victim)
+        struck = time.monotonic()
+        fault.strike(self._sc, processes)
+        self._pause.wait(SETTLE_S)
+        while not (self._is_whole(admin, victim) if fault.ends_victim else self._are_kept(admin, processes)):
+            if time.monotonic() - struck > RECOVER_TIMEOUT_S:
+                raise ClusterStartError(f"after {fault.described} the cluster is not whole in {RECOVER_TIMEOUT_S:g} s")
+            self._pause.wait(0.1)
+        recovered = time.monotonic()
+        self._pause.wait(SETTLE_S)
+        gap_ms = appending.longest_gap_ms(began, time.monotonic())
+        after = self._epochs(admin)
+        spared = [broker for broker in before if not (fault.ends_victim and broker == victim.id)]
+        return FaultFigures(
+            fault=name,
+            broker=victim.id,
+            partitions_led=Counter(one.leader for one in described.partitions)[victim.id],
+            gap_ms=round(gap_ms),
+            recovered_s=round(recovered - struck, 1),
+            begun_anew=sum(after.get(broker) != before[broker] for broker in spared),
+            elections=self._elections(described, admin.describe_topic(self._topic)),
+        )
+
+    def _choose(self, admin: Admin) -> BrokerInfo:
+        """A live broker that is kept."""
+        while True:
+            victim = self._rng.choice(admin.describe_cluster().brokers)
+            if broker_processes(victim).keeper is not None:
+                return victim
+            self._pause.wait(0.1)
+
+    @staticmethod
+    def _epochs(admin: Admin) -> dict[int, int]:
+        return {broker.id: broker.epoch for broker in admin.describe_cluster(include_fenced=True).brokers}
+
+    @staticmethod
+    def _elections(before: TopicDescription, after: TopicDescription) -> int:
+        pairs = zip(before.partitions, after.partitions, strict=True)
+        return sum(new.leader_epoch > old.leader_epoch for old, new in pairs)
+
+    def _is_whole(self, admin: Admin, victim: BrokerInfo) -> bool:
+        """Whether every replica is in sync, and none of it is the victim's old incarnation."""
+        try:
+            incarnations = {(broker.id, broker.epoch) for broker in admin.describe_cluster().brokers}
+            described = admin.describe_topic(self._topic)
+        except SparkBrokerError as error:
+            if not error.retriable:
+                raise
+            return False
+        whole = all(set(one.isr) == set(one.replicas) for one in described.partitions)
+        return whole and (victim.id, victim.epoch) not in incarnations
+
+    @staticmethod
+    def _are_kept(admin: Admin, victim: BrokerProcesses) -> bool:
+        """Whether every broker has a keeper, and the victim another one."""
+        keepers = [broker_processes(broker).keeper for broker in admin.describe_cluster().brokers]
+        return None not in keepers and victim.keeper not in keepers
 
 
 def longest_gap_within_s(times: list[float], since: float, until: float) -> float:

@@ -10,13 +10,14 @@ import argparse
 import logging
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
 from rich.console import Console
 
-from benchmarks.failover import KillFigures, measure_failover
+from benchmarks.failover import FAULTS, Distribution, FaultFigures, Tormentor, busy
 from benchmarks.figures import Figure, machine, write
 from spark_broker.cli.measure import (
     ConsumeFigures,
@@ -29,6 +30,7 @@ from spark_broker.cli.output import print_table
 from spark_broker.client.admin import Admin
 from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
+from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NewTopic, TopicPartition
 
@@ -38,10 +40,30 @@ if TYPE_CHECKING:
 MASTER = "local-cluster[3,2,1024]"
 BROKERS = 3
 RECORD_BYTES = 100
-NAMES = ("throughput", "latency", "failover")
+NAMES = ("start", "throughput", "latency", "failover")
 KEEP_ALL = {"retention.ms": -1}
 
+GOALS = {
+    "executor": "each under 1,000 ms, median under 250 ms, none begun anew",
+    "broker": "",
+    "both": "",
+    "keeper": "no election",
+    "cancel": "each under 500 ms, none begun anew",
+}
+
 err = Console(stderr=True, highlight=False)
+
+
+class StartFigures(msgspec.Struct, frozen=True):
+    """Seconds from one step of a start to the next. What is ours: `controller_s` and `brokers_s`."""
+
+    session_s: float
+    controller_s: float
+    executors_s: float
+    brokers_s: float
+    first_append_s: float
+    first_query_s: float
+    second_query_s: float
 
 
 class Report(msgspec.Struct):
@@ -53,7 +75,9 @@ class Report(msgspec.Struct):
     produce_acks_all: list[ProduceFigures] = []
     consume: list[ConsumeFigures] = []
     append: ProduceFigures | None = None
-    kills: list[KillFigures] = []
+    start: StartFigures | None = None
+    faults: list[FaultFigures] = []
+    busy_faults: list[FaultFigures] = []
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -66,7 +90,10 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--partitions", type=int, default=3, help="partitions of the topics (default 3)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each throughput; the median counts (default 3)")
     parser.add_argument("--appends", type=int, default=1000, help="single synchronous appends (default 1,000)")
-    parser.add_argument("--kills", type=int, default=10, help="executors that are killed (default 10)")
+    parser.add_argument("--kills", type=int, default=10, help="kills of each kind (default 10)")
+    parser.add_argument("--cancels", type=int, default=5, help="times that every job is cancelled (default 5)")
+    parser.add_argument("--fault", choices=FAULTS, action="append", help="only this fault; may be repeated")
+    parser.add_argument("--busy", type=int, default=0, help="run the faults again beside so many busy processes")
     parser.add_argument("--output", choices=("table", "json"), default="table", help="what to print on stdout")
     parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
     return parser.parse_args(given)
@@ -92,21 +119,61 @@ def main(given: list[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> Report:
     """Start a cluster, measure what was asked for, stop it."""
-    from spark_broker.driver.cluster import BrokerCluster
-
     wanted = options.only or NAMES
     report = Report(machine(), options.master)
+    watch = Stopwatch()
     with err.status(f"starting {BROKERS} brokers on {options.master} ..."):
         spark = session(options.master)
-        cluster = BrokerCluster.start(spark, BROKERS)
+        watch.lap("session")
+        cluster = BrokerCluster.start(spark, BROKERS, on_progress=watch.progress)
+        watch.lap("brokers")
     try:
         with cluster:
-            for name, run in (("throughput", throughput), ("latency", latency), ("failover", failover)):
-                if name in wanted:
-                    run(cluster.bootstrap_servers, options, report)
+            if "start" in wanted:
+                report.start = first_use(cluster.bootstrap_servers, spark, watch)
+            if "throughput" in wanted:
+                throughput(cluster.bootstrap_servers, options, report)
+            if "latency" in wanted:
+                latency(cluster.bootstrap_servers, options, report)
+            if "failover" in wanted:
+                failover(cluster.bootstrap_servers, spark, options, report)
     finally:
         spark.stop()
     return report
+
+
+class Stopwatch:
+    """Seconds of each lap, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.monotonic()
+
+    def lap(self, name: str) -> None:
+        """What took until now since the last lap."""
+        now = time.monotonic()
+        self.seconds[name], self._last = round(now - self._last, 2), now
+
+    def progress(self, what: str, ready: int, needed: int) -> None:
+        """Of a cluster's start: its controller is there when executors are first awaited."""
+        if what == "executors" and "controller" not in self.seconds:
+            self.lap("controller")
+        if what == "executors" and ready == needed:
+            self.lap("executors")
+
+
+def first_use(bootstrap: str, spark: SparkSession, watch: Stopwatch) -> StartFigures:
+    """What the README does after the start: a topic, an append, a query; and the same query again."""
+    make_topic(bootstrap, "first", 6, BROKERS)
+    with Producer(bootstrap, acks="all") as producer:
+        producer.append("first", [{"key": b"en", "value": b"hello"}]).result()
+    watch.lap("first_append")
+    for name in ("first_query", "second_query"):
+        read = spark.read.format("spark_broker").option("bootstrap.servers", bootstrap).option("subscribe", "first")
+        read.load().collect()
+        watch.lap(name)
+    delete_topics(bootstrap, "first")
+    return StartFigures(**{f"{name}_s": seconds for name, seconds in watch.seconds.items()})
 
 
 def session(master: str) -> SparkSession:
@@ -155,15 +222,25 @@ def latency(bootstrap: str, options: argparse.Namespace, report: Report) -> None
     delete_topics(bootstrap, "latency")
 
 
-def failover(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
-    """Kills of the leading executor, under a steady stream of appends."""
+def failover(bootstrap: str, spark: SparkSession, options: argparse.Namespace, report: Report) -> None:
+    """Faults of random brokers, under a steady stream of appends; then the same beside busy processes."""
     make_topic(bootstrap, "failover", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
+    times = {name: options.cancels if name == "cancel" else options.kills for name in options.fault or FAULTS}
+    faults = [name for name, count in times.items() for _ in range(count)]
+    batch = random_records(100, RECORD_BYTES)
 
-    def tell(kill: KillFigures) -> None:
-        err.print(f"kill of broker {kill.broker}, leader of {kill.partitions_led}: longest gap {kill.gap_ms:,.0f} ms")
+    def tell(one: FaultFigures) -> None:
+        err.print(
+            f"{FAULTS[one.fault].described} (broker {one.broker}, leader of {one.partitions_led}): longest gap "
+            f"{one.gap_ms:,.0f} ms, {one.begun_anew} others begun anew, whole after {one.recovered_s} s"
+        )
 
-    with err.status(f"failover: {options.kills} kills"):
-        report.kills += measure_failover(bootstrap, "failover", random_records(100, RECORD_BYTES), options.kills, tell)
+    tormentor = Tormentor(spark.sparkContext, bootstrap, "failover", tell)
+    with err.status(f"failover: {len(faults)} faults"):
+        report.faults += tormentor.run(faults, batch)
+    if options.busy:
+        with err.status(f"failover beside {options.busy} busy processes: {len(faults)} faults"), busy(options.busy):
+            report.busy_faults += tormentor.run(faults, batch)
 
 
 def make_topic(
@@ -183,7 +260,7 @@ def delete_topics(bootstrap: str, *names: str) -> None:
 
 def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
     """The lines of the table."""
-    figures = []
+    figures = [] if report.start is None else [_start(report.start)]
     size = f"{RECORD_BYTES}-byte records, batches of {options.batch_records:,}"
     runs: tuple[tuple[str, list[ProduceFigures] | list[ConsumeFigures], str], ...] = (
         (f"perf produce, acks=1, RF 1 ({size})", report.produce_acks_1, "1,500,000 records/s"),
@@ -197,11 +274,28 @@ def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
         found = report.append.latency
         text = f"median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms over {found.count:,}"
         figures.append(Figure("one synchronous append of 100 rows, acks=all, RF 3", text, "median under 5 ms"))
-    if report.kills:
-        gaps = [kill.gap_ms for kill in report.kills]
-        text = f"longest {max(gaps):,.0f} ms, median {statistics.median(gaps):,.0f} ms over {len(gaps)} kills"
-        figures.append(Figure("time without an acknowledgement, executor killed", text, "under 1,000 ms"))
+    for faults, beside in ((report.faults, ""), (report.busy_faults, f", beside {options.busy} busy processes")):
+        figures += [
+            Figure(
+                f"time without an acknowledgement, {FAULTS[name].described}{beside}",
+                f"{Distribution.of([one.gap_ms for one in those])}; "
+                f"others begun anew: {sum(one.begun_anew for one in those)}"
+                + ("" if FAULTS[name].ends_victim else f"; elections: {sum(one.elections for one in those)}"),
+                GOALS[name],
+            )
+            for name in FAULTS
+            if (those := [one for one in faults if one.fault == name])
+        ]
     return figures
+
+
+def _start(one: StartFigures) -> Figure:
+    text = (
+        f"session {one.session_s:.1f} s, controller {one.controller_s:.1f}, executors {one.executors_s:.1f}, brokers "
+        f"{one.brokers_s:.1f}, first append {one.first_append_s:.1f}, first query {one.first_query_s:.1f}, second "
+        f"{one.second_query_s:.1f}"
+    )
+    return Figure("start, step by step", text)
 
 
 def _median(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.failover import longest_gap_within_s
+from benchmarks.failover import FAULTS, Distribution, FaultFigures, longest_gap_within_s
 from benchmarks.figures import BEGIN, DOCUMENT, END, Figure, write
 from benchmarks.run import Report, arguments, summary
 from spark_broker.cli.measure import Latency, ProduceFigures
@@ -40,6 +40,35 @@ def test_a_gap_counts_from_the_start_and_to_the_end_of_the_time() -> None:
     assert longest_gap_within_s(times, 0.5, 3.0) == 1.0
     assert longest_gap_within_s(times, 2.25, 8.0) == 5.5
     assert longest_gap_within_s([], 2.0, 8.0) == 6.0
+
+
+def test_a_distribution_shows_its_tail() -> None:
+    gaps = [*range(40, 139), 4000]
+
+    shown = Distribution.of(gaps)
+
+    assert (shown.count, shown.median, shown.p90, shown.p99, shown.longest) == (100, 89.5, 130, 4000, 4000)
+    assert shown.buckets == {
+        "0-50 ms": 10,
+        "50-100 ms": 50,
+        "100-250 ms": 39,
+        "250-500 ms": 0,
+        "500-1000 ms": 0,
+        "over 1000 ms": 1,
+    }
+    assert "over 1000 ms: 1" in str(shown)
+
+
+def test_each_kind_of_fault_is_a_line_and_those_beside_busy_processes_are_others() -> None:
+    faults = [FaultFigures(name, 0, 2, 100, 5.0, number % 2, 1) for number, name in enumerate(FAULTS)]
+    report = Report("machine", "local", faults=faults, busy_faults=faults[:1])
+
+    figures = summary(report, arguments(["--busy", "4"]))
+
+    assert len(figures) == len(FAULTS) + 1
+    assert [one.name.endswith("beside 4 busy processes") for one in figures] == [*[False] * len(FAULTS), True]
+    assert "others begun anew: 1" in figures[1].result
+    assert "elections: 1" in figures[3].result
 
 
 def test_only_what_was_measured_is_reported_and_the_median_counts() -> None:

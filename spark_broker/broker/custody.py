@@ -172,23 +172,34 @@ class CustodyThread(threading.Thread):
         self._end_process = end_process
         self._lock = threading.Lock()  # the connections and the outcome, which the broker's main thread hands in
         self._keepers: set[socket.socket] = set()
+        self._pause = threading.Event()  # never set
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._watched: WatchedProcess | None = None  # the executor's JVM, until it has ended
         self._admit(first_keeper)
 
     def run(self) -> None:
-        self._watch_executor()
-        while self._custody.state is not State.OVER:
-            for key, _ in self._selector.select(self._patience_s()):
-                self._take(key.fileobj)
-            if self._watched is not None and self._watched.has_ended:
-                self._note_executor_end(self._watched)
-            self._custody.tick(SYSTEM_CLOCK.boottime_ms())
-            if self._custody.state is State.LEAVING:
-                self.leave.send(self._custody.why)
-        logger.error("did not leave in time: %s", self._custody.why)
-        self._end_process(ENDED_BY_FORCE)
+        try:
+            self._watch_executor()
+            while self._custody.state is not State.OVER:
+                self._look()
+            logger.error("did not leave in time: %s", self._custody.why)
+        except BaseException:
+            # A broker that nobody looks after would outlive its executor for ever.
+            logger.critical("a bug in looking after this broker ends it", exc_info=True)
+            raise
+        finally:
+            self._end_process(ENDED_BY_FORCE)
+
+    def _look(self) -> None:
+        """Wait for what comes next, and follow it."""
+        for key, _ in self._selector.select(self._patience_s()):
+            self._take(key.fileobj)
+        if self._watched is not None and self._watched.has_ended:
+            self._note_executor_end(self._watched)
+        self._custody.tick(SYSTEM_CLOCK.boottime_ms())
+        if self._custody.state is State.LEAVING:
+            self.leave.send(self._custody.why)
 
     def report(self, outcome: BrokerOutcome) -> None:
         """The broker has ended: tell every keeper how. The process ends next."""
@@ -225,13 +236,22 @@ class CustodyThread(threading.Thread):
 
     def _take(self, ready: object) -> None:
         if ready is self._listener:
-            keeper, _ = self._listener.accept()
-            if peer_of(keeper).uid == os.getuid():
-                self._admit(keeper)
-            else:
-                keeper.close()
+            self._accept()
         elif isinstance(ready, socket.socket):
             self._hear(ready)
+
+    def _accept(self) -> None:
+        try:
+            keeper, _ = self._listener.accept()
+        except OSError as error:
+            # Of a broker that has no file descriptor left, say. The keeper waits, and so does this thread.
+            logger.warning("a keeper cannot be taken in: %s", error)
+            self._pause.wait(LOOK_S)
+            return
+        if peer_of(keeper).uid == os.getuid():
+            self._admit(keeper)
+        else:
+            keeper.close()
 
     def _admit(self, keeper: socket.socket) -> None:
         keeper.setblocking(False)  # a keeper that takes nothing must not hold the broker's end up

@@ -70,22 +70,23 @@ def is_running(pid: int, start_time: int | None = None) -> bool:
 
 
 class WatchedProcess:
-    """A process of this machine, never taken for a later one with its pid. Raises ProcessLookupError when it has ended.
+    """A process of this machine, never taken for a later one with its pid.
 
     `descriptor` becomes readable when the process ends; None where the system has none (Linux before 5.3): then look.
     """
 
     def __init__(self, process: ProcessIdentity) -> None:
+        """Raises ProcessLookupError when the process has ended, unless it is a child that nobody has waited for."""
         self._process = process
         self.descriptor = _pidfd(process.pid)
         # Looked at while the descriptor holds on to the process.
-        if not is_running(process.pid, process.start_time):
+        if process_start_time(process.pid) != process.start_time:
             self.close()
             raise ProcessLookupError(f"process {process.pid} has ended")
 
     @classmethod
     def of(cls, pid: int) -> WatchedProcess:
-        """The process that has this pid now."""
+        """The process that has this pid now. Raises ProcessLookupError when there is none."""
         return cls(ProcessIdentity(pid, process_start_time(pid) or 0))
 
     @property

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import BinaryIO
 
 import msgspec
@@ -202,28 +203,41 @@ def _bind(cluster_id: str, launch: int) -> socket.socket | None:
 def _spawn(order: BrokerOrder, listener: socket.socket, command: Sequence[str], log: BinaryIO | None) -> KeptBroker:
     _children[:] = [child for child in _children if child.poll() is None]
     mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-    stderr = log.fileno() if log is not None else ExecutorLog.of(order.executor.pid).open()
-    with theirs:
-        try:
-            child = subprocess.Popen(
-                [*command, sys.executable, "-m", CHILD_MODULE, str(listener.fileno()), str(theirs.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=stderr if stderr is not None else sys.stderr.fileno(),
-                stderr=stderr,
-                env=_environment(os.environ),
-                pass_fds=(listener.fileno(), theirs.fileno()),
-                start_new_session=True,  # out of reach of signals to the process group of pyspark.daemon, or of a shell
-            )
-        finally:
-            if log is None and stderr is not None:
-                os.close(stderr)
-    if child.stdin is not None:
-        try:
-            child.stdin.write(msgspec.json.encode(order) + b"\n")
-            child.stdin.close()
-        except BrokenPipeError:
-            pass  # it has ended already: the end of the connection says so
-    return KeptBroker(order.spec.launch, mine, child.pid, child)
+    with theirs, ExitStack() as undo:
+        undo.callback(mine.close)
+        child = _popen(order.executor, [*command, *_command(listener, theirs)], (listener, theirs), log)
+        if child.stdin is not None:
+            try:
+                child.stdin.write(msgspec.json.encode(order) + b"\n")
+                child.stdin.close()
+            except BrokenPipeError:
+                pass  # it has ended already: the end of the connection says so
+        broker = KeptBroker(order.spec.launch, mine, child.pid, child)
+        undo.pop_all()
+    return broker
+
+
+def _command(listener: socket.socket, keeper: socket.socket) -> list[str]:
+    return [sys.executable, "-m", CHILD_MODULE, str(listener.fileno()), str(keeper.fileno())]
+
+
+def _popen(
+    executor: ProcessIdentity, command: Sequence[str], sockets: Sequence[socket.socket], log: BinaryIO | None
+) -> subprocess.Popen[bytes]:
+    stderr = ExecutorLog.of(executor.pid).open() if log is None else os.dup(log.fileno())
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=stderr if stderr is not None else sys.stderr.fileno(),
+            stderr=stderr,
+            env=_environment(os.environ),
+            pass_fds=[one.fileno() for one in sockets],
+            start_new_session=True,  # out of reach of signals to the process group of pyspark.daemon, or of a shell
+        )
+    finally:
+        if stderr is not None:
+            os.close(stderr)
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:

@@ -208,7 +208,8 @@ class BrokerCluster:
 
     def _why(self) -> str:
         failures = self._launcher.failures()
-        return f"; the last failure was {failures[-1]}" if failures else "; none has failed, they are slow or wait"
+        last = str(failures[-1]) if failures else self._launcher.trouble
+        return f"; the last failure was: {last}" if last else "; none has failed, they are slow or wait"
 
     # The end.
 
@@ -222,9 +223,12 @@ class BrokerCluster:
                 return
             self._stopped = True
         self._launcher.begin_stop()
-        if timeout_s > 0 and not self._launcher.session_over:
+        session_over = self._launcher.session_over
+        # The executors of a session that has ended are gone. That of `local[N]` is this process's JVM, which is not.
+        if timeout_s > 0 and not (session_over and self._launcher.needs_executors):
             self._controller.stop_brokers(timeout_s)
-        if not self._launcher.stop(timeout_s) and timeout_s > 0:
+        # Nor is there a keeper then that could tell of the brokers' ends.
+        if not self._launcher.stop(0.0 if session_over else timeout_s) and timeout_s > 0 and not session_over:
             logger.warning("brokers did not leave within controlled.shutdown.timeout.ms and were ended by force")
         self._controller.close()
         self._directories.remove_temporary()
@@ -237,10 +241,11 @@ class BrokerCluster:
             self._spark.stop()
 
     def _abandon(self) -> None:
-        """The Spark session has ended, and every broker with it: only the controller is left to end."""
+        """The Spark session has ended, and its executors with it."""
         if not self._stopped:
             logger.warning("the Spark session has ended, and the cluster with it; stop the cluster before the session")
-            threading.Thread(target=self._end, args=(0.0,), name="cluster-end", daemon=True).start()
+            timeout_s = self._settings.cluster.controlled_shutdown_timeout_ms / 1000
+            threading.Thread(target=self._end, args=(timeout_s,), name="cluster-end", daemon=True).start()
 
     def _controller_failed(self, error: SparkBrokerError) -> None:
         """Deposed, or a bug: without a controller there is no cluster, and two would take turns for ever."""

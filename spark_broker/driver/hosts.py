@@ -31,6 +31,10 @@ class BrokerHost(Protocol):
     def shared_executor(self) -> bool:
         """Whether all brokers share one executor."""
 
+    @property
+    def trouble(self) -> str:
+        """What last went wrong with the tasks that keep brokers; empty: nothing did."""
+
     def open(self, listener: HostListener) -> None:
         """Begin to watch executors."""
 

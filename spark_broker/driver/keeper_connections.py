@@ -19,6 +19,7 @@ from spark_broker.errors import ClusterStartError, InvalidRequestError
 logger = logging.getLogger(__name__)
 
 SELECT_S = 1.0
+ACCEPT_PAUSE_S = 0.25
 SEND_TIMEOUT_S = 5.0
 CLOSE_TIMEOUT_S = 5.0
 
@@ -112,7 +113,12 @@ class KeeperConnections(threading.Thread):
         return [key.data for key in self._selector.get_map().values() if key.data is not None]
 
     def _accept(self) -> None:
-        accepted, _ = self._server.accept()
+        try:
+            accepted, _ = self._server.accept()
+        except OSError as error:
+            logger.warning("a keeper cannot connect: %s", error)
+            self._closed.wait(ACCEPT_PAUSE_S)
+            return
         accepted.settimeout(SEND_TIMEOUT_S)
         accepted.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -119,7 +119,8 @@ class _Post:
 class KeeperHost:
     """Runs brokers on a session's executors. Safe for use by many threads.
 
-    `address`: where keepers find this driver. `resource`: ask for one `broker` resource per keeper.
+    `address`: where keepers find this driver. `resource`: ask for one `broker` resource per keeper. `trouble`: how the
+    last keeper was lost while it was needed.
     """
 
     def __init__(self, sc: SparkContext, address: str, *, resource: bool = False, entry: str = RUN_BROKER) -> None:
@@ -136,6 +137,7 @@ class KeeperHost:
         self._posts: dict[str, _Post] = {}  # by executor id
         self._leaving: set[int] = set()  # launches whose executor Spark takes away, of which the listener was told
         self._listener: HostListener | None = None
+        self.trouble = ""
         self._closing = False
         self._closed = threading.Event()
         self._connections = KeeperConnections(address, self)
@@ -176,7 +178,8 @@ class KeeperHost:
             posts = list(self._posts.values())
             for post in posts:
                 self._send(post, *(End(number) for number in post.running))
-            self._changed.wait_for(lambda: not any(post.running for post in posts), CLOSE_TIMEOUT_S)
+            if not is_stopped(self._sc):
+                self._changed.wait_for(lambda: not any(post.running for post in posts), CLOSE_TIMEOUT_S)
             for post in posts:
                 self._give_up(post)
                 self._send(post, Leave(last=True))
@@ -214,10 +217,18 @@ class KeeperHost:
             began_s = time.monotonic()
             why = self._run_job(post)
             with self._changed:
-                post.lose_keeper(why)
+                self._note_loss(post, why)
                 lasted = time.monotonic() - began_s >= LASTED_S
                 backoff_s = BACKOFF_FIRST_S if lasted else min(2 * backoff_s, BACKOFF_MAX_S)
                 self._changed.wait_for(lambda: post.over or self._closing, backoff_s)
+
+    def _note_loss(self, post: _Post, why: str) -> None:
+        """A keeper that never came is worth a warning: nothing starts there. What follows another is told by `Kept`."""
+        came = post.connection is not None or post.lost_at_s is not None
+        if post.running and not self._closing:
+            self.trouble = f"the keeper on executor {post.executor.id} was lost: {why}"
+            logger.log(logging.INFO if came else logging.WARNING, "%s", self.trouble)
+        post.lose_keeper(why)
 
     def _is_closed(self, post: _Post) -> bool:
         """Whether nobody needs this post any more; then it is gone. A launch that is to be ended needs a keeper."""
@@ -336,7 +347,7 @@ class KeeperHost:
             going = [number for number in going if number not in self._leaving]
             self._leaving.update(going)
             for post in posts:
-                if post.is_idle:
+                if post.is_idle or (not post.launches and post.executor.id in leaving):
                     self._send(post, Leave(last=False))
         for post in lost:
             self._lose(post)

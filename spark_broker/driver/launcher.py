@@ -162,6 +162,11 @@ class BrokerLauncher:
         with self._changed:
             return list(self._failures)
 
+    @property
+    def trouble(self) -> str:
+        """What last went wrong with the tasks that keep brokers; empty: nothing did."""
+        return self._host.trouble
+
     def fatal(self) -> SparkBrokerError | None:
         """The last failure's error, where it is one that no repetition helps, such as another cluster's directory."""
         failures = self.failures()

@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import RDD
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_broker.broker.hosting import KEEPER_VARIABLE
 from spark_broker.driver.cluster import BrokerCluster
+from spark_broker.driver.executors import with_environment
 from spark_broker.model import BrokerInfo
 from spark_broker.testing.faults import broker_processes, kill_keeper, kill_keeper_daemon, stopped
 from tests.spark.failover import Scenario, wait_for
@@ -160,6 +162,30 @@ def test_interrupts_that_meet_the_start_of_a_keepers_worker_end_no_broker(
         assert struck >= 12
 
 
+@pytest.mark.full
+def test_users_jobs_that_are_cancelled_while_their_workers_start_end_no_broker(
+    scenario: Scenario, spark: SparkSession
+) -> None:
+    """With an interrupt, which makes Spark end the daemon of users' workers; each time another one is to start."""
+    sc = spark.sparkContext
+    pause = threading.Event()
+
+    def query(number: int) -> None:
+        context = with_environment(sc, "USERS_QUERY", str(number))
+        sc.setJobGroup("users", "a query", interruptOnCancel=True)
+        with suppress(Py4JError):
+            RDD(sc.parallelize(range(6), 6)._jrdd, context).mapPartitions(lambda rows: rows).collect()
+
+    with unharmed(scenario, spark, lost=[]):
+        for number in range(20):
+            user = threading.Thread(target=query, args=(number,))
+            user.start()
+            pause.wait(0.05 + 0.05 * number)
+            sc.cancelJobGroup("users")
+            user.join(60)
+            assert not user.is_alive()
+
+
 def running_tasks(spark: SparkSession, stages: list[int]) -> list[int]:
     """Ids of the tasks that run in these stages."""
     store = spark.sparkContext._jsc.sc().statusStore()
@@ -189,8 +215,8 @@ def eat_memory(rows: Iterable[int]) -> Iterator[int]:
 
 
 FUNCTIONS = (
-    crash,
-    pytest.param(kill_own_daemon, marks=pytest.mark.full),
+    kill_own_daemon,
+    pytest.param(crash, marks=pytest.mark.full),
     pytest.param(eat_memory, marks=pytest.mark.full),
 )
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -71,7 +71,7 @@ def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     try:
         settings = load_settings(options)
-        log(settings.cluster.log_level)
+        log(settings.cluster.controller_log_level)
         metadata_dir = lasting_metadata_dir(settings.cluster)
         if metadata_dir is not None and not options.take_over:
             check_claim_of(metadata_dir)  # Spark takes long to start, and the controller would only say the same.
@@ -102,10 +102,28 @@ def load_settings(options: argparse.Namespace) -> ClusterSettings:
     return ClusterSettings(cluster=cluster, topic=settings.topic)
 
 
+class StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to what is stderr at that moment: progress bars take it over while they are shown."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, stream: TextIO) -> None:
+        raise AttributeError("the stream is stderr")
+
+
 def log(level: str) -> None:
-    """Log to stderr: the cluster at this level, or else at INFO, or on a terminal at WARNING; all others WARNING."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("spark_broker").setLevel(level or ("WARNING" if sys.stderr.isatty() else "INFO"))
+    """Log to stderr: the cluster at this level, everything else warnings only."""
+    handlers = [StderrHandler()]
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers
+    )
+    logging.getLogger("spark_broker").setLevel(level)
 
 
 def log_file() -> str:

@@ -339,7 +339,7 @@ class ClusterConfig(Config):
     )
     log_level: str = setting(
         "",
-        "Level of the controller's log, which is part of the driver's, and of the brokers', which are the executors' stderr: DEBUG, INFO, WARNING or ERROR. Empty: INFO, and WARNING where the log is your terminal.",
+        "Level of the controller's log, which is part of the driver's, and of the brokers', which are the executors' stderr: DEBUG, INFO, WARNING or ERROR. Empty: INFO; on local[N] the brokers' is WARNING then, since their executor is your own process.",
         one_of("", *LOG_LEVELS),
     )
     broker_executor_resource: bool = setting(

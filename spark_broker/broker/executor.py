@@ -165,9 +165,12 @@ class ExecutorLog:
         """
         handle = _PROC / str(jvm_pid) / "fd" / str(_STDERR)
         try:
-            target, mode = str(handle.readlink()), handle.stat().st_mode
+            target, status = str(handle.readlink()), handle.stat()
         except OSError:
             return cls(None, "")
+        mode = status.st_mode
+        if stat.S_ISREG(mode) and not status.st_nlink:
+            return cls(handle if _appends(jvm_pid) else None, "")  # deleted: it has no name any more
         if stat.S_ISREG(mode):
             # Two writers of one file do not overwrite each other only where both append.
             path = Path(target) if _appends(jvm_pid) else Path(f"{target}.brokers")

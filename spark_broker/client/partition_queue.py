@@ -37,7 +37,8 @@ Completion = tuple[OutgoingBatch, Outcome]
 class PartitionQueue:
     """Not thread-safe: the sender's lock covers it.
 
-    Invariants: 0 <= in_flight <= len(unacked); unless recovering, `unacked[:in_flight]` are those that are in flight.
+    Invariants: 0 <= in_flight <= len(unacked); unless recovering, `unacked[:in_flight]` are those that are in flight;
+    `ready` where it is in the line of `channel`, once, and it is in no other line.
     """
 
     def __init__(

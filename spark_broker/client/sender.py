@@ -173,7 +173,7 @@ class Sender:
                 queue = channel.line.popleft()
                 queue.ready = False
                 batch = queue.sendable(self._config.max_in_flight_requests_per_connection)
-                if batch is None or queue.channel is not channel:
+                if batch is None:
                     continue
                 queue.sent(batch)
                 self._correlation_id += 1
@@ -264,6 +264,10 @@ class Sender:
             name = self._config.client_id or "producer"
             channel = AppendChannel(self, broker.id, address_of(broker), self._config.request_timeout_ms, name)
             self._channels[broker.id] = channel
+        if queue.ready and queue.channel is not None and queue.channel is not channel:
+            # Nobody may write to the old leader any more, and there the batches would only be passed over.
+            queue.channel.line.remove(queue)
+            queue.ready = False
         queue.channel, queue.leader_epoch = channel, state.leader_epoch
         return True
 

@@ -36,7 +36,10 @@ class PipeHandler(logging.handlers.QueueHandler):
 
     def drain(self) -> None:
         """Write what waits, as far as the driver takes it. Nothing may be logged after this."""
-        self._lines.put(None, timeout=CLOSE_TIMEOUT_S)
+        try:
+            self._lines.put(None, timeout=CLOSE_TIMEOUT_S)
+        except queue.Full:
+            return
         self._writer.join(CLOSE_TIMEOUT_S)
 
     def _write_all(self) -> None:

@@ -49,6 +49,7 @@ SWITCH_INTERVAL_S = 0.0002
 
 PARENT_CHECK_S = 0.5
 COMMAND_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 8.0
 STOP_TIMEOUT_S = 3600.0
 """How long a stop is awaited at most; its asker gives up sooner."""
 
@@ -157,11 +158,7 @@ class ControllerProcess:
         message = error.message if isinstance(error, SparkBrokerError) else f"{type(error).__name__}: {error}"
         if isinstance(error, StaleControllerEpochError) and self._claim is not None:
             message = f"{message}; {self._claim.holder()}"
-        try:
-            self._output.write(Failed(code, message))
-        except OSError as broken:
-            logger.info("the driver is gone, too: %s", broken)
-        self.end(1)
+        self.end(1, Failed(code, message))
 
     def end_with_parent(self) -> None:
         """The end of the input says that the driver is gone, unless a child of its own inherited the pipe.
@@ -173,19 +170,29 @@ class ControllerProcess:
             pause.wait(PARENT_CHECK_S)
         self.end(0)
 
-    def end(self, status: int) -> NoReturn:
-        """Leave: a Flight server with an idle stream cannot be shut down, and an ordinary exit would wait."""
-        if self._service is not None and status == 0:
-            self._service.close()
-        if self._claim is not None:
-            try:
-                self._claim.end()
-            except OSError as error:
-                logger.warning("the claim on the metadata directory stays: %s", error)
-        if self._log is not None:
-            self._log.drain()
+    def end(self, status: int, last: Failed | None = None) -> NoReturn:
+        """Leave, soon: neither a driver that does not read nor a store that hangs may keep a deposed controller here.
+
+        Not by an ordinary exit: a Flight server with an idle stream cannot be shut down, and it would wait.
+        """
+        words = threading.Thread(target=self._last_words, args=(status, last), name="end", daemon=True)
+        words.start()
+        words.join(END_TIMEOUT_S)
         sys.stderr.flush()
         os._exit(status)
+
+    def _last_words(self, status: int, last: Failed | None) -> None:
+        if self._service is not None and status == 0:
+            self._service.close()
+        try:
+            if self._claim is not None:
+                self._claim.end()
+            if last is not None:
+                self._output.write(last)
+        except OSError as error:
+            logger.warning("the claim on the metadata directory stays, or the driver is gone: %s", error)
+        if self._log is not None:
+            self._log.drain()
 
 
 def _take_over_standard_streams() -> tuple[BinaryIO, Output]:

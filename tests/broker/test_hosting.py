@@ -390,6 +390,20 @@ def test_the_log_goes_beside_a_file_that_the_executor_would_write_over(tmp_path:
     assert Path(log.shown).exists()
 
 
+@pytest.mark.parametrize("mode", ["ab", "wb"])
+def test_a_log_whose_file_was_deleted_leaves_no_file_behind(tmp_path: Path, mode: str) -> None:
+    path = tmp_path / "stderr"
+    with path.open(mode) as deleted, sleeper(deleted.fileno()) as pid:
+        path.unlink()
+        log = ExecutorLog.of(pid)
+        descriptor = log.open()
+        if descriptor is not None:
+            os.close(descriptor)
+
+    assert (descriptor is not None, log.shown) == (mode == "ab", "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_reader_of_the_log_that_reads_nothing_does_not_stop_a_broker() -> None:
     reader, writer = os.pipe()
     with sleeper(writer) as pid:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 
@@ -27,7 +28,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.frame import BatchHeader
-from spark_broker.protocol.messages import AppendRequest
+from spark_broker.protocol.messages import AppendRequest, GetMetadata
 from spark_broker.protocol.murmur2 import partition_of
 from tests.client.fake_broker import BreakAfterStoring, FakeCluster, Reaction, StoreSilently
 from tests.conftest import WaitUntil
@@ -350,6 +351,62 @@ def test_a_frozen_leader_is_left_as_soon_as_it_is_fenced(
         assert future.result(WAIT_S)[0].base_offset == 1
         cluster.brokers[0].proxy.thaw()
     assert stored_values(cluster) == [["a", "b"]]
+
+
+def test_batches_that_wait_behind_a_stalled_leader_go_to_the_new_one(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil
+) -> None:
+    """They wait in the line of the old leader, which writes nothing: another thread's write is stuck there."""
+    cluster.create("big", 24)
+    cluster.create("t")
+    bulk = values("x" * 900_000)
+    with Producer(cluster.bootstrap, buffer_memory=1 << 30) as producer:
+        producer.append("big", values("a"), partition=0).result(WAIT_S)
+        producer.append("t", values("a")).result(WAIT_S)
+        cluster.brokers[0].proxy.freeze()
+        flood = Flood(producer, bulk, partitions=range(0, 24, 3))
+        wait_until(flood.is_stuck, "a write that does not return")
+        first = producer.append("t", values("b"))
+        cluster.elect("t", 0, 1)
+        seen = len(cluster.calls)
+        wait_until(lambda: metadata_calls(cluster, seen) >= 2, "new metadata")
+        second = producer.append("t", values("c"))
+        assert [future.result(WAIT_S / 3)[0].base_offset for future in (first, second)] == [1, 2]
+        cluster.brokers[0].proxy.thaw()
+        flood.join()
+    assert stored_values(cluster) == [["a", "b", "c"]]
+
+
+class Flood:
+    """Appends to partitions of one leader, in a thread of its own."""
+
+    def __init__(self, producer: Producer, batch: pa.RecordBatch, partitions: range) -> None:
+        self._appended = 0
+        self._looked = (-1, 0.0)
+        self._thread = threading.Thread(target=self._run, args=(producer, batch, partitions), daemon=True)
+        self._thread.start()
+
+    def is_stuck(self) -> bool:
+        """Whether it has not appended anything for a second, though it is not done."""
+        count, since_s = self._looked
+        if count != self._appended:
+            self._looked = (self._appended, time.monotonic())
+            return False
+        return self._thread.is_alive() and time.monotonic() - since_s > 1.0
+
+    def join(self) -> None:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+
+    def _run(self, producer: Producer, batch: pa.RecordBatch, partitions: range) -> None:
+        for _ in range(4):
+            for partition in partitions:
+                producer.append("big", batch, partition=partition)
+                self._appended += 1
+
+
+def metadata_calls(cluster: FakeCluster, since: int) -> int:
+    return sum(isinstance(request, GetMetadata) for _, request in cluster.calls[since:])
 
 
 def test_a_leader_that_comes_back_at_another_address_is_found(

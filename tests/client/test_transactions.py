@@ -339,7 +339,7 @@ def test_a_batch_that_a_broker_refuses_for_good_aborts_and_takes_no_new_producer
 
 def test_an_append_that_nobody_acknowledges_aborts_the_transaction(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t", 2)
-    with transactional(cluster, delivery_timeout_ms=400) as producer:
+    with transactional(cluster, delivery_timeout_ms=4000) as producer:
         with pytest.raises(TransactionAbortableError, match="REQUEST_TIMED_OUT"), producer.transaction():  # noqa: PT012 - the block is tested
             producer.append("t", values("a"), partition=1).result(WAIT_S)
             cluster.elect("t", 0, -1)

@@ -147,6 +147,23 @@ def test_a_frozen_executor_does_not_disturb_its_broker(scenario: Scenario, spark
     scenario.judge(spark)
 
 
+@pytest.mark.full
+def test_an_executor_that_spark_is_told_to_remove_hands_over_first(scenario: Scenario, spark: SparkSession) -> None:
+    """Spark announces nothing of it: the broker has the moment after its JVM's end."""
+    victim = scenario.leader()
+    others = {broker.id: broker.epoch for broker in scenario.live() if broker.id != victim.id}
+
+    assert spark.sparkContext._jsc.sc().killAndReplaceExecutor(victim.executor_id)
+    scenario.await_leaders_elsewhere(victim)
+    wait_for(lambda: not is_running(victim.pid), "the end of the removed executor's broker")
+
+    wait_for(
+        lambda: any(one.id == victim.id and one.epoch != victim.epoch for one in scenario.live()), "its replacement"
+    )
+    assert {broker.id: broker.epoch for broker in scenario.live() if broker.id != victim.id} == others
+    scenario.judge(spark)
+
+
 def strike_in_turn(scenario: Scenario, first: str, second: str) -> None:
     """One fault, and as soon as another broker leads, one of that broker."""
     victim = scenario.leader()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import statistics
 import subprocess
@@ -110,7 +111,8 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 def _at(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+    """The smallest one that this share of all does not exceed."""
+    return ordered[math.ceil(share * len(ordered)) - 1]
 
 
 class Appending:

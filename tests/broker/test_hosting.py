@@ -256,10 +256,11 @@ def test_a_broker_whose_executor_ended_before_it_began_ends_at_once(host: Host, 
 def test_the_end_of_its_starter_and_of_the_starters_process_group_is_nothing_to_a_broker(host: Host) -> None:
     """As when `pyspark.daemon` ends: it signals its whole process group."""
     source = (
-        "import os, sys, msgspec\n"
+        "import os, signal, sys, msgspec\n"
         "from spark_broker.broker import hosting\n"
         "from spark_broker.broker.spec import BrokerSpec\n"
         "from spark_broker.storage.filesystem import ProcessIdentity\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # which nohup has ignored
         "spec = BrokerSpec.from_json(sys.argv[1].encode())\n"
         "executor = msgspec.json.decode(sys.argv[2], type=ProcessIdentity)\n"
         "broker = hosting.start(spec, sys.argv[3], executor, log=open(os.devnull, 'ab'))\n"

@@ -45,7 +45,9 @@ def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | 
         first.kill([pid for name in killed.split("+") for pid in pids[name]])
         first.await_end(but=left.broker if left else -1)
         with Application(directory, "second", config) as second:
-            assert second.await_ready().bootstrap_servers == first.bootstrap_servers
+            # While nobody listens there, another process of this machine may get one of the ports.
+            ports = [set(one.bootstrap_servers.split(",")) for one in (first, second.await_ready())]
+            assert len(ports[0] & ports[1]) >= len(ports[0]) - 1, ports
             after = scenario.admin.describe_cluster()
             assert after.cluster_id == before.cluster_id
             assert after.controller_epoch > before.controller_epoch

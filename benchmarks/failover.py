@@ -111,7 +111,7 @@ class Distribution(msgspec.Struct, frozen=True):
 
 
 def _at(ordered: Sequence[float], share: float) -> float:
-    """The smallest one that this share of all does not exceed."""
+    """The nearest rank: the smallest value that at least this share of all does not exceed."""
     return ordered[math.ceil(share * len(ordered)) - 1]
 
 

@@ -184,13 +184,16 @@ class ControllerProcess:
     def _last_words(self, status: int, last: Failed | None) -> None:
         if self._service is not None and status == 0:
             self._service.close()
-        try:
-            if self._claim is not None:
-                self._claim.end()
-            if last is not None:
+        if last is not None:
+            try:
                 self._output.write(last)
-        except OSError as error:
-            logger.warning("the claim on the metadata directory stays, or the driver is gone: %s", error)
+            except OSError as error:
+                logger.info("the driver is gone, too: %s", error)
+        if self._claim is not None:
+            try:
+                self._claim.end()
+            except OSError as error:
+                logger.warning("the claim on the metadata directory stays: %s", error)
         if self._log is not None:
             self._log.drain()
 

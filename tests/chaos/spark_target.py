@@ -28,6 +28,7 @@ from tests.chaos.disks import SmallDisk, mounted
 from tests.chaos.process_target import AHEAD_S, FREEZE_S, FULL_S
 from tests.chaos.target import CONFIG, NotHealedError, Target
 from tests.spark.application import Application
+from tests.support.processes import kill_all
 from tests.support.spark_ui import SparkUi, free_port
 
 MASTER = "local-cluster[3,2,1024]"
@@ -90,10 +91,8 @@ class SparkTarget(Target):
         return self._undo.enter_context(application).await_ready()
 
     def _end_processes(self) -> None:
-        """Brokers are nobody's children once their keeper is gone. psutil knows a pid that was used again."""
-        for process in self._seen:
-            if process.is_running():
-                process.kill()
+        """Brokers are nobody's children once their keeper is gone."""
+        kill_all(self._seen)
 
     def close(self) -> None:
         if self._admin is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_broker.controller.records import ControllerEpochRecord
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_pipe import Answer, ControllerConfig, Started, from_line, to_line
 from spark_broker.driver.metadata_log import MetadataLog
@@ -23,6 +25,7 @@ from spark_broker.errors import (
     MetadataStoreError,
     NotControllerError,
     RequestTimedOutError,
+    StaleControllerEpochError,
 )
 from tests.conftest import WaitUntil
 from tests.driver.fake_broker import FakeBroker
@@ -139,6 +142,24 @@ def test_a_second_controller_on_the_same_metadata_ends_the_first(tmp_path: Path,
     assert second.new_launch() == 1
     first.close()
     second.close()
+
+
+def test_a_deposed_controller_says_so_although_its_claim_can_be_neither_read_nor_written(
+    tmp_path: Path, wait_until: WaitUntil
+) -> None:
+    first = ControllerClient.start(config(tmp_path))
+    claim = tmp_path / "metadata" / "claim.json"
+    while not claim.is_dir():  # a beat of the claim may come between
+        claim.unlink(missing_ok=True)
+        with contextlib.suppress(FileExistsError):
+            claim.mkdir()
+    log = MetadataLog.open(str(tmp_path / "metadata"))
+
+    log.append([ControllerEpochRecord(log.image.controller_epoch + 1, log.writer)])
+
+    wait_until(lambda: not first.alive, "the deposed controller ends")
+    assert isinstance(first.failure, StaleControllerEpochError)
+    first.close()
 
 
 DRIVER = """

@@ -17,6 +17,7 @@ import pytest
 
 from spark_broker.testing.faults import is_running
 from tests.spark.failover import wait_for
+from tests.support.processes import kill_all
 
 ROOT = Path(__file__).parents[2]
 MASTER = "local-cluster[3,2,1024]"
@@ -99,10 +100,7 @@ class Application:
         starting = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
         self._process.kill()
         self._process.wait(30)
-        for process in {*self._processes, *starting}:
-            # Compares the start time too: a pid that was used again is not signalled.
-            if process.is_running():
-                process.kill()
+        kill_all({*self._processes, *starting})
 
 
 def environment(spark_settings: Mapping[str, str]) -> dict[str, str]:

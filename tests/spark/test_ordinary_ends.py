@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from spark_broker.testing.faults import is_running
+from tests.support.processes import kill_all
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -78,9 +79,7 @@ class Session:
     def close(self) -> None:
         self._process.kill()
         self._process.communicate(timeout=30)
-        for process in self._everything:
-            if process.is_running():
-                process.kill()
+        kill_all(self._everything)
 
 
 @pytest.fixture(params=["local[2]", pytest.param("local-cluster[2,2,1024]", marks=pytest.mark.full)])

@@ -494,10 +494,19 @@ def _split(values: Mapping[str, object]) -> ClusterSettings:
     )
 
 
+def _outside_of_tables(name: str, value: object) -> str:
+    """The message for what stands beside [cluster] and [topic]: most often a setting above the first of them."""
+    stray = next(iter(_flatten({name: value})), name)
+    for table, known in (("cluster", ClusterConfig.setting_names()), ("topic", TopicConfig.setting_names())):
+        if stray in known:
+            return f"{stray!r} stands in no table; it belongs below [{table}]"
+    return unknown_setting(name, ["cluster", "topic"], "table")
+
+
 def _from_tables(tables: Mapping[str, object]) -> ClusterSettings:
     for name, table in tables.items():
         if name not in ("cluster", "topic"):
-            raise InvalidConfigError(unknown_setting(name, ["cluster", "topic"], "table"))
+            raise InvalidConfigError(_outside_of_tables(name, table))
         if not isinstance(table, Mapping):
             raise InvalidConfigError(f"[{name}] must be a table")
     cluster = cast("Mapping[str, object]", tables.get("cluster", {}))

@@ -56,6 +56,8 @@ def test_an_unknown_setting_names_the_nearest_known_one(values: dict[str, object
         ("[cluster]\nnum.partitions = 'three'", "not a whole number"),
         ("[cluster]\nnum.partitions = 0", "at least 1"),
         ("[cluster", "cluster.toml"),
+        ('"log.dirs" = "/data"\n[cluster]\n', "'log.dirs' stands in no table; it belongs below [cluster]"),
+        ("retention.ms = 1\n", "'retention.ms' stands in no table; it belongs below [topic]"),
     ],
 )
 def test_a_bad_file_is_one_clear_error(tmp_path: Path, text: str, says: str) -> None:

@@ -32,7 +32,7 @@ class ConnectionPool:
             raise
 
     def close(self) -> None:
-        """Close every connection; calls that wait raise NetworkError, later ones ClosedError."""
+        """Close every connection; calls that wait end by their deadline, later ones raise ClosedError."""
         with self._lock:
             self._closed = True
             connections = list(self._connections.values())
@@ -46,7 +46,6 @@ class ConnectionPool:
                 raise ClosedError("the client is closed")
             connection = self._connections.pop(address, None) or Connection(address.host, address.port)
             self._connections[address] = connection
-            # The oldest goes without a close: a call on it may still wait, and its last user frees it.
             while len(self._connections) > MAX_CONNECTIONS:
                 self._connections.popitem(last=False)
             return connection

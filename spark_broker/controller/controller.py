@@ -45,7 +45,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.log_ends import LogEnds
 from spark_broker.controller.records import ClusterRecord, ControllerEpochRecord, LaunchRecord, MetadataRecord
 from spark_broker.controller.registration import Registration, RegistrationRules, register
-from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionTimes
+from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionTimes, State
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
     InvariantError,
@@ -238,6 +238,20 @@ class Controller:
         fenced = self.image.brokers[session.broker_id].fenced
         heard = max((number for _, _, number in beat.damaged), default=0)
         self._effects.append(Send(event.session_id, HeartbeatAnswer(beat.sent_ms, fenced, may_stop, heard)))
+
+    def answer_meanwhile(self, event: HeartbeatReceived, committed: MetadataImage) -> HeartbeatAnswer | None:
+        """What a live broker is told while decisions are being written: that it goes on. None: it has to wait.
+
+        The heartbeat is handled later, too, with the time at which it came: the broker's session lasts longer than the
+        lease that this answer extends. A broker that the waiting decisions fence hears nothing.
+        """
+        session, beat = self.sessions.of_stream(event.session_id), event.heartbeat
+        if session is None or session.state is not State.OPEN or session.broker_epoch != beat.broker_epoch:
+            return None
+        for image in (committed, self.image):
+            if not image.is_live(session.broker_id) or image.brokers[session.broker_id].epoch != beat.broker_epoch:
+                return None
+        return HeartbeatAnswer(beat.sent_ms, fenced=False, shut_down=False, damage_heard=0)
 
     def _set_damaged_aside(self, session: Session, beat: Heartbeat) -> None:
         """Once for each report: the replica may be made anew, and in sync again, while the broker repeats it."""

@@ -1,21 +1,25 @@
 """The controller's one thread: events in, records to the metadata log, effects after them.
 
-Decisions that wait while a file is being written share the next one. Nothing of a decision is told to anybody before
-its records are committed; a log that fails ends the controller, because what became of its decisions is unknown.
+The log is written by another thread, because a store may be slow or fail for minutes. Decisions that wait while a file
+is being written share the next one; live brokers are told meanwhile that they may go on. Nothing of a decision is told
+to anybody before its records are committed.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from spark_broker.controller.controller import Controller
 from spark_broker.controller.effects import Effect
 from spark_broker.controller.events import Event, Tick
+from spark_broker.controller.meanwhile import Meanwhile
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import NotControllerError
@@ -58,20 +62,25 @@ class ControllerLoop(threading.Thread):
         self._log = log
         self._carrier = carrier
         self._on_failure = on_failure
-        self._events: queue.Queue[Event] = queue.Queue(MAX_WAITING_EVENTS)
+        self._events: queue.Queue[Event | None] = queue.Queue()  # None: a file has been written
+        self._waiting = Meanwhile(controller)  # only the loop's thread uses it
+        self._store = ThreadPoolExecutor(1, thread_name_prefix="metadata-log")
+        self._looking: Future[None] | None = None
         self._next_tick = 0.0
         self._next_look = time.monotonic() + LOOK_S
         self._stopped = threading.Event()
 
     def submit(self, event: Event) -> None:
         """Hand in an event, from any thread. Raises NotControllerError when too many wait."""
-        try:
-            self._events.put_nowait(event)
-        except queue.Full:
-            raise NotControllerError("the controller is overloaded") from None
+        if self._events.qsize() + len(self._waiting) >= MAX_WAITING_EVENTS:
+            raise NotControllerError("the controller is overloaded")
+        self._events.put(event)
 
     def stop(self) -> None:
+        """Decide nothing more. A decision that waits for its store is given up."""
         self._stopped.set()
+        self._log.give_up()
+        self._store.shutdown(wait=False)
 
     def run(self) -> None:
         try:
@@ -85,11 +94,12 @@ class ControllerLoop(threading.Thread):
 
     def _next_events(self) -> list[Event]:
         """Those that wait, up to a bound; then a tick, when it is due. Heartbeats that wait count before time does."""
-        events: list[Event] = []
+        events = self._waiting.release()
         try:
-            events.append(self._events.get(timeout=max(self._next_tick - time.monotonic(), 0.0)))
+            if not events:
+                self._add_to(events, self._events.get(timeout=max(self._next_tick - time.monotonic(), 0.0)))
             while len(events) < MAX_BATCH:
-                events.append(self._events.get_nowait())
+                self._add_to(events, self._events.get_nowait())
         except queue.Empty:
             pass
         if time.monotonic() >= self._next_tick:
@@ -97,19 +107,39 @@ class ControllerLoop(threading.Thread):
             events.append(Tick())
         return events
 
+    @staticmethod
+    def _add_to(events: list[Event], event: Event | None) -> None:
+        if event is not None:
+            events.append(event)
+
     def _look_for_another(self) -> None:
         """A deposed controller with nothing to write would keep its brokers' sessions from the one that took over."""
-        if time.monotonic() >= self._next_look:
+        if self._looking is not None and self._looking.done():
+            looked, self._looking = self._looking, None
+            looked.result()
+        if self._looking is None and time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + LOOK_S
-            self._log.check_current()
+            self._looking = self._store.submit(self._log.check_current)
 
-    def step(self, events: Sequence[Event]) -> None:
-        """Decide on the events, commit, and only then act."""
+    def step(self, events: Sequence[Event], *, patience_s: float = math.inf) -> None:
+        """Decide on the events, commit, and only then act. Raises what `MetadataLog.append` does."""
         outcomes = [self._controller.handle(event, now_ms()) for event in events]
         records = [record for outcome in outcomes for record in outcome.records]
         if records:
-            first_offset = self._log.append(records)
+            first_offset = self._commit(records, patience_s)
             self._carrier.publish(first_offset, records)
         for outcome in outcomes:
             for effect in outcome.effects:
                 self._carrier.carry(effect)
+
+    def _commit(self, records: Sequence[MetadataRecord], patience_s: float) -> int:
+        """Wait for the file. What comes meanwhile waits for the next one."""
+        self._waiting.begin(self._log.image, now_ms())
+        writing = self._store.submit(self._log.append, records, patience_s=patience_s)
+        writing.add_done_callback(lambda _: self._events.put(None))
+        while not writing.done():
+            event = self._events.get()
+            answer = None if event is None else self._waiting.take(event, now_ms())
+            if answer is not None:
+                self._carrier.carry(answer)
+        return writing.result()

@@ -44,7 +44,7 @@ from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.controller_loop import ControllerLoop, now_ms
 from spark_broker.driver.metadata_claim import Owner
-from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.driver.metadata_log import START_PATIENCE_S, MetadataLog
 from spark_broker.driver.metadata_update import records_update, snapshot_update
 from spark_broker.driver.port_probe import port_refuses
 from spark_broker.driver.topic_schema import check_columns, stored_schema
@@ -111,7 +111,7 @@ class ControllerService:
         """Take over the metadata log for this owner, and serve. Raises StaleControllerEpochError, MetadataStoreError
         or, when the address cannot be bound, ClusterStartError."""
         started = ControllerStarted(self._log.writer, uuid.uuid4().hex, owner.host, owner.pid, owner.since_ms)
-        self._loop.step([started])
+        self._loop.step([started], patience_s=START_PATIENCE_S)
         try:
             self._server = Server(host, port, self._call, {SESSION_STREAM: self._session}, self._fail)
         except (pa.ArrowException, flight.FlightError, OSError) as error:
@@ -190,7 +190,9 @@ class ControllerService:
             self._loop.submit(make_event(call_id))
             return future.result(timeout_s)
         except FutureTimeoutError:
-            raise RequestTimedOutError(f"the controller did not decide within {timeout_s} s") from None
+            trouble = self._log.trouble
+            why = "" if trouble is None else f": its metadata store fails ({trouble})"
+            raise RequestTimedOutError(f"the controller did not decide within {timeout_s} s{why}") from None
         finally:
             with self._lock:
                 self._calls.pop(call_id, None)

@@ -1,12 +1,13 @@
 """The metadata log: numbered immutable files, each created exclusively, and snapshots.
 
 Two controllers cannot both go on: the number that one has created is taken for the other, which then is deposed. Until
-a writer knows what became of its file it acts on nothing, and one that cannot find out stops for good.
+a writer knows what became of its file it acts on nothing. A store that fails is tried again until it works.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -25,15 +26,24 @@ from spark_broker.errors import (
 
 logger = logging.getLogger(__name__)
 
-RETRY_PAUSE_S = 0.1
-RETRY_DEADLINE_S = 15.0
-"""How long an append tries to find out what became of its file; brokers keep their leases for not much longer."""
+RETRY_FIRST_S = 0.1
+RETRY_MAX_S = 1.0
+START_PATIENCE_S = 15.0
+"""How long a start tries to write: somebody waits for it, who can be told."""
+
+COMPLAIN_S = 60.0
+
+FAILS = (
+    "the metadata store fails (%s: %s). Until it works again nothing is decided: no elections, no changes of topics. "
+    "Brokers that lead go on. Free its disk, or bring it back; the cluster needs no restart"
+)
 
 
 class MetadataLog:
     """The log and the image that it builds. One thread appends.
 
-    `image` is the image of everything that is committed. A log that failed once refuses everything from then on.
+    `image` is the image of everything that is committed. `trouble` is how the store fails now, None when it does not.
+    A log that was deposed, or gave up, refuses everything from then on.
     """
 
     def __init__(
@@ -42,7 +52,6 @@ class MetadataLog:
         *,
         records_between_snapshots: int = 1000,
         snapshots_kept: int = 2,
-        retry_deadline_s: float = RETRY_DEADLINE_S,
         writer: str | None = None,
         wait: Callable[[float], object] | None = None,
     ) -> None:
@@ -50,8 +59,11 @@ class MetadataLog:
         self._store = store
         self._records_between_snapshots = records_between_snapshots
         self._snapshots_kept = snapshots_kept
-        self._retry_deadline_s = retry_deadline_s
-        self._wait = wait if wait is not None else threading.Event().wait
+        self._given_up = threading.Event()
+        self._wait = wait if wait is not None else self._given_up.wait
+        self._next_complaint_s = 0.0
+        self._fails_since_s = 0.0
+        self.trouble: OSError | None = None
         self._failure: MetadataStoreError | StaleControllerEpochError | None = None
         self._snapshot_offset = 0
         self.writer = writer if writer is not None else uuid.uuid4().hex
@@ -143,11 +155,12 @@ class MetadataLog:
 
     # ---- append ------------------------------------------------------------------------------------------------
 
-    def append(self, records: Sequence[MetadataRecord]) -> int:
+    def append(self, records: Sequence[MetadataRecord], *, patience_s: float = math.inf) -> int:
         """Commit the records as the next file; returns the offset of the first. The image then includes them.
 
-        Raises StaleControllerEpochError when another controller has written the file (this one is deposed) and
-        MetadataStoreError when the store fails; in both cases the log takes nothing more.
+        A store that fails is tried again for `patience_s`, or until `give_up`. Raises StaleControllerEpochError when
+        another controller has written the file (this one is deposed), and MetadataStoreError when the patience ends; in
+        both cases the log takes nothing more.
         """
         if self._failure is not None:
             raise self._failure
@@ -158,7 +171,7 @@ class MetadataLog:
         file = MetadataFile(self.number + 1, image.controller_epoch, offset, self.writer, tuple(records))
         data = encode_file(file)
         try:
-            self._commit(file.name, data)
+            self._commit(file.name, data, patience_s)
         except (MetadataStoreError, StaleControllerEpochError) as error:
             self._failure = error
             raise
@@ -167,21 +180,41 @@ class MetadataLog:
             self._snapshot()
         return offset
 
-    def _commit(self, name: str, data: bytes) -> None:
+    def give_up(self) -> None:
+        """Try no longer, from any thread: an append that waits for its store raises MetadataStoreError."""
+        self._given_up.set()
+
+    def _commit(self, name: str, data: bytes, patience_s: float) -> None:
         """Create the file, or find out who did. Then check that its predecessor is the one that we know."""
-        deadline = time.monotonic() + self._retry_deadline_s
+        give_up_at_s, pause_s = time.monotonic() + patience_s, RETRY_FIRST_S
         while True:
             try:
                 if not self._store.create(name, data):
                     self._check_ours(name, data)
                 self._check_last()
-                return
             except OSError as error:
-                logger.warning("the result of writing %s is unclear, trying again: %s", name, error)
-                if time.monotonic() > deadline:
+                self._fails(error)
+                if self._given_up.is_set() or time.monotonic() >= give_up_at_s:
                     raise MetadataStoreError(f"{self._store}: {name} could not be written: {error}") from error
+            else:
+                self._works()
+                return
             # The name may be ours already: the next create answers "exists", and the file is then read.
-            self._wait(RETRY_PAUSE_S)
+            self._wait(pause_s)
+            pause_s = min(2 * pause_s, RETRY_MAX_S)
+
+    def _fails(self, error: OSError) -> None:
+        if self.trouble is None:
+            self._fails_since_s = time.monotonic()
+        self.trouble = error
+        if time.monotonic() >= self._next_complaint_s:
+            self._next_complaint_s = time.monotonic() + COMPLAIN_S
+            logger.warning(FAILS, self._store, error)
+
+    def _works(self) -> None:
+        if self.trouble is not None:
+            self.trouble, self._next_complaint_s = None, 0.0
+            logger.warning("the metadata store works again, after %.1f s", time.monotonic() - self._fails_since_s)
 
     def _check_ours(self, name: str, data: bytes) -> None:
         existing = self._store.read(name)
@@ -196,8 +229,22 @@ class MetadataLog:
     def _check_last(self) -> None:
         """A writer that slept through a whole snapshot finds its number free, because it was cleaned up long ago; and
         in the place of the file before it perhaps what another such writer has left."""
-        if not self.empty and self._store.read(file_name(self.number)) != self._last:
-            raise StaleControllerEpochError(f"{file_name(self.number)} is gone: another controller cleaned it up")
+        if self.empty:
+            return
+        name = file_name(self.number)
+        found = self._store.read(name)
+        if found == self._last:
+            return
+        if found is not None or self._has_newer():
+            raise StaleControllerEpochError(f"{name} is gone: another controller cleaned it up")
+        raise FileNotFoundError(f"{name} is gone, and nothing newer is there: is this another directory?")
+
+    def _has_newer(self) -> bool:
+        """Whether there is what only another controller can have written: a snapshot, or a file after our next."""
+        return any(
+            (file_number(name) or 0) > self.number + 1 or (file_number(name, snapshot=True) or 0) > self.number
+            for name in self._store.names()
+        )
 
     def check_current(self) -> None:
         """Look whether another controller has taken over: one that writes nothing would never learn it.
@@ -212,10 +259,12 @@ class MetadataLog:
                 raise StaleControllerEpochError(f"another controller has written after {file_name(self.number)}")
             self._check_last()
         except OSError as error:
-            logger.warning("whether this controller is still the newest is not known: %s", error)
+            self._fails(error)
         except StaleControllerEpochError as error:
             self._failure = error
             raise
+        else:
+            self._works()
 
     # ---- snapshots ---------------------------------------------------------------------------------------------
 

@@ -87,7 +87,11 @@ def check_exclusive(store: MetadataStore) -> None:
 
 
 class LocalStore:
-    """A local (or properly shared POSIX) directory: a temporary file, fsync, `link`, fsync of the directory."""
+    """A local (or properly shared POSIX) directory: a temporary file, fsync, `link`, fsync of the directory.
+
+    A failed fsync is never repeated on the same file, whose pages the kernel may have dropped: the next try writes
+    another file.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -111,13 +115,14 @@ class LocalStore:
             self._write_synced(temporary, data)
             try:
                 os.link(temporary, os.path.join(self._path, name))
+                created = True
             except FileExistsError:
-                return False
+                created = False  # perhaps by an earlier try of ours, whose name was not synced
             self._sync_directory()
         finally:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):  # of a store that fails: the next controller removes what is left over
                 os.unlink(temporary)
-        return True
+        return created
 
     def put(self, name: str, data: bytes) -> None:
         temporary = os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
@@ -129,12 +134,12 @@ class LocalStore:
         with open(path, "xb") as file:
             file.write(data)
             file.flush()
-            _fsync(file.fileno(), path)
+            os.fsync(file.fileno())
 
     def _sync_directory(self) -> None:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            _fsync(descriptor, self._path)
+            os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
@@ -143,6 +148,7 @@ class LocalStore:
             with open(os.path.join(self._path, name), "rb") as file:
                 return file.read()
         except FileNotFoundError:
+            os.stat(self._path)  # a directory that is gone says nothing of what is in it
             return None
 
     def names(self) -> list[str]:
@@ -151,14 +157,6 @@ class LocalStore:
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._path, name))
-
-
-def _fsync(descriptor: int, path: str) -> None:
-    """A failed fsync is never retried: the kernel may have dropped the pages; a second call would report success."""
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        raise MetadataStoreError(f"fsync of {path} failed: {error}") from error
 
 
 class ObjectStore:

@@ -40,12 +40,16 @@ _CHANNEL_OPTIONS = [
 
 
 class Connection:
-    """A connection to `host:port`. Safe for use by many threads. Nothing is sent before the first call or stream."""
+    """A connection to `host:port`. Safe for use by many threads. Nothing is sent before the first call or stream.
+
+    Flight frees a client's channel when the client is closed, also under a call of another thread, which then crashes
+    the process. So nobody closes one: each call holds it, and the last to let go of it frees it.
+    """
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._client = flight.FlightClient(f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS)
+        self._client: flight.FlightClient | None = flight.FlightClient(f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS)
 
     @property
     def address(self) -> str:
@@ -54,10 +58,11 @@ class Connection:
     def call(self, request: Message, *, timeout_ms: int) -> CallResponse:
         """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
         RequestTimedOutError."""
+        client = self._held()
         options = flight.FlightCallOptions(timeout=max(timeout_ms, 1) / 1000)
         try:
             action = flight.Action(CALL_ACTION, wire.encode_call(request))
-            body = next(iter(self._client.do_action(action, options))).body
+            body = next(iter(client.do_action(action, options))).body
         except flight.FlightTimedOutError:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms") from None
         except _TRANSPORT_ERRORS as error:
@@ -67,16 +72,23 @@ class Connection:
 
     def open_stream(self, kind: str) -> ClientStream:
         """Open a stream of messages. Raises NetworkError."""
+        client = self._held()
         descriptor = flight.FlightDescriptor.for_command(f"{kind}/{PROTOCOL_VERSION}".encode())
         try:
-            writer, reader = self._client.do_exchange(descriptor)
+            writer, reader = client.do_exchange(descriptor)
         except _TRANSPORT_ERRORS as error:
             raise NetworkError(f"{self.address}: {_first_line(error)}") from None
         return ClientStream(self.address, writer, reader)
 
     def close(self) -> None:
-        """Close the connection. Streams that are open on it break."""
-        self._client.close()
+        """Refuse calls and streams from now on. Those that are under way go on to their end, or their deadline."""
+        self._client = None
+
+    def _held(self) -> flight.FlightClient:
+        client = self._client
+        if client is None:
+            raise NetworkError(f"{self.address}: the connection is closed")
+        return client
 
 
 class ClientStream:
@@ -163,14 +175,18 @@ class _Reaper:
 
     def _run(self) -> None:
         while not self._wake.wait(self.INTERVAL_S):
-            now = time.monotonic()
-            with self._lock:
-                streams = list(self._streams)
-            for stream in streams:
-                deadlines = (stream.receive_deadline, stream.send_deadline)
-                if not stream.timed_out and any(0 < deadline < now for deadline in deadlines):
-                    stream.timed_out = True
-                    stream.close()
+            self._look()
+
+    def _look(self) -> None:
+        """A function of its own: a local of the loop above would keep the streams that it names for ever."""
+        now = time.monotonic()
+        with self._lock:
+            streams = list(self._streams)
+        for stream in streams:
+            deadlines = (stream.receive_deadline, stream.send_deadline)
+            if not stream.timed_out and any(0 < deadline < now for deadline in deadlines):
+                stream.timed_out = True
+                stream.close()
 
 
 _reaper = _Reaper()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from spark_broker.errors import (
     InvalidRequestError,
     InvalidSchemaError,
     NotControllerError,
+    RequestTimedOutError,
     SparkBrokerError,
     StaleControllerEpochError,
     TopicAlreadyExistsError,
@@ -333,3 +335,44 @@ def test_a_restarted_controller_brings_everything_back(start: Start) -> None:
     topic = second.service.image.topic("t")
     assert topic is not None
     assert all(len(p.isr) == 2 for p in topic.partitions)
+
+
+# ---- a metadata store that fails ---------------------------------------------------------------------------------------
+
+
+def test_live_brokers_go_on_while_the_metadata_store_fails(start: Start, tmp_path: Path) -> None:
+    """For longer than a session lasts that nobody answers."""
+    running = start(broker_session_timeout_ms=1500, broker_heartbeat_interval_ms=200, request_timeout_ms=1000)
+    brokers = running.live_brokers(2)
+    away = running.path.rename(tmp_path / "away")
+    with pytest.raises(RequestTimedOutError, match="metadata store fails"):
+        running.call(CreateTopic("t", 1, 2, b"", {}))
+
+    began_ms = time.monotonic() * 1000
+    for broker in brokers:
+        broker.wait(lambda b: b.answers[-1].sent_ms > began_ms + 3000, "answers for twice the session time-out")
+        assert not any(answer.fenced for answer in broker.answers if answer.sent_ms > began_ms)
+    away.rename(running.path)
+    brokers[0].wait(lambda b: b.partition(), "the topic that was asked for")
+
+    assert not running.failures
+    assert [broker.epoch for broker in running.service.image.brokers.values()] == [b.epoch for b in brokers]
+
+
+def test_a_broker_that_dies_while_the_metadata_store_fails_is_fenced_when_it_works_again(
+    start: Start, tmp_path: Path
+) -> None:
+    running = start(broker_session_timeout_ms=600_000, broker_heartbeat_interval_ms=200)
+    brokers = running.live_brokers(3)
+    running.call(CreateTopic("t", 1, 3, b"", {}))
+    brokers[1].wait(lambda b: b.partition(), "the topic")
+    away = running.path.rename(tmp_path / "away")
+
+    brokers[0].die()
+    began_ms = time.monotonic() * 1000
+    brokers[1].wait(lambda b: b.answers[-1].sent_ms > began_ms + 2000, "answers while the store fails")
+    assert (state := brokers[1].partition()) is not None
+    assert state.leader == 0
+    away.rename(running.path)
+
+    brokers[1].wait(lambda b: (s := b.partition()) and s.leader == 1 and set(s.isr) == {1, 2}, "an election")

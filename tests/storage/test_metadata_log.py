@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -116,8 +117,10 @@ def test_a_controller_that_writes_nothing_finds_out_that_it_is_deposed(tmp_path:
 
 def test_a_controller_that_slept_through_a_snapshot_finds_out_that_it_is_deposed(tmp_path: Path) -> None:
     first = begun(tmp_path)
-    for number in range(first.number + 1):
-        (tmp_path / file_name(number)).unlink()
+    other = begun(tmp_path, records_between_snapshots=2, snapshots_kept=1)
+    for launch in range(4):
+        other.append([LaunchRecord(launch)])
+    assert first.number not in log_files(tmp_path)
     with pytest.raises(StaleControllerEpochError):
         first.check_current()
 
@@ -219,6 +222,85 @@ def test_an_unclear_result_that_was_a_failure_is_tried_again() -> None:
     assert MetadataLog(store).image == log.image
 
 
+def test_a_store_that_fails_for_long_is_tried_until_it_works(caplog: pytest.LogCaptureFixture) -> None:
+    store = MemoryStore()
+    waits: list[float] = []
+    log = MetadataLog(store, wait=waits.append)
+    log.append(BEGIN)
+    store.fail = lambda call, name: False if len(waits) < 100 else None
+
+    log.append([LaunchRecord(1)])
+
+    assert MetadataLog(store).image == log.image
+    assert (log.trouble, max(waits)) == (None, 1.0)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, told
+    assert "the network broke" in told[0]
+    assert "works again" in told[1]
+
+
+def test_a_look_at_a_store_that_fails_says_nothing_of_another_controller() -> None:
+    store = MemoryStore()
+    log = MetadataLog(store)
+    log.append(BEGIN)
+    store.fail = lambda call, name: False
+    log.check_current()
+    assert log.trouble is not None
+    store.fail = lambda call, name: None
+    log.check_current()
+    assert log.trouble is None
+
+
+def test_another_controller_that_wrote_while_the_store_failed_deposes_this_one() -> None:
+    store = MemoryStore()
+    MetadataLog(store).append(BEGIN)
+    log, other = MetadataLog(store, wait=lambda _: other.append([LaunchRecord(7)])), MetadataLog(store)
+    failures = iter([False])
+    store.fail = lambda call, name: next(failures, None) if call == "create" else None
+
+    with pytest.raises(StaleControllerEpochError):
+        log.append([LaunchRecord(1)])
+
+
+def test_an_append_that_waits_for_its_store_can_be_given_up() -> None:
+    store = MemoryStore()
+    log = MetadataLog(store, wait=lambda _: log.give_up())
+    store.fail = lambda call, name: False
+    with pytest.raises(MetadataStoreError, match="the network broke"):
+        log.append(BEGIN)
+
+
+def put_back(moved: Path, path: Path) -> None:
+    """In the place of whatever is there by now."""
+    if path.exists():
+        shutil.rmtree(path)
+    moved.rename(path)
+
+
+@pytest.mark.parametrize("in_its_place", ["nothing", "an empty directory"])
+def test_a_directory_that_is_away_for_a_while_deposes_nobody(tmp_path: Path, in_its_place: str) -> None:
+    """An empty directory is what a mount leaves that was lost."""
+    path, moved = tmp_path / "metadata", tmp_path / "moved"
+    tries: list[float] = []
+
+    def wait(seconds: float) -> None:
+        tries.append(seconds)
+        if len(tries) == 3:
+            put_back(moved, path)
+
+    log = MetadataLog(open_store(str(path)), wait=wait)
+    log.append(BEGIN)
+    path.rename(moved)
+    if in_its_place != "nothing":
+        path.mkdir()
+
+    log.check_current()
+    log.append([LaunchRecord(1)])
+
+    assert len(tries) == 3
+    assert MetadataLog.open(str(path)).image == log.image
+
+
 def test_an_unclear_result_behind_which_another_wrote_is_a_deposition() -> None:
     store = MemoryStore()
     MetadataLog(store).append(BEGIN)
@@ -238,12 +320,12 @@ def test_an_unclear_result_behind_which_another_wrote_is_a_deposition() -> None:
 
 def test_a_writer_that_cannot_find_out_acts_on_nothing_any_more() -> None:
     store = MemoryStore()
-    log = MetadataLog(store, retry_deadline_s=0)
+    log = MetadataLog(store)
     log.append(BEGIN)
     before = log.image
     store.fail = lambda call, name: False
     with pytest.raises(MetadataStoreError):
-        log.append([LaunchRecord(1)])
+        log.append([LaunchRecord(1)], patience_s=0)
     store.fail = lambda call, name: None
     with pytest.raises(MetadataStoreError):
         log.append([LaunchRecord(1)])

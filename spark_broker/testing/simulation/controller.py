@@ -25,6 +25,7 @@ from spark_broker.controller.events import (
     Tick,
 )
 from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.meanwhile import Meanwhile
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.controller_loop import LOOK_S
@@ -63,16 +64,15 @@ class ControllerProcess(NetworkNode):
         self.log = MetadataLog(
             world.store,
             records_between_snapshots=world.settings.cluster.metadata_log_max_records_between_snapshots,
-            retry_deadline_s=15.0,
             writer=f"{number:032x}",
-            wait=self._waited,
+            wait=world.store.wait,
         )
         self._controller = Controller(self.log.image, world.settings)
         self._next_id = 0
         self._ends: dict[int, End] = {}
         self._subscribed: dict[int, None] = {}
         self._replies: dict[int, Answer] = {}
-        self._inbox: list[Event] = []
+        self._waiting = Meanwhile(self._controller)
         self._busy = False
 
     @property
@@ -103,18 +103,18 @@ class ControllerProcess(NetworkNode):
             self._world.note(self.name, trace.Kind.METADATA, f"is deposed: {error.message}")
             self._world.controller_ended(self)
 
-    def _waited(self, seconds: float) -> None:
-        self._retry_ms += seconds * 1000
-
     # ---- the loop ----------------------------------------------------------------------------------------------
 
     def _submit(self, event: Event) -> None:
-        self._inbox.append(event)
         if not self._busy:
-            self._step()
+            self._step([event])
+            return
+        answer = self._waiting.take(event, self._world.scheduler.now_ms)
+        if answer is not None:
+            self._world.trace.count("heartbeats answered while the store failed")
+            self._carry_one(answer)
 
-    def _step(self) -> None:
-        events, self._inbox = self._inbox, []
+    def _step(self, events: Sequence[Event]) -> None:
         now_ms = self._world.scheduler.now_ms
         outcomes = [self._controller.handle(event, now_ms) for event in events]
         records = [record for outcome in outcomes for record in outcome.records]
@@ -122,6 +122,7 @@ class ControllerProcess(NetworkNode):
             self._carry(outcomes)
             return
         self._busy = True
+        self._waiting.begin(self.log.image, now_ms)
         written = self._world.rng.random() < 0.5  # the file may be there long before anybody hears of it
         first_offset = self._append(records) if written else -1
         delay_ms = self._world.swarm.store_latency_ms * (0.5 + self._world.rng.random()) + self._retry_ms
@@ -132,12 +133,15 @@ class ControllerProcess(NetworkNode):
 
     def _append(self, records: Sequence[MetadataRecord]) -> int:
         """Write the file. A log that fails ends the controller: what became of its decisions is unknown."""
+        self._world.store.waited_ms = 0.0
         try:
             offset = self.log.append(records)
         except (MetadataStoreError, StaleControllerEpochError) as error:
             self._world.note(self.name, trace.Kind.METADATA, f"cannot write its log: {error.message}")
             self._world.controller_ended(self)
             return -1
+        finally:
+            self._retry_ms, self._world.store.waited_ms = self._world.store.waited_ms, 0.0
         self._world.invariants.metadata_committed(self.log.image)
         return offset
 
@@ -146,11 +150,16 @@ class ControllerProcess(NetworkNode):
             first_offset = self._append(records)
         if not self.alive:
             return
+        if self._retry_ms:
+            again_ms, self._retry_ms = self._retry_ms, 0.0
+            written = lambda: self._committed(first_offset, records, outcomes)  # noqa: E731
+            self._world.scheduler.after(again_ms, self, "metadata written", written)
+            return
         self._publish(first_offset, records)
         self._busy = False
         self._carry(outcomes)
-        if self._inbox and not self._busy:
-            self._step()
+        if len(self._waiting) and not self._busy:
+            self._step(self._waiting.release())
 
     def _carry(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

@@ -437,6 +437,12 @@ class Faults:
         self._world.call_controller(self._world.new_topic_request(), "create topic")
         return "a new topic"
 
+    def _store_fails(self) -> str:
+        """For longer than brokers' leases last, too: who is live must go on."""
+        store, ms = self._world.store, self._for_a_while(6000)
+        store.fails_until_ms = max(store.fails_until_ms, self._world.scheduler.now_ms + ms)
+        return f"the metadata store fails for {ms:.0f} ms"
+
     def _change_minimum(self) -> str:
         topics = list(self._world.invariants.image.topics.values())
         if not topics:
@@ -487,7 +493,7 @@ class Faults:
         self._pauses.clear()
         world.network.heal()
         world.network.calm()
-        world.store.fault_rate = 0.0
+        world.store.fault_rate = world.store.fails_until_ms = 0.0
         for machine in world.machines:
             machine.fs.heal()
             if machine.process is not None and machine.process.paused and machine.process.alive:

@@ -3,13 +3,35 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from spark_broker.testing.simulation.swarm import Swarm
+
+SHARE = 0.1
+"""Of the schedules, how many have outages of the store."""
+
+
+def with_store_outages(seed: int, swarm: Swarm) -> Swarm:
+    """The draw of a seed, with outages where it has them: a draw of its own, so that other seeds stay as they are."""
+    rng = random.Random(f"{seed}/store outages draw")
+    if rng.random() >= SHARE:
+        return swarm
+    usual = sum(swarm.faults.values()) or 1.0
+    return replace(swarm, faults={**swarm.faults, "store fails": usual * rng.choice([0.1, 0.3])})
 
 
 class SimStore:
-    """`fault_rate`: how often an operation raises, before or after it was done."""
+    """`fault_rate`: how often an operation raises, before or after it was done.
 
-    def __init__(self, rng: random.Random, fault_rate: float) -> None:
+    `waited_ms`: how long whoever uses it now has waited for it, within one step of the simulation.
+    """
+
+    def __init__(self, rng: random.Random, fault_rate: float, now_ms: Callable[[], float]) -> None:
         self.fault_rate = fault_rate
+        self.fails_until_ms = 0.0
+        self.waited_ms = 0.0
+        self._now_ms = now_ms
         self._rng = rng
         self._files: dict[str, bytes] = {}
 
@@ -29,11 +51,21 @@ class SimStore:
         return self._files.get(name)
 
     def names(self) -> list[str]:
+        self._check_outage()
         return sorted(self._files)
 
     def delete(self, name: str) -> None:
         self._files.pop(name, None)
 
     def _perhaps_fail(self) -> None:
+        self._check_outage()
         if self.fault_rate and self._rng.random() < self.fault_rate:
             raise OSError("the store's answer was lost")
+
+    def wait(self, seconds: float) -> None:
+        """Wait before another try."""
+        self.waited_ms += seconds * 1000
+
+    def _check_outage(self) -> None:
+        if self._now_ms() + self.waited_ms < self.fails_until_ms:
+            raise OSError("the store fails")

@@ -35,7 +35,7 @@ from spark_broker.testing.simulation.network import Network, NetworkNode
 from spark_broker.testing.simulation.producer import SimProducer
 from spark_broker.testing.simulation.scheduler import Scheduler
 from spark_broker.testing.simulation.shadow import Key
-from spark_broker.testing.simulation.store import SimStore
+from spark_broker.testing.simulation.store import SimStore, with_store_outages
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.trace import Kind, Trace
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
@@ -64,7 +64,7 @@ class World:
         if groups is not None:
             self.swarm = groups.adapt(self.swarm)
         if swarm is None:
-            self.swarm = with_bit_flips(seed, self.swarm)
+            self.swarm = with_store_outages(seed, with_bit_flips(seed, self.swarm))
             if transactions is None:
                 self.swarm = with_unclean_elections(seed, self.swarm)
         self.settings = self.swarm.settings
@@ -79,7 +79,7 @@ class World:
             spike_rate=self.swarm.spike_rate,
             loss_rate=self.swarm.loss_rate,
         )
-        self.store = SimStore(self.rng, self.swarm.store_fault_rate)
+        self.store = SimStore(self.rng, self.swarm.store_fault_rate, lambda: self.scheduler.now_ms)
         skews = [draw.randint(-self.swarm.clock_skew_ms, self.swarm.clock_skew_ms) for _ in range(self.swarm.brokers)]
         self.machines = [Machine(number, self.scheduler, skew) for number, skew in enumerate(skews)]
         self.history = HistoryRecorder()

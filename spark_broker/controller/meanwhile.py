@@ -49,8 +49,6 @@ class Meanwhile:
         self._events[key] = event
         return Send(event.session_id, answer)
 
-    def release(self) -> list[Event]:
-        """All that wait; none does any more."""
-        events = list(self._events.values())
-        self._events.clear()
-        return events
+    def release(self, limit: int) -> list[Event]:
+        """The first of those that wait, which wait no longer."""
+        return [self._events.pop(key) for key in list(itertools.islice(self._events, limit))]

@@ -7,6 +7,7 @@ to anybody before its records are committed.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import queue
@@ -18,11 +19,11 @@ from typing import Protocol
 
 from spark_broker.controller.controller import Controller
 from spark_broker.controller.effects import Effect
-from spark_broker.controller.events import Event, Tick
+from spark_broker.controller.events import CallReceived, Event, Tick
 from spark_broker.controller.meanwhile import Meanwhile
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.driver.metadata_log import MetadataLog
-from spark_broker.errors import NotControllerError
+from spark_broker.errors import MetadataStoreError, NotControllerError
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,8 @@ LOOK_S = 2.0
 """How often a controller looks whether it is still the newest; a write finds it out as well."""
 MAX_WAITING_EVENTS = 100_000
 MAX_BATCH = 1000
+SLOW_S = 10.0
+"""A store that has not answered for so long counts as one that fails."""
 
 
 class Carrier(Protocol):
@@ -71,8 +74,11 @@ class ControllerLoop(threading.Thread):
         self._stopped = threading.Event()
 
     def submit(self, event: Event) -> None:
-        """Hand in an event, from any thread. Raises NotControllerError when too many wait."""
-        if self._events.qsize() + len(self._waiting) >= MAX_WAITING_EVENTS:
+        """Hand in an event, from any thread. Raises NotControllerError when it is a call and too many events wait.
+
+        What brokers' sessions say is never refused: it is little, and a broker that is not heard is fenced.
+        """
+        if isinstance(event, CallReceived) and self._events.qsize() + len(self._waiting) >= MAX_WAITING_EVENTS:
             raise NotControllerError("the controller is overloaded")
         self._events.put(event)
 
@@ -89,12 +95,15 @@ class ControllerLoop(threading.Thread):
                 self._look_for_another()
         except BaseException as error:  # noqa: BLE001 (it is handed on, and ends this process)
             # Typed or not: what was decided and not committed must not be acted on, so nothing more is.
+            if self._stopped.is_set() and isinstance(error, MetadataStoreError):
+                logger.info("a decision was given up: %s", error)
+                return
             self._stopped.set()
             self._on_failure(error)
 
     def _next_events(self) -> list[Event]:
         """Those that wait, up to a bound; then a tick, when it is due. Heartbeats that wait count before time does."""
-        events = self._waiting.release()
+        events = self._waiting.release(MAX_BATCH)
         try:
             if not events:
                 self._add_to(events, self._events.get(timeout=max(self._next_tick - time.monotonic(), 0.0)))
@@ -102,7 +111,7 @@ class ControllerLoop(threading.Thread):
                 self._add_to(events, self._events.get_nowait())
         except queue.Empty:
             pass
-        if time.monotonic() >= self._next_tick:
+        if time.monotonic() >= self._next_tick and not len(self._waiting):
             self._next_tick = time.monotonic() + TICK_S
             events.append(Tick())
         return events
@@ -137,9 +146,15 @@ class ControllerLoop(threading.Thread):
         self._waiting.begin(self._log.image, now_ms())
         writing = self._store.submit(self._log.append, records, patience_s=patience_s)
         writing.add_done_callback(lambda _: self._events.put(None))
+        began = time.monotonic()
         while not writing.done():
-            event = self._events.get()
-            answer = None if event is None else self._waiting.take(event, now_ms())
-            if answer is not None:
-                self._carrier.carry(answer)
+            with contextlib.suppress(queue.Empty):
+                self._let_wait(self._events.get(timeout=SLOW_S))
+            if time.monotonic() - began >= SLOW_S:
+                self._log.health.hangs(began)
         return writing.result()
+
+    def _let_wait(self, event: Event | None) -> None:
+        answer = None if event is None else self._waiting.take(event, now_ms())
+        if answer is not None:
+            self._carrier.carry(answer)

@@ -48,10 +48,13 @@ SWITCH_INTERVAL_S = 0.0002
 """One busy Python thread must not make the others wait 5 ms at every turn."""
 
 PARENT_CHECK_S = 0.5
-COMMAND_TIMEOUT_S = 60.0
+COMMAND_TIMEOUT_S = 20.0
+"""Less than the driver waits: what it then hears has a reason."""
 END_TIMEOUT_S = 8.0
 STOP_TIMEOUT_S = 3600.0
 """How long a stop is awaited at most; its asker gives up sooner."""
+WAITING_COMMANDS = frozenset({"new_launch", "stop_brokers", "stop_broker"})
+"""Those that wait for a decision, and may wait for a store that fails: each in a thread of its own."""
 
 
 class Output:
@@ -133,7 +136,7 @@ class ControllerProcess:
         except InvalidRequestError as error:
             self._output.write(Answer(id=-1, error_code=error.code, error_message=error.message))
             return
-        if command.cmd in ("stop_brokers", "stop_broker"):
+        if command.cmd in WAITING_COMMANDS:
             name = f"command-{command.id}"
             threading.Thread(target=self._answer, args=(service, command), name=name, daemon=True).start()
         else:

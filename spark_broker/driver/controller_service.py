@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,6 +77,8 @@ logger = logging.getLogger(__name__)
 SESSION_STREAM = "session"
 MAX_PROBES = 8
 CLOSE_TIMEOUT_S = 5.0
+OUTAGE_PATIENCE_S = 1.0
+"""How long a call waits while the metadata store fails: its sender hears why, and asks again."""
 
 Result = Message | LaunchNumber | StoppedBrokers
 
@@ -149,7 +153,7 @@ class ControllerService:
 
     def stop_brokers(self, launch: int | None, timeout_s: float) -> tuple[int, ...]:
         """Controlled shutdown of one launch, or of all brokers (None); returns who has left. RequestTimedOutError."""
-        result = self._ask(lambda call_id: StopRequested(call_id, launch), timeout_s)
+        result = self._ask(lambda call_id: StopRequested(call_id, launch), timeout_s, patience_s=timeout_s)
         return result.broker_ids if isinstance(result, StoppedBrokers) else ()
 
     # ---- calls -------------------------------------------------------------------------------------------------
@@ -178,8 +182,13 @@ class ControllerService:
             values = {name: value for name, value in request.values.items() if value is not None}
             check_columns(schema_from_bytes(topic.schemas[-1]), values)
 
-    def _ask(self, make_event: Callable[[int], Event], timeout_s: float) -> Result:
-        """Submit the event of a call and wait for its reply. Raises the reply's error, or RequestTimedOutError."""
+    def _ask(
+        self, make_event: Callable[[int], Event], timeout_s: float, *, patience_s: float = OUTAGE_PATIENCE_S
+    ) -> Result:
+        """Submit the event of a call and wait for its reply: so long while the metadata store fails.
+
+        Raises the reply's error, or RequestTimedOutError.
+        """
         call_id = next(self._ids)
         future: Future[Result] = Future()
         with self._lock:
@@ -188,14 +197,22 @@ class ControllerService:
             self._calls[call_id] = future
         try:
             self._loop.submit(make_event(call_id))
-            return future.result(timeout_s)
-        except FutureTimeoutError:
-            trouble = self._log.trouble
-            why = "" if trouble is None else f": its metadata store fails ({trouble})"
-            raise RequestTimedOutError(f"the controller did not decide within {timeout_s} s{why}") from None
+            return self._await(future, timeout_s, patience_s)
         finally:
             with self._lock:
                 self._calls.pop(call_id, None)
+
+    def _await(self, future: Future[Result], timeout_s: float, patience_s: float) -> Result:
+        began = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - began
+            trouble = self._log.health.trouble
+            if trouble and waited_s >= patience_s:
+                raise RequestTimedOutError(f"nothing is decided while the metadata store fails: {trouble}")
+            if waited_s >= timeout_s:
+                raise RequestTimedOutError(f"the controller did not decide within {timeout_s} s")
+            with contextlib.suppress(FutureTimeoutError):
+                return future.result(min(timeout_s - waited_s, OUTAGE_PATIENCE_S))
 
     # ---- sessions ----------------------------------------------------------------------------------------------
 

@@ -150,12 +150,16 @@ class ClaimKeeper(threading.Thread):
             end_claim(self._store, self._claim.owner.run)
 
     def run(self) -> None:
+        failed = False
         while not self._changed.wait(self._beat_s):
             try:
                 with self._lock:
                     self._beat()
             except OSError as error:
-                logger.warning("the claim on %s was not renewed: %s", self._store, error)
+                logger.log(logging.DEBUG if failed else logging.WARNING, "the claim was not renewed: %s", error)
+                failed = True
+            else:
+                failed = False
 
     def _beat(self) -> None:
         """Not over another one's claim: a controller that was deposed must not look alive."""

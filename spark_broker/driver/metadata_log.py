@@ -17,6 +17,7 @@ from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, image_from
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.driver.metadata_file import MetadataFile, decode_file, encode_file, file_name, file_number
 from spark_broker.driver.metadata_store import MetadataStore, open_store
+from spark_broker.driver.store_health import StoreHealth
 from spark_broker.errors import (
     InconsistentClusterIdError,
     MetadataStoreError,
@@ -31,18 +32,11 @@ RETRY_MAX_S = 1.0
 START_PATIENCE_S = 15.0
 """How long a start tries to write: somebody waits for it, who can be told."""
 
-COMPLAIN_S = 60.0
-
-FAILS = (
-    "the metadata store fails (%s: %s). Until it works again nothing is decided: no elections, no changes of topics. "
-    "Brokers that lead go on. Free its disk, or bring it back; the cluster needs no restart"
-)
-
 
 class MetadataLog:
     """The log and the image that it builds. One thread appends.
 
-    `image` is the image of everything that is committed. `trouble` is how the store fails now, None when it does not.
+    `image` is the image of everything that is committed. `health` is how its store does.
     A log that was deposed, or gave up, refuses everything from then on.
     """
 
@@ -61,9 +55,7 @@ class MetadataLog:
         self._snapshots_kept = snapshots_kept
         self._given_up = threading.Event()
         self._wait = wait if wait is not None else self._given_up.wait
-        self._next_complaint_s = 0.0
-        self._fails_since_s = 0.0
-        self.trouble: OSError | None = None
+        self.health = StoreHealth(str(store))
         self._failure: MetadataStoreError | StaleControllerEpochError | None = None
         self._snapshot_offset = 0
         self.writer = writer if writer is not None else uuid.uuid4().hex
@@ -193,28 +185,15 @@ class MetadataLog:
                     self._check_ours(name, data)
                 self._check_last()
             except OSError as error:
-                self._fails(error)
+                self.health.fails(str(error))
                 if self._given_up.is_set() or time.monotonic() >= give_up_at_s:
                     raise MetadataStoreError(f"{self._store}: {name} could not be written: {error}") from error
             else:
-                self._works()
+                self.health.works()
                 return
             # The name may be ours already: the next create answers "exists", and the file is then read.
             self._wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
-
-    def _fails(self, error: OSError) -> None:
-        if self.trouble is None:
-            self._fails_since_s = time.monotonic()
-        self.trouble = error
-        if time.monotonic() >= self._next_complaint_s:
-            self._next_complaint_s = time.monotonic() + COMPLAIN_S
-            logger.warning(FAILS, self._store, error)
-
-    def _works(self) -> None:
-        if self.trouble is not None:
-            self.trouble, self._next_complaint_s = None, 0.0
-            logger.warning("the metadata store works again, after %.1f s", time.monotonic() - self._fails_since_s)
 
     def _check_ours(self, name: str, data: bytes) -> None:
         existing = self._store.read(name)
@@ -259,12 +238,12 @@ class MetadataLog:
                 raise StaleControllerEpochError(f"another controller has written after {file_name(self.number)}")
             self._check_last()
         except OSError as error:
-            self._fails(error)
+            self.health.fails(str(error))
         except StaleControllerEpochError as error:
             self._failure = error
             raise
         else:
-            self._works()
+            self.health.works()
 
     # ---- snapshots ---------------------------------------------------------------------------------------------
 

@@ -49,7 +49,9 @@ class Connection:
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._client: flight.FlightClient | None = flight.FlightClient(f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS)
+        self._client: flight.FlightClient | None = flight.FlightClient(
+            f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS
+        )
 
     @property
     def address(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,3 +67,15 @@ def mounted(path: Path) -> Iterator[SmallDisk | str]:
         yield SmallDisk(path)
     finally:
         subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=30)
+
+
+@contextmanager
+def away(directory: Path) -> Iterator[None]:
+    """As long as the block lasts, the directory is not there; what is put in its place meanwhile goes."""
+    moved = directory.with_name(directory.name + "-moved-away")
+    directory.rename(moved)
+    try:
+        yield
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        moved.rename(directory)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spark_broker.errors import SparkBrokerError
 from spark_broker.testing.faults import stopped
-from tests.chaos.disks import SmallDisk, mounted
+from tests.chaos.disks import SmallDisk, away, mounted
 from tests.chaos.network import HUB, HUB_NODE, Network
 from tests.chaos.target import BROKERS, CONFIG, Target
 from tests.support.process_cluster import LOOPBACK, Place, ProcessCluster
@@ -20,6 +20,8 @@ FREEZE_S = (0.2, 8.0)
 LOSS_S = (1.0, 10.0)
 FULL_S = (1.0, 8.0)
 AHEAD_S = (0.3, 2.0)
+AWAY_S = (1.0, 20.0)
+"""How long the metadata directory is gone: longer than leases and sessions, too."""
 
 
 class ProcessTarget(Target):
@@ -73,6 +75,7 @@ class ProcessTarget(Target):
             "replace-frozen-broker",
             "kill-controller",
             "freeze-controller",
+            "metadata-away",
         )
         disk = ("full-disk",) if self._disk else ()
         network = ("lose-to-broker", "lose-to-hub", "lose-from-hub") if self._network else ()
@@ -121,6 +124,13 @@ class ProcessTarget(Target):
                 seconds = rng.uniform(*FREEZE_S)
                 with stopped(self.cluster.controller.pid):
                     yield f"the controller, {seconds:.1f} s"
+                    self.hold(seconds)
+            case "metadata-away":
+                seconds, also = rng.uniform(*AWAY_S), self.choose(rng, self._topic) if rng.random() < 0.5 else None
+                with away(self.cluster.base / "metadata"):
+                    if also is not None:
+                        os.kill(also.pid, signal.SIGKILL)
+                    yield f"{seconds:.1f} s" + (f", broker {also.id} killed" if also else "")
                     self.hold(seconds)
             case "full-disk":
                 assert self._disk is not None

@@ -24,8 +24,8 @@ from spark_broker.testing.faults import (
     kill_keeper_daemon,
     stopped,
 )
-from tests.chaos.disks import SmallDisk, mounted
-from tests.chaos.process_target import AHEAD_S, FREEZE_S, FULL_S
+from tests.chaos.disks import SmallDisk, away, mounted
+from tests.chaos.process_target import AHEAD_S, AWAY_S, FREEZE_S, FULL_S
 from tests.chaos.target import CONFIG, NotHealedError, Target
 from tests.spark.application import Application
 from tests.support.processes import kill_all
@@ -102,7 +102,16 @@ class SparkTarget(Target):
     @property
     def kinds(self) -> tuple[str, ...]:
         disk = ("full-disk",) if self._disk else ()
-        return (*KILLS, *KEEPER_KILLS, *PAGE_KILLS, "kill-leader-ahead", "kill-driver", *FREEZES, *disk)
+        return (
+            *KILLS,
+            *KEEPER_KILLS,
+            *PAGE_KILLS,
+            "kill-leader-ahead",
+            "kill-driver",
+            "metadata-away",
+            *FREEZES,
+            *disk,
+        )
 
     @property
     def bootstrap_servers(self) -> str:
@@ -117,6 +126,12 @@ class SparkTarget(Target):
         if kind == "kill-driver":
             yield "the driver"
             self._restart_driver()
+        elif kind == "metadata-away":
+            self._spare(but=None)
+            seconds = rng.uniform(*AWAY_S)
+            with away(self._directory / "metadata"):
+                yield f"{seconds:.1f} s"
+                self.hold(seconds)
         elif kind == "full-disk":
             assert self._disk is not None
             seconds = rng.uniform(*FULL_S)

@@ -45,7 +45,7 @@ def test_a_few_faults_of_processes_lose_double_and_reorder_nothing(tmp_path: Pat
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_every_fault_of_spark_executors_and_of_the_driver_loses_doubles_and_reorders_nothing(tmp_path: Path) -> None:
-    outcome = chaos(tmp_path, "--on", "spark", "--faults", "15", "--seed", "12")
+    outcome = chaos(tmp_path, "--on", "spark", "--faults", "16", "--seed", "12")
 
     kinds = {fault.kind for fault in outcome.faults}
     assert {"kill-jvm", "kill-broker", "kill-keeper", "kill-jobs", "kill-stages", "kill-driver"} <= kinds

@@ -337,13 +337,14 @@ def test_a_restarted_controller_brings_everything_back(start: Start) -> None:
     assert all(len(p.isr) == 2 for p in topic.partitions)
 
 
-# ---- a metadata store that fails ---------------------------------------------------------------------------------------
+# ---- a metadata store that fails -------------------------------------------------------------------------------
 
 
 def test_live_brokers_go_on_while_the_metadata_store_fails(start: Start, tmp_path: Path) -> None:
     """For longer than a session lasts that nobody answers."""
     running = start(broker_session_timeout_ms=1500, broker_heartbeat_interval_ms=200, request_timeout_ms=1000)
     brokers = running.live_brokers(2)
+    epochs = [broker.epoch for broker in running.service.image.brokers.values()]
     away = running.path.rename(tmp_path / "away")
     with pytest.raises(RequestTimedOutError, match="metadata store fails"):
         running.call(CreateTopic("t", 1, 2, b"", {}))
@@ -356,7 +357,7 @@ def test_live_brokers_go_on_while_the_metadata_store_fails(start: Start, tmp_pat
     brokers[0].wait(lambda b: b.partition(), "the topic that was asked for")
 
     assert not running.failures
-    assert [broker.epoch for broker in running.service.image.brokers.values()] == [b.epoch for b in brokers]
+    assert [broker.epoch for broker in running.service.image.brokers.values()] == epochs
 
 
 def test_a_broker_that_dies_while_the_metadata_store_fails_is_fenced_when_it_works_again(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spark_broker.testing.simulation import bit_flips, unclean
+from spark_broker.testing.simulation import bit_flips, store, unclean
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 
@@ -38,3 +38,8 @@ def may_have_unclean_elections(seed: int) -> bool:
 def has_groups_and_unclean_elections(seed: int) -> bool:
     """Both."""
     return may_have_unclean_elections(seed) and has_groups(seed)
+
+
+def has_store_outages(seed: int) -> bool:
+    """A metadata store that fails for a while."""
+    return random.Random(f"{seed}/store outages draw").random() < store.SHARE

@@ -232,7 +232,7 @@ def test_a_store_that_fails_for_long_is_tried_until_it_works(caplog: pytest.LogC
     log.append([LaunchRecord(1)])
 
     assert MetadataLog(store).image == log.image
-    assert (log.trouble, max(waits)) == (None, 1.0)
+    assert (log.health.trouble, max(waits)) == ("", 1.0)
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == 2, told
     assert "the network broke" in told[0]
@@ -245,10 +245,10 @@ def test_a_look_at_a_store_that_fails_says_nothing_of_another_controller() -> No
     log.append(BEGIN)
     store.fail = lambda call, name: False
     log.check_current()
-    assert log.trouble is not None
+    assert log.health.trouble
     store.fail = lambda call, name: None
     log.check_current()
-    assert log.trouble is None
+    assert not log.health.trouble
 
 
 def test_another_controller_that_wrote_while_the_store_failed_deposes_this_one() -> None:

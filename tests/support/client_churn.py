@@ -6,6 +6,7 @@ end, with no client open.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import random
@@ -26,7 +27,6 @@ class Churn:
 
     def __init__(self, bootstrap: str) -> None:
         self.clients = 0
-        self.errors: list[str] = []
         self._bootstrap = bootstrap
         self._lock = threading.Lock()
 
@@ -42,13 +42,8 @@ class Churn:
     def _churn(self, number: int, until: float) -> None:
         rng = random.Random(number)
         while time.monotonic() < until:
-            try:
+            with contextlib.suppress(ClosedError):  # closed under it, as was meant
                 self._use_one(rng)
-            except ClosedError:
-                pass  # closed under it, as was meant
-            except Exception as error:
-                with self._lock:
-                    self.errors.append(f"{type(error).__name__}: {error}")
             with self._lock:
                 self.clients += 1
 
@@ -74,25 +69,30 @@ class Churn:
 
 def open_now() -> dict[str, int]:
     """Open files and threads, once those of closed clients have had the time to go."""
-    until, counts = time.monotonic() + SETTLE_S, {}
-    while time.monotonic() < until:
-        gc.collect()
-        now = {"files": len(list(Path("/proc/self/fd").iterdir())), "threads": threading.active_count()}
-        if now == counts:
-            break
-        counts = now
-        time.sleep(1.0)
-    return counts
+    until, pause = time.monotonic() + SETTLE_S, threading.Event()
+    before: dict[str, int] = {}
+    now = counted()
+    while now != before and time.monotonic() < until:
+        pause.wait(1.0)
+        before, now = now, counted()
+    return now
+
+
+def counted() -> dict[str, int]:
+    gc.collect()
+    return {"files": len(list(Path("/proc/self/fd").iterdir())), "threads": threading.active_count()}
 
 
 def main() -> None:
     """Churn twice, and tell."""
+    errors: list[str] = []
+    threading.excepthook = lambda hook: errors.append(f"{hook.exc_type.__name__}: {hook.exc_value}")
     churn = Churn(sys.argv[1])
     seconds = float(sys.argv[2])
     churn.run(seconds / 2)
     middle = open_now()
     churn.run(seconds / 2)
-    print(json.dumps({"clients": churn.clients, "errors": churn.errors[:5], "middle": middle, "end": open_now()}))
+    json.dump({"clients": churn.clients, "errors": errors[:5], "middle": middle, "end": open_now()}, sys.stdout)
 
 
 if __name__ == "__main__":

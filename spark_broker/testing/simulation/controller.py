@@ -28,7 +28,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.meanwhile import Meanwhile
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
-from spark_broker.driver.controller_loop import LOOK_S
+from spark_broker.driver.controller_loop import LOOK_S, MAX_BATCH
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.metadata_update import records_update, snapshot_update
 from spark_broker.driver.topic_schema import stored_schema
@@ -159,7 +159,7 @@ class ControllerProcess(NetworkNode):
         self._busy = False
         self._carry(outcomes)
         if len(self._waiting) and not self._busy:
-            self._step(self._waiting.release())
+            self._step(self._waiting.release(MAX_BATCH))
 
     def _carry(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:

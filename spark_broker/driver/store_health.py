@@ -1,0 +1,63 @@
+"""How the metadata store does: told when it begins to fail, once a minute while it fails, and when it works again."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+logger = logging.getLogger(__name__)
+
+COMPLAIN_S = 60.0
+
+FAILS = (
+    "the metadata store fails (%s: %s). Until it works again nothing is decided: no elections, no changes of topics. "
+    "Brokers that lead go on. Free its disk, or bring it back; the cluster needs no restart"
+)
+
+
+class StoreHealth:
+    """For several threads. `store`: its address, for messages."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._trouble = ""  # empty: it works
+        self._hangs = False
+        self._since_s = 0.0
+        self._next_complaint_s = 0.0
+
+    @property
+    def trouble(self) -> str:
+        """How the store fails now; empty when it does not."""
+        return self._trouble
+
+    def hangs(self, since_s: float) -> None:
+        """The store has not answered since this time (of the monotonic clock). Where it fails, that says more."""
+        with self._lock:
+            known = bool(self._trouble) and not self._hangs
+        if not known:
+            self._note(f"no answer for {time.monotonic() - since_s:.0f} s", since_s, hangs=True)
+
+    def fails(self, why: str) -> None:
+        """The store refused what it was asked for."""
+        self._note(why, time.monotonic(), hangs=False)
+
+    def _note(self, why: str, since_s: float, *, hangs: bool) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            if not self._trouble:
+                self._since_s = since_s
+            self._trouble, self._hangs = why, hangs
+            complain = now_s >= self._next_complaint_s
+            if complain:
+                self._next_complaint_s = now_s + COMPLAIN_S
+        if complain:
+            logger.warning(FAILS, self._store, why)
+
+    def works(self) -> None:
+        """The store did what it was asked for."""
+        with self._lock:
+            failed, self._trouble, self._next_complaint_s = bool(self._trouble), "", 0.0
+        if failed:
+            logger.warning("the metadata store works again, after %.1f s", time.monotonic() - self._since_s)

@@ -326,6 +326,14 @@ class ClusterConfig(Config):
         "Largest message that a broker takes. (gRPC has read it by then; it is refused before it is decoded.)",
         at_least(1024),
     )
+    socket_send_timeout_ms: int = setting(
+        30_000, "A client that takes nothing of an answer for this long is disconnected.", at_least(100)
+    )
+    fetch_answers_max_bytes: int = setting(
+        134_217_728,
+        "Bytes of answers to clients' fetches that a broker holds at a time. An answer gets at most half of what is free.",
+        at_least(131_072),
+    )
     queued_max_requests: int = setting(
         500, "Requests that may wait on one connection before reading from it stops.", at_least(1)
     )

@@ -9,7 +9,7 @@ from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirm, append_confirmed, no_coordinator
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.errors import InvalidRequestError, InvalidTopicError, InvariantError, NetworkError, SparkBrokerError
+from spark_broker.errors import InvalidRequestError, InvalidTopicError, InvariantError, SparkBrokerError
 from spark_broker.model import INTERNAL_PREFIX
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.protocol.wire import Buffer
@@ -33,7 +33,7 @@ class AppendStream:
         self._stream = stream
         self._clock = clock
         self._confirm = confirm
-        # Bounds what waits for the high watermark on this connection: beyond it, nothing more is read.
+        # Bounds what waits on this stream for the high watermark, or to be answered: beyond it, nothing more is read.
         self._waiting = threading.BoundedSemaphore(max_waiting)
 
     def run(self) -> None:
@@ -94,8 +94,5 @@ class _Token:
         self._send(AppendResponse(self._correlation_id, error.code, error.message[:65_000]))
 
     def _send(self, response: AppendResponse) -> None:
-        self._waiting.release()
-        try:
-            self._stream.send(response)
-        except NetworkError as error:
-            logger.info("a producer left before its append was answered: %s", error)
+        # Whoever calls this serves others, too, and must not wait for a producer that does not read its answers.
+        self._stream.post(response, self._waiting.release)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from spark_broker.broker.answer_budget import AnswerBudget
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_read import PartitionRead
@@ -17,8 +18,6 @@ from spark_broker.protocol.messages import FetchedPartition, FetchPartition, Fet
 from spark_broker.protocol.wire import Buffer
 from spark_broker.transport.server import ServerStream
 
-POLL_CANCELLED_S = 0.25
-
 
 class FetchStream:
     """Serves one stream, one request at a time."""
@@ -28,8 +27,10 @@ class FetchStream:
         manager: ReplicaManager,
         stream: ServerStream,
         max_response_bytes: int = ClusterConfig().fetch_max_bytes,
+        budget: AnswerBudget | None = None,
     ) -> None:
         self._manager = manager
+        self._budget = budget if budget is not None else AnswerBudget(ClusterConfig().fetch_answers_max_bytes)
         self._stream = stream
         self._max_response_bytes = max_response_bytes
 
@@ -43,31 +44,30 @@ class FetchStream:
 
     def _serve(self, request: FetchRequest) -> None:
         notifier = Notifier()
+        self._stream.on_gone = notifier.interrupt
         listening = self._listen(request, notifier)
         try:
             deadline = time.monotonic() + request.max_wait_ms / 1000
-            while True:
-                answers, payload, size, done = self._read(request)
-                remaining = deadline - time.monotonic()
-                if (
-                    done
-                    or size >= min(request.min_bytes, self._max_response_bytes)
-                    or remaining <= 0
-                    or self._stream.cancelled
-                ):
-                    break
-                self._wait_for_news(notifier, deadline)
+            while (remaining := self._answer(request, deadline)) > 0:
+                # Without news, reading again would find the same: a fetch that waits long costs no reads.
+                notifier.wait(remaining)
+                notifier.take()
         finally:
             for partition in listening:
                 partition.forget(notifier)
-        self._stream.send(FetchResponse(request.correlation_id, answers), *payload)
 
-    def _wait_for_news(self, notifier: Notifier, deadline: float) -> None:
-        """Without news, reading again would find the same: a fetch that waits long costs no reads."""
-        while (remaining := deadline - time.monotonic()) > 0 and not self._stream.cancelled:
-            if notifier.wait(min(remaining, POLL_CANCELLED_S)):
-                break
-        notifier.take()
+    def _answer(self, request: FetchRequest, deadline: float) -> float:
+        """Send an answer, or return for how many seconds more the client would rather wait for one."""
+        with self._budget.share(min(request.max_bytes, self._max_response_bytes)) as share:
+            limit = share.bytes
+            answers, payload, size, done = self._read(request, limit)
+            share.keep(size)
+            enough = done or size >= min(request.min_bytes, limit)
+            remaining = deadline - time.monotonic()
+            if not enough and remaining > 0 and not self._stream.cancelled:
+                return remaining
+            self._stream.send(FetchResponse(request.correlation_id, answers), *payload)
+            return 0.0
 
     def _listen(self, request: FetchRequest, notifier: Notifier) -> list[Partition]:
         listening = []
@@ -78,11 +78,10 @@ class FetchStream:
                 listening.append(partition)
         return listening
 
-    def _read(self, request: FetchRequest) -> tuple[list[FetchedPartition], list[Buffer], int, bool]:
+    def _read(self, request: FetchRequest, limit: int) -> tuple[list[FetchedPartition], list[Buffer], int, bool]:
         answers: list[FetchedPartition] = []
         payload: list[Buffer] = []
         size, done = 0, False
-        limit = min(request.max_bytes, self._max_response_bytes)
         for wanted in request.partitions:
             budget = min(wanted.max_bytes, limit - size)
             if budget <= 0 and size > 0:

@@ -12,16 +12,24 @@ class Notifier:
     def __init__(self) -> None:
         self._condition = threading.Condition()
         self._news: dict[Hashable, None] = {}  # in the order in which it came, which no hash decides
+        self._interrupted = False
 
     def notify(self, key: Hashable) -> None:
         with self._condition:
             self._news[key] = None
             self._condition.notify()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for news; False when there is none in time."""
+    def interrupt(self) -> None:
+        """End every wait, now and from now on: nobody is there any more whom the news would reach."""
         with self._condition:
-            return bool(self._news) or self._condition.wait_for(lambda: bool(self._news), timeout_s)
+            self._interrupted = True
+            self._condition.notify()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for news; False when there is none in time, or the wait was interrupted."""
+        with self._condition:
+            self._condition.wait_for(lambda: bool(self._news) or self._interrupted, timeout_s)
+            return bool(self._news)
 
     def take(self) -> list[Hashable]:
         with self._condition:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from spark_broker.broker.answer_budget import AnswerBudget
 from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.broker.coordinator import Coordinator
@@ -89,9 +90,10 @@ class Broker:
     def _serve(self) -> Server:
         """On the port that the directory remembers, so that a bootstrap list survives a restart; else on any."""
         cluster = self._settings.cluster
+        budget = AnswerBudget(cluster.fetch_answers_max_bytes)
         streams = {
             "append": self._serve_appends,
-            "fetch": lambda stream: FetchStream(self._manager, stream, cluster.fetch_max_bytes).run(),
+            "fetch": lambda stream: FetchStream(self._manager, stream, cluster.fetch_max_bytes, budget).run(),
             "replica": lambda stream: ReplicaStream(
                 self._manager, stream, cluster.replica_fetch_max_bytes, cluster.replica_fetch_response_max_bytes
             ).run(),
@@ -99,7 +101,13 @@ class Broker:
         for port in (self._directory.meta.port, 0):
             try:
                 return Server(
-                    self._spec.host, port, self._service.answer, streams, self._on_bug, cluster.socket_request_max_bytes
+                    self._spec.host,
+                    port,
+                    self._service.answer,
+                    streams,
+                    self._on_bug,
+                    cluster.socket_request_max_bytes,
+                    cluster.socket_send_timeout_ms,
                 )
             except (OSError, pa.ArrowException) as error:
                 if port == 0:

@@ -6,7 +6,6 @@ import time
 
 import msgspec
 
-from spark_broker.broker.fetch_stream import POLL_CANCELLED_S
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.config import ClusterConfig
@@ -28,6 +27,7 @@ class ReplicaStream:
         self._session = ReplicaSession(manager, max_partition_bytes)
         self._max_response_bytes = max_response_bytes
         self._stream = stream
+        stream.on_gone = self._session.notifier.interrupt
 
     def run(self) -> None:
         """Until the follower leaves."""
@@ -49,6 +49,6 @@ class ReplicaStream:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or self._stream.cancelled:
                 break
-            self._session.notifier.wait(min(remaining, POLL_CANCELLED_S))
+            self._session.notifier.wait(remaining)
         response, payload = self._session.finish()
         self._stream.send(response, *payload)

@@ -8,7 +8,9 @@ stream is open. The process reports that it is done and then exits.
 from __future__ import annotations
 
 import logging
+import queue
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
@@ -25,10 +27,12 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import CALL_ACTION, PROTOCOL_VERSION, CallRequest, Message, StreamMessage
+from spark_broker.transport.stream_watch import StreamWatch
 
 logger = logging.getLogger(__name__)
 
 MAX_REQUEST_BYTES = ClusterConfig().socket_request_max_bytes
+SEND_TIMEOUT_MS = ClusterConfig().socket_send_timeout_ms
 
 MAX_DRAINED_MESSAGES = 1000
 
@@ -36,16 +40,26 @@ _TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIterati
 
 
 class ServerStream:
-    """One client's stream of messages. `receive` belongs to the handler's thread; `send` may be called from any."""
+    """One client's stream of messages. `receive` belongs to the handler's thread; `send` may be called from any.
 
-    def __init__(self, kind: str, context: object, reader: object, writer: object, max_bytes: int) -> None:
-        self.kind = kind
+    `on_gone` is called, from another thread and perhaps several times, when the client has left: a handler that waits
+    for something else than its client sets it.
+    """
+
+    def __init__(self, context: object, reader: object, writer: object, max_bytes: int) -> None:
+        self.kind = ""
+        self.peer: str = context.peer()  # type: ignore[attr-defined]
+        self.on_gone: Callable[[], object] | None = None
         self._max_bytes = max_bytes
         self._context = context
         self._reader = reader
         self._writer = writer
         self._lock = threading.Lock()
         self._open = True  # guarded by _lock; Flight's writer is gone once the handler has returned
+        self._served = True  # guarded by _context_lock; Flight's context is gone once the handler has returned
+        self._context_lock = threading.Lock()
+        self._sending_since_s = 0.0
+        self._posts: queue.SimpleQueue[_Post | None] | None = None
 
     def receive(self) -> tuple[StreamMessage, memoryview] | None:
         """The next message and its payload; None at the end of the stream. Raises InvalidRequestError."""
@@ -64,11 +78,34 @@ class ServerStream:
         with self._lock:
             if not self._open:
                 raise NetworkError("the stream is closed")
+            self._sending_since_s = time.monotonic()
             try:
                 self._writer.write_metadata(data)  # type: ignore[attr-defined]
             except _TRANSPORT_ERRORS as error:
                 self._open = False
                 raise NetworkError(str(error)) from None
+            finally:
+                self._sending_since_s = 0.0
+
+    def post(self, message: Message, sent: Callable[[], object]) -> None:
+        """Have a message sent by a thread of this stream, after what was posted before; `sent` is called after that,
+        also when the client is gone. Never waits for the client: the caller bounds what it posts by `sent`."""
+        with self._context_lock:
+            if self._served and self._posts is None:
+                self._posts = queue.SimpleQueue()
+                threading.Thread(target=self._send_posts, args=(self._posts,), name="answers", daemon=True).start()
+            posts = self._posts
+        if posts is not None:
+            posts.put((message, sent))
+
+    def _send_posts(self, posts: queue.SimpleQueue[_Post | None]) -> None:
+        while (post := posts.get()) is not None:
+            message, sent = post
+            try:
+                self.send(message)
+            except NetworkError as error:
+                logger.info("%s left before it was answered: %s", self.peer, error)
+            sent()
 
     def drain(self) -> None:
         """Read on, unheeded, until the client leaves: if the stream ended under a client that still writes, Flight
@@ -81,13 +118,33 @@ class ServerStream:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the client is gone. Every wait on the server polls this."""
-        return not self._open or bool(self._context.is_cancelled())  # type: ignore[attr-defined]
+        """Whether the client is gone, or the stream is at its end."""
+        with self._context_lock:
+            return not self._served or bool(self._context.is_cancelled())  # type: ignore[attr-defined]
+
+    @property
+    def sending_for_s(self) -> float:
+        """How long the message that is being sent has waited for the client to take it; 0: none is being sent."""
+        since_s = self._sending_since_s
+        return time.monotonic() - since_s if since_s else 0.0
+
+    def look(self) -> None:
+        """Call `on_gone`, if the client is gone."""
+        on_gone = self.on_gone
+        if on_gone is not None and self.cancelled:
+            on_gone()
 
     def close(self) -> None:
         """Refuse further sends; the handler is about to return."""
+        with self._context_lock:
+            self._served = False
+            if self._posts is not None:
+                self._posts.put(None)
         with self._lock:
             self._open = False
+
+
+_Post = tuple[Message, Callable[[], object]]
 
 
 CallHandler = Callable[[CallRequest], Message]
@@ -109,13 +166,17 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         streams: Mapping[str, StreamHandler],
         on_bug: Callable[[BaseException], None],
         max_request_bytes: int = MAX_REQUEST_BYTES,
+        send_timeout_ms: int = SEND_TIMEOUT_MS,
     ) -> None:
         self._max_request_bytes = max_request_bytes
+        self._watch = StreamWatch(send_timeout_ms / 1000)
         self._calls = calls
         self._streams = dict(streams)
         self._on_bug = on_bug
         self.host = host
         super().__init__(f"grpc://{host}:{port}")
+        self._watch.port = self.port
+        self._watch.start()
 
     def do_action(self, context: object, action: flight.Action) -> Iterator[bytes]:
         """One call: a request in, a response out."""
@@ -139,7 +200,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
 
     def do_exchange(self, context: object, descriptor: flight.FlightDescriptor, reader: object, writer: object) -> None:
         """One stream: its handler runs in this thread until the client leaves."""
-        stream = ServerStream("", context, reader, writer, self._max_request_bytes)
+        stream = ServerStream(context, reader, writer, self._max_request_bytes)
+        self._watch.add(stream)
         try:
             handler = self._stream_handler(stream, bytes(descriptor.command or b""))
             handler(stream)
@@ -155,6 +217,7 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             _send_last(stream, UnknownServerError(f"{type(error).__name__}: {error}"))
         finally:
             stream.close()
+            self._watch.remove(stream)
 
     def _stream_handler(self, stream: ServerStream, command: bytes) -> StreamHandler:
         kind, _, version = command.decode("ascii", errors="replace").partition("/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from spark_broker.broker.append import AwaitedTransaction
@@ -53,6 +54,10 @@ class _ServerStream:
             if request is not None and message.error_code == 0:
                 self._process.world.invariants.acknowledged(self._process, *request, message.base_offset)
         self._end.send((message, b"".join(payload)))
+
+    def post(self, message: Message, sent: Callable[[], object]) -> None:
+        sent()
+        self.send(message)
 
 
 class _HeldError(Exception):

@@ -1,0 +1,122 @@
+"""Looks after a server's streams: whose client has left is woken, whose client takes nothing is disconnected.
+
+One thread for all of them, so that a stream that waits costs nothing. gRPC tells of neither by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+import stat
+import struct
+import threading
+from pathlib import Path
+from typing import Protocol
+
+logger = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+
+RESET = struct.pack("ii", 1, 0)
+"""What waits in the kernel for a peer that takes nothing is thrown away: an end behind it would wait as well."""
+
+
+class Watched(Protocol):
+    """What the watch needs of a stream. `peer`: its client's address, as gRPC writes it."""
+
+    peer: str
+    kind: str
+
+    @property
+    def sending_for_s(self) -> float:
+        """How long the message that is being sent has waited for the client to take it; 0: none is being sent."""
+
+    def look(self) -> None:
+        """Wake whoever waits on this stream, if its client has left."""
+
+
+class StreamWatch(threading.Thread):
+    """Looks twice a second, while there are streams. `send_timeout_s`: how long a client may take nothing."""
+
+    def __init__(self, send_timeout_s: float) -> None:
+        super().__init__(name="stream-watch", daemon=True)
+        self.port = 0  # of the server; its connections are told from others by it
+        self._send_timeout_s = send_timeout_s
+        self._streams: set[Watched] = set()
+        self._changed = threading.Condition()
+        self._pause = threading.Event()
+
+    def add(self, stream: Watched) -> None:
+        """Look after a stream from now on."""
+        with self._changed:
+            self._streams.add(stream)
+            if len(self._streams) == 1:
+                self._changed.notify()
+
+    def remove(self, stream: Watched) -> None:
+        """The stream has ended."""
+        with self._changed:
+            self._streams.discard(stream)
+
+    def run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._streams))
+            self._look()
+            self._pause.wait(LOOK_S)
+
+    def _look(self) -> None:
+        """A function of its own: a local of the loop above would keep streams that have ended."""
+        with self._changed:
+            streams = list(self._streams)
+        slow = {}
+        for stream in streams:
+            stream.look()
+            if stream.sending_for_s > self._send_timeout_s:
+                slow[stream.peer] = stream
+        for peer, stream in slow.items():
+            waited = f"{stream.sending_for_s:.0f} s"
+            logger.warning("%s has taken nothing of its %s stream for %s: disconnected", peer, stream.kind, waited)
+            disconnect(self.port, peer)
+
+
+def disconnect(port: int, peer: str) -> bool:
+    """Shut this process's connection from `peer` to its own `port` down; whether there was one.
+
+    gRPC has no call for it. To gRPC it is as if the client's machine had gone: every stream of that connection breaks.
+    """
+    for entry in Path("/dev/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was closed meanwhile, or is not connected
+            if _shut_down(int(entry.name), port, peer):
+                return True
+    return False
+
+
+def _shut_down(descriptor: int, port: int, peer: str) -> bool:
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return False
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
+            return False
+        found = _same(connection.getpeername(), peer)
+        if found:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            connection.shutdown(socket.SHUT_RDWR)
+        return found
+
+
+def _same(address: tuple[str, int], peer: str) -> bool:
+    """`peer` is `ipv4:127.0.0.1:4711` or `ipv6:[::1]:4711`, perhaps percent-encoded."""
+    host, _, port = peer.partition(":")[2].rpartition(":")
+    if not port.isdigit() or int(port) != address[1]:
+        return False
+    return _plain(host.replace("%5B", "[").replace("%5D", "]").strip("[]")) == _plain(address[0])
+
+
+def _plain(host: str) -> str:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

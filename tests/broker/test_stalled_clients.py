@@ -1,0 +1,113 @@
+"""Clients that take nothing of their answers: they cost a bounded amount of memory, and nobody else notices them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from spark_broker import Admin, Consumer, NewTopic, Producer
+from tests.support.process_cluster import ProcessCluster
+from tests.support.waiting import eventually
+
+BUDGET_MB = 32
+SEND_TIMEOUT_MS = 3000
+READERS = 20
+RECORDS, RECORD_BYTES = 60, 1_000_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    config = {"fetch.answers.max.bytes": BUDGET_MB << 20, "socket.send.timeout.ms": SEND_TIMEOUT_MS}
+    base = tmp_path_factory.mktemp("cluster")
+    with ProcessCluster(base, 1, config, output=base) as cluster:
+        with Admin(cluster.bootstrap_servers) as admin:
+            admin.create_topic(NewTopic("large", 1, 1, config={"max.message.bytes": 4 << 20}))
+        with Producer(cluster.bootstrap_servers) as producer:
+            for _ in range(RECORDS):
+                producer.append("large", [{"value": os.urandom(RECORD_BYTES)}]).result(60)
+        yield cluster
+
+
+class Readers:
+    """A process of readers that have asked and do not read."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdout is not None
+        assert process.stdout.readline() == "asked\n"
+
+    @property
+    def connected(self) -> bool:
+        connections = psutil.Process(self._process.pid).net_connections("tcp")
+        return any(one.status == psutil.CONN_ESTABLISHED for one in connections)
+
+    def look(self) -> list[str]:
+        """What they find when they read at last."""
+        return list(json.loads(self._process.communicate("\n", timeout=120)[0]))
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def stalled(cluster: ProcessCluster, count: int) -> Iterator[Readers]:
+    command = [sys.executable, "-m", "tests.support.stalled_readers", cluster.bootstrap_servers, "large", str(count)]
+    root = Path(__file__).parents[2]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+    try:
+        yield Readers(process)
+    finally:
+        process.kill()
+        process.wait(30)
+
+
+def read_everything(cluster: ProcessCluster) -> int:
+    """How many records an ordinary reader finds."""
+    seen = 0
+    with Consumer(cluster.bootstrap_servers, topics=["large"], auto_offset_reset="earliest") as consumer:
+        for _ in range(1000):
+            seen += sum(batch.data.num_rows for batch in consumer.poll(1.0))
+            if seen >= RECORDS:
+                break
+    return seen
+
+
+def test_readers_that_take_nothing_hold_a_bounded_amount_of_memory_and_are_disconnected(
+    cluster: ProcessCluster,
+) -> None:
+    broker = psutil.Process(cluster.pid(0))
+    assert read_everything(cluster) == RECORDS
+    before = broker.memory_info().rss
+
+    with stalled(cluster, READERS) as readers:
+        readers.freeze()  # else gRPC may read everything ahead, into their own memory
+        assert readers.connected
+        assert read_everything(cluster) == RECORDS, "an ordinary reader beside them"
+        grown_mb = (broker.memory_info().rss - before) >> 20
+        eventually(lambda: not readers.connected, 30, "the readers are disconnected")
+        readers.thaw()
+        told = readers.look()
+
+    assert grown_mb < 8 * BUDGET_MB
+    assert len(told) == READERS
+    assert "NetworkError" in told
+
+
+def test_readers_that_are_frozen_for_a_moment_are_not_disconnected(cluster: ProcessCluster) -> None:
+    with stalled(cluster, 2) as readers:
+        readers.freeze()
+        assert read_everything(cluster) == RECORDS
+        readers.thaw()
+        assert readers.look() == ["answers"] * 2

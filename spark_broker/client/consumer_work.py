@@ -181,8 +181,15 @@ class ConsumerWork:
             while not self._assignment.closed:
                 if self._has_work():
                     return True
-                self._assignment.changed.wait(TICK_S)
+                self._assignment.changed.wait(self._quiet_s())
             return False
+
+    def _quiet_s(self) -> float:
+        """For how long nothing can be late, whatever is asked meanwhile."""
+        now_s = time.monotonic()
+        dues_s = [one.due_s or now_s for one in self._fetchers.values()]
+        overdue_s = min(dues_s, default=now_s + STALLED_S) + STALLED_S
+        return max(min(overdue_s - now_s, self._metadata.fresh_s), TICK_S)
 
     def _has_work(self) -> bool:
         if self._assignment.refresh_wanted or self._pending_commit:
@@ -194,9 +201,8 @@ class ConsumerWork:
         return any(state.start is not None and state.error is None for state in self._assignment.partitions.values())
 
     def _is_stalled(self) -> bool:
-        overdue_s = self._config.fetch_max_wait_ms / 1000 + STALLED_S
         now_s = time.monotonic()
-        late = any(0 < one.asked_since_s < now_s - overdue_s for one in self._fetchers.values())
+        late = any(0 < one.due_s < now_s - STALLED_S for one in self._fetchers.values())
         return late and self._metadata.age_s > STALLED_S
 
     def _round(self) -> bool:
@@ -210,6 +216,8 @@ class ConsumerWork:
                 self._metadata.use(topics)
                 view = self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))
                 with self._assignment.changed:
+                    if self._assignment.closed:
+                        return False  # a fetcher that is made now would be ended by nobody
                     done = self._apply(view)
                     self._assignment.failure = None
                     self._assignment.changed.notify_all()

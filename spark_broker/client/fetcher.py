@@ -30,6 +30,9 @@ from spark_broker.transport.client import ClientStream, Connection
 FULL_WAIT_MS = 20
 """Longest wait of a fetch that leaves out a partition whose buffer is full: it must not starve once it is emptied."""
 
+IDLE_WAIT_MAX_MS = 5000
+"""Longest wait of a fetch where nothing has come for long. Asking costs everybody; news end a wait at once."""
+
 RETRY_TICK_S = 0.05
 
 
@@ -62,7 +65,8 @@ class LeaderFetcher:
     ) -> None:
         self.broker_id = broker_id
         self.address = address
-        self.asked_since_s = 0.0  # when the request that is under way was sent; 0: none is
+        self.due_s = 0.0  # when the request that is under way is answered at the latest (monotonic); 0: none is
+        self._wait_ms = config.fetch_max_wait_ms
         self._assignment = assignment
         self._metadata = metadata
         self._config = config
@@ -77,7 +81,7 @@ class LeaderFetcher:
 
     def interrupt(self) -> None:
         """Break a long poll: what to fetch has changed. The caller holds the assignment's lock."""
-        if self.asked_since_s:
+        if self.due_s:
             self._interrupted = True
             if self._stream is not None:
                 self._stream.close()
@@ -115,6 +119,7 @@ class LeaderFetcher:
             self._drop_stream()
             self._exchange_failed(asked, error)
             return True
+        self._pace(found=bool(payload))
         offset = 0
         for answer in response.partitions:
             part = asked.get((answer.topic_id, answer.partition))
@@ -131,8 +136,11 @@ class LeaderFetcher:
                 if asked:
                     self._correlation_id += 1
                     self._interrupted = False
-                    self.asked_since_s = time.monotonic()
-                    return self._request(asked, max_wait_ms=FULL_WAIT_MS if left_out else None), asked
+                    request = self._request(
+                        asked, max_wait_ms=min(FULL_WAIT_MS, self._wait_ms) if left_out else self._wait_ms
+                    )
+                    self.due_s = time.monotonic() + request.max_wait_ms / 1000
+                    return request, asked
                 self._assignment.changed.wait(RETRY_TICK_S if self._backing_off() else None)
             return None, {}
 
@@ -164,7 +172,15 @@ class LeaderFetcher:
         now_s = time.monotonic()
         return any(state.retry_at_s > now_s for state in self._assignment.partitions.values())
 
-    def _request(self, asked: dict[_Key, _Asked], *, max_wait_ms: int | None) -> FetchRequest:
+    def _pace(self, *, found: bool) -> None:
+        """Wait longer while nothing comes. Not where a fetch waits for more than a byte: records would wait with it."""
+        longest_ms = self._config.fetch_max_wait_ms
+        if found or self._config.fetch_min_bytes > 1:
+            self._wait_ms = longest_ms
+        else:
+            self._wait_ms = max(longest_ms, min(2 * self._wait_ms, IDLE_WAIT_MAX_MS))
+
+    def _request(self, asked: dict[_Key, _Asked], *, max_wait_ms: int) -> FetchRequest:
         partitions = []
         view = self._metadata.view
         for (topic_id, number), part in asked.items():
@@ -174,10 +190,9 @@ class LeaderFetcher:
             limit = self._config.max_partition_fetch_bytes
             read_epoch = part.state.fetched_epoch
             partitions.append(FetchPartition(topic_id, number, epoch, part.offset, limit, read_epoch))
-        longest_ms = self._config.fetch_max_wait_ms
         return FetchRequest(
             correlation_id=self._correlation_id,
-            max_wait_ms=longest_ms if max_wait_ms is None else min(max_wait_ms, longest_ms),
+            max_wait_ms=max_wait_ms,
             min_bytes=self._config.fetch_min_bytes,
             max_bytes=self._config.fetch_max_bytes,
             partitions=partitions,
@@ -191,7 +206,7 @@ class LeaderFetcher:
             stream.send(request, timeout_ms=self._config.request_timeout_ms)
             response, payload = stream.receive(timeout_ms=request.max_wait_ms + self._config.request_timeout_ms)
         finally:
-            self.asked_since_s = 0.0
+            self.due_s = 0.0
         if not isinstance(response, FetchResponse) or response.correlation_id != request.correlation_id:
             raise InvalidRequestError(f"{self.address} did not answer the fetch that was sent")
         if response.error_code:
@@ -213,7 +228,7 @@ class LeaderFetcher:
     def _drop_stream(self) -> None:
         with self._assignment.lock:
             stream, self._stream = self._stream, None
-            self.asked_since_s = 0.0
+            self.due_s = 0.0
         if stream is not None:
             stream.close()
 

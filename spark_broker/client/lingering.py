@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from spark_broker.client.record_builder import Record, RecordBuilder, Slot
+from spark_broker.errors import ClosedError
 from spark_broker.model import RecordMetadata, TopicPartition
 
 Dispatch = Callable[[TopicPartition, RecordBuilder], None]
@@ -30,7 +31,10 @@ class Lingering:
         self._closed = False
 
     def add(self, partition: TopicPartition, record: Record, *, alone: bool = False) -> Future[RecordMetadata]:
-        """Take a record; the calling thread hands the slot on when it is full. `alone`: in a batch of its own."""
+        """Take a record; the calling thread hands the slot on when it is full. `alone`: in a batch of its own.
+
+        Raises ClosedError.
+        """
         slot = self._slot(partition)
         while (put := self._put(partition, slot, record, alone=alone)) is None:
             self._hand_on(partition, slot)
@@ -49,17 +53,19 @@ class Lingering:
             self._hand_on(partition, slot)
 
     def close(self) -> None:
-        """Hand on what waits and end the thread."""
-        self.hand_on()
+        """Hand on what waits and end the thread. What comes later is refused."""
         with self._waiting:
             self._closed = True
             self._waiting.notify_all()
+        self.hand_on()
 
     def _put(
         self, partition: TopicPartition, slot: Slot, record: Record, *, alone: bool
     ) -> tuple[Future[RecordMetadata], bool] | None:
         """The record's future, and whether the slot is full now; None: it has to be handed on before."""
         with slot.lock:
+            if self._closed:  # set before the last slots are handed on: what is put behind that would stay for ever
+                raise ClosedError("the producer is closed")
             if slot.builder is None:
                 slot.builder = RecordBuilder(alone=alone)
                 self._expect(partition)

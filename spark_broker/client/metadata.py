@@ -76,7 +76,12 @@ class ClusterMetadata:
     @property
     def stale(self) -> bool:
         """Whether the last answer is older than metadata.max.age.ms."""
-        return self.age_s * 1000 > self._max_age_ms
+        return self.fresh_s < 0
+
+    @property
+    def fresh_s(self) -> float:
+        """Seconds until the last answer is older than metadata.max.age.ms; negative: it is."""
+        return self._max_age_ms / 1000 - self.age_s
 
     def use(self, topics: Iterable[str]) -> None:
         """Refresh these topics too from now on."""

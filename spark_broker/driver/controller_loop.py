@@ -86,7 +86,8 @@ class ControllerLoop(threading.Thread):
         """Decide nothing more. A decision that waits for its store is given up."""
         self._stopped.set()
         self._log.give_up()
-        self._store.shutdown(wait=False)
+        if not self.is_alive():
+            self._store.shutdown(wait=False)
 
     def run(self) -> None:
         try:
@@ -100,6 +101,8 @@ class ControllerLoop(threading.Thread):
                 return
             self._stopped.set()
             self._on_failure(error)
+        finally:
+            self._store.shutdown(wait=False)
 
     def _next_events(self) -> list[Event]:
         """Those that wait, up to a bound; then a tick, when it is due. Heartbeats that wait count before time does."""

@@ -7,6 +7,7 @@ would end the stream), so one background thread cancels the streams whose deadli
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import weakref
@@ -113,6 +114,7 @@ class ClientStream:
         data = pa.py_buffer(wire.encode(message, *payload))
         with self._send_lock:
             self.send_deadline = time.monotonic() + timeout_ms / 1000
+            _reaper.look_at(self.send_deadline)
             try:
                 self._writer.write_metadata(data)  # type: ignore[attr-defined]
             except _TRANSPORT_ERRORS as error:
@@ -125,7 +127,9 @@ class ClientStream:
 
         Raises NetworkError, RequestTimedOutError (the stream is then broken) or the error that ended the stream.
         """
-        self.receive_deadline = 0.0 if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        if timeout_ms is not None:
+            self.receive_deadline = time.monotonic() + timeout_ms / 1000
+            _reaper.look_at(self.receive_deadline)
         try:
             chunk = self._reader.read_chunk()  # type: ignore[attr-defined]
         except _TRANSPORT_ERRORS as error:
@@ -158,14 +162,17 @@ class ClientStream:
 
 
 class _Reaper:
-    """Cancels streams whose deadline has passed: one thread for the whole process, started by the first stream."""
+    """Cancels streams whose deadline has passed: one thread for the whole process, started by the first stream.
 
-    INTERVAL_S = 0.05
+    It sleeps until the earliest deadline that it knows of. A stream sets its deadline first and then says so; the
+    reaper forgets when it is to look before it looks. So whichever comes first, no deadline is missed.
+    """
 
     def __init__(self) -> None:
         self._streams: weakref.WeakSet[ClientStream] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._wake = threading.Event()
+        self._sooner = threading.Condition(self._lock)
+        self._next_look_s = math.inf
         self._thread: threading.Thread | None = None
 
     def watch(self, stream: ClientStream) -> None:
@@ -175,20 +182,37 @@ class _Reaper:
                 self._thread = threading.Thread(target=self._run, name="stream-deadlines", daemon=True)
                 self._thread.start()
 
-    def _run(self) -> None:
-        while not self._wake.wait(self.INTERVAL_S):
-            self._look()
+    def look_at(self, deadline_s: float) -> None:
+        """A stream has this deadline now."""
+        if deadline_s < self._next_look_s:
+            with self._sooner:
+                self._next_look_s = min(deadline_s, self._next_look_s)
+                self._sooner.notify()
 
-    def _look(self) -> None:
-        """A function of its own: a local of the loop above would keep the streams that it names for ever."""
-        now = time.monotonic()
+    def _run(self) -> None:
+        while True:
+            with self._sooner:
+                while (left_s := self._next_look_s - time.monotonic()) > 0:
+                    self._sooner.wait(None if left_s == math.inf else left_s)
+                self._next_look_s = math.inf
+            self.look_at(self._look())
+
+    def _look(self) -> float:
+        """Cancel what is late; the earliest deadline of the others.
+
+        A function of its own: a local of the loop above would keep the streams that it names for ever.
+        """
         with self._lock:
             streams = list(self._streams)
+        now, earliest = time.monotonic(), math.inf
         for stream in streams:
-            deadlines = (stream.receive_deadline, stream.send_deadline)
-            if not stream.timed_out and any(0 < deadline < now for deadline in deadlines):
-                stream.timed_out = True
-                stream.close()
+            for deadline in (stream.receive_deadline, stream.send_deadline):
+                if 0 < deadline <= now and not stream.timed_out:
+                    stream.timed_out = True
+                    stream.close()
+                elif deadline > now:
+                    earliest = min(earliest, deadline)
+        return earliest
 
 
 _reaper = _Reaper()

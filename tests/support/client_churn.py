@@ -58,7 +58,7 @@ class Churn:
                     client.poll(0.1)
             else:
                 for _ in range(3):
-                    client.send("t", b"value").result(5.0)
+                    client.send("t", b"value").result(30)
         finally:
             closer.join()
             client.close()

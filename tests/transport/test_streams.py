@@ -65,8 +65,12 @@ def test_whoever_posts_answers_does_not_wait_for_a_client_that_reads_none() -> N
     posted = threading.Event()
     sent: queue.SimpleQueue[int] = queue.SimpleQueue()
 
+    def send_ahead(stream: ServerStream) -> None:
+        for _ in range(ahead):
+            stream.send(FetchResponse(-1, []), LARGE)
+
     def handler(stream: ServerStream) -> None:
-        blocked = threading.Thread(target=lambda: [stream.send(FetchResponse(-1, []), LARGE) for _ in range(ahead)])
+        blocked = threading.Thread(target=send_ahead, args=(stream,))
         blocked.start()
         eventually(lambda: stream.sending_for_s > 0.2, 30, "a client that takes nothing")
         for number in range(count):
@@ -110,14 +114,14 @@ def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
     done = threading.Event()
 
     def handler(stream: ServerStream) -> None:
-        for _ in range(40):
+        for _ in range(60):
             stream.send(FetchResponse(1, []), LARGE)
         done.set()
 
-    with serving(handler, send_timeout_ms=1000) as connection:
+    with serving(handler, send_timeout_ms=3000) as connection:
         stream = connection.open_stream("s")
         pause = threading.Event()
-        for _ in range(40):
+        for _ in range(60):
             pause.wait(0.1)
             read(stream, 1)
         assert done.wait(30)

@@ -180,7 +180,7 @@ class Producer:
         headers: Headers | None,
         timestamp: datetime | int | None,
     ) -> Future[RecordMetadata]:
-        # Every line of this runs once a record: what can be is remembered in the target, or left to the micro-batch.
+        # This runs for each record: what can be remembered is in the target, what can wait is done for the micro-batch.
         try:
             target = self._targets.get(topic)
             if target is None or target.cluster is not self._metadata.view:

@@ -48,8 +48,6 @@ class SendResult:
     def give_fields(self, record: FutureRecordMetadata) -> None:
         """A thread looks at the record as a Future."""
         with self._lock:
-            if record.has_fields:
-                return  # another thread was first
             record.take_fields(self.outcome)
             if self.outcome is None:
                 self._watched[record.index] = record
@@ -112,7 +110,10 @@ class FutureRecordMetadata(Future[RecordMetadata]):
         return "_condition" in self.__dict__
 
     def take_fields(self, outcome: Outcome | None) -> None:
-        """Become a Future like any other, all at once, with the callbacks that there are. Under the batch's lock."""
+        """Become a Future like any other, all at once. Under the batch's lock.
+
+        What it has already stays: callbacks, and every field where another thread was first.
+        """
         fields: Future[RecordMetadata] = Future()
         if outcome is not None:
             self._finish(fields, outcome)

@@ -203,6 +203,29 @@ def test_a_typed_topic_takes_no_single_records(cluster: FakeCluster, producer: P
             producer.send("t", b"v").result(WAIT_S)
 
 
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_records_that_many_threads_send_are_where_their_futures_say(cluster: FakeCluster, linger_ms: int) -> None:
+    cluster.create("t", 2)
+    sent: list[list[tuple[str, Future[RecordMetadata]]]] = [[] for _ in range(4)]
+    with Producer(cluster.bootstrap, linger_ms=linger_ms, batch_size=1000) as producer:
+
+        def run(thread: int) -> None:
+            for n in range(200):
+                sent[thread].append((f"{thread}-{n}", producer.send("t", f"{thread}-{n}", f"{thread}")))
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+    stored = stored_values(cluster)
+    assert sum(map(len, stored)) == 800
+    for records in sent:
+        places = [future.result(0) for _, future in records]
+        assert [stored[place.partition][place.offset] for place in places] == [value for value, _ in records]
+        assert [place.offset for place in places] == sorted(place.offset for place in places), "order is kept"
+
+
 def test_what_send_returns_is_a_future(cluster: FakeCluster, producer: Producer) -> None:
     cluster.create("t")
     called: list[Future[RecordMetadata]] = []

@@ -7,11 +7,12 @@ figures are printed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -66,6 +67,15 @@ class StartFigures(msgspec.Struct, frozen=True):
     second_query_s: float
 
 
+class SendFigures(msgspec.Struct, frozen=True):
+    """Records of one thread that sends them one by one, until the last is acknowledged."""
+
+    keyed: bool
+    records: int
+    seconds: float
+    records_per_s: float
+
+
 class Report(msgspec.Struct):
     """Everything that was measured, raw."""
 
@@ -74,6 +84,7 @@ class Report(msgspec.Struct):
     produce_acks_1: list[ProduceFigures] = []
     produce_acks_all: list[ProduceFigures] = []
     consume: list[ConsumeFigures] = []
+    send: list[SendFigures] = []
     append: ProduceFigures | None = None
     start: StartFigures | None = None
     faults: list[FaultFigures] = []
@@ -89,6 +100,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-records", type=int, default=10_000, help="records of a micro-batch (default 10,000)")
     parser.add_argument("--partitions", type=int, default=3, help="partitions of the topics (default 3)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each throughput; the median counts (default 3)")
+    parser.add_argument("--sends", type=int, default=300_000, help="records of one run of send() (default 300,000)")
     parser.add_argument("--appends", type=int, default=1000, help="single synchronous appends (default 1,000)")
     parser.add_argument("--kills", type=int, default=10, help="kills of each kind (default 10)")
     parser.add_argument("--cancels", type=int, default=5, help="times that every job is cancelled (default 5)")
@@ -133,6 +145,7 @@ def measure(options: argparse.Namespace) -> Report:
                 report.start = first_use(cluster.bootstrap_servers, spark, watch)
             if "throughput" in wanted:
                 throughput(cluster.bootstrap_servers, options, report)
+                one_by_one(cluster.bootstrap_servers, options, report)
             if "latency" in wanted:
                 latency(cluster.bootstrap_servers, options, report)
             if "failover" in wanted:
@@ -210,6 +223,34 @@ def throughput(bootstrap: str, options: argparse.Namespace, report: Report) -> N
     delete_topics(bootstrap, "perf-acks-1", "perf-acks-all")
 
 
+def one_by_one(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
+    """`Producer.send` of single records in one thread, without keys and with a thousand of them."""
+    make_topic(bootstrap, "sends", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
+    keyless: list[bytes | None] = [None]
+    for keys in (keyless, [f"key-{number:06}".encode() for number in range(1000)]):
+        for number in range(options.runs):
+            with err.status(f"send() one by one: run {number + 1} of {options.runs}"):
+                report.send.append(send_each(bootstrap, "sends", options.sends, keys))
+            err.print(f"send() one by one{_keys(report.send[-1].keyed)}: {report.send[-1].records_per_s:,} records/s")
+    delete_topics(bootstrap, "sends")
+
+
+def send_each(bootstrap: str, topic: str, records: int, keys: Sequence[bytes | None]) -> SendFigures:
+    """The records take the keys in turns; a tenth as many go before. Raises the error of one that failed."""
+    value, turns = b"x" * RECORD_BYTES, itertools.cycle(keys)
+    with Producer(bootstrap, acks="all") as producer:
+        for key in itertools.islice(turns, records // 10):
+            producer.send(topic, value, key)
+        producer.flush()
+        started = time.perf_counter()
+        futures = [producer.send(topic, value, key) for key in itertools.islice(turns, records)]
+        producer.flush()
+        seconds = time.perf_counter() - started
+        for future in futures:
+            future.result()
+    return SendFigures(keys[0] is not None, records, round(seconds, 4), round(records / seconds))
+
+
 def latency(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
     """One append of 100 rows after the other, each awaited."""
     make_topic(bootstrap, "latency", 1, BROKERS)
@@ -270,6 +311,11 @@ def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
     for name, results, goal in runs:
         if results:
             figures.append(Figure(name, f"{_median(results, lambda one: one.records_per_s):,.0f} records/s", goal))
+    for keyed, goal in ((False, "250,000 records/s"), (True, "")):
+        sends = [one.records_per_s for one in report.send if one.keyed is keyed]
+        if sends:
+            name = f"send() one by one, acks=all, RF 3 ({RECORD_BYTES}-byte records{_keys(keyed)})"
+            figures.append(Figure(name, f"{statistics.median(sends):,.0f} records/s", goal))
     if report.append is not None:
         found = report.append.latency
         text = f"median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms over {found.count:,}"
@@ -287,6 +333,10 @@ def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
             if (those := [one for one in faults if one.fault == name])
         ]
     return figures
+
+
+def _keys(keyed: bool) -> str:
+    return " with keys" if keyed else ""
 
 
 def _start(one: StartFigures) -> Figure:

@@ -5,83 +5,82 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 
-from spark_broker.client.record_builder import Record, RecordBuilder, Slot
-from spark_broker.errors import ClosedError
-from spark_broker.model import RecordMetadata, TopicPartition
+from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
+from spark_broker.client.send_result import FutureRecordMetadata
+from spark_broker.model import TopicPartition
 
 Dispatch = Callable[[TopicPartition, RecordBuilder], None]
-"""Hands a full builder on; it never raises: the builder's futures say what went wrong."""
+"""Hands a full builder on; it never raises: the builder's result says what went wrong."""
 
 
 class Lingering:
     """The records of `send` that are not in a micro-batch yet. Safe for use by many threads."""
 
-    def __init__(self, dispatch: Dispatch, *, linger_ms: int, batch_size_bytes: int, name: str) -> None:
+    def __init__(self, dispatch: Dispatch, *, linger_ms: int, name: str) -> None:
         self._dispatch = dispatch
         self._linger_s = linger_ms / 1000
-        self._batch_size_bytes = batch_size_bytes
         self._name = name
         self._lock = threading.Lock()
         self._slots: dict[TopicPartition, Slot] = {}
         self._waiting = threading.Condition(self._lock)
-        self._due: dict[TopicPartition, float] = {}  # oldest first: every slot waits equally long
+        self._due: dict[Slot, float] = {}  # oldest first: every slot waits equally long
         self._thread: threading.Thread | None = None
+        self._idle = True  # whether the thread waits until it is notified
         self._closed = False
 
-    def add(self, partition: TopicPartition, record: Record, *, alone: bool = False) -> Future[RecordMetadata]:
-        """Take a record; the calling thread hands the slot on when it is full. `alone`: in a batch of its own.
+    def slot(self, partition: TopicPartition) -> Slot:
+        """Where records of the partition gather: always the same one."""
+        with self._lock:
+            return self._slots.setdefault(partition, Slot(partition))
 
-        Raises ClosedError.
+    def add(
+        self,
+        slot: Slot,
+        batch_bytes: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Pairs | None,
+        timestamp_us: int,
+        size_bytes: int,
+    ) -> FutureRecordMetadata:
+        """Take a record; the calling thread hands the slot on when it is full.
+
+        A micro-batch takes records of `batch_bytes` together, or one that is larger.
         """
-        slot = self._slot(partition)
-        while (put := self._put(partition, slot, record, alone=alone)) is None:
-            self._hand_on(partition, slot)
-        future, full = put
-        if full:
-            self._hand_on(partition, slot)
-        return future
+        while True:
+            future, waits = None, True
+            with slot.lock:
+                builder = slot.builder
+                if builder is None:
+                    builder = slot.builder = RecordBuilder(batch_bytes)
+                    future = builder.add(key, value, headers, timestamp_us, size_bytes)
+                    waits = self._expect(slot)
+                elif size_bytes <= builder.room_bytes:
+                    future = builder.add(key, value, headers, timestamp_us, size_bytes)
+                if future is not None and waits and builder.room_bytes > 0:
+                    return future
+            self._hand_on(slot)
+            if future is not None:
+                return future
 
     def hand_on(self, topic: str | None = None) -> None:
         """Hand on what waits, of one topic or of all, and wait for what another thread is just handing on."""
         if not self._slots:
             return
         with self._lock:
-            slots = [(tp, slot) for tp, slot in self._slots.items() if topic is None or tp.topic == topic]
-        for partition, slot in slots:
-            self._hand_on(partition, slot)
+            slots = [slot for tp, slot in self._slots.items() if topic is None or tp.topic == topic]
+        for slot in slots:
+            self._hand_on(slot)
 
     def close(self) -> None:
-        """Hand on what waits and end the thread. What comes later is refused."""
+        """Hand on what waits and end the thread. What is added from now on is handed on at once."""
         with self._waiting:
             self._closed = True
             self._waiting.notify_all()
         self.hand_on()
 
-    def _put(
-        self, partition: TopicPartition, slot: Slot, record: Record, *, alone: bool
-    ) -> tuple[Future[RecordMetadata], bool] | None:
-        """The record's future, and whether the slot is full now; None: it has to be handed on before."""
-        with slot.lock:
-            if self._closed:  # set before the last slots are handed on: what is put behind that would stay for ever
-                raise ClosedError("the producer is closed")
-            if slot.builder is None:
-                slot.builder = RecordBuilder(alone=alone)
-                self._expect(partition)
-            elif not slot.builder.fits(record, self._batch_size_bytes, alone=alone):
-                return None
-            future = slot.builder.add(record)
-            return future, alone or not self._linger_s or slot.builder.size_bytes >= self._batch_size_bytes
-
-    def _slot(self, partition: TopicPartition) -> Slot:
-        slot = self._slots.get(partition)
-        if slot is None:
-            with self._lock:
-                slot = self._slots.setdefault(partition, Slot())
-        return slot
-
-    def _hand_on(self, partition: TopicPartition, slot: Slot, *, due_s: float = float("inf")) -> None:
+    def _hand_on(self, slot: Slot, *, due_s: float = float("inf")) -> None:
         """Hand on what the slot holds, if it began by `due_s`. Others may fill the slot again meanwhile."""
         with slot.order:
             with slot.lock:
@@ -90,28 +89,38 @@ class Lingering:
                     return
                 slot.builder = None
                 with self._lock:
-                    self._due.pop(partition, None)
-            self._dispatch(partition, builder)
+                    self._due.pop(slot, None)
+            self._dispatch(slot.topic_partition, builder)
 
-    def _expect(self, partition: TopicPartition) -> None:
+    def _expect(self, slot: Slot) -> bool:
+        """Whether the thread hands the slot's new builder on when it is due; otherwise the caller does, at once."""
+        if not self._linger_s:
+            return False
         with self._waiting:
-            self._due[partition] = time.monotonic() + self._linger_s
+            if self._closed:
+                return False
+            self._due[slot] = time.monotonic() + self._linger_s
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"{self._name}-linger", daemon=True)
                 self._thread.start()
-            if len(self._due) == 1:
+            # Otherwise it wakes up by itself before this slot is due: it waits for an older one.
+            if self._idle:
                 self._waiting.notify_all()
+            return True
 
     def _run(self) -> None:
         while True:
             with self._waiting:
-                self._waiting.wait_for(lambda: self._closed or self._due)
                 if self._closed:
                     return
-                partition, due_s = next(iter(self._due.items()))
+                self._idle = not self._due
+                if self._idle:
+                    self._waiting.wait()
+                    continue
+                slot, due_s = next(iter(self._due.items()))
                 left_s = due_s - time.monotonic()
                 if left_s > 0:
                     self._waiting.wait(left_s)
                     continue
             # It may have been handed on meanwhile, and a new one begun.
-            self._hand_on(partition, self._slot(partition), due_s=due_s - self._linger_s)
+            self._hand_on(slot, due_s=due_s - self._linger_s)

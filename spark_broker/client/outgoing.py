@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -113,17 +113,3 @@ class AppendResult:
             self.future.set_exception(errors[0])
         else:
             self.future.set_result([one for one in self._outcomes if isinstance(one, RecordMetadata)])
-
-
-def complete_records(futures: Sequence[Future[RecordMetadata]]) -> Callable[[Outcome], None]:
-    """Where a batch of `send` reports: record i of it has offset `base_offset + i`."""
-
-    def complete(outcome: Outcome) -> None:
-        for index, future in enumerate(futures):
-            if isinstance(outcome, SparkBrokerError):
-                future.set_exception(outcome)
-            else:
-                offset = outcome.base_offset + index if outcome.base_offset >= 0 else -1
-                future.set_result(RecordMetadata(outcome.topic, outcome.partition, offset, 1))
-
-    return complete

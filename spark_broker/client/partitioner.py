@@ -15,12 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_broker.errors import SchemaMismatchError
-from spark_broker.protocol.murmur2 import Bytes, Positions, murmur2_rows
+from spark_broker.protocol.murmur2 import Bytes, Positions, murmur2_rows, partition_of
 
 Partitions = npt.NDArray[np.int64]
 
 UNKEYED = -1
 _NULL_LENGTH = 0xFFFFFFFF
+
+REMEMBERED_KEYS = 16_384
+REMEMBERED_KEY_BYTES = 128
 
 
 class _Keys(NamedTuple):
@@ -30,6 +33,25 @@ class _Keys(NamedTuple):
     starts: Positions
     lengths: Positions
     valid: npt.NDArray[np.bool_]
+
+
+class KeyPartitions(dict[bytes, int]):
+    """The partition of each key of `send`. Keys come again: short ones are remembered.
+
+    `partitions`: how many the topic has.
+    """
+
+    def __init__(self, partitions: int) -> None:
+        super().__init__()
+        self.partitions = partitions
+
+    def __missing__(self, key: bytes) -> int:
+        partition = partition_of(key, self.partitions)
+        if len(key) <= REMEMBERED_KEY_BYTES:
+            if len(self) >= REMEMBERED_KEYS:
+                self.clear()
+            self[key] = partition
+        return partition
 
 
 def partition_batch(
@@ -53,7 +75,8 @@ def partition_batch(
         return [(int(used[0]), batch)]
     # A stable sort keeps the rows' order; of 16-bit integers it is a radix sort.
     order = np.argsort(wanted.astype(np.uint16) if partitions <= 65_536 else wanted, kind="stable")
-    sorted_rows = batch.take(pa.array(order))
+    # Not by `pa.array`, which imports pandas.
+    sorted_rows = batch.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)], 0))
     ends = np.cumsum(counts)
     return [(int(p), sorted_rows.slice(int(ends[p] - counts[p]), int(counts[p]))) for p in used]
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from types import TracebackType
@@ -14,14 +16,22 @@ from typing import Self, TypeVar
 
 import pyarrow as pa
 
-from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.inputs import METADATA_BYTES, conformed, within_size
 from spark_broker.client.lingering import Lingering
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.outgoing import AppendResult, Outcome, OutgoingBatch, complete_records
-from spark_broker.client.partitioner import partition_batch
-from spark_broker.client.record_builder import Headers, RecordBuilder, make_record
+from spark_broker.client.outgoing import AppendResult, Outcome, OutgoingBatch
+from spark_broker.client.partitioner import KeyPartitions, partition_batch
+from spark_broker.client.record_builder import (
+    RECORD_OVERHEAD_BYTES,
+    Headers,
+    RecordBuilder,
+    Slot,
+    to_bytes,
+    to_pairs,
+    to_us,
+)
 from spark_broker.client.retry import Backoff, Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config, parse_addresses
@@ -40,7 +50,6 @@ from spark_broker.errors import (
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
-from spark_broker.protocol.murmur2 import partition_of
 
 _T = TypeVar("_T")
 
@@ -51,6 +60,17 @@ logger = logging.getLogger(__name__)
 
 CLOSE_AFTER_ERROR_S = 5.0
 """A `with` block that ends in an exception waits this long for what is under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class _SendTarget:
+    """A topic as `send` sees it under one view of the cluster. `slots`: by partition, those that were used."""
+
+    cluster: ClusterView
+    topic: TopicView
+    batch_bytes: int
+    key_partitions: KeyPartitions
+    slots: dict[int, Slot]
 
 
 class Producer:
@@ -90,12 +110,12 @@ class Producer:
         self._lingering = Lingering(
             self._dispatch,
             linger_ms=self._config.linger_ms,
-            batch_size_bytes=self._config.batch_size,
             name=self._config.client_id or "producer",
         )
         self._transactions = self._open_transactions()
         self._sticky_counter = count()
         self._sticky: dict[str, int] = {}
+        self._targets: dict[str, _SendTarget] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -146,20 +166,44 @@ class Producer:
         raises.
         """
         self._check_open()
-        with self._state or _ADMITTED:
-            try:
-                view = self._topic(topic, Deadline.after_ms(self._config.max_block_ms))
-                if not view.has_default_schema:
-                    columns = ", ".join(view.schema.names)
-                    raise SchemaMismatchError(f"topic {topic!r} has columns {columns}: use append()")
-                record = make_record(value, key, headers, timestamp)
-                number = self._record_partition(view, record.key, partition)
-            except ClosedError:
-                raise
-            except SparkBrokerError as error:
-                return self._failed(error)
-            alone = record.size_bytes + METADATA_BYTES > min(view.settings.max_message_bytes, self._config.batch_size)
-            return self._lingering.add(TopicPartition(topic, number), record, alone=alone)
+        if self._state is None:
+            return self._send(topic, value, key, partition, headers, timestamp)
+        with self._state:
+            return self._send(topic, value, key, partition, headers, timestamp)
+
+    def _send(
+        self,
+        topic: str,
+        value: object,
+        key: object,
+        partition: int | None,
+        headers: Headers | None,
+        timestamp: datetime | int | None,
+    ) -> Future[RecordMetadata]:
+        # This runs for each record: what can be remembered is in the target, what can wait is done for the micro-batch.
+        try:
+            target = self._targets.get(topic)
+            if target is None or target.cluster is not self._metadata.view:
+                target = self._target(topic)
+            value = to_bytes(value, "value")
+            size_bytes = RECORD_OVERHEAD_BYTES if value is None else RECORD_OVERHEAD_BYTES + len(value)
+            if key is not None:
+                key = to_bytes(key, "key") or b""
+                size_bytes += len(key)
+            pairs = None
+            if headers is not None:
+                pairs, header_bytes = to_pairs(headers)
+                size_bytes += header_bytes
+            timestamp_us = time.time_ns() // 1000 if timestamp is None else to_us(timestamp)
+            number = self._record_partition(target, key, partition)
+        except ClosedError:
+            raise
+        except SparkBrokerError as error:
+            return self._failed(error)
+        slot = target.slots.get(number)
+        if slot is None:
+            slot = target.slots[number] = self._lingering.slot(TopicPartition(topic, number))
+        return self._lingering.add(slot, target.batch_bytes, key, value, pairs, timestamp_us, size_bytes)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything appended so far is acknowledged or has failed (its Future says which).
@@ -310,19 +354,35 @@ class Producer:
         # The sender refreshes what is in use; only a topic's first append waits for a broker.
         return self._metadata.view.topic(name) or self._metadata.topic(name, deadline)
 
+    def _target(self, name: str) -> _SendTarget:
+        """What `send` needs to know of a topic, as the view of the cluster is now."""
+        cluster = self._metadata.view
+        view = self._topic(name, Deadline.after_ms(self._config.max_block_ms))
+        if not view.has_default_schema:
+            columns = ", ".join(view.schema.names)
+            raise SchemaMismatchError(f"topic {name!r} has columns {columns}: use append()")
+        batch_bytes = min(view.settings.max_message_bytes - METADATA_BYTES, self._config.batch_size)
+        old = self._targets.get(name)
+        keys = None if old is None else old.key_partitions
+        if keys is None or keys.partitions != len(view.partitions):
+            keys = KeyPartitions(len(view.partitions))
+        slots = {} if old is None else old.slots
+        target = self._targets[name] = _SendTarget(cluster, view, batch_bytes, keys, slots)
+        return target
+
     def _parts(self, view: TopicView, batch: pa.RecordBatch, partition: int | None) -> list[tuple[int, pa.RecordBatch]]:
         if partition is not None:
             return [(self._checked(view, partition), batch)]
         return partition_batch(batch, view.key_columns, len(view.partitions), sticky=self._next_sticky(view))
 
-    def _record_partition(self, view: TopicView, key: bytes | None, partition: int | None) -> int:
+    def _record_partition(self, target: _SendTarget, key: bytes | None, partition: int | None) -> int:
         if partition is not None:
-            return self._checked(view, partition)
+            return self._checked(target.topic, partition)
         if key is not None:
-            return partition_of(key, len(view.partitions))
-        sticky = self._sticky.get(view.name, -1)
-        if not 0 <= sticky < len(view.partitions):
-            sticky = self._sticky[view.name] = self._next_sticky(view)
+            return target.key_partitions[key]
+        sticky = self._sticky.get(target.topic.name, -1)
+        if not 0 <= sticky < len(target.topic.partitions):
+            sticky = self._sticky[target.topic.name] = self._next_sticky(target.topic)
         return sticky
 
     def _checked(self, view: TopicView, partition: int) -> int:
@@ -361,7 +421,7 @@ class Producer:
 
     def _dispatch(self, where: TopicPartition, builder: RecordBuilder) -> None:
         """A slot of `send` is full or due."""
-        complete = complete_records(builder.futures)
+        complete = builder.result.complete
         deadline = Deadline.after_ms(self._config.max_block_ms)
         if self._sticky.get(where.topic) == where.partition:
             self._sticky.pop(where.topic, None)

@@ -4,75 +4,65 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from types import NoneType
 
+import numpy as np
 import pyarrow as pa
 
-from spark_broker.errors import InvalidDataError, InvalidTimestampError
-from spark_broker.model import RecordMetadata
-from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.client.send_result import FutureRecordMetadata, SendResult
+from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError
+from spark_broker.model import TopicPartition
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
+
+Pairs = list[tuple[bytes, bytes | None]]
+"""The headers of a record: names in UTF-8, and values."""
 
 RECORD_OVERHEAD_BYTES = 32
 """What a record takes besides its bytes: offsets, timestamp, validity."""
 
+HEADER_OVERHEAD_BYTES = 9
+"""What a header takes besides its bytes: two offsets, validity."""
+
 _MAX_TIMESTAMP_MS = 2**63 // 1000 - 1
+_MAX_COLUMN_BYTES = 2**31 - 1
+_MICROSECOND = datetime.resolution
+_HEADERS_TYPE = DEFAULT_SCHEMA.field("headers").type
 
 
-class Record(NamedTuple):
-    """One record, checked."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]] | None
-    timestamp_us: int
-    size_bytes: int
-
-
-def make_record(
-    value: bytes | str | None,
-    key: bytes | str | None,
-    headers: Headers | None,
-    timestamp: datetime | int | None,
-) -> Record:
-    """Check what `send` was given; text becomes UTF-8. Raises InvalidDataError or InvalidTimestampError."""
-    key_bytes, value_bytes, pairs = _to_bytes(key, "key"), _to_bytes(value, "value"), _to_headers(headers)
-    size_bytes = len(key_bytes or b"") + len(value_bytes or b"") + RECORD_OVERHEAD_BYTES
-    if pairs:
-        size_bytes += sum(len(name) + len(data or b"") for name, data in pairs)
-    return Record(key_bytes, value_bytes, pairs, _to_us(timestamp), size_bytes)
-
-
-def _to_bytes(data: object, what: str) -> bytes | None:
+def to_bytes(data: object, what: str) -> bytes | None:
+    """Text becomes UTF-8. Raises InvalidDataError."""
     if data is None or isinstance(data, bytes):
         return data
     if isinstance(data, str):
-        return data.encode()
+        try:
+            return data.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidDataError(f"{what} is not Unicode text: {error}") from None
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
     raise InvalidDataError(f"{what} is {type(data).__name__}; it must be bytes, text or None")
 
 
-def _to_headers(headers: Headers | None) -> list[tuple[str, bytes | None]] | None:
-    if headers is None:
-        return None
+def to_pairs(headers: Headers) -> tuple[Pairs, int]:
+    """The headers and the bytes that they take. Raises InvalidDataError."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
-        found = [(name, _to_bytes(value, f"header {name!r}")) for name, value in pairs]
+        checked = [(name, to_bytes(value, f"header {name!r}")) for name, value in pairs]
     except (TypeError, ValueError):
         raise InvalidDataError("headers are pairs of a name and bytes") from None
-    if not all(isinstance(name, str) for name, _ in found):
+    if not all(isinstance(name, str) for name, _ in checked):
         raise InvalidDataError("the name of a header is text")
-    return found
+    encoded = [(to_bytes(name, "the name of a header") or b"", value) for name, value in checked]
+    return encoded, sum(len(name) + len(value or b"") + HEADER_OVERHEAD_BYTES for name, value in encoded)
 
 
-def _to_us(timestamp: object) -> int:
-    if timestamp is None:
-        return time.time_ns() // 1000
+def to_us(timestamp: object) -> int:
+    """Microseconds since 1970. Raises InvalidDataError or InvalidTimestampError."""
     if isinstance(timestamp, datetime):
         # As everywhere in Python, a datetime without a zone is local time.
         moment = timestamp.astimezone(UTC)
@@ -84,53 +74,93 @@ def _to_us(timestamp: object) -> int:
     return timestamp * 1000
 
 
-_MICROSECOND = datetime.resolution
-
-
-def _header_rows(record: Record) -> list[dict[str, object]] | None:
-    return None if record.headers is None else [{"key": name, "value": data} for name, data in record.headers]
-
-
 class RecordBuilder:
     """Records of one partition that wait for `linger.ms` or `batch.size`. Guarded by its slot's lock.
 
-    `alone`: it holds one record, and takes no other.
+    `room_bytes` is what is left of `batch.size`. It is negative where a single record is larger.
     """
 
-    def __init__(self, *, alone: bool = False) -> None:
-        self._alone = alone
-        self.records: list[Record] = []
-        self.futures: list[Future[RecordMetadata]] = []
-        self.size_bytes = 0
+    __slots__ = ("_headers", "_keys", "_timestamps_us", "_values", "first_at_s", "result", "room_bytes")
+
+    def __init__(self, room_bytes: int) -> None:
+        self.room_bytes = room_bytes
         self.first_at_s = time.monotonic()
+        self.result = SendResult()
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._headers: dict[int, Pairs] = {}  # by the record's index; most records have none
+        self._timestamps_us = array("q")
 
-    def fits(self, record: Record, limit_bytes: int, *, alone: bool) -> bool:
-        return not (alone or self._alone) and self.size_bytes + record.size_bytes <= limit_bytes
-
-    def add(self, record: Record) -> Future[RecordMetadata]:
-        future: Future[RecordMetadata] = Future()
-        future.set_running_or_notify_cancel()
-        self.records.append(record)
-        self.futures.append(future)
-        self.size_bytes += record.size_bytes
-        return future
+    def add(
+        self, key: bytes | None, value: bytes | None, headers: Pairs | None, timestamp_us: int, size_bytes: int
+    ) -> FutureRecordMetadata:
+        """Take a record, whether there is room or not."""
+        values = self._values
+        index = len(values)
+        values.append(value)
+        self._keys.append(key)
+        self._timestamps_us.append(timestamp_us)
+        if headers is not None:
+            self._headers[index] = headers
+        self.room_bytes -= size_bytes
+        return FutureRecordMetadata(self.result, index)
 
     def build(self) -> pa.RecordBatch:
-        """The records as one batch of Kafka's record."""
-        columns = [
-            [record.key for record in self.records],
-            [record.value for record in self.records],
-            [_header_rows(record) for record in self.records],
-            [record.timestamp_us for record in self.records],
+        """The records as one batch of Kafka's record. Raises MessageTooLargeError for more than Arrow takes."""
+        timestamps = pa.py_buffer(self._timestamps_us)
+        arrays = [
+            _binary_array(self._keys),
+            _binary_array(self._values),
+            self._header_array(),
+            pa.Array.from_buffers(TIMESTAMP_TYPE, len(self._values), [None, timestamps], 0),
         ]
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, DEFAULT_SCHEMA, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=DEFAULT_SCHEMA)
+
+    def _header_array(self) -> pa.Array:
+        count = len(self._values)
+        if not self._headers:
+            return pa.nulls(count, _HEADERS_TYPE)
+        records = [self._headers.get(index) for index in range(count)]
+        pairs = [pair for record in records for pair in record or ()]
+        names = _binary_array([name for name, _ in pairs], pa.string())
+        values = _binary_array([value for _, value in pairs])
+        structs = pa.StructArray.from_arrays([names, values], fields=list(_HEADERS_TYPE.value_type))
+        offsets = _offsets([len(record or ()) for record in records])
+        return pa.Array.from_buffers(_HEADERS_TYPE, count, [_validity(records), offsets], children=[structs])
+
+
+def _binary_array(items: Sequence[bytes | None], kind: pa.DataType = pa.binary()) -> pa.Array:  # noqa: B008
+    """Not by `pa.array`, which is slower and imports pandas."""
+    kinds = set(map(type, items))
+    if kinds == {NoneType}:
+        return pa.nulls(len(items), kind)
+    validity = _validity(items) if NoneType in kinds else None
+    found = [item or b"" for item in items]
+    return pa.Array.from_buffers(
+        kind, len(items), [validity, _offsets([*map(len, found)]), pa.py_buffer(b"".join(found))]
+    )
+
+
+def _offsets(lengths: Sequence[int]) -> pa.Buffer:
+    """Where each item begins, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] > _MAX_COLUMN_BYTES:
+        raise MessageTooLargeError(f"{offsets[-1]} bytes are more than a column of a batch takes")
+    return pa.py_buffer(offsets.astype(np.int32))
+
+
+def _validity(items: Sequence[object]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits([item is not None for item in items], bitorder="little"))
 
 
 class Slot:
     """Where a partition's records gather. `order` is held while a builder is handed on: none overtakes another."""
 
-    def __init__(self) -> None:
+    __slots__ = ("builder", "lock", "order", "topic_partition")
+
+    def __init__(self, topic_partition: TopicPartition) -> None:
+        self.topic_partition = topic_partition
         self.order = threading.Lock()
         self.lock = threading.Lock()
         self.builder: RecordBuilder | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import numpy.typing as npt
 SEED = 0x9747B28C
 _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
+
+_UNPACK_WORDS = [struct.Struct(f"<{words}I").unpack_from for words in range(33)]
+"""Reads the whole words of a key, by their number: keys of up to 131 bytes."""
 
 LONG_KEY_BYTES = 1024
 """Keys longer than this are hashed one by one: a step over the column costs more than its words are worth."""
@@ -22,17 +26,17 @@ Hashes = npt.NDArray[np.uint32]
 def murmur2(data: bytes) -> int:
     """The hash of one key, as Java's signed 32-bit int."""
     length = len(data)
-    h = (SEED ^ length) & _MASK
-    words_end = length - length % 4
-    for (k,) in np.frombuffer(data[:words_end], dtype="<u4").reshape(-1, 1).tolist():
-        k = (k * _M) & _MASK
-        k ^= k >> 24
-        h = ((h * _M) & _MASK) ^ ((k * _M) & _MASK)
+    h = SEED ^ length
+    words = length >> 2
+    unpack = _UNPACK_WORDS[words] if words < len(_UNPACK_WORDS) else struct.Struct(f"<{words}I").unpack_from
+    for k in unpack(data):
+        k = k * _M & _MASK
+        h = (h * _M ^ (k ^ k >> 24) * _M) & _MASK
     if length % 4:
-        h ^= int.from_bytes(data[words_end:], "little")
-        h = (h * _M) & _MASK
+        h ^= int.from_bytes(data[words << 2 :], "little")
+        h = h * _M & _MASK
     h ^= h >> 13
-    h = (h * _M) & _MASK
+    h = h * _M & _MASK
     h ^= h >> 15
     return h - 2**32 if h >= 2**31 else h
 

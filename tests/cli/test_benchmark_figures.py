@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, longest_gap_within_s
 from benchmarks.figures import BEGIN, DOCUMENT, END, Figure, write
-from benchmarks.run import Report, arguments, summary
+from benchmarks.run import Report, SendFigures, arguments, summary
 from spark_broker.cli.measure import Latency, ProduceFigures
 from spark_broker.errors import InvalidDataError
 
@@ -69,6 +69,13 @@ def test_each_kind_of_fault_is_a_line_and_those_beside_busy_processes_are_others
     assert [one.name.endswith("beside 4 busy processes") for one in figures] == [*[False] * len(FAULTS), True]
     assert "others begun anew: 1" in figures[1].result
     assert "elections: 1" in figures[3].result
+
+
+def test_sends_with_keys_and_without_are_two_lines() -> None:
+    runs = [SendFigures(keyed, 10, 1.0, speed) for keyed in (False, True) for speed in (30, 10, 20 + keyed)]
+    figures = summary(Report("machine", "local", send=runs), arguments([]))
+    assert [(one.result, one.goal) for one in figures] == [("20 records/s", "250,000 records/s"), ("21 records/s", "")]
+    assert ["with keys" in one.name for one in figures] == [False, True]
 
 
 def test_only_what_was_measured_is_reported_and_the_median_counts() -> None:

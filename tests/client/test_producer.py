@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 
 import pandas as pd
@@ -27,6 +28,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.model import RecordMetadata
 from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import AppendRequest, GetMetadata
 from spark_broker.protocol.murmur2 import partition_of
@@ -149,6 +151,92 @@ def test_a_full_batch_is_sent_before_linger_ms(cluster: FakeCluster) -> None:
     with Producer(cluster.bootstrap, linger_ms=3_600_000, batch_size=1000) as producer:
         first = [producer.send("t", b"x" * 100) for _ in range(8)]
         assert first[0].result(WAIT_S).offset == 0
+
+
+def test_small_records_are_never_too_large_together(cluster: FakeCluster) -> None:
+    """batch.size is larger than what the topic takes."""
+    cluster.create("t", config={"max.message.bytes": "4000"})
+    with Producer(cluster.bootstrap, linger_ms=3_600_000, batch_size=1_000_000) as producer:
+        sent = [producer.send("t", b"x" * 100, headers={"h": b"", "i": None}) for _ in range(100)]
+        producer.flush()
+        assert [future.result(WAIT_S).offset for future in sent] == list(range(100))
+    assert 4 <= len(cluster.arrivals) <= 8
+
+
+def test_batches_of_records_without_keys_take_turns(cluster: FakeCluster) -> None:
+    cluster.create("t", 3)
+    cluster.elect("t", 1, -1)
+    with Producer(cluster.bootstrap, linger_ms=3_600_000) as producer:
+        for name in "abcd":
+            first, second = producer.send("t", name), producer.send("t", name.upper())
+            producer.flush()
+            assert first.result(0).partition == second.result(0).partition
+    assert stored_values(cluster) == [["a", "A", "c", "C"], [], ["b", "B", "d", "D"]]
+
+
+def test_records_with_keys_keep_their_order_and_go_where_kafka_sends_them(cluster: FakeCluster) -> None:
+    cluster.create("t", 4)
+    rows = [(f"key-{n % 7}", f"{n}") for n in range(60)]
+    with Producer(cluster.bootstrap) as producer:
+        for key, value in rows:
+            producer.send("t", value, key)
+    assert stored_values(cluster) == [[v for k, v in rows if partition_of(k.encode(), 4) == p] for p in range(4)]
+
+
+def test_keys_go_to_partitions_that_were_added(cluster: FakeCluster, wait_until: WaitUntil) -> None:
+    cluster.create("t", 1)
+    cluster.create("grown", 5)
+    key = b"key"
+    assert partition_of(key, 5) != 0
+    with Producer(cluster.bootstrap, metadata_max_age_ms=50) as producer:
+        assert producer.send("t", b"v", key).result(WAIT_S).partition == 0
+        cluster.topics["t"].partitions += cluster.topics["grown"].partitions[1:]
+        wait_until(
+            lambda: producer.send("t", b"v", key).result(WAIT_S).partition == partition_of(key, 5), "new metadata"
+        )
+
+
+def test_a_typed_topic_takes_no_single_records(cluster: FakeCluster, producer: Producer) -> None:
+    cluster.create("t", 1, schema=pa.schema([("city", pa.string())]))
+    for _ in range(2):
+        with pytest.raises(SchemaMismatchError, match=r"city: use append\(\)"):
+            producer.send("t", b"v").result(WAIT_S)
+
+
+@pytest.mark.parametrize("linger_ms", [0, 1])
+def test_records_that_many_threads_send_are_where_their_futures_say(cluster: FakeCluster, linger_ms: int) -> None:
+    cluster.create("t", 2)
+    sent: list[list[tuple[str, Future[RecordMetadata]]]] = [[] for _ in range(4)]
+    with Producer(cluster.bootstrap, linger_ms=linger_ms, batch_size=1000) as producer:
+
+        def run(thread: int) -> None:
+            for n in range(200):
+                sent[thread].append((f"{thread}-{n}", producer.send("t", f"{thread}-{n}", f"{thread}")))
+
+        threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT_S)
+    stored = stored_values(cluster)
+    assert sum(map(len, stored)) == 800
+    for records in sent:
+        places = [future.result(0) for _, future in records]
+        assert [stored[place.partition][place.offset] for place in places] == [value for value, _ in records]
+        assert [place.offset for place in places] == sorted(place.offset for place in places), "order is kept"
+
+
+def test_what_send_returns_is_a_future(cluster: FakeCluster, producer: Producer) -> None:
+    cluster.create("t")
+    called: list[Future[RecordMetadata]] = []
+    sent = [producer.send("t", f"{n}") for n in range(10)]
+    for future in sent:
+        assert isinstance(future, Future)
+        future.add_done_callback(called.append)
+    assert wait(sent, WAIT_S).not_done == set()
+    producer.flush()
+    assert called == sent, "flush returns after the callbacks"
+    assert [future.result(0).offset for future in sent] == list(range(10))
 
 
 def test_an_append_does_not_overtake_records_sent_before_it(cluster: FakeCluster, values: Values) -> None:

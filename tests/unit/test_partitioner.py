@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_broker.client.partitioner import partition_batch, row_partitions
+from spark_broker.client.partitioner import (
+    REMEMBERED_KEY_BYTES,
+    REMEMBERED_KEYS,
+    KeyPartitions,
+    partition_batch,
+    row_partitions,
+)
 from spark_broker.errors import SchemaMismatchError
 from spark_broker.protocol.murmur2 import LONG_KEY_BYTES, murmur2, murmur2_rows, partition_of
 
@@ -48,6 +54,26 @@ def test_a_column_has_kafkas_hashes() -> None:
 @given(st.lists(st.binary(max_size=40), max_size=50))
 def test_a_column_hashes_like_its_keys_one_by_one(keys: list[bytes]) -> None:
     assert hashes_of(keys) == [murmur2(key) for key in keys]
+
+
+@given(st.binary(min_size=100, max_size=300))
+def test_a_long_key_alone_hashes_like_one_in_a_column(key: bytes) -> None:
+    assert hashes_of([key]) == [murmur2(key)]
+
+
+@given(st.lists(st.binary(max_size=200), max_size=50), st.integers(1, 9))
+def test_a_key_that_comes_again_goes_to_the_same_partition(keys: list[bytes], partitions: int) -> None:
+    by_key = KeyPartitions(partitions)
+    assert [by_key[key] for key in keys * 2] == [partition_of(key, partitions) for key in keys * 2]
+
+
+def test_keys_that_are_remembered_are_few_and_short() -> None:
+    by_key = KeyPartitions(7)
+    for number in range(REMEMBERED_KEYS + 10):
+        by_key[b"%d" % number]
+    assert len(by_key) <= REMEMBERED_KEYS
+    by_key[b"x" * (REMEMBERED_KEY_BYTES + 1)]
+    assert max(map(len, by_key)) <= REMEMBERED_KEY_BYTES
 
 
 def test_long_keys_among_short_ones_hash_like_one_by_one() -> None:

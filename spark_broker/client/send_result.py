@@ -1,0 +1,141 @@
+"""The Futures of `send`: each looks at what came of its micro-batch.
+
+The lock, the condition and the lists of a `concurrent.futures.Future` cost more than the rest of `send`. A record's
+Future has none of them until a thread waits for it; then it is like any other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from spark_broker.client.outgoing import Outcome
+from spark_broker.errors import SparkBrokerError, invariant
+from spark_broker.model import RecordMetadata
+
+Callback = Callable[[Future[RecordMetadata]], object]
+
+_FIELDS = frozenset(vars(Future()))
+"""What a Future has of its own."""
+
+
+class SendResult:
+    """What comes of one micro-batch of `send`: `outcome` is None until it is known. Safe for use by many threads.
+
+    No record's own lock is taken under the lock here: a thread that holds a record's may be waiting for this one.
+    Invariant: a record that has callbacks, or fields and no outcome, is in `_watched`, by its index, until `outcome` is
+    known.
+    """
+
+    __slots__ = ("_lock", "_watched", "outcome")
+
+    def __init__(self) -> None:
+        self.outcome: Outcome | None = None
+        self._lock = threading.Lock()
+        self._watched: dict[int, FutureRecordMetadata] = {}
+
+    def complete(self, outcome: Outcome) -> None:
+        """The micro-batch was stored or has failed. Runs the callbacks, in the order of the records."""
+        with self._lock:
+            invariant(self.outcome is None, "a micro-batch has one outcome")
+            self.outcome = outcome
+            watched, self._watched = self._watched, {}
+        for index in sorted(watched):
+            watched[index].settle(outcome)
+
+    def give_fields(self, record: FutureRecordMetadata) -> None:
+        """A thread looks at the record as a Future."""
+        with self._lock:
+            record.take_fields(self.outcome)
+            if self.outcome is None:
+                self._watched[record.index] = record
+
+    def call_later(self, record: FutureRecordMetadata, callback: Callback) -> bool:
+        """Run the callback when the outcome is known; returns False when it is known already."""
+        with self._lock:
+            if self.outcome is not None:
+                return False
+            record.keep_callback(callback)
+            self._watched[record.index] = record
+            return True
+
+
+class FutureRecordMetadata(Future[RecordMetadata]):
+    """The Future of one record: it has offset `base_offset + index` of its micro-batch. It cannot be cancelled."""
+
+    __slots__ = ("_batch", "index")
+
+    def __init__(self, batch: SendResult, index: int) -> None:
+        # Future's own fields come with `take_fields`.
+        self._batch = batch
+        self.index = index
+
+    def __getattr__(self, name: str) -> Any:
+        """A method of Future, `wait` or `as_completed` asks for a field that is not there yet."""
+        if name not in _FIELDS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        self._batch.give_fields(self)
+        return self.__dict__[name]
+
+    def done(self) -> bool:
+        return self._batch.outcome is not None
+
+    def running(self) -> bool:
+        return self._batch.outcome is None
+
+    def cancelled(self) -> bool:
+        return False
+
+    def cancel(self) -> bool:
+        return False
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        outcome = self._batch.outcome
+        return self._metadata(outcome) if isinstance(outcome, RecordMetadata) else super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        outcome = self._batch.outcome
+        return None if isinstance(outcome, RecordMetadata) else super().exception(timeout)
+
+    def add_done_callback(self, fn: Callback) -> None:
+        if not self._batch.call_later(self, fn):
+            super().add_done_callback(fn)
+
+    # ---- the micro-batch's side --------------------------------------------------------------------------------------
+
+    @property
+    def has_fields(self) -> bool:
+        return "_condition" in self.__dict__
+
+    def take_fields(self, outcome: Outcome | None) -> None:
+        """Become a Future like any other, all at once. Under the batch's lock.
+
+        What it has already stays: callbacks, and every field where another thread was first.
+        """
+        fields: Future[RecordMetadata] = Future()
+        if outcome is not None:
+            self._finish(fields, outcome)
+        self.__dict__.update({**vars(fields), **self.__dict__})
+
+    def keep_callback(self, callback: Callback) -> None:
+        """Where Future keeps its callbacks. Under the batch's lock."""
+        self.__dict__.setdefault("_done_callbacks", []).append(callback)
+
+    def settle(self, outcome: Outcome) -> None:
+        """Tell the threads that wait, and run the callbacks. Once."""
+        if self.has_fields and not super().done():
+            self._finish(self, outcome)
+        else:
+            self._invoke_callbacks()
+
+    def _finish(self, future: Future[RecordMetadata], outcome: Outcome) -> None:
+        if isinstance(outcome, SparkBrokerError):
+            future.set_exception(outcome)
+        else:
+            future.set_result(self._metadata(outcome))
+
+    def _metadata(self, batch: RecordMetadata) -> RecordMetadata:
+        offset = batch.base_offset + self.index if batch.base_offset >= 0 else -1
+        return RecordMetadata(batch.topic, batch.partition, offset, 1)

@@ -252,8 +252,7 @@ class Faults:
         keep_clients = self._rng.random() < 0.7
         for host in [*self._hosts(), *([] if keep_clients else clients)]:
             if host != machine.host:
-                self._world.network.block(host, machine.host)
-                self._world.network.block(machine.host, host)
+                self._world.network.part(host, machine.host)
         kept = ", but not from clients" if keep_clients else ""
         return f"{machine} is cut off{kept} for {self._heal_later():.0f} ms"
 
@@ -267,8 +266,7 @@ class Faults:
         machine = self._leader() if self._rng.random() < 0.7 else self._rng.choice(self._world.machines)
         if machine is None:
             return ""
-        self._world.network.block("controller", machine.host)
-        self._world.network.block(machine.host, "controller")
+        self._world.network.part("controller", machine.host)
         return f"{machine} is cut off from the controller for {self._heal_later():.0f} ms"
 
     def _clog(self) -> str:
@@ -284,11 +282,10 @@ class Faults:
         machine = self._any_running()
         if machine is None or machine.process is None:
             return ""
-        ends = list(machine.process.ends)
-        for end in ends:
+        for end in list(machine.process.ends):
             if self._rng.random() < 0.7 and not end.closed:
                 end.broke(NetworkError("connection reset"))
-        return f"streams of {machine} break ({len(ends)})"
+        return f"streams of {machine} break"
 
     # ---- disks -------------------------------------------------------------------------------------------------
 
@@ -438,10 +435,7 @@ class Faults:
         return "a new topic"
 
     def _store_fails(self) -> str:
-        """For longer than brokers' leases last, too: who is live must go on."""
-        store, ms = self._world.store, self._for_a_while(6000)
-        store.fails_until_ms = max(store.fails_until_ms, self._world.scheduler.now_ms + ms)
-        return f"the metadata store fails for {ms:.0f} ms"
+        return self._world.store.fail_for(self._for_a_while(6000))
 
     def _change_minimum(self) -> str:
         topics = list(self._world.invariants.image.topics.values())
@@ -493,7 +487,7 @@ class Faults:
         self._pauses.clear()
         world.network.heal()
         world.network.calm()
-        world.store.fault_rate = world.store.fails_until_ms = 0.0
+        world.store.heal()
         for machine in world.machines:
             machine.fs.heal()
             if machine.process is not None and machine.process.paused and machine.process.alive:

@@ -216,6 +216,11 @@ class Network:
         """Nothing gets through in this direction from now on."""
         self._blocked.add((source, target))
 
+    def part(self, one: Host, other: Host) -> None:
+        """Nothing gets through in either direction from now on."""
+        self.block(one, other)
+        self.block(other, one)
+
     def clog(self, source: Host, target: Host, for_ms: float) -> None:
         """What is sent in this direction arrives after this time at the earliest."""
         self._clogged_until_us[source, target] = self.scheduler.now_us + int(for_ms * 1000)

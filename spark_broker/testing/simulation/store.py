@@ -62,6 +62,15 @@ class SimStore:
         if self.fault_rate and self._rng.random() < self.fault_rate:
             raise OSError("the store's answer was lost")
 
+    def fail_for(self, ms: float) -> str:
+        """An outage, perhaps longer than brokers' leases last: who is live must go on."""
+        self.fails_until_ms = max(self.fails_until_ms, self._now_ms() + ms)
+        return f"the metadata store fails for {ms:.0f} ms"
+
+    def heal(self) -> None:
+        """No operation fails from now on."""
+        self.fault_rate = self.fails_until_ms = 0.0
+
     def wait(self, seconds: float) -> None:
         """Wait before another try."""
         self.waited_ms += seconds * 1000

@@ -65,7 +65,10 @@ class ReplicaLog:
         self._fs = fs
         self._directory = directory
         self._topic = topic
+        # What the file says, and what it has to say by the next flush; `_epochs_due`: by the next append.
+        self._saved_epochs = EpochHistory()
         self._unsaved_epochs: EpochHistory | None = None
+        self._epochs_due = False
         self._log = PartitionLog.open(
             directory, LogConfig.of_topic(topic.config), self._schema_bytes, start=start, fs=fs
         )
@@ -102,7 +105,7 @@ class ReplicaLog:
 
     def _epochs(self) -> EpochHistory:
         """The saved history, completed by the epochs that the batches themselves carry."""
-        saved = EpochHistory.from_pairs(read_leader_epochs(self._directory, fs=self._fs))
+        saved = self._saved_epochs = EpochHistory.from_pairs(read_leader_epochs(self._directory, fs=self._fs))
         log_start = self._log.log_start_offset
         history = saved.start_at(log_start).truncate_to(self._log.log_end_offset)
         last = self._log.last_header
@@ -141,7 +144,8 @@ class ReplicaLog:
         Raises StorageFullError (nothing was stored) or KafkaStorageError (the log is offline).
         """
         invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
-        self._save_epochs()
+        if self._epochs_due:
+            self._save_epochs()
         log_end = self._log.log_end_offset
         if frames[0].header.first_of_segment and log_end > self._log.log_start_offset:
             with self._disk():
@@ -168,9 +172,14 @@ class ReplicaLog:
 
     def flush(self) -> None:
         self._log.flush()
+        self._save_epochs()
 
     def close(self, *, clean: bool) -> None:
-        self._log.close(clean=clean)
+        try:
+            if clean:
+                self._save_epochs()
+        finally:
+            self._log.close(clean=clean)
 
     def retention_start(self, last_stable_offset: int, now_ms: int) -> int:
         """Where the log would start if retention were applied now."""
@@ -209,9 +218,13 @@ class ReplicaLog:
     # ---- epochs and producers ----------------------------------------------------------------------------------
 
     def save_epochs(self, history: EpochHistory) -> None:
-        """On a full disk it is saved later: an older file is completed from the batches, as long as those that follow
-        what it names are not others than it knows. So it is saved before the next append. Raises KafkaStorageError."""
+        """A file that is only behind is saved with the next flush, and an election waits for no sync: `_epochs` completes
+        it from the batches. A wrong one is saved now, or on a full disk before the next append. Raises KafkaStorageError.
+        """
         self._unsaved_epochs = history
+        self._epochs_due = not self._saved_epochs.only_lacks_the_newest_of(history, self._log.log_end_offset)
+        if not self._epochs_due:
+            return
         try:
             self._save_epochs()
         except StorageFullError as error:
@@ -225,7 +238,7 @@ class ReplicaLog:
         except OSError as error:
             kind = StorageFullError if is_full(error) else KafkaStorageError
             raise kind(f"the epoch history of {self._directory.name}: {error}") from error
-        self._unsaved_epochs = None
+        self._saved_epochs, self._unsaved_epochs, self._epochs_due = self._unsaved_epochs, None, False
 
     def rebuild_producers(self, high_watermark: int) -> ProducerStates:
         """The producers' state after the whole log.

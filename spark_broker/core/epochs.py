@@ -63,6 +63,18 @@ class EpochHistory:
         kept = tuple(entry for entry in self.entries if entry.start_offset < start_offset)
         return EpochHistory((*kept, EpochStart(epoch, start_offset)))
 
+    def only_lacks_the_newest_of(self, newer: EpochHistory, log_end_offset: int) -> bool:
+        """Whether a log that ends here, and its batches, which carry their epochs, make `newer` of this history again.
+
+        They do not where this one names an epoch of records that `newer` gives to another, or that were cut off: what
+        is appended in their place would be taken for that epoch's.
+        """
+        known = set(newer.entries)
+        return all(
+            entry.start_offset == log_end_offset or (entry.start_offset < log_end_offset and entry in known)
+            for entry in self.entries
+        )
+
     def end_of(self, epoch: int, log_end_offset: int) -> EpochEnd:
         """Where `epoch`, or else the largest one below it, ends."""
         if epoch == UNDEFINED_EPOCH or not self.entries or epoch > self.latest_epoch:

@@ -10,7 +10,6 @@ from functools import partial
 from typing import TypeVar, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction, Marker, marker_message, validated
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
@@ -352,10 +351,9 @@ class Partition:
                 known = can_judge(frame, self.replica, leader_epoch)
                 if not known or is_left_out(frame, self.replica, read_committed=read_committed):
                     continue
-            times = self.topic.timestamps_us(self.decode(frame), frame.header.append_time_ms)
-            row = pc.index(pc.greater_equal(times, timestamp_ms * 1000), True).as_py()
-            if row >= 0:
-                return frame.header.base_offset + row, times[row].as_py() // 1000
+            record = self.topic.first_since(timestamp_ms, self.decode(frame), frame.header.append_time_ms)
+            if record is not None:
+                return frame.header.base_offset + record[0], record[1]
         return None
 
     def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:

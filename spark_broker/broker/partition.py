@@ -53,6 +53,7 @@ from spark_broker.protocol.arrow_message import ParsedBatch, assign, decode_batc
 from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import LogEnd, ReplicaStateAnswer
 from spark_broker.protocol.wire import Buffer
+from spark_broker.storage.retention import RetentionClock
 
 logger = logging.getLogger(__name__)
 
@@ -419,14 +420,16 @@ class Partition:
 
     # ---- maintenance -------------------------------------------------------------------------------------------
 
-    def apply_retention(self) -> None:
-        """The leader decides; followers move their log start when the leader's answer names it."""
+    def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
+        """The leader decides, if it has a lease: its clock is known. Others' may have been `clock_skew_max_ms` behind.
+
+        Followers move their log start when the leader's answer names it."""
         with self._lock:
             self._remove_below_log_start()  # What a full disk has kept.
-            if self.replica.role is not Role.LEADER:
+            if self.replica.role is not Role.LEADER or not self._lease.allows_appends:
                 return
-            where = (self.replica.last_stable_offset, self._clock.wall_ms())
-            start = self._guard_storage(lambda: self._log.retention_start(*where))
+            clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
+            start = self._guard_storage(lambda: self._log.retention_start(self.replica.last_stable_offset, clock))
             self._carry_out(self.replica.advance_log_start(start))
 
     def _remove_below_log_start(self) -> None:

@@ -175,7 +175,9 @@ class TopicConfig(Config):
         "and offsets name other records than before; consumers get LOG_TRUNCATION.",
     )
     retention_ms: int = setting(
-        604_800_000, "Delete sealed segments whose newest append is older than this; -1 keeps them.", at_least(-1)
+        604_800_000,
+        "Delete sealed segments whose newest append is older than this; -1 keeps them. The leader goes by its own clock: what another appended, or itself in an earlier leader epoch, it keeps for twice controller.clock.skew.fence.ms longer, since that clock may have been so far behind.",
+        at_least(-1),
     )
     retention_bytes: int = setting(
         -1, "Delete the oldest sealed segments of a partition beyond this size; -1: no limit.", at_least(-1)
@@ -235,6 +237,16 @@ class ClusterConfig(Config):
         300,
         "Wait this long for the same incarnation after a session broke while its port still answers.",
         between(0, INT32_MAX),
+    )
+    controller_clock_skew_warn_ms: int = setting(
+        5000,
+        "Warn when a broker's clock is further than this from most of the cluster's. Synchronized clocks (NTP) differ by milliseconds.",
+        at_least(1000),
+    )
+    controller_clock_skew_fence_ms: int = setting(
+        60_000,
+        "Fence a broker whose clock is further than this from most of the cluster's, until it is within controller.clock.skew.warn.ms. Leaders' clocks give records their times, and retention goes by them.",
+        at_least(1000),
     )
     replica_lag_time_max_ms: int = setting(
         30_000, "Remove a follower from the ISR when it has not caught up for this long.", at_least(100)
@@ -305,7 +317,7 @@ class ClusterConfig(Config):
     )
     producer_id_expiration_ms: int = setting(
         86_400_000,
-        "A partition forgets a producer that has appended nothing for this long. Keep it above delivery.timeout.ms of every producer.",
+        "A partition forgets a producer that has appended nothing for this long (and twice controller.clock.skew.fence.ms: another leader may have noted when). Keep it above delivery.timeout.ms of every producer.",
         at_least(120_000),  # core.leadership: a coordinator's word is good for a minute, and must not outlive this
     )
     producer_id_expiration_check_interval_ms: int = setting(

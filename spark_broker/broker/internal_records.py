@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
+from spark_broker.protocol.arrays import array_of, scalar_of
 from spark_broker.protocol.arrow_message import encode_batch
 
 Row = tuple[bytes, bytes]
@@ -25,10 +26,10 @@ def encode_rows(
 ) -> bytes:
     """The message of a batch of these rows; `now_ms` (UTC) is their timestamp."""
     columns: list[pa.Array] = [
-        pa.array([row[0] for row in rows], schema.field("key").type),
-        pa.array([row[1] for row in rows], schema.field("value").type),
+        array_of([row[0] for row in rows], schema.field("key").type),
+        array_of([row[1] for row in rows], schema.field("value").type),
         pa.nulls(len(rows), schema.field("headers").type),
-        pa.array([now_ms * 1000] * len(rows), pa.int64()).cast(schema.field("timestamp").type),
+        pa.repeat(scalar_of(now_ms * 1000, schema.field("timestamp").type), len(rows)),
     ]
     return encode_batch(
         pa.RecordBatch.from_arrays(columns, schema=schema),

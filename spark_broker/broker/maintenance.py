@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
@@ -36,7 +37,9 @@ class Maintenance(threading.Thread):
     ) -> None:
         super().__init__(name="maintenance", daemon=True)
         self._manager = manager
-        self._producer_id_expiration_ms = config.producer_id_expiration_ms
+        # One of two brokers that are not fenced may be so far behind the others, and one so far ahead.
+        self._clock_skew_max_ms = 2 * config.controller_clock_skew_fence_ms
+        self._producer_id_expiration_ms = config.producer_id_expiration_ms + self._clock_skew_max_ms
         self._on_bug = on_bug
         self._stopped = threading.Event()
         self._chores = [
@@ -87,7 +90,7 @@ class Maintenance(threading.Thread):
 
     def _retain(self) -> None:
         for partition in self._manager.partitions():
-            _unless_offline(partition.apply_retention)
+            _unless_offline(partial(partition.apply_retention, self._clock_skew_max_ms))
 
     def _flush(self) -> None:
         for partition in self._manager.partitions():

@@ -79,6 +79,8 @@ class Membership:
         self._read = read
         self._controller_epoch = -1
         self._registered: Registered | None = None
+        self._ahead_max_ms: int | None = None  # see Heartbeat
+        self._reason = ""
 
     def accept(self, message: StreamMessage) -> Registered:
         """The first message of a session. KNOWN_BUGS 18: what an older driver still says is refused."""
@@ -88,6 +90,7 @@ class Membership:
             raise StaleControllerEpochError(f"controller epoch {message.controller_epoch} is over")
         self._controller_epoch = message.controller_epoch
         self._registered = message
+        self._compare_clocks(message.wall_ms)
         self._events.on_registered(message)
         return message
 
@@ -136,9 +139,20 @@ class Membership:
             wants_shutdown=self.shutting_down,
             damaged=self._manager.damage_reports,
             log_ends=self._manager.log_ends(),
+            wall_ms=self._clock.wall_ms(),
+            ahead_max_ms=self._ahead_max_ms,
         )
 
+    def _compare_clocks(self, controller_wall_ms: int) -> None:
+        """The controller's clock has gone on since: this one is ahead of it by the difference, or by less."""
+        self._ahead_max_ms = self._clock.wall_ms() - controller_wall_ms if controller_wall_ms >= 0 else None
+
     def _answered(self, answer: HeartbeatAnswer) -> None:
+        self._compare_clocks(answer.wall_ms)
+        if answer.reason != self._reason:
+            self._reason = answer.reason
+            if answer.reason:
+                logger.warning("this broker is fenced: %s", answer.reason)
         self._manager.damage_heard(answer.damage_heard)
         if answer.shut_down:
             self._end(STOPPED)

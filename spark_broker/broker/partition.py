@@ -10,7 +10,6 @@ from functools import partial
 from typing import TypeVar, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction, Marker, marker_message, validated
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
@@ -54,6 +53,7 @@ from spark_broker.protocol.arrow_message import ParsedBatch, assign, decode_batc
 from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import LogEnd, ReplicaStateAnswer
 from spark_broker.protocol.wire import Buffer
+from spark_broker.storage.retention import RetentionClock
 
 logger = logging.getLogger(__name__)
 
@@ -352,10 +352,9 @@ class Partition:
                 known = can_judge(frame, self.replica, leader_epoch)
                 if not known or is_left_out(frame, self.replica, read_committed=read_committed):
                     continue
-            times = self.topic.timestamps_us(self.decode(frame), frame.header.append_time_ms)
-            row = pc.index(pc.greater_equal(times, timestamp_ms * 1000), True).as_py()
-            if row >= 0:
-                return frame.header.base_offset + row, times[row].as_py() // 1000
+            record = self.topic.first_since(timestamp_ms, self.decode(frame), frame.header.append_time_ms)
+            if record is not None:
+                return frame.header.base_offset + record[0], record[1]
         return None
 
     def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:
@@ -421,14 +420,16 @@ class Partition:
 
     # ---- maintenance -------------------------------------------------------------------------------------------
 
-    def apply_retention(self) -> None:
-        """The leader decides; followers move their log start when the leader's answer names it."""
+    def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
+        """The leader decides, if it has a lease: its clock is known. Others' may have been `clock_skew_max_ms` behind.
+
+        Followers move their log start when the leader's answer names it."""
         with self._lock:
             self._remove_below_log_start()  # What a full disk has kept.
-            if self.replica.role is not Role.LEADER:
+            if self.replica.role is not Role.LEADER or not self._lease.allows_appends:
                 return
-            where = (self.replica.last_stable_offset, self._clock.wall_ms())
-            start = self._guard_storage(lambda: self._log.retention_start(*where))
+            clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
+            start = self._guard_storage(lambda: self._log.retention_start(self.replica.last_stable_offset, clock))
             self._carry_out(self.replica.advance_log_start(start))
 
     def _remove_below_log_start(self) -> None:

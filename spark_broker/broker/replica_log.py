@@ -22,6 +22,7 @@ from spark_broker.storage.files import is_full
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
+from spark_broker.storage.retention import RetentionClock
 from spark_broker.storage.start_kind import StartKind
 
 logger = logging.getLogger(__name__)
@@ -181,9 +182,9 @@ class ReplicaLog:
         finally:
             self._log.close(clean=clean)
 
-    def retention_start(self, last_stable_offset: int, now_ms: int) -> int:
+    def retention_start(self, last_stable_offset: int, clock: RetentionClock) -> int:
         """Where the log would start if retention were applied now."""
-        return self._log.retention_start(high_watermark=last_stable_offset, now_ms=now_ms)
+        return self._log.retention_start(high_watermark=last_stable_offset, clock=clock)
 
     def advance_log_start(self, offset: int) -> None:
         """Save what the removed part says of producers, unless a roll has done so, then remove it."""
@@ -218,8 +219,10 @@ class ReplicaLog:
     # ---- epochs and producers ----------------------------------------------------------------------------------
 
     def save_epochs(self, history: EpochHistory) -> None:
-        """A file that is only behind is saved with the next flush, and an election waits for no sync: `_epochs` completes
-        it from the batches. A wrong one is saved now, or on a full disk before the next append. Raises KafkaStorageError.
+        """A file that is only behind is saved with the next flush, so that an election waits for no sync: `_epochs`
+        completes it from the batches. A wrong one is saved now, or on a full disk before the next append.
+
+        Raises KafkaStorageError.
         """
         self._unsaved_epochs = history
         self._epochs_due = not self._saved_epochs.only_lacks_the_newest_of(history, self._log.log_end_offset)

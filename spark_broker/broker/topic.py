@@ -10,10 +10,12 @@ import pyarrow.compute as pc
 
 from spark_broker.config import TopicConfig
 from spark_broker.controller.image import TopicState
+from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.schema import schema_from_bytes
 
 DEFAULT_TIMESTAMP_COLUMN = "timestamp"
 DEFAULT_COLUMNS = ["key", "value", "headers", "timestamp"]
+_TRUE = scalar_of(True, pa.bool_())
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +52,16 @@ class Topic:
 
     def timestamps_us(self, batch: pa.RecordBatch, append_time_ms: int) -> pa.Array:
         """Every record's timestamp, int64 UTC microseconds; the append time where a record has none."""
+        append_time_us = scalar_of(append_time_ms * 1000, pa.int64())
         if not self.timestamp_column:
-            return pa.repeat(pa.scalar(append_time_ms * 1000, pa.int64()), batch.num_rows)
-        return pc.fill_null(batch.column(self.timestamp_column).cast(pa.int64()), append_time_ms * 1000)
+            return pa.repeat(append_time_us, batch.num_rows)
+        return pc.fill_null(batch.column(self.timestamp_column).cast(pa.int64()), append_time_us)
+
+    def first_since(self, timestamp_ms: int, batch: pa.RecordBatch, append_time_ms: int) -> tuple[int, int] | None:
+        """Row and timestamp (ms) of the batch's first record at or after the time; None: there is none."""
+        times = self.timestamps_us(batch, append_time_ms)
+        row = pc.index(pc.greater_equal(times, scalar_of(timestamp_ms * 1000, pa.int64())), _TRUE).as_py()
+        return (row, times[row].as_py() // 1000) if row >= 0 else None
 
 
 Topics = Mapping[str, Topic]

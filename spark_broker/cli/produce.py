@@ -19,6 +19,7 @@ from spark_broker.client.admin import Admin
 from spark_broker.client.producer import Producer
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import RecordMetadata
+from spark_broker.protocol.arrays import array_of
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
 CHUNK_BYTES = 1024 * 1024
@@ -112,7 +113,7 @@ def _records(lines: list[bytes], separator: bytes) -> pa.Table:
         if without is not None:
             raise InvalidDataError(f"no {separator.decode()!r} in the line {without[:80].decode(errors='replace')!r}")
         keys, values = [key for key, _, _ in parts], [value for _, _, value in parts]
-    return pa.table({"key": pa.array(keys, pa.binary()), "value": pa.array(values, pa.binary())})
+    return pa.table({"key": array_of(keys, pa.binary()), "value": array_of(values, pa.binary())})
 
 
 def _objects(lines: list[bytes], schema: pa.Schema) -> pa.Table:

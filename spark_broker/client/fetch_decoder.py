@@ -11,12 +11,13 @@ from spark_broker.client.assignment import Prefetched
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch
+from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.arrow_message import decode_batch
 from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame, decode_frames
 from spark_broker.protocol.messages import FetchedPartition
 from spark_broker.protocol.schema import conform
 
-_MICROSECONDS_PER_DAY = 86_400_000_000
+_MICROSECONDS_PER_DAY = scalar_of(86_400_000_000, pa.int64())
 
 
 class Projection:
@@ -92,7 +93,7 @@ def _consumed(
 
 def _timestamps_us(batch: pa.RecordBatch, column_name: str, header: BatchHeader) -> pa.Array:
     """Every record's timestamp: its column's, or the append time where there is none."""
-    append_time_us = pa.scalar(header.append_time_ms * 1000, pa.int64())
+    append_time_us = scalar_of(header.append_time_ms * 1000, pa.int64())
     index = batch.schema.get_field_index(column_name) if column_name else -1
     if index < 0:
         return pa.repeat(append_time_us, batch.num_rows)

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.errors import InvalidDataError, MessageTooLargeError, SchemaMismatchError
+from spark_broker.protocol.arrays import array_of, scalar_of
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.schema import conform
 
@@ -48,7 +49,7 @@ def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
     column = batch.column(index)
     if not column.null_count:
         return batch
-    now = pa.scalar(time.time_ns() // 1000, type=column.type)
+    now = scalar_of(time.time_ns() // 1000, column.type)
     return batch.set_column(index, batch.schema.field(index), pc.fill_null(column, now))
 
 
@@ -90,13 +91,14 @@ def _from_rows(rows: Sequence[object], schema: pa.Schema) -> pa.Table:
     dicts = cast("Sequence[dict[str, object]]", rows)
     _check_names(dicts, schema)
     try:
-        return pa.Table.from_pylist(list(dicts), schema=schema)
+        columns = [array_of([row.get(field.name) for row in dicts], field.type) for field in schema]
+        return pa.Table.from_arrays(columns, schema=schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SchemaMismatchError(f"the rows do not fit the topic's schema: {error}") from None
 
 
 def _check_names(rows: Iterable[dict[str, object]], schema: pa.Schema) -> None:
-    """`from_pylist` passes over a name that the schema does not have."""
+    """A name that the schema does not have would be passed over."""
     unknown = sorted({name for row in rows for name in row} - set(schema.names), key=str)
     if unknown:
         raise SchemaMismatchError(f"unknown column {unknown[0]!r}; the topic has {', '.join(schema.names)}")

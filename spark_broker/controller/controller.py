@@ -14,6 +14,7 @@ from spark_broker.config import ClusterSettings
 from spark_broker.controller import damage, fencing, shutdown, unclean
 from spark_broker.controller.absence import Absences
 from spark_broker.controller.calls import CallContext, answer
+from spark_broker.controller.clocks import ClockBounds, Clocks
 from spark_broker.controller.effects import (
     CloseSession,
     Effect,
@@ -73,6 +74,9 @@ class Controller:
         self.sessions = Sessions(SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms))
         self._settings = settings
         self._shared_executor = shared_executor
+        self._clocks = Clocks(
+            ClockBounds(cluster.controller_clock_skew_warn_ms, cluster.controller_clock_skew_fence_ms)
+        )
         self._absences = Absences()
         self._log_ends = LogEnds()
         self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends)
@@ -151,6 +155,8 @@ class Controller:
         names = ", ".join(f"broker {broker.id} of launch {broker.launch}" for broker in brokers)
         self._effects.append(Note(f"fenced {names}: {fence.reason}", expected=fence.reason == STOPPED_IN_ORDER))
         for broker_id in fence.broker_ids:
+            if self.sessions.of_broker(broker_id) is None:
+                self._clocks.forget(broker_id)
             self._absences.left(broker_id, now_ms)
             self._shutdown_offsets.pop(broker_id, None)
         self._absences.note_live(self.image, now_ms)
@@ -174,20 +180,25 @@ class Controller:
             return
         self._apply(registration.records)
         broker_id = registration.broker_id
-        away_long = broker_id in self._absences.away_for(self._settings.cluster.replica_reassignment_delay_ms, now_ms)
-        if registration.new_id or away_long:
-            self._housekeeping.joined.add(broker_id)
-        self._absences.returned(broker_id)
-        self._absences.note_live(self.image, now_ms)
+        self._returned(broker_id, now_ms, new_id=registration.new_id)
+        self._clocks.forget(broker_id)
         if not registration.resumed:
             self._shutdown_offsets.pop(broker_id, None)
         self._follow(self.sessions.opened(event.session_id, self.image.brokers[broker_id], now_ms), now_ms)
         how = "resumed its session" if registration.resumed else f"registered ({event.request.start_kind} start)"
         self._effects += [
-            Send(event.session_id, self._registered(registration)),
+            Send(event.session_id, self._registered(registration, event.wall_ms)),
             Subscribe(event.session_id),
             Note(f"broker {broker_id} of launch {event.request.launch} {how}", expected=True),
         ]
+
+    def _returned(self, broker_id: int, now_ms: int, *, new_id: bool = False) -> None:
+        """The broker is no longer away. One that is new, or was away for long, is to get its share of replicas."""
+        away_long = broker_id in self._absences.away_for(self._settings.cluster.replica_reassignment_delay_ms, now_ms)
+        if new_id or away_long:
+            self._housekeeping.joined.add(broker_id)
+        self._absences.returned(broker_id)
+        self._absences.note_live(self.image, now_ms)
 
     def _registration(self, request: RegisterBroker, now_ms: int) -> Registration:
         if self._cluster_stops:
@@ -205,7 +216,7 @@ class Controller:
         delay_ms = self._settings.cluster.replica_reassignment_delay_ms
         return self._absences.away_for(delay_ms, now_ms) - self.sessions.connected
 
-    def _registered(self, registration: Registration) -> Registered:
+    def _registered(self, registration: Registration, wall_ms: int) -> Registered:
         cluster = self._settings.cluster
         return Registered(
             cluster_id=self.image.cluster_id,
@@ -214,6 +225,7 @@ class Controller:
             broker_epoch=registration.broker_epoch,
             session_timeout_ms=cluster.broker_session_timeout_ms,
             heartbeat_interval_ms=cluster.broker_heartbeat_interval_ms,
+            wall_ms=wall_ms,
         )
 
     # ---- heartbeats --------------------------------------------------------------------------------------------
@@ -229,6 +241,8 @@ class Controller:
             error = BrokerIdNotRegisteredError("the session of this stream is over")
             self._effects.append(CloseSession(event.session_id, error))
             return
+        if not self._cluster_stops:
+            self._follow(self._clocks.heard(session.broker_id, event), now_ms)
         self._set_damaged_aside(session, beat)
         leaderless = self._log_ends.report(self.image, session.broker_id, beat.log_ends)
         may_stop = beat.wants_shutdown and self._shut_down(session)
@@ -237,7 +251,9 @@ class Controller:
         self._apply(unclean.recover(self.image, self._log_ends, leaderless))
         fenced = self.image.brokers[session.broker_id].fenced
         heard = max((number for _, _, number in beat.damaged), default=0)
-        self._effects.append(Send(event.session_id, HeartbeatAnswer(beat.sent_ms, fenced, may_stop, heard)))
+        reason = self._clocks.reason(session.broker_id)
+        answer = HeartbeatAnswer(beat.sent_ms, fenced, may_stop, heard, event.wall_ms, reason)
+        self._effects.append(Send(event.session_id, answer))
 
     def answer_meanwhile(self, event: HeartbeatReceived, committed: MetadataImage) -> HeartbeatAnswer | None:
         """What a live broker is told while decisions are being written: that it goes on. None: it has to wait.
@@ -251,7 +267,7 @@ class Controller:
         for image in (committed, self.image):
             if not image.is_live(session.broker_id) or image.brokers[session.broker_id].epoch != beat.broker_epoch:
                 return None
-        return HeartbeatAnswer(beat.sent_ms, fenced=False, shut_down=False, damage_heard=0)
+        return HeartbeatAnswer(beat.sent_ms, fenced=False, wall_ms=event.wall_ms)
 
     def _set_damaged_aside(self, session: Session, beat: Heartbeat) -> None:
         """Once for each report: the replica may be made anew, and in sync again, while the broker repeats it."""
@@ -265,9 +281,11 @@ class Controller:
     def _unfence_if_ready(self, session: Session, beat: Heartbeat, now_ms: int) -> None:
         broker = self.image.brokers[session.broker_id]
         caught_up = beat.metadata_offset >= broker.epoch
+        if self._clocks.is_wrong(broker.id):
+            return
         if broker.fenced and not broker.in_controlled_shutdown and beat.ready and caught_up:
             self._apply(fencing.unfence(self.image, broker.id))
-            self._absences.note_live(self.image, now_ms)
+            self._returned(broker.id, now_ms)
 
     def _shut_down(self, session: Session) -> bool:
         """Begin the broker's shutdown; True once every live broker has heard who took over from it."""

@@ -66,7 +66,7 @@ class ProbePort:
 
 @dataclass(frozen=True, slots=True)
 class FenceBrokers:
-    """The sessions of these brokers are over: one decision for all of them."""
+    """These brokers are no longer live: one decision for all of them."""
 
     broker_ids: tuple[int, ...]
     reason: str

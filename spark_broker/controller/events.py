@@ -24,17 +24,24 @@ class ControllerStarted:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegisters:
+    """`wall_ms`: the controller's wall clock (UTC) when the registration was read; -1: not known."""
+
     session_id: int
     request: RegisterBroker
+    wall_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatReceived:
-    """`received_ms`: when the stream's thread read it, which may be earlier than when it is handled."""
+    """`received_ms`: when the stream's thread read it, which may be earlier than when it is handled.
+
+    `wall_ms`: the same moment by the controller's wall clock (UTC), which may be set at any time; -1: not known.
+    """
 
     session_id: int
     heartbeat: Heartbeat
     received_ms: int
+    wall_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)

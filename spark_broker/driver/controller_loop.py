@@ -50,6 +50,11 @@ def now_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
 
+def wall_ms() -> int:
+    """UTC, as the driver's machine has it: only to be compared with the brokers' clocks."""
+    return time.time_ns() // 1_000_000
+
+
 class ControllerLoop(threading.Thread):
     """Runs until `stop` or the first failure, of which `on_failure` is told."""
 

@@ -44,7 +44,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.broker_session import BrokerSession
-from spark_broker.driver.controller_loop import ControllerLoop, now_ms
+from spark_broker.driver.controller_loop import ControllerLoop, now_ms, wall_ms
 from spark_broker.driver.metadata_claim import Owner
 from spark_broker.driver.metadata_log import START_PATIENCE_S, MetadataLog
 from spark_broker.driver.metadata_update import records_update, snapshot_update
@@ -226,7 +226,7 @@ class ControllerService:
         with self._lock:
             self._sessions[session.session_id] = session
         try:
-            self._loop.submit(BrokerRegisters(session.session_id, received[0]))
+            self._loop.submit(BrokerRegisters(session.session_id, received[0], wall_ms()))
             self._listen(session, stream)
         finally:
             with self._lock:
@@ -238,7 +238,7 @@ class ControllerService:
         while not session.closed and (received := stream.receive()) is not None:
             if not isinstance(received[0], Heartbeat):
                 raise InvalidRequestError(f"{type(received[0]).__name__} does not belong on a session")
-            self._loop.submit(HeartbeatReceived(session.session_id, received[0], now_ms()))
+            self._loop.submit(HeartbeatReceived(session.session_id, received[0], now_ms(), wall_ms()))
 
     # ---- effects (in the loop's thread) ------------------------------------------------------------------------
 

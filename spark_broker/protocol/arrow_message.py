@@ -136,7 +136,7 @@ def encode_marker(
 
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
 def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None) -> bytes:

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from spark_broker.errors import SchemaMismatchError, invariant
 from spark_broker.model import ConsumedBatch
+from spark_broker.protocol.arrays import from_numpy, scalar_of
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
 from spark_broker.spark.columns import CREATE_TIME, Column, Source
 from spark_broker.spark.spark_schema import Output
@@ -55,13 +56,13 @@ def _values(batch: ConsumedBatch, column: Column) -> pa.Array:
         case Source.DATA:
             return batch.data.column(column.name)
         case Source.TOPIC:
-            return pa.repeat(pa.scalar(batch.topic, pa.string()), rows)
+            return pa.repeat(scalar_of(batch.topic, pa.string()), rows)
         case Source.PARTITION:
-            return pa.repeat(pa.scalar(batch.partition, pa.int32()), rows)
+            return pa.repeat(scalar_of(batch.partition, pa.int32()), rows)
         case Source.OFFSET:
-            return pa.array(np.arange(batch.base_offset, batch.base_offset + rows, dtype=np.int64))
+            return from_numpy(np.arange(batch.base_offset, batch.base_offset + rows, dtype=np.int64))
         case Source.TIMESTAMP:
             invariant(len(batch.timestamps_us) == rows, "every record has a timestamp")
             return batch.timestamps_us.cast(TIMESTAMP_TYPE)
         case Source.TIMESTAMP_TYPE:
-            return pa.repeat(pa.scalar(CREATE_TIME, pa.int32()), rows)
+            return pa.repeat(scalar_of(CREATE_TIME, pa.int32()), rows)

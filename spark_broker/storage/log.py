@@ -31,7 +31,7 @@ from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.index import Entries, count_below, count_within, find_timestamp, header_at, headers_of
 from spark_broker.storage.log_state import LogState, read_log_state, write_log_state
 from spark_broker.storage.recovery import SchemaOf, recover_segments
-from spark_broker.storage.retention import expired_segments
+from spark_broker.storage.retention import RetentionClock, expired_segments
 from spark_broker.storage.segment import Segment
 from spark_broker.storage.start_kind import StartKind
 
@@ -382,18 +382,18 @@ class PartitionLog:
                 self._fs.sync_directory(self.directory)
             return [segment.base_offset for segment in segments[:count]]
 
-    def retention_start(self, *, high_watermark: int, now_ms: int) -> int:
+    def retention_start(self, *, high_watermark: int, clock: RetentionClock) -> int:
         """Where the log would start if retention.ms (append time) and retention.bytes were applied now.
 
         Only segments wholly below the high watermark would go, and never the last.
         """
         segments = self._segments
-        count = expired_segments(segments, self.config, high_watermark=high_watermark, now_ms=now_ms)
+        count = expired_segments(segments, self.config, high_watermark=high_watermark, clock=clock)
         return max(segments[count].base_offset, self._log_start_offset) if count else self._log_start_offset
 
-    def apply_retention(self, *, high_watermark: int, now_ms: int) -> int:
+    def apply_retention(self, *, high_watermark: int, clock: RetentionClock) -> int:
         """Delete what retention does not keep. Returns the log start offset."""
-        self.advance_log_start(self.retention_start(high_watermark=high_watermark, now_ms=now_ms))
+        self.advance_log_start(self.retention_start(high_watermark=high_watermark, clock=clock))
         return self._log_start_offset
 
     # ---- sync, close ----

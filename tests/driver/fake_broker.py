@@ -56,6 +56,8 @@ class FakeBroker:
         self.stops: list[StopBroker] = []
         self.error: SparkBrokerError | None = None
         self.wants_shutdown = False
+        self.skew_ms = 0  # of its wall clock
+        self._ahead_max_ms: int | None = None
         self.updates: list[MetadataUpdate] = []
         self._ended = threading.Event()
         self._connection = Connection(at_host, at_port)
@@ -83,6 +85,7 @@ class FakeBroker:
         match message:
             case Registered():
                 self.registered = message
+                self._ahead_max_ms = self.wall_ms - message.wall_ms
             case MetadataUpdate():
                 records = decode_records(message.records)
                 self.updates.append(message)
@@ -93,9 +96,14 @@ class FakeBroker:
                     self.image = self.image.apply(records)
             case HeartbeatAnswer():
                 self.answers.append(message)
+                self._ahead_max_ms = self.wall_ms - message.wall_ms
             case StopBroker():
                 self.stops.append(message)
                 self.wants_shutdown = True
+
+    @property
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.skew_ms
 
     def _beat(self) -> None:
         while not self._ended.wait(0.02):
@@ -108,6 +116,8 @@ class FakeBroker:
                     int(time.monotonic() * 1000),
                     ready=self.image.next_offset > self.registered.broker_epoch,
                     wants_shutdown=self.wants_shutdown,
+                    wall_ms=self.wall_ms,
+                    ahead_max_ms=self._ahead_max_ms,
                 )
             try:
                 self._stream.send(beat)

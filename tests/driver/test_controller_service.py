@@ -377,3 +377,21 @@ def test_a_broker_that_dies_while_the_metadata_store_fails_is_fenced_when_it_wor
     away.rename(running.path)
 
     brokers[1].wait(lambda b: (s := b.partition()) and s.leader == 1 and set(s.isr) == {1, 2}, "an election")
+
+
+def test_a_broker_an_hour_behind_is_fenced_with_the_reason_until_its_clock_is_right(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    running = start()
+    *others, wrong = running.live_brokers(3)
+    answered = [len(broker.answers) for broker in others]
+    with caplog.at_level(logging.WARNING):
+        wrong.skew_ms = -3_600_000
+        wrong.wait(lambda b: b.answers[-1].fenced, "the broker is fenced")
+    assert "behind most clocks" in wrong.answers[-1].reason
+    assert [r.message for r in caplog.records if f"fenced broker {wrong.id}" in r.message and "NTP" in r.message]
+    wrong.skew_ms = 0
+    wrong.wait_live()
+    assert wrong.answers[-1].reason == ""
+    for broker, count in zip(others, answered, strict=True):
+        assert not any(answer.fenced for answer in broker.answers[count:])

@@ -22,6 +22,7 @@ from spark_broker.errors import (
 )
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.log import MAX_LOADED_INDEXES
+from spark_broker.storage.retention import RetentionClock
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import Fault, Operation, SimFileSystem
 from tests.storage.logs import SCHEMAS, append_batch, everything, filled, make_frame, open_log, same, sim_directory
@@ -220,21 +221,21 @@ def test_retention_goes_by_append_time_and_spares_what_is_not_committed(tmp_path
     log = open_log(tmp_path, config=LogConfig(retention_ms=1000))
     for time_ms in (0, 100, 5000, 5100):
         append_batch(log, append_time_ms=time_ms, roll=True, timestamp_us=0)
-    assert log.apply_retention(high_watermark=12, now_ms=1000) == 0
-    assert log.apply_retention(high_watermark=2, now_ms=6000) == 0
-    assert log.retention_start(high_watermark=12, now_ms=6000) == 6
-    assert log.apply_retention(high_watermark=12, now_ms=6000) == 6
+    assert log.apply_retention(high_watermark=12, clock=RetentionClock(1000)) == 0
+    assert log.apply_retention(high_watermark=2, clock=RetentionClock(6000)) == 0
+    assert log.retention_start(high_watermark=12, clock=RetentionClock(6000)) == 6
+    assert log.apply_retention(high_watermark=12, clock=RetentionClock(6000)) == 6
     assert log.segment_base_offsets == (6, 9)
-    assert log.apply_retention(high_watermark=12, now_ms=10**9) == 9, "the last segment stays"
+    assert log.apply_retention(high_watermark=12, clock=RetentionClock(10**9)) == 9, "the last segment stays"
 
 
 def test_retention_by_size_keeps_at_least_that_many_bytes(tmp_path: Path) -> None:
     log, _ = filled(tmp_path, [True] * 5)
     one = log.size_bytes // 5
     log.config = LogConfig(retention_bytes=2 * one, retention_ms=-1)
-    assert log.apply_retention(high_watermark=15, now_ms=0) == 9
+    assert log.apply_retention(high_watermark=15, clock=RetentionClock(0)) == 9
     log.config = LogConfig(retention_bytes=0, retention_ms=-1)
-    assert log.apply_retention(high_watermark=15, now_ms=0) == 12
+    assert log.apply_retention(high_watermark=15, clock=RetentionClock(0)) == 12
 
 
 def test_flush_messages_syncs_before_append_returns(tmp_path: Path) -> None:
@@ -391,7 +392,7 @@ def test_readers_beside_appends_rolls_and_retention_see_only_whole_right_batches
     for number in range(150):
         append_batch(log, roll=number % 7 == 0)
         if number % 10 == 0:
-            log.apply_retention(high_watermark=log.log_end_offset, now_ms=0)
+            log.apply_retention(high_watermark=log.log_end_offset, clock=RetentionClock(0))
     stop.set()
     for thread in threads:
         thread.join(30)

@@ -18,6 +18,7 @@ from spark_broker.protocol.frame import Frame
 from spark_broker.storage.checkpoints import read_leader_epochs, write_leader_epochs
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.log import PartitionLog
+from spark_broker.storage.retention import RetentionClock
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Fault, Operation, ProcessKilled, SimFileSystem
 from tests.storage.logs import everything, make_frame, open_log, same, sim_directory
@@ -225,7 +226,9 @@ class Run:
     def retain(self, step: Step) -> None:
         """Retention keeps so many bytes, at the least."""
         self.log.config = replace(self.config, retention_bytes=step[1], retention_ms=-1)
-        self.advance(("advance", self.log.retention_start(high_watermark=self.end, now_ms=0) - self.start))
+        self.advance(
+            ("advance", self.log.retention_start(high_watermark=self.end, clock=RetentionClock(0)) - self.start)
+        )
 
     def restart_at(self, step: Step, offset: int) -> None:
         done = Expected((), offset, offset, offset)

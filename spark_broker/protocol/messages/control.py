@@ -47,7 +47,10 @@ class RegisterBroker(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """The broker's id and epoch; metadata follows at once as a snapshot."""
+    """The broker's id and epoch; metadata follows at once as a snapshot.
+
+    `wall_ms`: the controller's wall clock (UTC) when the registration came; -1: not said.
+    """
 
     cluster_id: Name
     controller_epoch: Epoch
@@ -55,6 +58,7 @@ class Registered(Message, frozen=True):
     broker_epoch: Epoch
     session_timeout_ms: Milliseconds
     heartbeat_interval_ms: Milliseconds
+    wall_ms: int = -1
 
 
 class LogEnd(Message, frozen=True):
@@ -76,6 +80,8 @@ class Heartbeat(Message, frozen=True):
     `damaged`: replicas whose log was set aside, each with the number that this process gave to the damage; they leave
     ISR and ELR. Those that were found when they were opened do so before the broker is unfenced.
     `log_ends`: replicas of partitions that have no leader, where this broker is neither in the ISR nor in the ELR.
+    `wall_ms`: the broker's wall clock (UTC); -1: not said. `ahead_max_ms`: it is ahead of the controller's by so much
+    at most, as the last answer showed when it came; None: not known yet.
     """
 
     broker_epoch: Epoch
@@ -87,18 +93,24 @@ class Heartbeat(Message, frozen=True):
         default_factory=list
     )
     log_ends: Annotated[list[LogEnd], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    wall_ms: int = -1
+    ahead_max_ms: int | None = None
 
 
 class HeartbeatAnswer(Message, frozen=True):
     """`fenced`: the controller does not (yet) count this broker as live. `shut_down`: it may stop now.
 
     `damage_heard`: the highest number of damage in the heartbeat; what was decided on it was sent before this answer.
+    `wall_ms`: the controller's wall clock (UTC) when the heartbeat came; -1: not said. `reason`: why the broker stays
+    fenced although it is ready.
     """
 
     sent_ms: int
     fenced: bool
     shut_down: bool = False
     damage_heard: int = 0
+    wall_ms: int = -1
+    reason: Text = ""
 
 
 class MetadataUpdate(Message, frozen=True):

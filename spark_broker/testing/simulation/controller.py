@@ -42,6 +42,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.batches import SCHEMA_BYTES
+from spark_broker.testing.simulation.machine import EPOCH_MS
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
 from spark_broker.testing.simulation.network import Reply as Answer
 
@@ -231,9 +232,14 @@ class ControllerProcess(NetworkNode):
 
     def _session_message(self, session_id: int, message: object) -> None:
         if isinstance(message, RegisterBroker):
-            self._submit(BrokerRegisters(session_id, message))
+            self._submit(BrokerRegisters(session_id, message, self._wall_ms))
         elif isinstance(message, Heartbeat):
-            self._submit(HeartbeatReceived(session_id, message, self._world.scheduler.now_ms))
+            self._submit(HeartbeatReceived(session_id, message, self._world.scheduler.now_ms, self._wall_ms))
+
+    @property
+    def _wall_ms(self) -> int:
+        """The driver's clock is right; brokers' clocks differ from it as the schedule draws."""
+        return EPOCH_MS + self._world.scheduler.now_us // 1000
 
     def _session_over(self, session_id: int) -> None:
         if self._ends.pop(session_id, None) is not None:

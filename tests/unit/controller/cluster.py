@@ -36,6 +36,7 @@ from spark_broker.protocol.messages import (
 )
 
 CLUSTER_ID = "test-cluster"
+EPOCH_MS = 1_700_000_000_000
 
 
 def settings(**values: object) -> ClusterSettings:
@@ -77,12 +78,19 @@ class Cluster:
         self.controller = Controller(image, settings(**values), shared_executor=shared_executor)
         self._ids = itertools.count(1)
         self.session_of: dict[int, int] = {}
+        self.skews_ms: dict[int, int] = {}  # brokers' wall clocks, ahead of the right time
+        self.own_skew_ms = 0  # the controller's
         self.logs: dict[tuple[int, str, int], tuple[int, int]] = {}  # (broker, topic id, number) to (epoch, end)
         self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
 
     @property
     def image(self) -> MetadataImage:
         return self.controller.image
+
+    @property
+    def wall_ms(self) -> int:
+        """The controller's wall clock (UTC)."""
+        return EPOCH_MS + self.now_ms + self.own_skew_ms
 
     def handle(self, event: Event) -> Outcome:
         outcome = self.controller.handle(event, self.now_ms)
@@ -139,8 +147,10 @@ class Cluster:
             ready=ready,
             wants_shutdown=wants_shutdown,
             log_ends=self.log_ends(broker),
+            wall_ms=self.wall_ms + self.skews_ms.get(broker, 0) - self.own_skew_ms,
+            ahead_max_ms=self.skews_ms.get(broker, 0) - self.own_skew_ms,
         )
-        outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms))
+        outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms, self.wall_ms))
         sent = [e.message for e in outcome.effects if isinstance(e, Send)]
         return next((message for message in sent if isinstance(message, HeartbeatAnswer)), None)
 

@@ -1,0 +1,163 @@
+"""Arrow arrays from Python's values and numpy's, and back, without a look for pandas.
+
+`pa.array`, `pa.scalar`, `np.asarray(array)` and every kernel that is given a Python number import pandas where it is
+installed, which takes seconds in the middle of a process's first append. The functions here build the buffers. What
+they do not know goes to `pa.array`: the result and the errors are always those of `pa.array`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MAX_OFFSET = 2**31 - 1
+_MICROSECONDS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
+_TYPES: dict[str, pa.DataType] = {
+    **{f"int{bits}": getattr(pa, f"int{bits}")() for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": getattr(pa, f"uint{bits}")() for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": getattr(pa, f"float{bits}")() for bits in (32, 64)},
+}
+"""By the name of numpy's type."""
+
+_DTYPES = {kind: np.dtype(name) for name, kind in _TYPES.items()}
+
+
+class _UnknownValuesError(TypeError):
+    """Left to `pa.array`."""
+
+
+def array_of(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    """`pa.array(values, kind)`, errors included.
+
+    Known are text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores,
+    from values that are exactly of the Python type that belongs to them.
+    """
+    try:
+        return _build(values, kind)
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):
+        return pa.array(values, kind)
+
+
+def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
+    """`pa.scalar(value, kind)`."""
+    return array_of([value], kind)[0]
+
+
+def from_numpy(values: npt.NDArray[Any]) -> pa.Array:
+    """One-dimensional integers or floats as an array of the same type, without a copy; none is null."""
+    values = np.ascontiguousarray(values)
+    return pa.Array.from_buffers(_TYPES[values.dtype.name], len(values), [None, pa.py_buffer(values)])
+
+
+def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
+    """Booleans, integers or floats as numpy's, read-only. Where a value is null, the number means nothing."""
+    dtype = np.dtype(np.uint8) if pa.types.is_boolean(array.type) else _DTYPES[array.type]
+    if not len(array):
+        return np.empty(0, np.bool_ if pa.types.is_boolean(array.type) else dtype)
+    data = array.buffers()[1]
+    if pa.types.is_boolean(array.type):
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        return bits[array.offset : array.offset + len(array)].view(np.bool_)
+    return np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def _build(values: Sequence[object], kind: pa.DataType) -> pa.Array:
+    types = set(map(type, values))  # exactly: to `isinstance`, True is an int
+    valid = None
+    if type(None) in types:
+        types.discard(type(None))
+        valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
+    if not types:
+        return pa.nulls(len(values), kind)
+    for known, is_kind, build in _BUILDERS:
+        if types <= known and is_kind(kind):
+            return build(values, kind, None if valid is None else _bitmap(valid))
+    raise _UnknownValuesError(f"{types} as {kind}")
+
+
+def _bitmap(bits: npt.NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(bits, bitorder="little"))
+
+
+def _bytes(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    parts = cast("list[bytes]", [b"" if value is None else value for value in values])
+    offsets = pa.py_buffer(_offsets(map(len, parts), len(parts)))
+    return pa.Array.from_buffers(kind, len(parts), [valid, offsets, pa.py_buffer(b"".join(parts))])
+
+
+def _text(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    texts = cast("Sequence[str | None]", values)
+    return _bytes([None if text is None else text.encode() for text in texts], kind, valid)
+
+
+def _offsets(lengths: Iterable[int], count: int) -> npt.NDArray[np.int32]:
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
+    if offsets[-1] > _MAX_OFFSET:
+        raise _UnknownValuesError(f"{offsets[-1]} bytes or elements in one array")
+    return offsets.astype(np.int32)
+
+
+def _booleans(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    bits = np.fromiter((value is True for value in values), np.bool_, len(values))
+    return pa.Array.from_buffers(kind, len(values), [valid, _bitmap(bits)])
+
+
+def _integers(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    return _numbers(np.array([0 if value is None else value for value in values], np.int64), kind, valid)
+
+
+def _floats(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    return _numbers(np.array([0.0 if value is None else value for value in values], np.float64), kind, valid)
+
+
+def _moments(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    """As for Arrow, a datetime without a zone is UTC."""
+    moments = cast("Sequence[datetime | None]", values)
+    aware = (_EPOCH if m is None else m if m.utcoffset() is not None else m.replace(tzinfo=UTC) for m in moments)
+    return _integers([(moment - _EPOCH) // datetime.resolution for moment in aware], kind, valid)
+
+
+def _numbers(numbers: npt.NDArray[Any], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    """The cast refuses integers that do not fit."""
+    return pa.Array.from_buffers(_TYPES[numbers.dtype.name], len(numbers), [valid, pa.py_buffer(numbers)]).cast(kind)
+
+
+def _lists(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    lists = cast("list[Sequence[object]]", [() if value is None else value for value in values])
+    offsets = pa.py_buffer(_offsets(map(len, lists), len(lists)))
+    elements = array_of([element for one in lists for element in one], kind.value_type)
+    return pa.Array.from_buffers(kind, len(lists), [valid, offsets], children=[elements])
+
+
+def _structs(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
+    rows = cast("list[dict[str, object]]", [{} if value is None else value for value in values])
+    if not all(type(name) is str for row in rows for name in row):
+        raise _UnknownValuesError("Arrow also takes names in bytes")
+    children = [array_of([row.get(field.name) for row in rows], field.type) for field in kind]
+    return pa.Array.from_buffers(kind, len(rows), [valid], children=children)
+
+
+_BUILDERS: tuple[
+    tuple[
+        set[type],
+        Callable[[pa.DataType], bool],
+        Callable[[Sequence[object], pa.DataType, pa.Buffer | None], pa.Array],
+    ],
+    ...,
+] = (
+    ({bytes}, pa.types.is_binary, _bytes),
+    ({str}, lambda kind: pa.types.is_string(kind) or pa.types.is_binary(kind), _text),
+    ({bool}, pa.types.is_boolean, _booleans),
+    ({int}, lambda kind: pa.types.is_signed_integer(kind) or kind in _MICROSECONDS, _integers),
+    ({float}, lambda kind: pa.types.is_float32(kind) or pa.types.is_float64(kind), _floats),
+    ({datetime}, lambda kind: kind in _MICROSECONDS, _moments),
+    ({list, tuple}, pa.types.is_list, _lists),
+    ({dict}, pa.types.is_struct, _structs),
+)

@@ -1,0 +1,52 @@
+"""A leader whose clock is behind gives records old times; when leadership moves, nothing fresh is deleted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_broker.storage.start_kind import StartKind
+from tests.broker.lone_partition import BIG, LonePartition
+
+SKEW_MAX_MS = 120_000
+RETENTION_MS = 60_000
+
+
+def lone_partition(tmp_path: Path) -> LonePartition:
+    """Two values fill a segment."""
+    return LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "retention.ms": str(RETENTION_MS)})
+
+
+def fill(lone: LonePartition) -> None:
+    for number in range(6):
+        lone.write(b"x" * BIG, sequence=number, transactional=False)
+
+
+def test_nothing_fresh_is_deleted_when_leadership_moves_from_a_slow_clock_to_a_right_one(tmp_path: Path) -> None:
+    lone = lone_partition(tmp_path)
+    lone.clock.ahead_ms = -(SKEW_MAX_MS - 1000)
+    fill(lone)
+    lone.reopen(StartKind.CLEAN)
+    lone.clock.ahead_ms = 0
+    lone.partition.apply_retention(SKEW_MAX_MS)
+    assert len(lone.read(read_committed=False)) == 6
+    lone.clock.ahead_ms = RETENTION_MS + SKEW_MAX_MS
+    lone.partition.apply_retention(SKEW_MAX_MS)
+    assert len(lone.read(read_committed=False)) < 6, "what is old is deleted for all that"
+
+
+def test_a_leader_deletes_what_it_has_appended_itself_on_time(tmp_path: Path) -> None:
+    lone = lone_partition(tmp_path)
+    fill(lone)
+    lone.clock.ahead_ms = RETENTION_MS + 1000
+    lone.partition.apply_retention(SKEW_MAX_MS)
+    assert len(lone.read(read_committed=False)) < 6
+
+
+def test_a_leader_without_a_lease_deletes_nothing(tmp_path: Path) -> None:
+    """A broker whose clock turned wrong is fenced: its lease is dropped before it hears that others lead."""
+    lone = lone_partition(tmp_path)
+    fill(lone)
+    lone.clock.ahead_ms = 100 * RETENTION_MS
+    lone.lease.drop()
+    lone.partition.apply_retention(SKEW_MAX_MS)
+    assert lone.partition.replica.log_start_offset == 0

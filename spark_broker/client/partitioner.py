@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_broker.errors import SchemaMismatchError
+from spark_broker.protocol.arrays import from_numpy, to_numpy
 from spark_broker.protocol.murmur2 import Bytes, Positions, murmur2_rows, partition_of
 
 Partitions = npt.NDArray[np.int64]
@@ -75,8 +76,7 @@ def partition_batch(
         return [(int(used[0]), batch)]
     # A stable sort keeps the rows' order; of 16-bit integers it is a radix sort.
     order = np.argsort(wanted.astype(np.uint16) if partitions <= 65_536 else wanted, kind="stable")
-    # Not by `pa.array`, which imports pandas.
-    sorted_rows = batch.take(pa.Array.from_buffers(pa.int64(), len(order), [None, pa.py_buffer(order)], 0))
+    sorted_rows = batch.take(from_numpy(order))
     ends = np.cumsum(counts)
     return [(int(p), sorted_rows.slice(int(ends[p] - counts[p]), int(counts[p]))) for p in used]
 
@@ -107,7 +107,7 @@ def _key_bytes(column: pa.Array, name: str) -> _Keys:
     kind = column.type
     valid = np.ones(len(column), dtype=np.bool_)
     if column.null_count:
-        valid = np.asarray(column.is_valid())
+        valid = to_numpy(column.is_valid())
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         return _binary_keys(column, valid)
     if pa.types.is_fixed_size_binary(kind):
@@ -143,8 +143,7 @@ def _integer_keys(column: pa.Array, name: str, valid: npt.NDArray[np.bool_]) -> 
     elif not pa.types.is_integer(kind):
         raise SchemaMismatchError(f"key column {name!r} is {kind}; a key is text, binary or an integer (no floats)")
     unsigned = pa.types.is_uint64(column.type)
-    filled = column.fill_null(0) if column.null_count else column
-    numbers = np.asarray(filled).astype(">u8" if unsigned else ">i8")
+    numbers = np.where(valid, to_numpy(column), 0).astype(">u8" if unsigned else ">i8")
     count = len(numbers)
     return _Keys(numbers.view(np.uint8), np.arange(count, dtype=np.int64) * 8, np.full(count, 8, dtype=np.int64), valid)
 

@@ -10,15 +10,13 @@ import pytest
 
 from tests.client.fake_broker import FakeCluster
 
-NOT_YET = pytest.mark.xfail(reason="client/record_builder.py and client/partitioner.py use pa.array", strict=False)
-
 
 @pytest.mark.parametrize(
     "operations",
     [
         ["append", "transaction", "consume", "commit", "committed", "end offsets"],
-        pytest.param(["send"], marks=NOT_YET),
-        pytest.param(["keyed append"], marks=NOT_YET),
+        ["send"],
+        ["keyed append"],
     ],
     ids=", ".join,
 )

@@ -44,7 +44,8 @@ class Maintenance(threading.Thread):
         self._stopped = threading.Event()
         self._chores = [
             _Chore(TICK_S, manager.set_damaged_aside),
-            _Chore(TICK_S, self._tick),
+            _Chore(TICK_S, self._expire_appends),
+            _Chore(max(TICK_S, min(config.replica_lag_time_max_ms / 10_000, 1.0)), self._tick),
             _Chore(TICK_S, write_snapshots),
             _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
             _Chore(config.log_retention_check_interval_ms / 1000, self._retain),
@@ -75,6 +76,13 @@ class Maintenance(threading.Thread):
             if chore.due_s <= now:
                 chore.due_s = now + chore.interval_s
                 chore.run()
+
+    def _expire_appends(self) -> None:
+        """Few partitions have any that wait: the others are not touched ten times a second."""
+        epochs = self._manager.broker_epochs()
+        for partition in self._manager.partitions():
+            if partition.replica.pending:
+                partition.tick(epochs)
 
     def _tick(self) -> None:
         epochs = self._manager.broker_epochs()

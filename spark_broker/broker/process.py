@@ -95,7 +95,11 @@ class Broker:
             "append": self._serve_appends,
             "fetch": lambda stream: FetchStream(self._manager, stream, cluster.fetch_max_bytes, budget).run(),
             "replica": lambda stream: ReplicaStream(
-                self._manager, stream, cluster.replica_fetch_max_bytes, cluster.replica_fetch_response_max_bytes
+                self._manager,
+                stream,
+                cluster.replica_fetch_max_bytes,
+                cluster.replica_fetch_response_max_bytes,
+                cluster.replica_lag_time_max_ms,
             ).run(),
         }
         for port in (self._directory.meta.port, 0):

@@ -12,6 +12,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.config import ClusterConfig
 from spark_broker.core.replica import Diverging, FetchPosition
 from spark_broker.errors import InvariantError, SparkBrokerError
 from spark_broker.protocol.frame import encode_frames
@@ -23,8 +24,15 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.wire import Buffer
 
-IDLE_REPORT_MS = 200
-"""How often partitions that a request does not name are counted as still being pulled, from where they were."""
+IDLE_REPORT_MAX_MS = 1000
+
+
+def idle_report_ms(lag_max_ms: int) -> int:
+    """How often partitions that a request does not name are counted as still being pulled, from where they were.
+
+    It costs as much as there are partitions, and has to be done in time for nobody to fall behind by it.
+    """
+    return max(1, min(lag_max_ms // 10, IDLE_REPORT_MAX_MS))
 
 
 @dataclass(slots=True)
@@ -48,6 +56,8 @@ class ReplicaSession:
         max_partition_bytes: int,
         notifier: Notifier | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        lag_max_ms: int = ClusterConfig().replica_lag_time_max_ms,
     ) -> None:
         self.notifier = notifier if notifier is not None else Notifier()
         self._manager = manager
@@ -55,6 +65,7 @@ class ReplicaSession:
         self._clock = clock
         self._followed: dict[PartitionKey, _Followed] = {}
         self._ready: dict[PartitionKey, None] = {}  # may have data for the follower
+        self._idle_report_ms = idle_report_ms(lag_max_ms)
         self._idle_reported_ms = 0
         self._max_bytes = 0
         self._correlation_id = -1
@@ -138,7 +149,7 @@ class ReplicaSession:
     def _report_idle(self, request: ReplicaFetchRequest) -> list[ReplicaFetched | None]:
         """What the follower said last of the partitions that it does not name holds still."""
         now_ms = self._clock.boottime_ms()
-        if now_ms - self._idle_reported_ms < IDLE_REPORT_MS:
+        if now_ms - self._idle_reported_ms < self._idle_report_ms:
             return []
         self._idle_reported_ms = now_ms
         named = {_key(wanted) for wanted in request.partitions}

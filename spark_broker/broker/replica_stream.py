@@ -23,8 +23,9 @@ class ReplicaStream:
         stream: ServerStream,
         max_partition_bytes: int,
         max_response_bytes: int = ClusterConfig().replica_fetch_response_max_bytes,
+        lag_max_ms: int = ClusterConfig().replica_lag_time_max_ms,
     ) -> None:
-        self._session = ReplicaSession(manager, max_partition_bytes)
+        self._session = ReplicaSession(manager, max_partition_bytes, lag_max_ms=lag_max_ms)
         self._max_response_bytes = max_response_bytes
         self._stream = stream
         stream.on_gone = self._session.notifier.interrupt

@@ -17,7 +17,7 @@ from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.replica_session import IDLE_REPORT_MS, ReplicaSession
+from spark_broker.broker.replica_session import IDLE_REPORT_MAX_MS, ReplicaSession
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import Assignment, FetchPosition, Replica
@@ -171,7 +171,7 @@ def test_how_far_a_follower_is_does_not_stay_with_what_a_late_request_said(opene
     older.answer(late)
     assert progress.log_end_offset == 0
 
-    clock.now_ms += IDLE_REPORT_MS
+    clock.now_ms += IDLE_REPORT_MAX_MS
     newer.answer(request)
     assert progress.log_end_offset == 1
 

@@ -163,7 +163,10 @@ class _FollowerServer:
         self._process = process
         self._end = end
         max_bytes = process.world.settings.cluster.replica_fetch_max_bytes
-        self._session = ReplicaSession(process.manager, max_bytes, _Waker(self), process.machine.clock)
+        lag_max_ms = process.world.settings.cluster.replica_lag_time_max_ms
+        self._session = ReplicaSession(
+            process.manager, max_bytes, _Waker(self), process.machine.clock, lag_max_ms=lag_max_ms
+        )
         self._waiting = False
         self._waking = False
         self._timer = Timer(process.world.scheduler, process, "long poll ends", self._respond)

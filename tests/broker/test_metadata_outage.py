@@ -84,7 +84,7 @@ def ask_for_topic(cluster: ProcessCluster) -> None:
     """In vain, for now."""
     with (
         Admin(cluster.bootstrap_servers, default_api_timeout_ms=5000) as admin,
-        pytest.raises(RequestTimedOutError, match="metadata store fails"),
+        pytest.raises(RequestTimedOutError),
     ):
         admin.create_topic(NewTopic("asked-for", 1, 3))
 

@@ -154,7 +154,9 @@ class ProcessCluster:
         return next((slot for slot, broker in self._brokers.items() if broker.pid == pid), None)
 
     def stop(self) -> None:
-        for broker in self._all:
+        """End everything; nothing is left for a second call."""
+        ended, self._all = self._all, []
+        for broker in ended:
             broker.kill()
             broker.wait(END_TIMEOUT_S)
             broker.close()

@@ -173,12 +173,12 @@ class ReplicaLog:
 
     def flush(self) -> None:
         self._log.flush()
-        self._save_epochs()
+        self._save_epochs_if_there_is_room()
 
     def close(self, *, clean: bool) -> None:
         try:
             if clean:
-                self._save_epochs()
+                self._save_epochs_if_there_is_room()
         finally:
             self._log.close(clean=clean)
 
@@ -226,12 +226,14 @@ class ReplicaLog:
         """
         self._unsaved_epochs = history
         self._epochs_due = not self._saved_epochs.only_lacks_the_newest_of(history, self._log.log_end_offset)
-        if not self._epochs_due:
-            return
+        if self._epochs_due:
+            self._save_epochs_if_there_is_room()
+
+    def _save_epochs_if_there_is_room(self) -> None:
         try:
             self._save_epochs()
         except StorageFullError as error:
-            logger.warning("saved before the next append: %s", error.message)
+            logger.warning("saved later: %s", error.message)
 
     def _save_epochs(self) -> None:
         if self._unsaved_epochs is None:

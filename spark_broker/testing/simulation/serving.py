@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
 
 from spark_broker.broker.append import AwaitedTransaction
@@ -57,7 +58,8 @@ class _ServerStream:
 
     def post(self, message: Message, sent: Callable[[], object]) -> None:
         sent()
-        self.send(message)
+        with suppress(NetworkError):  # as in the thread that sends what was posted
+            self.send(message)
 
 
 class _HeldError(Exception):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.replica import Assignment
 from spark_broker.errors import StorageFullError
 from spark_broker.storage.checkpoints import read_leader_epochs
@@ -26,21 +27,39 @@ def elect_again(lone: LonePartition) -> None:
     lone.partition.assign(assignment, lone.topic, {0: 1})
 
 
-def test_an_epoch_that_cannot_be_saved_waits_for_the_next_append(
+def test_an_election_and_the_appends_after_it_wait_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batches carry their epochs: the file may be behind until the next flush, on a full disk, too."""
+    lone = LonePartition(tmp_path / "t-0")
+    lone.write(b"a", sequence=0, transactional=False)
+    lone.partition.flush()
+    with monkeypatch.context() as patch:
+        patch.setattr(WRITE, _is_full)
+        elect_again(lone)
+        lone.write(b"b", sequence=1, transactional=False)
+        lone.partition.flush()
+        assert read_leader_epochs(lone.directory) == [(0, 0)]
+    lone.partition.flush()
+    assert read_leader_epochs(lone.directory) == [(0, 0), (1, 1)]
+    assert (lone.read(), lone.failures) == ([b"a", b"b"], [])
+
+
+def test_a_history_that_takes_an_epoch_back_is_saved_before_the_next_append(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lone = LonePartition(tmp_path / "t-0")
     lone.write(b"a", sequence=0, transactional=False)
+    elect_again(lone)
+    lone.write(b"b", sequence=1, transactional=False)
+    lone.partition.flush()
     with monkeypatch.context() as patch:
         patch.setattr(WRITE, _is_full)
-        elect_again(lone)
-        assert (lone.read(), lone.failures) == ([b"a"], [])
+        lone.partition.log.save_epochs(EpochHistory.from_pairs([(0, 0)]))
         with pytest.raises(StorageFullError):
-            lone.write(b"b", sequence=1, transactional=False)
-        assert read_leader_epochs(lone.directory) == [(0, 0)]
-    lone.write(b"b", sequence=1, transactional=False)
-    assert read_leader_epochs(lone.directory) == [(0, 0), (1, 1)]
-    assert (lone.read(), lone.failures) == ([b"a", b"b"], [])
+            lone.write(b"c", sequence=2, transactional=False)
+        assert read_leader_epochs(lone.directory) == [(0, 0), (1, 1)]
+    lone.write(b"c", sequence=2, transactional=False)
+    assert read_leader_epochs(lone.directory) == [(0, 0)]
+    assert lone.failures == []
 
 
 def test_an_epoch_that_was_never_saved_is_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

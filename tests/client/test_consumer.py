@@ -242,6 +242,35 @@ def test_a_seek_does_not_wait_for_the_long_poll_before_it(cluster: FakeCluster, 
         assert values_of(poll_rows(consumer, 1)) == ["a"]
 
 
+def test_a_consumer_to_which_nothing_comes_asks_ever_more_seldom(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest", fetch_max_wait_ms=40) as consumer:
+        poll_rows(consumer, 1)
+        wait_until(lambda: any(fetch.max_wait_ms >= 320 for fetch in cluster.fetches), "a long wait")
+        assert [fetch.max_wait_ms for fetch in cluster.fetches][:6] == [40, 40, 80, 160, 320, 640][
+            : len(cluster.fetches)
+        ]
+        asked = len(cluster.fetches)
+        cluster.store("t", 0, values("b"))
+        assert values_of(poll_rows(consumer, 1)) == ["b"]
+        wait_until(lambda: len(cluster.fetches) > asked, "the next fetch")
+        assert cluster.fetches[asked].max_wait_ms == 40
+
+
+def test_a_consumer_that_waits_for_more_than_a_byte_asks_as_often_as_it_is_told(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil
+) -> None:
+    """What has come would wait with what has not."""
+    cluster.create("t")
+    settings: dict[str, Any] = {"fetch_max_wait_ms": 40, "fetch_min_bytes": 100_000}
+    with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest", **settings):
+        wait_until(lambda: len(cluster.fetches) > 5, "several fetches")
+    assert {fetch.max_wait_ms for fetch in cluster.fetches} == {40}
+
+
 def test_latest_is_the_default_and_is_fixed_once_it_is_known(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.store("t", 0, values("old"))

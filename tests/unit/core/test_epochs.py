@@ -75,6 +75,46 @@ def test_a_leader_that_wrote_nothing_leaves_one_entry_at_the_log_end(log: Log, e
     assert history.truncate_to(len(log)) == history_of(log)
 
 
+def completed(saved: EpochHistory, log: Log) -> EpochHistory:
+    """What a replica makes of an older file and its batches when it opens its log (`ReplicaLog`)."""
+    history = saved.truncate_to(len(log))
+    if log and log[-1] > history.latest_epoch:
+        known_to = history.entries[-1].start_offset if history.entries else 0
+        for offset in range(known_to, len(log)):
+            if log[offset] > history.latest_epoch:
+                history = history.assign(log[offset], offset)
+    return history
+
+
+@given(logs, st.integers(0, 20), logs, logs)
+def test_a_file_that_only_lacks_the_newest_epochs_is_completed_from_the_batches(
+    saved: Log, cut: int, then: Log, later: Log
+) -> None:
+    """The file is of one log; that was cut, and others wrote behind the cut, before and after the question."""
+    kept = saved[:cut]
+    now = kept + [epoch + 10 for epoch in then]
+    whole = now + [epoch + 20 for epoch in later]
+    file = history_of(saved)
+    if file.only_lacks_the_newest_of(history_of(now), len(now)):
+        assert completed(file, whole) == history_of(whole)
+
+
+@given(logs, logs)
+def test_a_file_of_a_log_that_only_grew_lacks_nothing_but_the_newest_epochs(saved: Log, then: Log) -> None:
+    """An election, and what the new leader writes, need no sync."""
+    now = saved + [epoch + 10 for epoch in then]
+    elected = history_of(now).assign(30, len(now))
+    assert history_of(saved).only_lacks_the_newest_of(elected, len(now))
+
+
+def test_a_file_that_names_what_was_cut_off_is_wrong() -> None:
+    """Else what is appended there in epoch 7 would be taken for records of epoch 5."""
+    file = EpochHistory.from_pairs([(0, 0), (5, 10)])
+    assert not file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0)]), 12)  # about to be cut to 8
+    assert not file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0)]), 8)
+    assert file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0), (6, 10)]), 10)  # epoch 5 wrote nothing
+
+
 def test_an_epoch_assigned_again_changes_nothing_and_an_older_one_is_our_own_bug() -> None:
     history = EpochHistory.from_pairs([(1, 0), (3, 5)])
     assert history.assign(3, 9) is history

@@ -29,6 +29,7 @@ DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
 CHAOS_ARGS ?=
+SOAK_ARGS ?=
 
 .PHONY: help
 help: ## List the targets
@@ -82,6 +83,10 @@ bench: $(STAMP) ## Run the benchmarks and print their figures (BENCH_ARGS=...)
 .PHONY: chaos
 chaos: $(STAMP) ## Make random faults on real clusters under load, and judge what clients saw (CHAOS_ARGS="--faults 100")
 	@$(WITH_JAVA) $(PYTHON) -m tests.chaos.run $(CHAOS_ARGS)
+
+.PHONY: soak
+soak: $(STAMP) ## Let clients, topics, transactions and failovers come and go for an hour, and see what grows (SOAK_ARGS="--minutes 10")
+	@$(PYTHON) -m tests.soak.run $(SOAK_ARGS)
 
 .PHONY: notebook
 notebook: $(STAMP) ## Execute notebooks/quickstart.ipynb and keep its output beside it

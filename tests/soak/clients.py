@@ -1,0 +1,130 @@
+"""The clients of a soak, in a process of their own: `python -m tests.soak.clients <bootstrap> <seconds>`.
+
+Everything that comes and goes: clients, topics, transactions, groups. Beside it one producer and one consumer stay for
+the whole time. Prints one line of JSON at the end: how often what was done, and how often what failed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from spark_broker import Admin, Consumer, NewTopic, Producer
+from spark_broker.errors import SparkBrokerError
+
+STEADY = "steady"
+PASSING = "passing"
+PARTITIONS = 6
+SMALL = {"min.insync.replicas": 2, "retention.bytes": 20_000_000, "segment.bytes": 5_000_000}
+IDS = 20
+"""Transactional ids and groups are used again: each that was ever used is remembered by the cluster for days."""
+
+PAUSE_S = 0.02
+
+
+class Clients:
+    """Threads that work until a time."""
+
+    def __init__(self, bootstrap: str, seconds: float) -> None:
+        self.counts: Counter[str] = Counter()
+        self._bootstrap = bootstrap
+        self._until = time.monotonic() + seconds
+        self._lock = threading.Lock()
+        self._pause = threading.Event()
+
+    def run(self) -> None:
+        """Make the topics, and work."""
+        with Admin(self._bootstrap) as admin:
+            admin.create_topics([NewTopic(name, PARTITIONS, 3, config=SMALL) for name in (STEADY, PASSING)])
+        work = (self._produce, self._consume, self._pass, self._pass, self._transact, self._group, self._topic)
+        threads = [threading.Thread(target=self._repeat, args=(one, number)) for number, one in enumerate(work)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _repeat(self, work: Callable[[random.Random], None], number: int) -> None:
+        """What fails while a broker is away is counted, and tried again."""
+        rng, name = random.Random(number), work.__name__.strip("_")
+        while self._going():
+            try:
+                work(rng)
+            except SparkBrokerError as error:
+                self._count(f"{name}: {error.name}")
+                self._pause.wait(1.0)
+            else:
+                self._count(name)
+
+    def _going(self) -> bool:
+        return time.monotonic() < self._until
+
+    def _count(self, what: str) -> None:
+        with self._lock:
+            self.counts[what] += 1
+
+    # ---- those that stay ---------------------------------------------------------------------------------------
+
+    def _produce(self, rng: random.Random) -> None:
+        with Producer(self._bootstrap, acks="all", linger_ms=5) as producer:
+            while self._going():
+                producer.send(STEADY, rng.randbytes(200), key=rng.randbytes(8))
+                self._pause.wait(PAUSE_S)
+            producer.flush()
+
+    def _consume(self, rng: random.Random) -> None:
+        with Consumer(self._bootstrap, topics=[STEADY], group_id="steady", auto_offset_reset="latest") as consumer:
+            while self._going():
+                consumer.poll(1.0)
+
+    # ---- those that come and go --------------------------------------------------------------------------------
+
+    def _pass(self, rng: random.Random) -> None:
+        if rng.random() < 0.5:
+            with Producer(self._bootstrap, acks=rng.choice(["0", "1", "all"])) as producer:
+                for _ in range(rng.randrange(20)):
+                    producer.append(PASSING, [{"value": rng.randbytes(100)}]).result(60)
+        else:
+            with Consumer(self._bootstrap, topics=[PASSING], auto_offset_reset="earliest") as consumer:
+                for _ in range(rng.randrange(5)):
+                    consumer.poll(0.2)
+
+    def _transact(self, rng: random.Random) -> None:
+        with Producer(self._bootstrap, transactional_id=f"id-{rng.randrange(IDS)}") as producer:
+            for _ in range(3):
+                producer.begin_transaction()
+                producer.append(PASSING, [{"value": rng.randbytes(100)}])
+                if rng.random() < 0.3:
+                    producer.abort_transaction()
+                else:
+                    producer.commit_transaction()
+
+    def _group(self, rng: random.Random) -> None:
+        group = f"group-{rng.randrange(IDS)}"
+        with Consumer(self._bootstrap, topics=[PASSING], group_id=group, auto_offset_reset="earliest") as consumer:
+            consumer.poll(0.5)
+            consumer.commit()
+
+    def _topic(self, rng: random.Random) -> None:
+        name = f"topic-{rng.randrange(1_000_000)}"
+        with Admin(self._bootstrap) as admin:
+            admin.create_topic(NewTopic(name, rng.choice([1, 3, 6]), 3))
+            with Producer(self._bootstrap) as producer:
+                producer.append(name, [{"value": b"v"}]).result(60)
+            admin.delete_topic(name)
+        self._pause.wait(1.0)
+
+
+def main() -> None:
+    """Work so long."""
+    clients = Clients(sys.argv[1], float(sys.argv[2]))
+    clients.run()
+    json.dump(dict(sorted(clients.counts.items())), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""The soak: `make soak`, or `python -m tests.soak.run --help`.
+
+Clients, topics, transactions, groups and failovers come and go for an hour; memory, threads and open files of two
+brokers, the controller and the clients are to stay where they are. A third broker is killed again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from tests.soak.samples import Growth, Sample, growth
+from tests.support.process_cluster import ProcessCluster
+
+KILLED = 2
+"""The slot of the broker that is killed."""
+
+SAMPLE_S = 5.0
+END_S = 180.0
+
+
+class Report(msgspec.Struct):
+    """What a run found."""
+
+    minutes: float
+    kills: int
+    growth: list[Growth]
+    done: dict[str, int]
+    samples: dict[str, list[Sample]]
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="tests.soak.run", description="What grows when everything comes and goes.")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="how long (default 60)")
+    parser.add_argument("--kill-every", type=float, default=60.0, metavar="S", help="between kills (default 60)")
+    parser.add_argument("--output", choices=("table", "json"), default="table", help="what to print on stdout")
+    return parser.parse_args(given)
+
+
+def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
+    """Run it."""
+    samples: dict[str, list[Sample]] = {}
+    kills = 0
+    with ProcessCluster(directory, 3) as cluster:
+        began = time.monotonic()
+        command = [sys.executable, "-m", "tests.soak.clients", cluster.bootstrap_servers, str(minutes * 60)]
+        clients = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        watched = {f"broker {slot}": psutil.Process(cluster.pid(slot)) for slot in range(3) if slot != KILLED}
+        watched |= {"controller": psutil.Process(cluster.controller.pid), "clients": psutil.Process(clients.pid)}
+        pause, next_kill = threading.Event(), began + kill_every_s
+        while not pause.wait(SAMPLE_S) and (at_s := time.monotonic() - began) < minutes * 60:
+            for name, process in watched.items():
+                samples.setdefault(name, []).append(Sample.of(process, round(at_s, 1)))
+            if time.monotonic() >= next_kill:
+                os.kill(cluster.pid(KILLED), signal.SIGKILL)
+                kills, next_kill = kills + 1, next_kill + kill_every_s
+            cluster.launch_ended()
+        done = json.loads(clients.communicate(timeout=END_S)[0])
+    found = [growth(name, taken) for name, taken in samples.items()]
+    return Report(minutes=minutes, kills=kills, growth=found, done=done, samples=samples)
+
+
+def show(report: Report) -> None:
+    """As tables."""
+    console = Console(width=120)
+    table = Table("process", "memory, MB", "a hour", "threads", "open files", title=f"{report.minutes:g} minutes")
+    for one in report.growth:
+        percent = f"{one.memory_percent_h:+.2f} %"
+        table.add_row(one.name, f"{one.memory_mb:,.1f}", percent, f"{one.threads:+d}", f"{one.files:+d}")
+    console.print(table)
+    done = Table("done", "times", title=f"{report.kills} kills of a broker")
+    for name, count in report.done.items():
+        done.add_row(name, f"{count:,}")
+    console.print(done)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run and print."""
+    options = arguments(given)
+    with tempfile.TemporaryDirectory(prefix="spark-broker-soak-") as directory:
+        report = soak(Path(directory), options.minutes, options.kill_every)
+    if options.output == "json":
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        show(report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -80,6 +80,7 @@ class Partition:
         on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None],
         clock: Clock = SYSTEM_CLOCK,
         on_damage: Callable[[Partition, DamagedLogError], None] | None = None,
+        on_full: Callable[[StorageFullError], None] = lambda _: None,
     ) -> None:
         self.key = key
         self.topic = topic
@@ -90,6 +91,7 @@ class Partition:
         self._propose_isr = propose_isr
         self._on_storage_failure = on_storage_failure
         self._on_damage = on_damage
+        self._on_full = on_full
         self._clock = clock
         self._lock = threading.RLock()
         self._log_listeners: dict[Notifier, None] = {}  # in order: told by address, no run would be like another
@@ -248,6 +250,9 @@ class Partition:
         """A failing disk takes the replica offline, and so does damage; a full one only refuses this act."""
         try:
             return act()
+        except StorageFullError as error:
+            self._on_full(error)
+            raise
         except (KafkaStorageError, DamagedLogError) as error:
             raise self._broken(error) from error
 
@@ -437,7 +442,7 @@ class Partition:
         try:
             self._guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
         except StorageFullError as error:
-            logger.warning("%s: nothing is removed: %s", self, error.message)
+            logger.debug("%s: nothing is removed: %s", self, error.message)  # Room says it once for all of them.
 
     def advance_log_start(self, offset: int) -> None:
         """Drop everything below a committed offset, as far as it is decided."""

@@ -231,7 +231,7 @@ class ReplicaLog:
         try:
             self._save_epochs()
         except StorageFullError as error:
-            logger.warning("saved before the next append: %s", error.message)
+            logger.debug("saved before the next append, which is refused until then: %s", error.message)
 
     def _save_epochs(self) -> None:
         if self._unsaved_epochs is None:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -374,6 +375,11 @@ class SimFileSystem:
         name = str(path)
         self._ask("truncate", name, 0, length)
         self._cut(self._file(name), length)
+
+    def free_bytes(self, path: Path) -> int:
+        self._ask("free_bytes", str(path))
+        machine = self._machine
+        return sys.maxsize if machine.capacity_bytes is None else max(0, machine.capacity_bytes - machine.used_bytes)
 
     def rename(self, source: Path, target: Path) -> None:
         old, new = str(source), str(target)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
@@ -54,8 +54,6 @@ from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import LogEnd, ReplicaStateAnswer
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.retention import RetentionClock
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -180,8 +178,7 @@ class Partition:
             if isinstance(granted, StoredBatch):
                 base_offset, next_offset = granted.base_offset, granted.last_offset + 1
             else:
-                base_offset = granted.base_offset
-                next_offset = self._write(append, parsed, granted)
+                base_offset, next_offset = granted.base_offset, self._write(append, parsed, granted)
             if token is None:
                 return None
             if append.acks == ACKS_ALL:
@@ -439,10 +436,8 @@ class Partition:
 
     def _remove_below_log_start(self) -> None:
         """What is below the log start is out of reach already; a full disk keeps its files until it has room again."""
-        try:
+        with suppress(StorageFullError):  # `Room` says so.
             self._guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
-        except StorageFullError as error:
-            logger.debug("%s: nothing is removed: %s", self, error.message)  # Room says it once for all of them.
 
     def advance_log_start(self, offset: int) -> None:
         """Drop everything below a committed offset, as far as it is decided."""

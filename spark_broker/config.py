@@ -258,6 +258,11 @@ class ClusterConfig(Config):
     replica_fetch_response_max_bytes: int = setting(
         16_777_216, "Bytes of one follower's fetch. Kafka's default is 10 MiB.", at_least(1024)
     )
+    log_dir_room_bytes: int = setting(
+        67_108_864,
+        "A broker whose disk was full counts as one with room again when this much of it is free. Until then it leads only what no other in-sync replica can lead.",
+        at_least(0),
+    )
     replica_high_watermark_checkpoint_interval_ms: int = setting(
         5000, "How often high watermarks are saved.", at_least(10)
     )

@@ -9,7 +9,13 @@ from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirm, append_confirmed, no_coordinator
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.errors import InvalidRequestError, InvalidTopicError, InvariantError, SparkBrokerError
+from spark_broker.errors import (
+    InvalidRequestError,
+    InvalidTopicError,
+    InvariantError,
+    SparkBrokerError,
+    StorageFullError,
+)
 from spark_broker.model import INTERNAL_PREFIX
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.protocol.wire import Buffer
@@ -68,7 +74,8 @@ class AppendStream:
             if token is None:
                 # acks=0 asks for no answer. Ending the stream would also break the batches behind this one; such a
                 # producer refreshes its metadata every second instead, and so finds a leader that has moved.
-                logger.info("an append with acks=0 was refused: %s", error)
+                level = logging.DEBUG if isinstance(error, StorageFullError) else logging.INFO  # Room says it once.
+                logger.log(level, "an append with acks=0 was refused: %s", error)
                 return
             token.refuse(error)
 

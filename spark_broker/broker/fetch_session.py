@@ -15,7 +15,7 @@ from typing import Protocol
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.core.replica import Diverging, Fetched, FetchPosition
-from spark_broker.errors import CorruptMessageError, InvariantError, SparkBrokerError
+from spark_broker.errors import CorruptMessageError, InvariantError, SparkBrokerError, StorageFullError
 from spark_broker.protocol.frame import decode_frames
 from spark_broker.protocol.messages import (
     ReplicaFetched,
@@ -83,6 +83,7 @@ class FetchSession:
         self._retry_at_ms: dict[PartitionKey, int] = {}
         self._asked: dict[PartitionKey, FetchPosition] = {}  # what the leader last heard on this stream
         self._untaken: set[PartitionKey] = set()  # of an answer that was not taken; the leader counts it as told
+        self._no_room: set[PartitionKey] = set()  # what was sent last did not fit on the disk
         self._requests = 0
 
     def request(self) -> ReplicaFetchRequest:
@@ -138,7 +139,13 @@ class FetchSession:
             if position is not None:
                 self._asked[key] = position
                 named.append(
-                    ReplicaPartition(*key, position.leader_epoch, position.fetch_offset, position.last_fetched_epoch)
+                    ReplicaPartition(
+                        *key,
+                        position.leader_epoch,
+                        position.fetch_offset,
+                        position.last_fetched_epoch,
+                        no_room=key in self._no_room,
+                    )
                 )
         self._pending = {}
         return named
@@ -157,6 +164,8 @@ class FetchSession:
             return
         if not partition.apply(_fetched(answer, self._asked[key]), decode_frames(payload)):
             self._untaken.add(key)
+        if payload:
+            self._no_room.discard(key)
         if partition.restart_reason is not None:
             restarts.append(ToRestart(partition, ReplicaState(*key, answer.leader_epoch)))
         else:
@@ -171,6 +180,10 @@ class FetchSession:
         except CorruptMessageError as error:
             logger.warning("%s: the leader sent a batch that fails its checksum: %s", self._partitions[key], error)
             self._retry_in(key, RETRY_MS)
+        except StorageFullError as error:
+            logger.debug("%s: %s", self._partitions[key], error)  # Room says it once for all of them.
+            self._no_room.add(key)
+            self._retry_in(key, FAILED_RETRY_MS)
         except SparkBrokerError as error:
             logger.warning("%s: %s", self._partitions[key], error)
             self._retry_in(key, FAILED_RETRY_MS)

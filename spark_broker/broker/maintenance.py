@@ -1,4 +1,5 @@
-"""What a broker does from time to time: damage, ISR checks, checkpoints, retention, syncs, what is to be forgotten."""
+"""What a broker does from time to time: damage, ISR checks, a look at the disk, checkpoints, retention, syncs,
+what is to be forgotten."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.room import LOOK_MS
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageFullError
 
@@ -46,6 +48,7 @@ class Maintenance(threading.Thread):
             _Chore(TICK_S, manager.set_damaged_aside),
             _Chore(TICK_S, self._expire_appends),
             _Chore(max(TICK_S, min(config.replica_lag_time_max_ms / 10_000, 1.0)), self._tick),
+            _Chore(LOOK_MS / 1000, manager.room.look),
             _Chore(TICK_S, write_snapshots),
             _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
             _Chore(config.log_retention_check_interval_ms / 1000, self._retain),
@@ -94,7 +97,7 @@ class Maintenance(threading.Thread):
         try:
             self._manager.save_high_watermarks()
         except StorageFullError as error:
-            logger.warning("the high watermarks are not saved: %s", error)
+            self._manager.room.refused(error)
 
     def _retain(self) -> None:
         for partition in self._manager.partitions():
@@ -114,4 +117,7 @@ def _unless_offline(action: Callable[[], None]) -> None:
         action()
     except (KafkaStorageError, NotLeaderOrFollowerError):
         # The partition has gone offline by itself, damaged or not, and the broker has been told.
+        return
+    except StorageFullError:
+        # Nothing was changed, `Room` has said so, and the next time comes.
         return

@@ -141,6 +141,7 @@ class Membership:
             log_ends=self._manager.log_ends(),
             wall_ms=self._clock.wall_ms(),
             ahead_max_ms=self._ahead_max_ms,
+            full=self._manager.room.full,
         )
 
     def _compare_clocks(self, controller_wall_ms: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
@@ -55,8 +55,6 @@ from spark_broker.protocol.messages import LogEnd, ReplicaStateAnswer
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.retention import RetentionClock
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 PartitionKey = tuple[str, int]
@@ -80,6 +78,7 @@ class Partition:
         on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None],
         clock: Clock = SYSTEM_CLOCK,
         on_damage: Callable[[Partition, DamagedLogError], None] | None = None,
+        on_full: Callable[[StorageFullError], None] = lambda _: None,
     ) -> None:
         self.key = key
         self.topic = topic
@@ -90,6 +89,7 @@ class Partition:
         self._propose_isr = propose_isr
         self._on_storage_failure = on_storage_failure
         self._on_damage = on_damage
+        self._on_full = on_full
         self._clock = clock
         self._lock = threading.RLock()
         self._log_listeners: dict[Notifier, None] = {}  # in order: told by address, no run would be like another
@@ -178,8 +178,7 @@ class Partition:
             if isinstance(granted, StoredBatch):
                 base_offset, next_offset = granted.base_offset, granted.last_offset + 1
             else:
-                base_offset = granted.base_offset
-                next_offset = self._write(append, parsed, granted)
+                base_offset, next_offset = granted.base_offset, self._write(append, parsed, granted)
             if token is None:
                 return None
             if append.acks == ACKS_ALL:
@@ -248,6 +247,9 @@ class Partition:
         """A failing disk takes the replica offline, and so does damage; a full one only refuses this act."""
         try:
             return act()
+        except StorageFullError as error:
+            self._on_full(error)
+            raise
         except (KafkaStorageError, DamagedLogError) as error:
             raise self._broken(error) from error
 
@@ -434,10 +436,8 @@ class Partition:
 
     def _remove_below_log_start(self) -> None:
         """What is below the log start is out of reach already; a full disk keeps its files until it has room again."""
-        try:
+        with suppress(StorageFullError):  # `Room` says so.
             self._guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
-        except StorageFullError as error:
-            logger.warning("%s: nothing is removed: %s", self, error.message)
 
     def advance_log_start(self, offset: int) -> None:
         """Drop everything below a committed offset, as far as it is decided."""

@@ -73,7 +73,9 @@ class Broker:
         self._controller = Connection(spec.controller_host, spec.controller_port)
         timeout_ms = settings.cluster.request_timeout_ms
         self._proposals = IsrProposals(self._controller, timeout_ms, self._on_bug)
-        outward = Outward(self._proposals.propose, self._on_storage_failure, self._on_bug, self._on_set_aside)
+        outward = Outward(
+            self._proposals.propose, self._on_storage_failure, self._on_bug, self._beat_now, self._beat_now
+        )
         self._manager = ReplicaManager(settings, directory, self._lease, outward)
         self._proposals.manager = self._manager
         self._calls = BrokerCalls(self._manager, self._controller, timeout_ms, self._on_bug)
@@ -183,7 +185,7 @@ class Broker:
         self._lease.drop()
         self._ends.put(error)
 
-    def _on_set_aside(self) -> None:
+    def _beat_now(self) -> None:
         """The controller is to hear of it at once: until then the partition may have nobody who serves it."""
         self._session.beat_now()
 

@@ -233,7 +233,7 @@ class ReplicaLog:
         try:
             self._save_epochs()
         except StorageFullError as error:
-            logger.warning("saved later: %s", error.message)
+            logger.debug("saved later: %s", error.message)
 
     def _save_epochs(self) -> None:
         if self._unsaved_epochs is None:

@@ -14,6 +14,7 @@ from spark_broker.broker.fetcher import Fetcher, FetcherSettings, ReplicaFetcher
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.broker.room import Room
 from spark_broker.broker.topic import Topic
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.delta import MetadataDelta
@@ -43,12 +44,16 @@ NewFetcher = Callable[[str, int, FetcherSettings, Callable[[BaseException], None
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs, of damage that was set aside."""
+    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs, of damage that was set aside.
+
+    `on_room`: the disk is full, or has room again; called under partitions' locks, it must not wait.
+    """
 
     propose_isr: Callable[[PartitionKey, ProposeIsr], None]
     on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None]
     on_bug: Callable[[BaseException], None]
     on_set_aside: Callable[[], None] = lambda: None
+    on_room: Callable[[], None] = lambda: None
 
 
 class ReplicaManager:
@@ -73,13 +78,15 @@ class ReplicaManager:
         self._directory = directory
         self._lease = lease
         self._outward = outward
+        room_bytes = settings.cluster.log_dir_room_bytes
+        self.room = Room(directory.path, directory.fs, room_bytes, outward.on_room, clock)
         self._high_watermarks = _last_high_watermarks(directory)
         self._lock = threading.RLock()
         # Guarded by _lock: replaced, never changed in place, so that readers need no lock.
         self._partitions: dict[PartitionKey, Partition] = {}
         self._offline: dict[PartitionKey, SparkBrokerError] = {}
         self._damaged = DamagedReplicas(directory)
-        self._found_damaged: deque[tuple[Partition, DamagedLogError]] = deque()  # each partition at most once
+        self._found_damaged: deque[Partition] = deque()  # each partition at most once
         self._asked_for: frozenset[PartitionKey] = frozenset()  # replicas whose log end the controller wants to know
         self._topics: dict[str, Topic] = {}
         self._live: Mapping[int, int] = {}
@@ -220,7 +227,8 @@ class ReplicaManager:
         try:
             log, state = self._open_log(topic, key[1])
         except DamagedLogError as error:
-            self._set_aside(key, topic, error)
+            logger.error("%s-%s is damaged and set aside: %s", topic.name, key[1], error)
+            self._damaged.set_aside(key, topic.name)
             return None
         except KafkaStorageError as error:
             self._take_offline(key, error)
@@ -241,6 +249,7 @@ class ReplicaManager:
             self._outward.on_storage_failure,
             self._clock,
             self._on_damage,
+            self.room.refused,
         )
         self._partitions = {**self._partitions, key: partition}
         return partition
@@ -262,18 +271,19 @@ class ReplicaManager:
 
     def _on_damage(self, partition: Partition, error: DamagedLogError) -> None:
         """Somebody has read damaged bytes; he holds the partition's lock."""
-        self._found_damaged.append((partition, error))
+        logger.error("%s is damaged and set aside: %s", partition, error)
+        self._found_damaged.append(partition)
 
     def set_damaged_aside(self) -> None:
         """Set aside what was found damaged since the last call. On a full disk it waits for the next."""
         while self._found_damaged:
-            partition, error = self._found_damaged[0]
+            partition = self._found_damaged[0]
             with self._lock:
                 if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
                     try:
-                        self._set_aside(partition.key, partition.topic, error)
+                        self._damaged.set_aside(partition.key, partition.topic.name)
                     except StorageFullError as full:
-                        logger.warning("%s is damaged and cannot be set aside yet: %s", partition, full)
+                        self.room.refused(full)
                         return
                     except KafkaStorageError as failed:
                         self._take_offline(partition.key, failed)
@@ -283,10 +293,6 @@ class ReplicaManager:
                     partition.close(clean=False)
             self._found_damaged.popleft()
             self._outward.on_set_aside()
-
-    def _set_aside(self, key: PartitionKey, topic: Topic, error: DamagedLogError) -> None:
-        logger.error("%s-%s is damaged and set aside: %s", topic.name, key[1], error)
-        self._damaged.set_aside(key, topic.name)
 
     def damage_heard(self, newest: int) -> None:
         """The controller has decided on all damage up to this number: replicas may begin anew."""

@@ -107,7 +107,7 @@ class ReplicaSession:
     def _accept(self, request: ReplicaFetchRequest, wanted: ReplicaPartition) -> ReplicaFetched | None:
         """What the follower asks for is read; an answer only when there is an error or a divergence to tell."""
         key = _key(wanted)
-        position = FetchPosition(wanted.leader_epoch, wanted.fetch_offset, wanted.last_fetched_epoch)
+        position = FetchPosition(wanted.leader_epoch, wanted.fetch_offset, wanted.last_fetched_epoch, wanted.no_room)
         refused = self._report(request, key, position)
         if refused is None:
             self._ready[key] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
@@ -42,25 +43,29 @@ from spark_broker.protocol.messages import (
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What a call's decision needs beside the image. `expected_brokers`: those that live or may soon be back."""
+    """What a call's decision needs beside the image.
+
+    `expected_brokers`: those that live or may soon be back. `full`: those without room on their disks.
+    """
 
     settings: ClusterSettings
     new_topic: NewTopicValues | None
     expected_brokers: int
     log_ends: LogEnds
+    full: Collection[int] = ()
 
 
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:
     """The decision on a call. Raises the typed error that goes to the caller."""
     match request:
         case AlterPartition():
-            return alter_partition(image, request)
+            return alter_partition(image, request, context.full)
         case AllocateProducerIds():
             return allocate_producer_ids(image, request)
         case GetMetadata():
             return Decision((), describe(image, request.topics))
         case CreateTopic():
-            return create_topic(image, request, _values(context), context.settings)
+            return create_topic(image, request, _values(context), context.settings, context.full)
         case EnsureOffsetsTopic():
             return _ensure_internal_topic(image, context, CONSUMER_OFFSETS_TOPIC)
         case EnsureTransactionsTopic():
@@ -68,13 +73,13 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
         case DeleteTopic():
             return delete_topic(image, request)
         case CreatePartitions():
-            return create_partitions(image, request)
+            return create_partitions(image, request, context.full)
         case AlterTopicConfig():
             return alter_topic_config(image, request, context.settings)
         case ElectLeaders():
-            return elect_leaders(image, context.log_ends, request)
+            return elect_leaders(image, context.log_ends, request, context.full)
         case ReassignPartition():
-            return reassign(image, request)
+            return reassign(image, request, context.full)
         case _:
             raise InvalidRequestError(f"{type(request).__name__} goes to a broker, not to the controller")
 
@@ -89,4 +94,4 @@ def _ensure_internal_topic(image: MetadataImage, context: CallContext, name: str
     request = internal_topic_request(image, context.settings, context.expected_brokers, name)
     if request is None:
         return Decision((), Empty())
-    return create_topic(image, request, _values(context), context.settings)
+    return create_topic(image, request, _values(context), context.settings, context.full)

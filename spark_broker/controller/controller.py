@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
-from spark_broker.controller import damage, fencing, shutdown, unclean
+from spark_broker.controller import damage, fencing, room, shutdown, unclean
 from spark_broker.controller.absence import Absences
 from spark_broker.controller.calls import CallContext, answer
 from spark_broker.controller.clocks import ClockBounds, Clocks
@@ -79,7 +79,8 @@ class Controller:
         )
         self._absences = Absences()
         self._log_ends = LogEnds()
-        self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends)
+        self._full: set[int] = set()  # brokers that said that their disks have no room
+        self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends, self._full)
         self._lost_launches: dict[int, None] = {}  # in order of their loss, the oldest goes when there are too many
         self._shutdown_offsets: dict[int, int] = {}  # broker id to the end of the decision that began its shutdown
         # (broker epoch, topic id, partition, number of the damage)
@@ -150,13 +151,14 @@ class Controller:
                 self._effects.append(effect)
 
     def _fence(self, fence: FenceBrokers, now_ms: int) -> None:
-        self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops))
+        self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops, full=self._full))
         brokers = [self.image.brokers[broker_id] for broker_id in fence.broker_ids if broker_id in self.image.brokers]
         names = ", ".join(f"broker {broker.id} of launch {broker.launch}" for broker in brokers)
         self._effects.append(Note(f"fenced {names}: {fence.reason}", expected=fence.reason == STOPPED_IN_ORDER))
         for broker_id in fence.broker_ids:
             if self.sessions.of_broker(broker_id) is None:
                 self._clocks.forget(broker_id)
+                self._full.discard(broker_id)
             self._absences.left(broker_id, now_ms)
             self._shutdown_offsets.pop(broker_id, None)
         self._absences.note_live(self.image, now_ms)
@@ -208,6 +210,7 @@ class Controller:
             lost_launches=self._lost_launches,
             lost_brokers=self._lost_brokers(now_ms),
             shared_executor=self._shared_executor,
+            full=self._full,
         )
         return register(self.image, request, rules)
 
@@ -246,6 +249,7 @@ class Controller:
         self._set_damaged_aside(session, beat)
         leaderless = self._log_ends.report(self.image, session.broker_id, beat.log_ends)
         may_stop = beat.wants_shutdown and self._shut_down(session)
+        self._hear_of_room(session, beat)
         if not beat.wants_shutdown:
             self._unfence_if_ready(session, beat, now_ms)
         self._apply(unclean.recover(self.image, self._log_ends, leaderless))
@@ -276,7 +280,22 @@ class Controller:
         if reported - known:
             self._damage_known[session.broker_id] = frozenset(reported)
             new = sorted((topic_id, partition) for _, topic_id, partition, _ in reported - known)
-            self._apply(damage.set_aside(self.image, session.broker_id, new))
+            self._apply(damage.set_aside(self.image, session.broker_id, new, self._full))
+
+    def _hear_of_room(self, session: Session, beat: Heartbeat) -> None:
+        """With every heartbeat, too: others that have room may have joined ISRs, or got room, since the last."""
+        broker_id = session.broker_id
+        was_full = broker_id in self._full
+        if not beat.full:
+            self._full.discard(broker_id)
+            if was_full:
+                self._effects.append(Note(room.has_room(broker_id)))
+            return
+        self._full.add(broker_id)
+        moves = [] if self._cluster_stops else room.resign(self.image, broker_id, self._full)
+        self._apply(moves)
+        if moves or not was_full:
+            self._effects.append(Note(room.has_none(self.image, broker_id, len(moves))))
 
     def _unfence_if_ready(self, session: Session, beat: Heartbeat, now_ms: int) -> None:
         broker = self.image.brokers[session.broker_id]
@@ -290,7 +309,7 @@ class Controller:
     def _shut_down(self, session: Session) -> bool:
         """Begin the broker's shutdown; True once every live broker has heard who took over from it."""
         broker_id = session.broker_id
-        self._apply(shutdown.begin_shutdown(self.image, broker_id))
+        self._apply(shutdown.begin_shutdown(self.image, broker_id, self._full))
         end = self._shutdown_offsets.setdefault(broker_id, self.image.next_offset)
         others = [s for s in self.sessions.all() if s.broker_id != broker_id and self.image.is_live(s.broker_id)]
         # The last record of the decision has the offset end - 1.
@@ -306,7 +325,7 @@ class Controller:
         patience_ms = max(cluster.replica_reassignment_delay_ms, cluster.broker_session_timeout_ms)
         expected = len(self.image.brokers) - len(self._absences.away_for(patience_ms, now_ms))
         try:
-            context = CallContext(self._settings, event.new_topic, expected, self._log_ends)
+            context = CallContext(self._settings, event.new_topic, expected, self._log_ends, self._full)
             decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:
             if isinstance(error, InvariantError):

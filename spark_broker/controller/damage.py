@@ -9,7 +9,7 @@ proposals to let it in that rest on that, may still be under way. They name the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from msgspec.structs import replace
 
@@ -21,7 +21,7 @@ from spark_broker.model import NO_LEADER
 
 
 def set_aside(
-    image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]]
+    image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]], full: Collection[int] = ()
 ) -> tuple[MetadataRecord, ...]:
     """The broker leaves the ISRs and ELRs of these partitions."""
     records: list[MetadataRecord] = []
@@ -31,7 +31,7 @@ def set_aside(
             continue
         election = Election(state.leader, state.isr)
         if state.leader in (broker_id, NO_LEADER):
-            election = elect(state, lambda member: member != broker_id and image.is_live(member))
+            election = elect(state, lambda member: member != broker_id and image.is_live(member), full)
         record = change(
             image.topics[topic_id],
             number,

@@ -5,7 +5,7 @@ Both have everything that was committed. Elections that may lose records are in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from spark_broker.controller.image import PartitionState, TopicState
@@ -22,17 +22,19 @@ class Election:
     isr: tuple[int, ...]
 
 
-def elect(state: PartitionState, electable: Callable[[int], bool]) -> Election:
+def elect(state: PartitionState, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
     """The first electable member of the ISR, else of the ELR, in order of preference.
 
-    An eligible replica leads alone: the ISR that it takes over from has no electable member.
+    An eligible replica leads alone: the ISR that it takes over from has no electable member. `full`: brokers without
+    room, which come last in either set: they serve readers at least.
     """
     members = [broker for broker in state.replicas if broker in state.isr and electable(broker)]
     if members:
-        return Election(members[0], state.isr)
+        return Election(min(members, key=full.__contains__), state.isr)
     eligible = [broker for broker in state.replicas if broker in state.elr and electable(broker)]
     if eligible:
-        return Election(eligible[0], (eligible[0],))
+        winner = min(eligible, key=full.__contains__)
+        return Election(winner, (winner,))
     return Election(NO_LEADER, state.isr)
 
 

@@ -11,22 +11,30 @@ from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord, 
 from spark_broker.model import NO_LEADER
 
 
-def fence(image: MetadataImage, gone: Collection[int], *, shrink: bool = True) -> tuple[MetadataRecord, ...]:
+def fence(
+    image: MetadataImage, gone: Collection[int], *, shrink: bool = True, full: Collection[int] = ()
+) -> tuple[MetadataRecord, ...]:
     """Fence these brokers, as one decision: they leave the ISRs that have a live leader without them.
 
     A partition that is left without a leader keeps its ISR and its ELR: each member has everything that was committed,
-    so whoever of them is back first may lead. `shrink=False` (the whole cluster stops) keeps every ISR.
+    so whoever of them is back first may lead. `shrink=False` (the whole cluster stops) keeps every ISR. `full`: see
+    `elect`.
     """
     fenced = [
         BrokerChangeRecord(id_, image.brokers[id_].epoch, fenced=True)
         for id_ in sorted(gone)
         if id_ in image.brokers and not image.brokers[id_].fenced
     ]
-    return (*fenced, *leave(image, gone, shrink=shrink))
+    return (*fenced, *leave(image, gone, shrink=shrink, full=full))
 
 
 def leave(
-    image: MetadataImage, gone: Collection[int], *, shrink: bool = True, keep_last_leader: bool = False
+    image: MetadataImage,
+    gone: Collection[int],
+    *,
+    shrink: bool = True,
+    keep_last_leader: bool = False,
+    full: Collection[int] = (),
 ) -> list[PartitionChangeRecord]:
     """Elections and ISR changes when these brokers stop being electable.
 
@@ -39,7 +47,7 @@ def leave(
             continue
         election = Election(state.leader, state.isr)
         if state.leader in gone or state.leader == NO_LEADER:
-            election = elect(state, lambda broker: broker not in gone and image.is_live(broker))
+            election = elect(state, lambda broker: broker not in gone and image.is_live(broker), full)
         if election.leader == NO_LEADER and keep_last_leader:
             continue
         isr = election.isr

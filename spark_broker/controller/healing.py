@@ -11,7 +11,9 @@ from spark_broker.controller.records import MetadataRecord
 from spark_broker.model import NO_LEADER
 
 
-def heal(image: MetadataImage, gone: Collection[int], max_moves: int) -> tuple[MetadataRecord, ...]:
+def heal(
+    image: MetadataImage, gone: Collection[int], max_moves: int, full: Collection[int] = ()
+) -> tuple[MetadataRecord, ...]:
     """Start to move replicas off the brokers `gone`, at most `max_moves` partitions being moved at once.
 
     A partition without a leader has nobody to copy from, and one for which no other live broker is left stays as it is.
@@ -26,7 +28,7 @@ def heal(image: MetadataImage, gone: Collection[int], max_moves: int) -> tuple[M
             if state.leader == NO_LEADER or (budget <= 0 and not state.reassigning):
                 continue
             target = _healed(image, state, gone_targets, loads)
-            started = move(image, topic, number, state, target)
+            started = move(image, topic, number, state, target, full)
             budget -= bool(started) and not state.reassigning
             records += started
     return tuple(records)

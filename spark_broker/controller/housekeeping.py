@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterConfig
@@ -21,12 +22,13 @@ INTERVAL_MS = 250
 
 @dataclass
 class Housekeeping:
-    """Timed decisions. `joined`: brokers that are to get their share of replicas."""
+    """Timed decisions. `joined`: brokers that are to get their share of replicas. `full`: those without room."""
 
     config: ClusterConfig
     absences: Absences
     joined: set[int]
     log_ends: LogEnds
+    full: Collection[int]
     next_due_ms: int = 0
     next_leader_balance_ms: int | None = None
 
@@ -61,18 +63,18 @@ class Housekeeping:
 
     def _heal(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.replica_reassignment_delay_ms, now_ms)
-        return heal(image, away, self.config.replica_reassignment_max_partitions) if away else ()
+        return heal(image, away, self.config.replica_reassignment_max_partitions, self.full) if away else ()
 
     def _complete_moves(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         del now_ms
-        return retry_completions(image)
+        return retry_completions(image, self.full)
 
     def _share(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         del now_ms
         live = [broker for broker in sorted(self.joined) if image.is_live(broker)]
         if not live:
             return ()
-        records = balance_replicas(image, live, self.config.replica_reassignment_max_partitions)
+        records = balance_replicas(image, live, self.config.replica_reassignment_max_partitions, self.full)
         if not records and not moves_in_progress(image):
             # Balanced, or nothing can be moved without loss of failure domains: it is a broker like the others now.
             self.joined.difference_update(live)
@@ -84,4 +86,4 @@ class Housekeeping:
             self.next_leader_balance_ms = now_ms + self.config.leader_imbalance_check_interval_ms
         if due is None or now_ms < due or not self.config.auto_leader_rebalance_enable:
             return ()
-        return balance_leaders(image, self.config.leader_imbalance_per_broker_percentage)
+        return balance_leaders(image, self.config.leader_imbalance_per_broker_percentage, self.full)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionState, changed_partition
 from spark_broker.controller.partition_change import change
@@ -32,7 +34,7 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) 
         raise StaleBrokerEpochError(f"broker {broker_id} has epoch {broker.epoch}, the request names {broker_epoch}")
 
 
-def alter_partition(image: MetadataImage, request: AlterPartition) -> Decision:
+def alter_partition(image: MetadataImage, request: AlterPartition, full: Collection[int] = ()) -> Decision:
     """Every change is judged by itself; a refused one has its error in the result."""
     check_broker_epoch(image, request.broker_id, request.broker_epoch)
     records: list[MetadataRecord] = []
@@ -43,7 +45,7 @@ def alter_partition(image: MetadataImage, request: AlterPartition) -> Decision:
         try:
             if (asked.topic_id, asked.partition) in seen:
                 raise InvalidUpdateVersionError("the request changes the partition twice")
-            records += _alter(image, request.broker_id, asked)
+            records += _alter(image, request.broker_id, asked, full)
             seen.add((asked.topic_id, asked.partition))
         except SparkBrokerError as error:
             code, message = error.code, error.message
@@ -51,7 +53,7 @@ def alter_partition(image: MetadataImage, request: AlterPartition) -> Decision:
     return Decision(tuple(records), AlterPartitionResult(results))
 
 
-def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr) -> list[MetadataRecord]:
+def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr, full: Collection[int]) -> list[MetadataRecord]:
     state = _partition(image, asked)
     _check_epochs(state, leader_id, asked)
     isr = [member.broker_id for member in asked.isr]
@@ -66,7 +68,7 @@ def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr) -> list[Metada
     record = change(topic, asked.partition, state, isr=None if same else in_order, lost=_lacking(asked))
     if record is None:
         return []
-    done = complete(image, topic, asked.partition, changed_partition(state, record))
+    done = complete(image, topic, asked.partition, changed_partition(state, record), full)
     return [record] if done is None else [record, done]
 
 

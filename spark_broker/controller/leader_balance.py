@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
@@ -22,7 +22,7 @@ from spark_broker.protocol.messages import ElectionResult, ElectionResults, Elec
 Partition = tuple[TopicState, int, PartitionState]
 
 
-def elect_leaders(image: MetadataImage, ends: LogEnds, request: ElectLeaders) -> Decision:
+def elect_leaders(image: MetadataImage, ends: LogEnds, request: ElectLeaders, full: Collection[int] = ()) -> Decision:
     """Every partition is judged by itself; one that stays as it is has the reason in its result.
 
     Of all partitions (none named) those that need no election are left out. Raises UnknownTopicOrPartitionError.
@@ -35,7 +35,7 @@ def elect_leaders(image: MetadataImage, ends: LogEnds, request: ElectLeaders) ->
             if request.unclean:
                 records += elect_uncleanly(image, ends, topic, number, state)
             else:
-                records += _elect_preferred(image, topic, number, state)
+                records += _elect_preferred(image, topic, number, state, full)
         except ElectionNotNeededError as error:
             if request.partitions is None:
                 continue
@@ -60,7 +60,7 @@ def _asked(image: MetadataImage, request: ElectLeaders) -> Iterable[Partition]:
 
 
 def _elect_preferred(
-    image: MetadataImage, topic: TopicState, number: int, state: PartitionState
+    image: MetadataImage, topic: TopicState, number: int, state: PartitionState, full: Collection[int]
 ) -> tuple[MetadataRecord, ...]:
     """Raises ElectionNotNeededError, PreferredLeaderNotAvailableError."""
     preferred = state.replicas[0]
@@ -69,11 +69,16 @@ def _elect_preferred(
     if preferred not in state.isr or not image.is_live(preferred):
         why = "not in sync" if image.is_live(preferred) else "not live"
         raise PreferredLeaderNotAvailableError(f"broker {preferred}, preferred for {topic.name}-{number}, is {why}")
+    if preferred in full:
+        why = "has no room on its disk"
+        raise PreferredLeaderNotAvailableError(f"broker {preferred}, preferred for {topic.name}-{number}, {why}")
     record = change(topic, number, state, leader=preferred)
     return () if record is None else (record,)
 
 
-def balance_leaders(image: MetadataImage, imbalance_percentage: int) -> tuple[MetadataRecord, ...]:
+def balance_leaders(
+    image: MetadataImage, imbalance_percentage: int, full: Collection[int] = ()
+) -> tuple[MetadataRecord, ...]:
     """The automatic election: for brokers of whose preferred partitions more than this share is led elsewhere."""
     preferred: Counter[int] = Counter()
     elsewhere: Counter[int] = Counter()
@@ -81,6 +86,7 @@ def balance_leaders(image: MetadataImage, imbalance_percentage: int) -> tuple[Me
         preferred[state.replicas[0]] += 1
         elsewhere[state.replicas[0]] += state.leader != state.replicas[0]
     due = {b for b in preferred if elsewhere[b] * 100 > preferred[b] * imbalance_percentage and image.is_live(b)}
+    due.difference_update(full)
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
         first = state.replicas[0]

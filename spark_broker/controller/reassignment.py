@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from spark_broker.controller.effects import Decision
@@ -16,7 +16,7 @@ from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import Empty, ReassignPartition
 
 
-def reassign(image: MetadataImage, request: ReassignPartition) -> Decision:
+def reassign(image: MetadataImage, request: ReassignPartition, full: Collection[int] = ()) -> Decision:
     """Start to move a partition to these replicas (preferred leader first). Raises UnknownTopicOrPartitionError,
     InvalidReplicaAssignmentError."""
     topic = image.topic(request.topic)
@@ -24,7 +24,7 @@ def reassign(image: MetadataImage, request: ReassignPartition) -> Decision:
     if topic is None or state is None:
         raise UnknownTopicOrPartitionError(f"{request.topic}-{request.partition}")
     check_assignment(image, request.replicas)
-    return Decision(tuple(move(image, topic, request.partition, state, request.replicas)), Empty())
+    return Decision(tuple(move(image, topic, request.partition, state, request.replicas, full)), Empty())
 
 
 def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
@@ -36,7 +36,12 @@ def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
 
 
 def move(
-    image: MetadataImage, topic: TopicState, partition: int, state: PartitionState, target: Sequence[int]
+    image: MetadataImage,
+    topic: TopicState,
+    partition: int,
+    state: PartitionState,
+    target: Sequence[int],
+    full: Collection[int] = (),
 ) -> list[MetadataRecord]:
     """The records that start the move (and end it, where no replica has to be made). A move that runs is replaced.
 
@@ -52,7 +57,7 @@ def move(
     )
     if record is None:
         return []
-    done = complete(image, topic, partition, changed_partition(state, record))
+    done = complete(image, topic, partition, changed_partition(state, record), full)
     return [record] if done is None else [record, done]
 
 
@@ -62,7 +67,7 @@ def _stays(state: PartitionState, replica: int) -> bool:
 
 
 def complete(
-    image: MetadataImage, topic: TopicState, partition: int, state: PartitionState
+    image: MetadataImage, topic: TopicState, partition: int, state: PartitionState, full: Collection[int] = ()
 ) -> PartitionChangeRecord | None:
     """The end of the move, once every added replica is in sync and one that stays can lead; else None.
 
@@ -76,7 +81,7 @@ def complete(
         return None
     election = Election(state.leader, isr)
     if state.leader not in isr:
-        election = elect(replace(state, replicas=replicas, isr=isr, elr=()), image.is_live)
+        election = elect(replace(state, replicas=replicas, isr=isr, elr=()), image.is_live, full)
     if election.leader == NO_LEADER:
         return None
     return change(topic, partition, state, leader=election.leader, isr=isr, replicas=replicas, adding=(), removing=())
@@ -87,7 +92,7 @@ def moves_in_progress(image: MetadataImage) -> int:
     return sum(state.reassigning for _, _, state in image.partitions())
 
 
-def retry_completions(image: MetadataImage) -> tuple[MetadataRecord, ...]:
+def retry_completions(image: MetadataImage, full: Collection[int] = ()) -> tuple[MetadataRecord, ...]:
     """Ends of moves that had to wait for something other than an ISR change (a live leader among those that stay)."""
     moving = ((t, p, s) for t, p, s in image.partitions() if s.reassigning)
-    return tuple(done for t, p, s in moving if (done := complete(image, t, p, s)) is not None)
+    return tuple(done for t, p, s in moving if (done := complete(image, t, p, s, full)) is not None)

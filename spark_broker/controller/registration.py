@@ -28,12 +28,14 @@ class RegistrationRules:
 
     connected: brokers with a session. lost_launches: launches that Spark reported as lost. lost_brokers: brokers whose
     directories count as lost. shared_executor: all brokers run in one executor (plain `local[N]`).
+    full: brokers without room on their disks.
     """
 
     connected: Collection[int] = ()
     lost_launches: Collection[int] = ()
     lost_brokers: Collection[int] = ()
     shared_executor: bool = False
+    full: Collection[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def register(image: MetadataImage, request: RegisterBroker, rules: RegistrationR
     if not rules.shared_executor:
         _check_executor(image, identity.broker_id, request, rules)
     record = _record(image, identity, request)
-    changes = _end_previous_incarnation(image, identity, request.start_kind)
+    changes = _end_previous_incarnation(image, identity, request.start_kind, rules.full)
     return Registration(
         broker_id=identity.broker_id,
         broker_epoch=record.broker_epoch,
@@ -133,7 +135,9 @@ def _record(image: MetadataImage, identity: Identity, request: RegisterBroker) -
     )
 
 
-def _end_previous_incarnation(image: MetadataImage, identity: Identity, start_kind: str) -> list[PartitionChangeRecord]:
+def _end_previous_incarnation(
+    image: MetadataImage, identity: Identity, start_kind: str, full: Collection[int]
+) -> list[PartitionChangeRecord]:
     """Its leaderships end: (epoch, offset) then names one batch, whatever the new process still has of them.
 
     Only a machine crash or an empty directory takes the broker out of ISRs and ELRs. Where it was the last of both,
@@ -147,7 +151,7 @@ def _end_previous_incarnation(image: MetadataImage, identity: Identity, start_ki
             continue
         election = Election(state.leader, state.isr)
         if state.leader == broker_id:
-            election = elect(state, lambda other: other != broker_id and image.is_live(other))
+            election = elect(state, lambda other: other != broker_id and image.is_live(other), full)
         record = change(topic, number, state, leader=election.leader, isr=election.isr, lost=lost)
         if record is not None:
             records.append(record)

@@ -13,7 +13,9 @@ from spark_broker.model import NO_LEADER
 _Candidate = tuple[str, int, PartitionState]
 
 
-def balance_replicas(image: MetadataImage, joined: Collection[int], max_moves: int) -> tuple[MetadataRecord, ...]:
+def balance_replicas(
+    image: MetadataImage, joined: Collection[int], max_moves: int, full: Collection[int] = ()
+) -> tuple[MetadataRecord, ...]:
     """Start to move replicas to the brokers that joined, at most `max_moves` partitions being moved at once.
 
     Stops when the spread is at most one replica. No move puts a partition's replicas on fewer failure domains.
@@ -28,7 +30,7 @@ def balance_replicas(image: MetadataImage, joined: Collection[int], max_moves: i
             break
         (topic_id, number, state), source, receiver = found
         target = [receiver if b == source else b for b in state.replicas]
-        records += move(image, image.topics[topic_id], number, state, target)
+        records += move(image, image.topics[topic_id], number, state, target, full)
         moved.add((topic_id, number))
         _account(loads, state, source, receiver)
         budget -= 1

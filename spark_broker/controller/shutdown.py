@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from spark_broker.controller.fencing import leave
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord
 
 
-def begin_shutdown(image: MetadataImage, broker_id: int) -> tuple[MetadataRecord, ...]:
+def begin_shutdown(image: MetadataImage, broker_id: int, full: Collection[int] = ()) -> tuple[MetadataRecord, ...]:
     """The broker's leaderships move to other ISR members and it leaves the ISRs where others remain.
 
     A partition that nobody else can lead stays with it until it stops. Empty when it is shutting down already.
@@ -18,7 +18,7 @@ def begin_shutdown(image: MetadataImage, broker_id: int) -> tuple[MetadataRecord
     if broker.in_controlled_shutdown:
         return ()
     record = BrokerChangeRecord(broker_id, broker.epoch, in_controlled_shutdown=True)
-    return (record, *leave(image, [broker_id], keep_last_leader=True))
+    return (record, *leave(image, [broker_id], keep_last_leader=True, full=full))
 
 
 def begin_cluster_shutdown(image: MetadataImage, broker_ids: Iterable[int]) -> tuple[MetadataRecord, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
@@ -52,10 +52,17 @@ class NewTopicValues:
 
 
 def create_topic(
-    image: MetadataImage, request: CreateTopic, values: NewTopicValues, settings: ClusterSettings
+    image: MetadataImage,
+    request: CreateTopic,
+    values: NewTopicValues,
+    settings: ClusterSettings,
+    full: Collection[int] = (),
 ) -> Decision:
-    """Create a topic. Raises InvalidTopicError, TopicAlreadyExistsError, InvalidPartitionsError,
-    InvalidReplicationFactorError, InvalidReplicaAssignmentError or InvalidConfigError."""
+    """Create a topic, led where there is room (`full`: brokers without).
+
+    Raises InvalidTopicError, TopicAlreadyExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
+    InvalidReplicaAssignmentError or InvalidConfigError.
+    """
     check_topic_name(request.name, internal=request.internal)
     if image.topic(request.name) is not None:
         raise TopicAlreadyExistsError(f"topic {request.name}")
@@ -65,7 +72,7 @@ def create_topic(
         TopicRecord(request.name, values.topic_id, config, request.internal),
         SchemaRecord(values.topic_id, 0, values.schema),
     ]
-    records += _new_partitions(image, values.topic_id, 0, replicas)
+    records += _new_partitions(image, values.topic_id, 0, replicas, full)
     return Decision(tuple(records), Empty())
 
 
@@ -107,12 +114,13 @@ def _check_partitions(partitions: int) -> None:
 
 
 def _new_partitions(
-    image: MetadataImage, topic_id: str, first: int, assignment: Sequence[Sequence[int]]
+    image: MetadataImage, topic_id: str, first: int, assignment: Sequence[Sequence[int]], full: Collection[int]
 ) -> list[MetadataRecord]:
     records: list[MetadataRecord] = []
     for number, replicas in enumerate(assignment, start=first):
         isr = tuple(broker for broker in replicas if image.is_live(broker))
-        state = PartitionState(tuple(replicas), isr, isr[0], leader_epoch=0, partition_epoch=0)
+        leader = min(isr, key=full.__contains__)
+        state = PartitionState(tuple(replicas), isr, leader, leader_epoch=0, partition_epoch=0)
         records.append(partition_record(topic_id, number, state))
     return records
 
@@ -153,7 +161,7 @@ def delete_topic(image: MetadataImage, request: DeleteTopic) -> Decision:
     return Decision((RemoveTopicRecord(topic.topic_id),), Empty())
 
 
-def create_partitions(image: MetadataImage, request: CreatePartitions) -> Decision:
+def create_partitions(image: MetadataImage, request: CreatePartitions, full: Collection[int] = ()) -> Decision:
     """Grow a topic to `total` partitions, with the replication factor of its first.
 
     Raises UnknownTopicOrPartitionError, InvalidTopicError, InvalidPartitionsError or InvalidReplicationFactorError."""
@@ -166,7 +174,7 @@ def create_partitions(image: MetadataImage, request: CreatePartitions) -> Decisi
     _check_partitions(request.total)
     factor = len(topic.partitions[0].target_replicas)
     replicas = place(image.live_brokers(), loads_of(image), request.total - have, factor)
-    return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas)), Empty())
+    return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas, full)), Empty())
 
 
 def alter_topic_config(image: MetadataImage, request: AlterTopicConfig, settings: ClusterSettings) -> Decision:

@@ -10,11 +10,15 @@ from spark_broker.errors import LogTruncationError, UnknownLeaderEpochError
 
 @dataclass(frozen=True, slots=True)
 class FetchPosition:
-    """What a follower says with its fetch: the leader epoch it follows, its log end and the epoch of its last batch."""
+    """What a follower says with its fetch: the leader epoch it follows, its log end and the epoch of its last batch.
+
+    `no_room`: what follows did not fit on its disk when it was sent last.
+    """
 
     leader_epoch: int
     fetch_offset: int
     last_fetched_epoch: int
+    no_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)

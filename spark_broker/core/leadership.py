@@ -93,12 +93,15 @@ class Leadership:
         return min(ends)
 
     def grow(self, follower: int, live: Mapping[int, int], high_watermark: int) -> list[ProposeIsr]:
-        """A follower joins past both the high watermark and the start of the leader's epoch (KNOWN_BUGS 11)."""
+        """A follower joins past both the high watermark and the start of the leader's epoch (KNOWN_BUGS 11).
+
+        Not one without room for what comes next: it would leave again, and come again, for as long as nothing moves.
+        """
         progress = self.followers[follower]
         needed = max(high_watermark, self.epoch_start_offset)
         if self.proposed_isr is not None or follower in self._assignment.isr or progress.log_end_offset < needed:
             return []
-        if live.get(follower) != progress.broker_epoch:
+        if live.get(follower) != progress.broker_epoch or progress.no_room:
             return []
         return [self._propose((*self._assignment.isr, follower), live)]
 
@@ -110,7 +113,7 @@ class Leadership:
         now_ms: int,
         lag_max_ms: int,
     ) -> list[ProposeIsr]:
-        """Members leave that lag for too long, or said that they lack what is committed."""
+        """Members leave that lag for too long or have no room, or said that they lack what is committed."""
         if self.proposed_isr is not None:
             return []
         lagging = {

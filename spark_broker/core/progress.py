@@ -19,8 +19,9 @@ class FollowerProgress:
     log_end_offset: int = UNKNOWN_OFFSET
     last_fetch_ms: int = -1
     leader_end_at_last_fetch: int = -1
+    no_room: bool = False  # for what follows its log end
 
-    def fetched(self, fetch_offset: int, leader_end_offset: int, now_ms: int) -> None:
+    def fetched(self, fetch_offset: int, leader_end_offset: int, now_ms: int, *, no_room: bool = False) -> None:
         """The follower has everything below `fetch_offset`.
 
         It counts as caught up at the time of its previous fetch when it now has what the leader had then, so that
@@ -33,6 +34,7 @@ class FollowerProgress:
         self.log_end_offset = fetch_offset
         self.last_fetch_ms = now_ms
         self.leader_end_at_last_fetch = leader_end_offset
+        self.no_room = no_room and fetch_offset < leader_end_offset
 
     def lacks(self, high_watermark: int) -> bool:
         """Whether the follower itself said that it does not have all that is committed.
@@ -42,4 +44,6 @@ class FollowerProgress:
         return UNKNOWN_OFFSET < self.log_end_offset < high_watermark
 
     def is_lagging(self, leader_end_offset: int, now_ms: int, lag_max_ms: int) -> bool:
-        return self.log_end_offset != leader_end_offset and now_ms - self.last_caught_up_ms > lag_max_ms
+        """Also at once where it has no room: waiting for it, appends would only be acknowledged later."""
+        too_long = now_ms - self.last_caught_up_ms > lag_max_ms
+        return self.log_end_offset != leader_end_offset and (too_long or self.no_room)

@@ -293,7 +293,7 @@ class Replica:
         diverging = find_divergence(self.epochs, self.log_end_offset, position)
         if diverging is not None:
             return diverging, []
-        progress.fetched(position.fetch_offset, self.log_end_offset, now_ms)
+        progress.fetched(position.fetch_offset, self.log_end_offset, now_ms, no_room=position.no_room)
         raised = self._advance_high_watermark()
         return None, [*raised, *leadership.grow(follower, live, self.high_watermark)]
 

@@ -12,6 +12,7 @@ import os
 import select
 import shutil
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -115,6 +116,10 @@ class FileSystem(Protocol):
         """Make creations, renames and removals in the directory durable."""
         ...
 
+    def free_bytes(self, path: Path) -> int:
+        """Bytes that may still be written where the path is; 0 also where no file can be made (no inodes)."""
+        ...
+
     # ---- the machine ----
 
     def lock(self, fd: int, *, wait_ms: int) -> bool:
@@ -196,6 +201,13 @@ class LocalFileSystem:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def free_bytes(self, path: Path) -> int:
+        state = os.statvfs(path)
+        if state.f_files and not state.f_favail:
+            return 0
+        # A file system that does not count its blocks says that it has none.
+        return state.f_bavail * state.f_frsize if state.f_blocks else sys.maxsize
 
     def lock(self, fd: int, *, wait_ms: int) -> bool:
         deadline = time.monotonic() + wait_ms / 1000

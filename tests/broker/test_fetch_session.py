@@ -12,7 +12,7 @@ import pytest
 
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock, SystemClock
-from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
+from spark_broker.broker.fetch_session import FAILED_RETRY_MS, FetcherSettings, FetchSession
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
@@ -53,7 +53,7 @@ class Stream:
 
     def __init__(self, leader: Partition, follower: Partition, clock: Clock = SYSTEM_CLOCK) -> None:
         settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
-        self.session = FetchSession(settings, {KEY: follower})
+        self.session = FetchSession(settings, {KEY: follower}, clock)
         self._server = ReplicaSession(cast(ReplicaManager, Manager(leader)), 1 << 20, clock=clock)
 
     def ask(self) -> Answer:
@@ -224,6 +224,26 @@ def test_a_follower_follows_what_a_full_disk_has_left_of_a_cut(opened: Open, mon
     for _ in range(3):
         later.take(later.ask())
     assert follower.replica.fetch_position() == FetchPosition(2, 1, 0)
+
+
+def test_a_follower_says_that_what_it_was_sent_did_not_fit(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    leader, follower = opened(0), opened(1)
+    append(leader, b"a")
+    clock = SteppedClock()
+    stream = Stream(leader, follower, clock)
+    with monkeypatch.context() as patch:
+        patch.setattr("spark_broker.storage.segment.Segment.create", _is_full)
+        stream.take(stream.ask())
+        clock.now_ms += FAILED_RETRY_MS
+        request = stream.session.request()
+        assert [named.no_room for named in request.partitions] == [True]
+        stream.take(stream.answer(request))
+    assert leader.replica.followers[1].no_room
+    clock.now_ms += FAILED_RETRY_MS
+    stream.take(stream.ask())
+    assert follower.replica.log_end_offset == 1
+    request = stream.session.request()
+    assert [named.no_room for named in request.partitions] == [False]
 
 
 def test_a_follower_that_a_full_disk_keeps_from_beginning_anew_claims_nothing(

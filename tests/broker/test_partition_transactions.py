@@ -14,6 +14,7 @@ from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.room import Room
 from spark_broker.config import ClusterConfig, TopicConfig
 from spark_broker.core.replica import Replica
 from spark_broker.errors import (
@@ -24,7 +25,7 @@ from spark_broker.errors import (
     OutOfOrderSequenceNumberError,
     UnknownProducerIdError,
 )
-from spark_broker.storage.filesystem import LocalFileSystem
+from spark_broker.storage.filesystem import LOCAL, LocalFileSystem
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import BIG, LonePartition
 from tests.broker.rig import Rig
@@ -464,6 +465,7 @@ class OnePartition:
     """As much of a replica manager as maintenance asks for."""
 
     partition: Partition
+    room: Room
 
     def partitions(self) -> Iterator[Partition]:
         return iter([self.partition])
@@ -482,7 +484,8 @@ def test_maintenance_forgets_idle_producers_when_it_is_time_to_look(lone: LonePa
     lone.write(b"a", transactional=False)
     lone.write(b"open", pid=8)
     bugs: list[BaseException] = []
-    maintenance = Maintenance(cast("ReplicaManager", OnePartition(lone.partition)), ClusterConfig(), bugs.append)
+    one = OnePartition(lone.partition, Room(lone.directory, LOCAL, 0, lambda: None))
+    maintenance = Maintenance(cast("ReplicaManager", one), ClusterConfig(), bugs.append)
     maintenance.begin(0.0)
     lone.clock.ahead_ms = 86_400_000 + 60_000
     maintenance.run_due(600.0)

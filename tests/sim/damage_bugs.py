@@ -6,7 +6,7 @@ overtake the report, and 10,000 schedules have none that does. `tests/unit/contr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import pytest
@@ -66,9 +66,9 @@ def keep_damage_in_sync(patch: Patch) -> None:
     """The controller leaves a replica that was set aside in the ISR and the ELR."""
 
     def buggy(
-        image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]]
+        image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]], full: Collection[int] = ()
     ) -> tuple[MetadataRecord, ...]:
-        del image, broker_id, partitions
+        del image, broker_id, partitions, full
         return ()
 
     patch.setattr(damage, "set_aside", buggy)

@@ -8,6 +8,8 @@ import random
 from collections.abc import Callable
 
 from spark_broker.core.replica import Role
+from spark_broker.protocol.messages import ElectLeaders, ReassignPartition
+from spark_broker.testing.simulation.ending import end
 from spark_broker.testing.simulation.machine import Machine
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.world import World
@@ -23,10 +25,14 @@ def run_until(world: World, condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-def cluster() -> World:
+def cluster(lag_max_ms: int = 1000) -> World:
     """A running cluster of three with a topic that is open everywhere, and no faults but the scene's."""
+    drawn = Swarm.draw(random.Random(1))
+    timed = dataclasses.replace(drawn.settings.cluster, replica_lag_time_max_ms=lag_max_ms)
+    settings = dataclasses.replace(drawn.settings, cluster=timed)
     calm = dataclasses.replace(
-        Swarm.draw(random.Random(1)),
+        drawn,
+        settings=settings,
         brokers=3,
         partitions=1,
         replication_factor=3,
@@ -105,3 +111,47 @@ def test_a_leader_that_cannot_read_its_log_leads_no_longer() -> None:
     )
     machine.fs.fail_next("pread", errno.EIO, path=f"-{number}/")
     run_until(world, ended(world, machine))
+
+
+def leader_of(world: World) -> Machine:
+    ((_, _, state),) = [one for one in world.invariants.image.partitions() if not one[0].internal]
+    machine = world.machine_of(state.leader)
+    assert machine is not None
+    return machine
+
+
+def elect_preferred(world: World) -> None:
+    """Ask for it, and see what comes of it."""
+    world.call_controller(ElectLeaders(None), "elect preferred leaders")
+    until_ms = world.scheduler.now_ms + 100
+    run_until(world, lambda: world.scheduler.now_ms > until_ms)
+
+
+def test_a_leader_with_a_full_disk_hands_over_and_leads_again_when_it_has_room() -> None:
+    """Its followers have room: appends go on within two seconds, and not the lag of a follower later."""
+    world = cluster(lag_max_ms=30_000)
+    for producer in world.producers:
+        producer.start()
+    run_until(world, lambda: world.history.acknowledged_count > 20)
+    full = leader_of(world)
+    full.fs.capacity_bytes = full.fs.used_bytes
+    filled_ms, acknowledged = world.scheduler.now_ms, world.history.acknowledged_count
+    run_until(world, lambda: leader_of(world) is not full)
+    run_until(world, lambda: world.history.acknowledged_count > acknowledged + 20)
+    assert world.scheduler.now_ms - filled_ms < 2_000
+
+    successor = leader_of(world)
+    other = next(machine for machine in world.machines if machine not in (full, successor))
+    prefers_full = ReassignPartition("t", 0, [full.broker_id, other.broker_id, successor.broker_id])
+    world.call_controller(prefers_full, "prefer the full one")
+    for _ in range(40):
+        elect_preferred(world)
+        assert leader_of(world) is not full
+
+    full.fs.capacity_bytes = None
+    for _ in range(100):
+        elect_preferred(world)
+        if leader_of(world) is full:
+            break
+    assert leader_of(world) is full
+    end(world)

@@ -81,7 +81,7 @@ class Heartbeat(Message, frozen=True):
     ISR and ELR. Those that were found when they were opened do so before the broker is unfenced.
     `log_ends`: replicas of partitions that have no leader, where this broker is neither in the ISR nor in the ELR.
     `wall_ms`: the broker's wall clock (UTC); -1: not said. `ahead_max_ms`: it is ahead of the controller's by so much
-    at most, as the last answer showed when it came; None: not known yet.
+    at most, as the last answer showed when it came; None: not known yet. `full`: its disk has no room.
     """
 
     broker_epoch: Epoch
@@ -95,6 +95,7 @@ class Heartbeat(Message, frozen=True):
     log_ends: Annotated[list[LogEnd], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     wall_ms: int = -1
     ahead_max_ms: int | None = None
+    full: bool = False
 
 
 class HeartbeatAnswer(Message, frozen=True):

@@ -111,7 +111,10 @@ class FetchResponse(Message, frozen=True):
 
 
 class ReplicaPartition(Message, frozen=True):
-    """`fetch_offset`: the follower's log end; `last_fetched_epoch`: the leader epoch of the batch before it, or -1."""
+    """`fetch_offset`: the follower's log end; `last_fetched_epoch`: the leader epoch of the batch before it, or -1.
+
+    `no_room`: what follows did not fit on the follower's disk when it was sent last.
+    """
 
     topic_id: TopicId
     partition: PartitionId
@@ -119,6 +122,7 @@ class ReplicaPartition(Message, frozen=True):
     fetch_offset: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     last_fetched_epoch: Epoch
     log_start_offset: Offset = 0
+    no_room: bool = False
 
 
 class ReplicaFetchRequest(Message, frozen=True):

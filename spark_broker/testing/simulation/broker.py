@@ -76,7 +76,7 @@ class BrokerProcess(NetworkNode):
             LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs
         )
         self.lease = Lease(machine.clock)
-        outward = Outward(self._propose, self._on_storage_failure, self._on_bug, self._send_heartbeat)
+        outward = Outward(self._propose, self._on_storage_failure, self._on_bug, self._send_heartbeat, self._beat_soon)
         self.manager = ReplicaManager(
             world.settings,
             self.directory,
@@ -198,6 +198,10 @@ class BrokerProcess(NetworkNode):
         if self._session is not None and not self._session.closed:
             self._session.send(self.membership.heartbeat())
             self._beat.set(self._heartbeat_ms)
+
+    def _beat_soon(self) -> None:
+        """From within a partition's lock, where the thread of the heartbeats would have to wait."""
+        self.world.scheduler.after(0, self, "heartbeat", self._send_heartbeat)
 
     def _session_timed_out(self) -> None:
         self._session_ended(RequestTimedOutError("the controller was not heard of in time"))

@@ -87,6 +87,16 @@ class Directory:
 Node = File | Directory
 
 
+@dataclass(slots=True)
+class Handle:
+    """A file that the process `pid` has open."""
+
+    file: File
+    path: str
+    writable: bool
+    pid: int
+
+
 def apply(content: bytearray, change: Content) -> None:
     """Carry a change of content out; a gap before a write is zeros."""
     if isinstance(change, Cut):

@@ -35,6 +35,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ from spark_broker.testing.simulation.disk import (
     Cut,
     Directory,
     File,
+    Handle,
     Node,
     RandomSurvival,
     Rename,
@@ -71,7 +73,7 @@ class _Machine:
     name: str
     root: Directory = field(default_factory=lambda: Directory(0))
     directories: dict[str, Directory] = field(default_factory=dict)
-    handles: dict[int, _Handle] = field(default_factory=dict)
+    handles: dict[int, Handle] = field(default_factory=dict)
     processes: dict[int, SimFileSystem] = field(default_factory=dict)
     boots: int = 1
     last_number: int = 0
@@ -90,14 +92,6 @@ class _Machine:
     def index_directories(self) -> None:
         """Find every directory by its path again."""
         self.directories = directories_of(self.root)
-
-
-@dataclass(slots=True)
-class _Handle:
-    file: File
-    path: str
-    writable: bool
-    pid: int
 
 
 class SimFileSystem:
@@ -295,7 +289,7 @@ class SimFileSystem:
             self._cut(node, 0)
         node.handles += 1
         fd = self._machine.number()  # Never used twice: what holds an old handle gets EBADF.
-        self._machine.handles[fd] = _Handle(node, name, bool(flags & _WRITING), self._pid)
+        self._machine.handles[fd] = Handle(node, name, bool(flags & _WRITING), self._pid)
         return fd
 
     def close(self, fd: int, /) -> None:
@@ -347,7 +341,7 @@ class SimFileSystem:
     def size(self, fd: int) -> int:
         return len(self._handle(fd).file.content)
 
-    def _handle(self, fd: int) -> _Handle:
+    def _handle(self, fd: int) -> Handle:
         handle = self._machine.handles.get(fd)
         if handle is None or handle.pid != self._pid:
             if not self._alive:
@@ -374,6 +368,11 @@ class SimFileSystem:
         name = str(path)
         self._ask("truncate", name, 0, length)
         self._cut(self._file(name), length)
+
+    def free_bytes(self, path: Path) -> int:
+        self._ask("free_bytes", str(path))
+        machine = self._machine
+        return sys.maxsize if machine.capacity_bytes is None else max(0, machine.capacity_bytes - machine.used_bytes)
 
     def rename(self, source: Path, target: Path) -> None:
         old, new = str(source), str(target)

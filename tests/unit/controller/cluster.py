@@ -80,6 +80,7 @@ class Cluster:
         self.session_of: dict[int, int] = {}
         self.skews_ms: dict[int, int] = {}  # brokers' wall clocks, ahead of the right time
         self.own_skew_ms = 0  # the controller's
+        self.full: set[int] = set()  # brokers whose disks have no room
         self.logs: dict[tuple[int, str, int], tuple[int, int]] = {}  # (broker, topic id, number) to (epoch, end)
         self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
 
@@ -138,8 +139,12 @@ class Cluster:
                 return effect.message
         raise AssertionError("a registration without an answer")
 
-    def beat(self, broker: int, *, wants_shutdown: bool = False, ready: bool = True) -> HeartbeatAnswer | None:
-        """A heartbeat of a broker that has all metadata."""
+    def beat(
+        self, broker: int, *, wants_shutdown: bool = False, ready: bool = True, full: bool | None = None
+    ) -> HeartbeatAnswer | None:
+        """A heartbeat of a broker that has all metadata. `full`: from now on its disk is, or is not."""
+        if full is not None:
+            (self.full.add if full else self.full.discard)(broker)
         beat = Heartbeat(
             broker_epoch=self.image.brokers[broker].epoch,
             metadata_offset=self.image.next_offset,
@@ -149,6 +154,7 @@ class Cluster:
             log_ends=self.log_ends(broker),
             wall_ms=self.wall_ms + self.skews_ms.get(broker, 0) - self.own_skew_ms,
             ahead_max_ms=self.skews_ms.get(broker, 0) - self.own_skew_ms,
+            full=broker in self.full,
         )
         outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms, self.wall_ms))
         sent = [e.message for e in outcome.effects if isinstance(e, Send)]

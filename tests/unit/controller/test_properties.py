@@ -66,10 +66,21 @@ class ClusterMachine(RuleBasedStateMachine):
         request = registration(self.cluster.new_launch(), directory, broker_id=broker, start_kind=kind)
         self.cluster.register(request)
 
-    @rule(broker=brokers, wants_shutdown=st.booleans())
-    def heartbeat(self, broker: int, wants_shutdown: bool) -> None:
+    @rule(broker=brokers, wants_shutdown=st.booleans(), full=st.sampled_from([False, False, True]))
+    def heartbeat(self, broker: int, wants_shutdown: bool, full: bool) -> None:
         self.cluster.logs = self.copies.ends()
-        self.cluster.beat(broker, wants_shutdown=wants_shutdown)
+        before = set(self.cluster.full)
+        if self.cluster.beat(broker, wants_shutdown=wants_shutdown, full=full) is None:
+            self.cluster.full = before
+        elif full:
+            self.leads_only_what_nobody_with_room_can_lead(broker)
+
+    def leads_only_what_nobody_with_room_can_lead(self, full: int) -> None:
+        """As far as the controller has heard: another's heartbeat may say otherwise later."""
+        image = self.cluster.image
+        with_room = {b for b in image.brokers if image.is_live(b) and b not in self.cluster.full}
+        for _, _, state in image.partitions():
+            assert state.leader != full or with_room.isdisjoint(state.isr)
 
     @rule(ms=st.integers(0, 12_000))
     def pass_time(self, ms: int) -> None:

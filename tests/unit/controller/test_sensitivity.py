@@ -61,7 +61,8 @@ def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
 def elect_any_live_replica(patch: Patch) -> None:
     """16: unclean election without anybody's leave."""
 
-    def buggy(state: PartitionState, electable: Callable[[int], bool]) -> Election:
+    def buggy(state: PartitionState, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
+        del full
         live = [broker for broker in state.replicas if electable(broker)]
         return Election(live[0], (live[0],)) if live else Election(-1, state.isr)
 

@@ -5,6 +5,8 @@ Broker 1 leads first, all three are in the ISR, two must be. Values are batches 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from spark_broker.core.batch import BatchInfo
@@ -427,6 +429,52 @@ def test_a_member_that_says_that_it_lost_committed_data_leaves_the_isr_at_once()
     cluster.settle()
     assert cluster.values(3) == [10, 11]
     assert set(cluster.controller.assignment.isr) == {1, 2, 3}
+
+
+def say_that_it_has_no_room(cluster: Cluster, follower: int) -> None:
+    request = cluster.ask(follower)
+    assert request is not None
+    cluster.serve(replace(request, position=replace(request.position, no_room=True)))
+
+
+def test_a_member_without_room_for_what_comes_next_leaves_the_isr_at_once() -> None:
+    """Appends would wait for it as long as for one that is only slow."""
+    cluster = Cluster()
+    acknowledge_unheard(cluster, 10)
+    outcome = cluster.append(1, 11)
+    cluster.fetch(2)
+    cluster.fetch(2)
+    say_that_it_has_no_room(cluster, 3)
+    cluster.tick()
+    assert cluster.replica(1).proposed_isr == (1, 2)
+    cluster.decide(1)
+    cluster.deliver_all()
+    cluster.fetch(2)
+    assert outcome.base_offset == 1
+
+
+def test_a_member_that_has_everything_stays_without_room() -> None:
+    cluster = Cluster()
+    acknowledge_unheard(cluster, 10)
+    say_that_it_has_no_room(cluster, 3)
+    cluster.tick()
+    assert cluster.nodes[1].proposal is None
+
+
+def test_a_follower_without_room_joins_again_only_when_it_has_room() -> None:
+    """Below the minimum the high watermark stands still: it would come and go without end."""
+    cluster = Cluster(min_insync_replicas=3)
+    acknowledge_unheard(cluster, 10)
+    cluster.append(1, 11)
+    say_that_it_has_no_room(cluster, 3)
+    cluster.tick()
+    cluster.decide(1)
+    cluster.deliver_all()
+    assert cluster.controller.assignment.isr == (1, 2)
+    say_that_it_has_no_room(cluster, 3)
+    assert cluster.nodes[1].proposal is None
+    cluster.fetch(3)
+    assert cluster.nodes[1].proposal is not None
 
 
 # ---- reads ----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,99 @@
+"""Whether this broker's disk has room: a refused write says that it has none, a look at what is free that it has.
+
+Heartbeats say it to the controller, which has others lead meanwhile (`controller/room.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.errors import StorageFullError
+from spark_broker.storage.filesystem import FileSystem
+
+logger = logging.getLogger(__name__)
+
+QUIET_MS = 3000
+"""A write that was refused so recently outweighs what seems to be free: quotas do not show there. Followers try what
+was refused again every second."""
+
+LOOK_MS = 1000
+"""How often a full disk is looked at."""
+
+
+class Room:
+    """From any thread, also under partitions' locks; `on_change` does not wait.
+
+    Of each change there is one line in the log, however many partitions and attempts it stops.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        fs: FileSystem,
+        room_bytes: int,
+        on_change: Callable[[], None],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """A process that begins with less than `room_bytes` free has no room: the one before it may have ended so."""
+        self._path = path
+        self._fs = fs
+        self._room_bytes = room_bytes
+        self._on_change = on_change
+        self._clock = clock
+        self._lock = threading.Lock()
+        # Guarded by _lock.
+        self._full = False
+        self._refused_ms: int | None = None
+        free_bytes = self._free_bytes()
+        if 0 <= free_bytes < room_bytes:
+            self._full = True
+            self._warn(free_bytes, "so little is free")
+
+    @property
+    def full(self) -> bool:
+        return self._full
+
+    def refused(self, error: StorageFullError) -> None:
+        """A write found no room."""
+        with self._lock:
+            self._refused_ms = self._clock.boottime_ms()
+            if self._full:
+                return
+            self._full = True
+        self._warn(self._free_bytes(), error.message)
+        self._on_change()
+
+    def look(self) -> None:
+        """See whether a full disk has room again; from time to time."""
+        if not self._full:
+            return
+        free_bytes = self._free_bytes()
+        with self._lock:
+            quiet = self._refused_ms is None or self._clock.boottime_ms() - self._refused_ms >= QUIET_MS
+            if not quiet or free_bytes < self._room_bytes:
+                return
+            self._full = False
+        logger.warning("%s has room again: %s bytes are free; this broker may lead again", self._path, free_bytes)
+        self._on_change()
+
+    def _free_bytes(self) -> int:
+        """-1: the disk does not say; whatever is wrong with it, others notice."""
+        try:
+            return self._fs.free_bytes(self._path)
+        except OSError as error:
+            logger.info("how much of %s is free is not known: %s", self._path, error)
+            return -1
+
+    def _warn(self, free_bytes: int, why: str) -> None:
+        logger.warning(
+            "the disk of %s is full, %s bytes are free: %s. Others lead meanwhile where they can. Free space, or lower "
+            "retention.bytes / retention.ms; with log.dir.room.bytes=%s free this broker may lead again",
+            self._path,
+            free_bytes,
+            why,
+            self._room_bytes,
+        )

@@ -1,0 +1,45 @@
+"""Brokers whose disks have no room: they hand leaderships over, and are elected only where nobody else can be.
+
+Who has no room is what heartbeats say; it is not in the metadata log. Such a broker stays in the ISRs as long as it
+keeps up, and goes on leading what no other in-sync replica with room can lead: reads go on, and nothing gets worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from spark_broker.controller.election import elect
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.partition_change import change
+from spark_broker.controller.records import PartitionChangeRecord
+from spark_broker.model import NO_LEADER
+
+
+def resign(image: MetadataImage, broker_id: int, full: Collection[int]) -> list[PartitionChangeRecord]:
+    """The broker's leaderships move to live members of their ISRs that are not `full`; every ISR stays as it is."""
+    records: list[PartitionChangeRecord] = []
+    for topic, number, state in image.partitions():
+        if state.leader != broker_id:
+            continue
+        # No eligible replica outside the ISR: it would lead alone, while the broker is live and in sync.
+        election = elect(replace(state, elr=()), lambda other: other not in full and image.is_live(other))
+        if election.leader != NO_LEADER:
+            record = change(topic, number, state, leader=election.leader)
+            records += [] if record is None else [record]
+    return records
+
+
+def has_none(image: MetadataImage, broker_id: int, moved: int) -> str:
+    """The line for the log; `image` is the one after the moves."""
+    kept = sum(state.leader == broker_id for _, _, state in image.partitions())
+    launch = image.brokers[broker_id].launch
+    return (
+        f"the disk of broker {broker_id} of launch {launch} is full: {moved} leaderships moved to brokers with room, "
+        f"{kept} stay, as no other in-sync replica has room"
+    )
+
+
+def has_room(broker_id: int) -> str:
+    """The line for the log."""
+    return f"broker {broker_id} has room on its disk again"

@@ -137,6 +137,8 @@ class Broker:
             thread.start()
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
         end = self._ends.get()
+        manager = self._manager
+        logger.info("broker %s, epoch %s, ends: %s", manager.broker_id, manager.broker_epoch, end)
         self._lease.drop()
         for part in (self._session, self._maintenance, self._proposals, self._transactions, self._calls):
             part.stop()

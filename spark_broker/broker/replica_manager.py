@@ -46,7 +46,7 @@ class Outward:
     """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs, of damage that was set aside."""
 
     propose_isr: Callable[[PartitionKey, ProposeIsr], None]
-    on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None]
+    on_storage_failure: Callable[[PartitionKey | None, SparkBrokerError], None]  # None: the broker's own files
     on_bug: Callable[[BaseException], None]
     on_set_aside: Callable[[], None] = lambda: None
 
@@ -271,6 +271,7 @@ class ReplicaManager:
             with self._lock:
                 if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
                     try:
+                        self.check_directory()
                         self._set_aside(partition.key, partition.topic, error)
                     except StorageFullError as full:
                         logger.warning("%s is damaged and cannot be set aside yet: %s", partition, full)
@@ -300,7 +301,8 @@ class ReplicaManager:
 
     def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
         """An I/O error ends the broker (KNOWN_BUGS 27): one that went on would be elected for what it cannot serve."""
-        logger.error("the replica %s is offline: %s", key, error)
+        topic = self._topics.get(key[0])
+        logger.error("%s-%d is offline: %s", topic.name if topic else key[0], key[1], error)
         self._offline = {**self._offline, key: error}
         self._outward.on_storage_failure(key, error)
 
@@ -356,6 +358,14 @@ class ReplicaManager:
         )
 
     # ---- the end -----------------------------------------------------------------------------------------------
+
+    def check_directory(self) -> None:
+        """Raises KafkaStorageError where somebody has removed the broker's directory."""
+        self._directory.check()
+
+    def storage_failed(self, error: SparkBrokerError) -> None:
+        """The broker's own files fail: it ends (KNOWN_BUGS 27)."""
+        self._outward.on_storage_failure(None, error)
 
     def save_high_watermarks(self) -> None:
         """Checkpoint every high watermark."""

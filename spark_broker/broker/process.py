@@ -138,7 +138,8 @@ class Broker:
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
         end = self._ends.get()
         manager = self._manager
-        logger.info("broker %s, epoch %s, ends: %s", manager.broker_id, manager.broker_epoch, end)
+        why = end if isinstance(end, str) else "it cannot go on"  # `serve` says the error
+        logger.info("broker %s, epoch %s, ends: %s", manager.broker_id, manager.broker_epoch, why)
         self._lease.drop()
         for part in (self._session, self._maintenance, self._proposals, self._transactions, self._calls):
             part.stop()

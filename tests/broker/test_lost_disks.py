@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from spark_broker.broker.executor import is_running
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.config import TopicConfig
 from spark_broker.errors import KafkaStorageError, LogDirectoryNotUsableError, NotLeaderOrFollowerError
+from spark_broker.protocol.crc32c import Buffer
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.testing.replicas import compare_replicas
 from tests.broker.rig import KEY, Rig
 from tests.broker.test_unclean_election import directory_of, read, state
@@ -139,6 +142,46 @@ def test_a_broker_whose_directory_was_removed_ends_and_says_why(rig: Rig) -> Non
     for failure in failures:
         assert isinstance(failure, KafkaStorageError)
         assert f"{leader.directory.path} was removed under the live broker" in failure.message
+
+
+# ---- EIO --------------------------------------------------------------------------------------------------------
+
+
+class BadFile(LocalFileSystem):
+    """A disk that answers EIO for what is written to, or read from, one partition's files."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._bad: set[int] = set()
+
+    def open(self, path: Path, flags: int) -> int:
+        fd = super().open(path, flags)
+        (self._bad.add if path.parent == self._directory else self._bad.discard)(fd)
+        return fd
+
+    def pwritev(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:  # type: ignore[override]
+        if fd in self._bad:
+            raise OSError(errno.EIO, "Input/output error")
+        return super().pwritev(fd, buffers, position)
+
+
+def test_a_follower_whose_disk_fails_for_one_file_ends_once_and_the_others_have_everything(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, brokers=3)
+    bad = rig.brokers[1]
+    bad.directory.fs = BadFile(bad.directory.path / "t-0")
+    try:
+        rig.publish()
+        rig.brokers[0].append(b"a", epoch=0)
+        eventually(lambda: bad.bugs, what="the broker of the bad disk is told")
+        eventually(lambda: rig.brokers[2].values() == [b"a"], what="the other follower has it")
+        (failure,) = bad.bugs
+        assert isinstance(failure, KafkaStorageError)
+        assert "t-0: [Errno 5] Input/output error" in failure.message
+        assert rig.brokers[0].partition.replica.high_watermark == 0, "nothing is committed that a member lacks"
+        assert (rig.brokers[0].bugs, rig.brokers[2].bugs) == ([], [])
+        bad.bugs.clear()
+    finally:
+        rig.stop()
 
 
 # ---- real processes ---------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from pathlib import Path
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidConfigError, LogDirectoryNotUsableError
 from spark_broker.storage.directory import SLOT_PREFIX, read_meta
+from spark_broker.storage.filesystem import current_user
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def cluster_ids_in(log_dirs: str) -> list[str]:
     try:
         metas = [read_meta(path) for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*")]
     except PermissionError as error:
-        raise LogDirectoryNotUsableError(f"log.dirs {log_dirs}: {error} (uid {os.geteuid()})") from error
+        raise LogDirectoryNotUsableError(f"log.dirs {log_dirs}: {error} for {current_user()}") from error
     return sorted({meta.cluster_id for meta in metas if meta is not None})
 
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
-import pwd
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -34,7 +32,7 @@ from spark_broker.storage.checkpoints import (
     write_high_watermarks,
 )
 from spark_broker.storage.files import TEMPORARY_SUFFIX, is_full
-from spark_broker.storage.filesystem import LOCAL, FileSystem
+from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 
@@ -264,15 +262,7 @@ def _usable(path: Path) -> Iterator[None]:
         if error.errno not in _NOT_USABLE:
             raise
         where = path if error.filename is None else error.filename
-        raise LogDirectoryNotUsableError(f"log.dirs {path}: {where}: {error.strerror} for {_user()}") from error
-
-
-def _user() -> str:
-    uid = os.geteuid()
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:  # Containers run as users that no file names.
-        return f"uid {uid}"
+        raise LogDirectoryNotUsableError(f"log.dirs {path}: {where}: {error.strerror} for {current_user()}") from error
 
 
 def _sync_names(fs: FileSystem, path: Path) -> None:

@@ -567,6 +567,13 @@ class ClusterInUseError(SparkBrokerError):
     hint = "Stop that cluster, or start with --take-over (take_over=True), which ends its controller and its brokers."
 
 
+class LogDirectoryNotUsableError(SparkBrokerError):
+    """The broker's process may not read or write its log directory, or cannot make it."""
+
+    code = 1017
+    hint = "Give that user the rights there, mount the disk writable, or set log.dirs to another directory."
+
+
 class InvariantError(SparkBrokerError):
     """An invariant of spark-broker does not hold: our own bug. The broker stops rather than go on."""
 

@@ -19,6 +19,7 @@ import msgspec
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.custody import Custody, CustodyThread, LeaveRequest
 from spark_broker.broker.hosting import BrokerOrder
+from spark_broker.broker.repeats import Repeats
 from spark_broker.broker.spec import FAILED, BrokerOutcome, BrokerSpec
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidRequestError, KafkaStorageError, SparkBrokerError, UnknownServerError
@@ -35,7 +36,9 @@ def main() -> None:
     listener.listen()  # as this process: the kernel tells keepers its pid
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
-        os._exit(1)  # its starter ended before it had said what to start
+        sys.stderr.write(f"process {os.getpid()} was to be a broker: its starter ended before it had said which one\n")
+        sys.stderr.flush()
+        os._exit(1)
     order = msgspec.json.decode(line, type=BrokerOrder)
     settings = ClusterConfig.parse(order.spec.settings)
     log_to_stderr(settings.broker_log_level(shares_terminal=False))
@@ -80,9 +83,10 @@ def load_entry(entry: str) -> Entry:
 
 def log_to_stderr(level: str) -> None:
     """The executor's stderr is where a broker's log is."""
-    logging.basicConfig(
-        level=level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.addFilter(Repeats())
+    line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+    logging.basicConfig(level=level, handlers=[handler], format=line)
 
 
 if __name__ == "__main__":

@@ -118,7 +118,8 @@ class FetchSession:
     def restart(self, to_restart: ToRestart, ask: Callable[[ReplicaState], object]) -> None:
         """Make the partition anew from what the leader answers; later, when it cannot be asked."""
         partition, request = to_restart.partition, to_restart.request
-        logger.info("%s is made anew: %s", partition, partition.restart_reason)
+        why = partition.restart_reason
+        logger.info("%s: made anew from its leader's log in leader epoch %d: %s", partition, request.leader_epoch, why)
 
         def install() -> None:
             state = ask(request)

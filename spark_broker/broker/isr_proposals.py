@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from spark_broker.broker.partition import PartitionKey
-from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, request_of, settle
+from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, announce, request_of, settle
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import SparkBrokerError
@@ -58,6 +58,9 @@ class IsrProposals(threading.Thread):
         manager = self.manager
         if manager is None:
             return
+        with self._condition:
+            news = self._queue.take_news()
+        announce(manager, news)
         try:
             answer = self._controller.call(request_of(manager, proposals), timeout_ms=self._timeout_ms)
         except SparkBrokerError as error:

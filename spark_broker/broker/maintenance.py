@@ -93,11 +93,21 @@ class Maintenance(threading.Thread):
             partition.tick(epochs)
 
     def _checkpoint(self) -> None:
-        """On a full disk the older checkpoint stays: a lower high watermark is safe, and the broker goes on serving."""
+        """On a full disk the older checkpoint stays: a lower high watermark is safe, and the broker goes on serving.
+
+        What somebody removed under this broker is noticed here: its own directory ends it, a partition's is damage.
+        """
         try:
+            self._manager.check_directory()
             self._manager.save_high_watermarks()
         except StorageFullError as error:
             self._manager.room.refused(error)
+        except KafkaStorageError as error:
+            self._manager.storage_failed(error)
+            return
+        for partition in self._manager.partitions():
+            if partition.log.is_gone:
+                _unless_offline(partition.flush)
 
     def _retain(self) -> None:
         for partition in self._manager.partitions():

@@ -81,6 +81,7 @@ class Membership:
         self._registered: Registered | None = None
         self._ahead_max_ms: int | None = None  # see Heartbeat
         self._reason = ""
+        self._live = False  # as the controller's last answer says
 
     def accept(self, message: StreamMessage) -> Registered:
         """The first message of a session. KNOWN_BUGS 18: what an older driver still says is refused."""
@@ -158,9 +159,20 @@ class Membership:
         if answer.shut_down:
             self._end(STOPPED)
         elif answer.fenced:
+            self._say_live(live=False)
             self._lease.drop()
         elif self._registered is not None:
+            self._say_live(live=True)
             self._lease.extend(answer.sent_ms, self._registered.session_timeout_ms)
+
+    def _say_live(self, *, live: bool) -> None:
+        """Every change once."""
+        if live != self._live:
+            self._live = live
+            epoch = self._registered.broker_epoch if self._registered is not None else -1
+            how = "is live" if live else "is fenced: it serves nothing until the controller counts it as live"
+            level = logging.INFO if live else logging.WARNING
+            logger.log(level, "broker %d, epoch %d, %s", self._manager.broker_id, epoch, how)
 
     def _apply(self, update: MetadataUpdate) -> None:
         """A broker's metadata is a prefix of the controller's: an update that does not fit ends the session."""

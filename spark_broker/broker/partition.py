@@ -474,8 +474,8 @@ class Partition:
                 cast("AppendToken", token).refuse(error)
             case SaveEpochs(history):
                 self._guard_storage(lambda: self._log.save_epochs(history))
-            case TruncateLog(offset):
-                self._truncate(offset)
+            case TruncateLog(offset, reason):
+                self._truncate(offset, reason)
             case AdvanceLogStart():
                 self._remove_below_log_start()
             case RestartLog(reason):
@@ -483,9 +483,9 @@ class Partition:
             case ProposeIsr():
                 self._propose_isr(self.key, effect)
 
-    def _truncate(self, offset: int) -> None:
+    def _truncate(self, offset: int, reason: str) -> None:
         try:
-            self._guard_storage(lambda: self._log.truncate_to(offset))
+            self._guard_storage(lambda: self._log.truncate_to(offset, reason))
         finally:  # A full disk may refuse the last step only: the segments above it are gone.
             if self.replica.role is not Role.STOPPED and self._log.log_end_offset < self.replica.log_end_offset:
                 producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))

@@ -139,6 +139,9 @@ class Broker:
             thread.start()
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
         end = self._ends.get()
+        manager = self._manager
+        why = end if isinstance(end, str) else "it cannot go on"  # `serve` says the error
+        logger.info("broker %s, epoch %s, ends: %s", manager.broker_id, manager.broker_epoch, why)
         self._lease.drop()
         for part in (self._session, self._maintenance, self._proposals, self._transactions, self._calls):
             part.stop()
@@ -179,9 +182,11 @@ class Broker:
         self._manager.registered(registered.broker_id, registered.broker_epoch)
         logger.info("registered as broker %s, epoch %s", registered.broker_id, registered.broker_epoch)
 
-    def _on_storage_failure(self, key: PartitionKey, error: SparkBrokerError) -> None:
+    def _on_storage_failure(self, key: PartitionKey | None, error: SparkBrokerError) -> None:
         """KNOWN_BUGS 27: an I/O error stops the broker; its replicas elsewhere take over."""
-        logger.error("the disk failed for %s: %s", key, error)
+        topic = None if key is None else self._manager.image.topics.get(key[0])
+        name = self._directory.path if key is None or topic is None else f"{topic.name}-{key[1]}"
+        logger.error("the disk failed for %s, and this broker ends: %s", name, error)
         self._lease.drop()
         self._ends.put(error)
 

@@ -7,6 +7,7 @@ When the outcome of a request is not known, the proposal is repeated: the replic
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
@@ -14,6 +15,9 @@ from spark_broker.core.effects import ProposeIsr
 from spark_broker.protocol.messages import AlterIsr, AlterIsrResult, AlterPartition, AlterPartitionResult, IsrMember
 
 logger = logging.getLogger(__name__)
+
+EXAMPLES = 3
+"""How many partitions a line names that is about many."""
 
 RETRY_MS = 100
 """Wait before proposals whose outcome is not known are sent again."""
@@ -26,13 +30,19 @@ class ProposalQueue:
 
     def __init__(self) -> None:
         self._waiting: Proposals = {}
+        self._news: Proposals = {}  # that `take_news` has not returned
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def add(self, key: PartitionKey, proposal: ProposeIsr) -> None:
         """A newer proposal replaces one that waits."""
-        self._waiting[key] = proposal
+        self._waiting[key] = self._news[key] = proposal
+
+    def take_news(self) -> Proposals:
+        """All that nobody has announced yet: repeated, they are none."""
+        taken, self._news = self._news, {}
+        return taken
 
     def take(self) -> Proposals:
         """All that wait: they share a request."""
@@ -53,18 +63,38 @@ def request_of(manager: ReplicaManager, proposals: Proposals) -> AlterPartition:
     return AlterPartition(manager.broker_id, manager.broker_epoch, changes)
 
 
+def announce(manager: ReplicaManager, proposals: Proposals) -> None:
+    """Log what is asked for and why, as one line."""
+    texts = [
+        f"{partition}: ISR {', '.join(str(broker) for broker, _ in proposal.isr)} in leader epoch "
+        f"{proposal.leader_epoch} ({proposal.reason})"
+        for key, proposal in proposals.items()
+        if (partition := manager.find(*key)) is not None
+    ]
+    _log_together("asks for", texts)
+
+
+def _log_together(what: str, texts: Sequence[str]) -> None:
+    if len(texts) > EXAMPLES:
+        logger.info("%s %d ISRs: %s; ...", what, len(texts), "; ".join(texts[:EXAMPLES]))
+    elif texts:
+        logger.info("%s %s", what, "; ".join(texts))
+
+
 def settle(manager: ReplicaManager, answer: AlterPartitionResult, proposals: Proposals) -> None:
     """Success shows as a newer state of the partition, and so does a stale epoch; a certain refusal ends a proposal."""
-    for result in answer.results:
-        _settle_one(manager, result, proposals)
+    refused = [_settle_one(manager, result, proposals) for result in answer.results]
+    _log_together("the controller refuses", [text for text in refused if text])
 
 
-def _settle_one(manager: ReplicaManager, result: AlterIsrResult, proposals: Proposals) -> None:
+def _settle_one(manager: ReplicaManager, result: AlterIsrResult, proposals: Proposals) -> str:
+    """What was refused; nothing if it was taken."""
     key = (result.topic_id, result.partition)
     partition, proposal = manager.find(*key), proposals.get(key)
-    if result.error_code and partition is not None and proposal is not None:
-        logger.info("%s: ISR refused: %s %s", partition, result.error_code, result.error_message)
-        partition.isr_refused(proposal.leader_epoch, proposal.partition_epoch, result.error_code)
+    if not result.error_code or partition is None or proposal is None:
+        return ""
+    partition.isr_refused(proposal.leader_epoch, proposal.partition_epoch, result.error_code)
+    return f"{partition} in leader epoch {proposal.leader_epoch}: {result.error_code} {result.error_message}"
 
 
 def _change(key: PartitionKey, proposal: ProposeIsr) -> AlterIsr:

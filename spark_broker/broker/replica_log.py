@@ -139,11 +139,28 @@ class ReplicaLog:
     def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
         return self._log.should_roll(length, schema_id, append_time_ms)
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the directory was removed: open files would go on taking writes for ever."""
+        return not self._fs.is_directory(self._directory)
+
+    def check(self) -> None:
+        """Raises DamagedLogError where the directory was removed."""
+        if self.is_gone:
+            raise DamagedLogError(f"{self._directory} was removed under the live broker")
+
     def append(self, frames: list[Frame], producers: ProducerStates) -> None:
         """`producers` is their state before these batches, of which only the first may begin a segment.
 
-        Raises StorageFullError (nothing was stored) or KafkaStorageError (the log is offline).
+        Raises StorageFullError (nothing was stored), KafkaStorageError (the log is offline) or DamagedLogError.
         """
+        try:
+            self._append(frames, producers)
+        except KafkaStorageError:
+            self.check()
+            raise
+
+    def _append(self, frames: list[Frame], producers: ProducerStates) -> None:
         invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
         if self._epochs_due:
             self._save_epochs()
@@ -155,7 +172,11 @@ class ReplicaLog:
         self.last_append_time_ms = max(self.last_append_time_ms, frames[-1].header.append_time_ms)
 
     def read(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
-        return self._log.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+        try:
+            return self._log.read(offset, max_bytes=max_bytes, end_offset=end_offset)
+        except KafkaStorageError:
+            self.check()
+            raise
 
     def headers(self, from_offset: int) -> Iterator[BatchHeader]:
         """Headers of all batches from the one that holds `from_offset` on."""
@@ -166,12 +187,17 @@ class ReplicaLog:
         found = self._log.offset_for_timestamp(timestamp_us)
         return None if found is None else found[0]
 
-    def truncate_to(self, offset: int) -> None:
+    def truncate_to(self, offset: int, reason: str = "") -> None:
+        """Cut to the beginning of the batch that holds `offset`. `reason`: for the log."""
         with self._disk():
             self._snapshots.remove_above(offset)  # First: left over, they would be taken for what follows.
+        began = self._log.log_end_offset
         self._log.truncate_to(offset)
+        logger.info("%s: truncated from %d to %d: %s", self._directory.name, began, self._log.log_end_offset, reason)
 
     def flush(self) -> None:
+        """Sync. Raises DamagedLogError for files that nobody would find again."""
+        self.check()
         self._log.flush()
         self._save_epochs_if_there_is_room()
 

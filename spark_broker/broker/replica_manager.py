@@ -50,7 +50,7 @@ class Outward:
     """
 
     propose_isr: Callable[[PartitionKey, ProposeIsr], None]
-    on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None]
+    on_storage_failure: Callable[[PartitionKey | None, SparkBrokerError], None]  # None: the broker's own files
     on_bug: Callable[[BaseException], None]
     on_set_aside: Callable[[], None] = lambda: None
     on_room: Callable[[], None] = lambda: None
@@ -281,6 +281,7 @@ class ReplicaManager:
             with self._lock:
                 if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
                     try:
+                        self.check_directory()
                         self._damaged.set_aside(partition.key, partition.topic.name)
                     except StorageFullError as full:
                         self.room.refused(full)
@@ -306,7 +307,8 @@ class ReplicaManager:
 
     def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
         """An I/O error ends the broker (KNOWN_BUGS 27): one that went on would be elected for what it cannot serve."""
-        logger.error("the replica %s is offline: %s", key, error)
+        topic = self._topics.get(key[0])
+        logger.error("%s-%d is offline: %s", topic.name if topic else key[0], key[1], error)
         self._offline = {**self._offline, key: error}
         self._outward.on_storage_failure(key, error)
 
@@ -362,6 +364,14 @@ class ReplicaManager:
         )
 
     # ---- the end -----------------------------------------------------------------------------------------------
+
+    def check_directory(self) -> None:
+        """Raises KafkaStorageError where somebody has removed the broker's directory."""
+        self._directory.check()
+
+    def storage_failed(self, error: SparkBrokerError) -> None:
+        """The broker's own files fail: it ends (KNOWN_BUGS 27)."""
+        self._outward.on_storage_failure(None, error)
 
     def save_high_watermarks(self) -> None:
         """Checkpoint every high watermark."""

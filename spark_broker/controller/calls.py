@@ -84,6 +84,19 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
             raise InvalidRequestError(f"{type(request).__name__} goes to a broker, not to the controller")
 
 
+def reason(request: CallRequest) -> str:
+    """What the log says of the partitions that the call changes."""
+    match request:
+        case AlterPartition():
+            return f"proposed by broker {request.broker_id}, which leads"
+        case ElectLeaders():
+            return "an election was asked for"
+        case ReassignPartition():
+            return "a reassignment was asked for"
+        case _:
+            return "asked for"
+
+
 def _values(context: CallContext) -> NewTopicValues:
     if context.new_topic is None:
         raise InvalidRequestError("the call may create a topic, but brought no id for it")

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
-from spark_broker.controller import damage, fencing, room, shutdown, unclean
+from spark_broker.controller import damage, fencing, partition_notes, room, shutdown, unclean
 from spark_broker.controller.absence import Absences
-from spark_broker.controller.calls import CallContext, answer
+from spark_broker.controller.calls import CallContext, answer, reason
 from spark_broker.controller.clocks import ClockBounds, Clocks
 from spark_broker.controller.effects import (
     CloseSession,
@@ -115,32 +115,45 @@ class Controller:
             case SparkLost():
                 self._spark_lost(event.launch, now_ms)
             case LaunchRequested():
-                self._apply([LaunchRecord(self.image.last_launch + 1)])
+                self._apply([LaunchRecord(self.image.last_launch + 1)], "a launch")
                 self._effects.append(Reply(event.call_id, LaunchNumber(self.image.last_launch)))
             case StopRequested():
                 self._stop(event)
             case ControllerStarted():
                 self._start(event, now_ms)
 
-    def _apply(self, records: Sequence[MetadataRecord]) -> None:
+    def _apply(self, records: Sequence[MetadataRecord], why: str, *, leaderless_expected: bool = False) -> None:
+        """`why`: what the log says of the partitions that change."""
         if records:
-            self.image = self.image.apply(records)
+            before, self.image = self.image, self.image.apply(records)
             self._records += records
-            self._effects += unclean.notes(self.image, records)
+            self._effects += partition_notes.notes(
+                before, self.image, records, why, leaderless_expected=leaderless_expected or self._cluster_stops
+            )
+
+    def _note(self, text: str, *, expected: bool = True) -> None:
+        self._effects.append(Note(text, expected=expected))
 
     def _start(self, event: ControllerStarted, now_ms: int) -> None:
         """A higher epoch; what an older controller still says is refused from here on."""
+        why = "a controller begins"
         if not self.image.cluster_id:
-            self._apply([ClusterRecord(event.cluster_id)])
-        epoch = self.image.controller_epoch + 1
-        self._apply([ControllerEpochRecord(epoch, event.writer, event.host, event.pid, event.started_ms)])
-        self._apply(fencing.fence_all(self.image))
+            self._apply([ClusterRecord(event.cluster_id)], why)
+        last = self.image
+        epoch = last.controller_epoch + 1
+        self._apply([ControllerEpochRecord(epoch, event.writer, event.host, event.pid, event.started_ms)], why)
+        was = f" (epoch {epoch - 1} was pid {last.controller_pid} on host {last.controller_host})"
+        begins = f"controller epoch {epoch} begins: pid {event.pid} on host {event.host}"
+        self._note(begins + was if last.controller_host else begins)
+        why = f"every broker registers anew in controller epoch {epoch}"
+        self._apply(fencing.fence_all(self.image), why, leaderless_expected=True)
         self._absences.all_left(self.image, now_ms)
 
     def _tick(self, now_ms: int) -> None:
         self._follow(self.sessions.tick(now_ms), now_ms)
         if not self._cluster_stops:
-            self._apply(self._housekeeping.tick(self.image, now_ms))
+            for decision in self._housekeeping.tick(self.image, now_ms):
+                self._apply(decision.records, decision.why)
 
     def _follow(self, effects: Iterable[SessionEffect], now_ms: int) -> None:
         """Turn fences into decisions and pass the rest on."""
@@ -151,10 +164,11 @@ class Controller:
                 self._effects.append(effect)
 
     def _fence(self, fence: FenceBrokers, now_ms: int) -> None:
-        self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops, full=self._full))
         brokers = [self.image.brokers[broker_id] for broker_id in fence.broker_ids if broker_id in self.image.brokers]
         names = ", ".join(f"broker {broker.id} of launch {broker.launch}" for broker in brokers)
-        self._effects.append(Note(f"fenced {names}: {fence.reason}", expected=fence.reason == STOPPED_IN_ORDER))
+        self._note(f"fenced {names}: {fence.reason}", expected=fence.reason == STOPPED_IN_ORDER)
+        why = f"{names} {'are' if len(brokers) > 1 else 'is'} fenced"
+        self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops, full=self._full), why)
         for broker_id in fence.broker_ids:
             if self.sessions.of_broker(broker_id) is None:
                 self._clocks.forget(broker_id)
@@ -178,21 +192,23 @@ class Controller:
             if isinstance(error, InvariantError):
                 raise
             self._effects.append(CloseSession(event.session_id, error))
-            self._effects.append(Note(f"launch {event.request.launch} may not register: {error}"))
+            self._note(f"launch {event.request.launch} may not register: {error}", expected=False)
             return
-        self._apply(registration.records)
         broker_id = registration.broker_id
+        start = f"{event.request.start_kind} start"
+        self._apply(registration.records, f"broker {broker_id} registered ({start})")
         self._returned(broker_id, now_ms, new_id=registration.new_id)
         self._clocks.forget(broker_id)
         if not registration.resumed:
             self._shutdown_offsets.pop(broker_id, None)
         self._follow(self.sessions.opened(event.session_id, self.image.brokers[broker_id], now_ms), now_ms)
-        how = "resumed its session" if registration.resumed else f"registered ({event.request.start_kind} start)"
+        how = "resumed its session" if registration.resumed else f"registered ({start})"
+        name = f"broker {broker_id} of launch {event.request.launch}"
         self._effects += [
             Send(event.session_id, self._registered(registration, event.wall_ms)),
             Subscribe(event.session_id),
-            Note(f"broker {broker_id} of launch {event.request.launch} {how}", expected=True),
         ]
+        self._note(f"{name} {how}, broker epoch {registration.broker_epoch}")
 
     def _returned(self, broker_id: int, now_ms: int, *, new_id: bool = False) -> None:
         """The broker is no longer away. One that is new, or was away for long, is to get its share of replicas."""
@@ -252,7 +268,7 @@ class Controller:
         self._hear_of_room(session, beat)
         if not beat.wants_shutdown:
             self._unfence_if_ready(session, beat, now_ms)
-        self._apply(unclean.recover(self.image, self._log_ends, leaderless))
+        self._apply(unclean.recover(self.image, self._log_ends, leaderless), "every replica was compared")
         fenced = self.image.brokers[session.broker_id].fenced
         heard = max((number for _, _, number in beat.damaged), default=0)
         reason = self._clocks.reason(session.broker_id)
@@ -280,7 +296,8 @@ class Controller:
         if reported - known:
             self._damage_known[session.broker_id] = frozenset(reported)
             new = sorted((topic_id, partition) for _, topic_id, partition, _ in reported - known)
-            self._apply(damage.set_aside(self.image, session.broker_id, new, self._full))
+            why = f"broker {session.broker_id} has set damaged replicas aside"
+            self._apply(damage.set_aside(self.image, session.broker_id, new, self._full), why)
 
     def _hear_of_room(self, session: Session, beat: Heartbeat) -> None:
         """With every heartbeat, too: others that have room may have joined ISRs, or got room, since the last."""
@@ -289,13 +306,13 @@ class Controller:
         if not beat.full:
             self._full.discard(broker_id)
             if was_full:
-                self._effects.append(Note(room.has_room(broker_id)))
+                self._note(room.has_room(broker_id), expected=False)
             return
         self._full.add(broker_id)
         moves = [] if self._cluster_stops else room.resign(self.image, broker_id, self._full)
-        self._apply(moves)
+        self._apply(moves, f"broker {broker_id} has no room")
         if moves or not was_full:
-            self._effects.append(Note(room.has_none(self.image, broker_id, len(moves))))
+            self._note(room.has_none(self.image, broker_id, len(moves)), expected=False)
 
     def _unfence_if_ready(self, session: Session, beat: Heartbeat, now_ms: int) -> None:
         broker = self.image.brokers[session.broker_id]
@@ -303,13 +320,18 @@ class Controller:
         if self._clocks.is_wrong(broker.id):
             return
         if broker.fenced and not broker.in_controlled_shutdown and beat.ready and caught_up:
-            self._apply(fencing.unfence(self.image, broker.id))
+            name = f"broker {broker.id} of launch {broker.launch}"
+            self._note(f"{name} is live: it may lead and join ISRs")
+            self._apply(fencing.unfence(self.image, broker.id), f"{name} is live")
             self._returned(broker.id, now_ms)
 
     def _shut_down(self, session: Session) -> bool:
         """Begin the broker's shutdown; True once every live broker has heard who took over from it."""
         broker_id = session.broker_id
-        self._apply(shutdown.begin_shutdown(self.image, broker_id, self._full))
+        name = f"broker {broker_id} of launch {session.launch}"
+        if not self.image.brokers[broker_id].in_controlled_shutdown:
+            self._note(f"{name} hands over and leaves in order")
+        self._apply(shutdown.begin_shutdown(self.image, broker_id, self._full), f"{name} leaves in order")
         end = self._shutdown_offsets.setdefault(broker_id, self.image.next_offset)
         others = [s for s in self.sessions.all() if s.broker_id != broker_id and self.image.is_live(s.broker_id)]
         # The last record of the decision has the offset end - 1.
@@ -332,14 +354,16 @@ class Controller:
                 raise
             self._effects.append(Reply(event.call_id, error))
             return
-        self._apply(decision.records)
+        self._apply(decision.records, reason(event.request))
         self._effects.append(Reply(event.call_id, decision.response))
 
     def _stop(self, event: StopRequested) -> None:
         sessions = [s for s in self.sessions.all() if event.launch in (None, s.launch)]
         if event.launch is None:
             self._cluster_stops = True
-            self._apply(shutdown.begin_cluster_shutdown(self.image, [s.broker_id for s in sessions]))
+            stopping = [s.broker_id for s in sessions]
+            self._note(f"the cluster stops: brokers {', '.join(map(str, sorted(stopping))) or 'none'}")
+            self._apply(shutdown.begin_cluster_shutdown(self.image, stopping), "the cluster stops")
         reason = "the cluster stops" if event.launch is None else "the broker is to stop"
         self._effects += [Send(s.session_id, StopBroker(reason=reason)) for s in sessions if s.state in HAS_STREAM]
         self._pending_stops.append(_PendingStop(event.call_id, tuple(sorted(s.broker_id for s in sessions))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterConfig
@@ -20,6 +20,17 @@ from spark_broker.controller.unclean import elect_allowed
 INTERVAL_MS = 250
 
 
+Decide = Callable[[MetadataImage, int], tuple[MetadataRecord, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedDecision:
+    """Records, and what the log says of the partitions that they change."""
+
+    why: str
+    records: tuple[MetadataRecord, ...]
+
+
 @dataclass
 class Housekeeping:
     """Timed decisions. `joined`: brokers that are to get their share of replicas. `full`: those without room."""
@@ -32,25 +43,29 @@ class Housekeeping:
     next_due_ms: int = 0
     next_leader_balance_ms: int | None = None
 
-    def tick(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
-        """The records that are due now."""
+    def tick(self, image: MetadataImage, now_ms: int) -> tuple[TimedDecision, ...]:
+        """The decisions that are due now, in order."""
         if now_ms < self.next_due_ms:
             return ()
         self.next_due_ms = now_ms + INTERVAL_MS
-        records: list[MetadataRecord] = []
+        decisions: list[TimedDecision] = []
         self.log_ends.forget_led(image)
-        for decide in (
-            self._drop_absent,
-            self._elect_allowed,
-            self._heal,
-            self._complete_moves,
-            self._share,
-            self._balance_leaders,
-        ):
-            decided = decide(image, now_ms)
-            image = image.apply(decided) if decided else image
-            records += decided
-        return tuple(records)
+        for why, decide in self._rules():
+            records = decide(image, now_ms)
+            if records:
+                image = image.apply(records)
+                decisions.append(TimedDecision(why, records))
+        return tuple(decisions)
+
+    def _rules(self) -> tuple[tuple[str, Decide], ...]:
+        return (
+            ("members of the ISR stay away", self._drop_absent),
+            ("unclean.leader.election.enable of the topic", self._elect_allowed),
+            ("replicas move away from brokers that stay away", self._heal),
+            ("moves of replicas end", self._complete_moves),
+            ("replicas move to brokers that joined", self._share),
+            ("preferred replicas lead again", self._balance_leaders),
+        )
 
     def _drop_absent(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.broker_session_timeout_ms, now_ms)

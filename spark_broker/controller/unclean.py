@@ -10,13 +10,12 @@ know the epoch of what they read learn that the log was cut (KIP-320):
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 
-from spark_broker.controller.effects import Note
 from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
 from spark_broker.controller.log_ends import Key, LogEnds, most_complete
 from spark_broker.controller.partition_change import change
-from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
+from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topic_config import allows_unclean_election
 from spark_broker.errors import ElectionNotNeededError, EligibleLeadersNotAvailableError
 from spark_broker.model import NO_LEADER
@@ -72,18 +71,3 @@ def _choose(
 def _lead(topic: TopicState, number: int, state: PartitionState, leader: int) -> tuple[MetadataRecord, ...]:
     record = change(topic, number, state, leader=leader, isr=(leader,), unclean=True)
     return () if record is None else (record,)
-
-
-def notes(image: MetadataImage, records: Sequence[MetadataRecord]) -> list[Note]:
-    """A line for each unclean election among the records; `image` is the one after them."""
-    elections = (record for record in records if isinstance(record, PartitionChangeRecord) and record.unclean)
-    return [Note(_note(image, record)) for record in elections if record.topic_id in image.topics]
-
-
-def _note(image: MetadataImage, record: PartitionChangeRecord) -> str:
-    topic = image.topics[record.topic_id]
-    epoch = topic.partitions[record.partition].leader_epoch
-    return (
-        f"unclean election: broker {record.leader} leads {topic.name}-{record.partition} from leader epoch {epoch} on; "
-        "acknowledged records that it does not have are lost"
-    )

@@ -20,6 +20,7 @@ class TruncateLog:
     """Cut the log so that it ends at `offset` (exclusive)."""
 
     offset: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,15 @@ class Refuse:
 class ProposeIsr:
     """Ask the controller to make this the ISR: pairs of broker id and broker epoch (KIP-903).
 
-    `lacking`: replicas that leave it because they said that they do not have all that is committed.
+    `lacking`: replicas that leave it because they said that they do not have all that is committed. `reason`: for the
+    log.
     """
 
     leader_epoch: int
     partition_epoch: int
     isr: tuple[tuple[int, int], ...]
     lacking: tuple[int, ...] = ()
+    reason: str = ""
 
 
 Effect = (

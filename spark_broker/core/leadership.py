@@ -103,7 +103,8 @@ class Leadership:
             return []
         if live.get(follower) != progress.broker_epoch or progress.no_room:
             return []
-        return [self._propose((*self._assignment.isr, follower), live)]
+        reason = f"broker {follower} has caught up: it ends at {progress.log_end_offset}"
+        return [self._propose((*self._assignment.isr, follower), live, reason=reason)]
 
     def shrink(
         self,
@@ -128,14 +129,21 @@ class Leadership:
         epochs = {**broker_epochs}
         epochs.update({broker: p.broker_epoch for broker, p in self.followers.items()})
         lacking = tuple(broker for broker in sorted(lagging) if self.followers[broker].lacks(high_watermark))
-        return [self._propose(kept, epochs, lacking)]
+        reason = "; ".join(
+            f"broker {broker} {self.followers[broker].describe(log_end_offset, now_ms)}" for broker in sorted(lagging)
+        )
+        return [self._propose(kept, epochs, lacking, reason)]
 
     def _propose(
-        self, isr: tuple[int, ...], broker_epochs: Mapping[int, int], lacking: tuple[int, ...] = ()
+        self,
+        isr: tuple[int, ...],
+        broker_epochs: Mapping[int, int],
+        lacking: tuple[int, ...] = (),
+        reason: str = "",
     ) -> ProposeIsr:
         self.proposed_isr = isr
         members = tuple((broker, broker_epochs.get(broker, -1)) for broker in isr)
-        return ProposeIsr(self._assignment.leader_epoch, self._assignment.partition_epoch, members, lacking)
+        return ProposeIsr(self._assignment.leader_epoch, self._assignment.partition_epoch, members, lacking, reason)
 
     # ---- transactions ------------------------------------------------------------------------------------------
 

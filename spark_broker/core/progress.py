@@ -43,6 +43,13 @@ class FollowerProgress:
         """
         return UNKNOWN_OFFSET < self.log_end_offset < high_watermark
 
+    def describe(self, leader_end_offset: int, now_ms: int) -> str:
+        """How far the follower is, for the log."""
+        since = f"was caught up {now_ms - self.last_caught_up_ms} ms ago"
+        if self.log_end_offset == UNKNOWN_OFFSET:
+            return f"has not fetched in this leader epoch and {since}"
+        return f"ends at {self.log_end_offset}, the leader at {leader_end_offset}, and {since}"
+
     def is_lagging(self, leader_end_offset: int, now_ms: int, lag_max_ms: int) -> bool:
         """Also at once where it has no room: waiting for it, appends would only be acknowledged later."""
         too_long = now_ms - self.last_caught_up_ms > lag_max_ms

@@ -371,9 +371,11 @@ class Replica:
                     f"the leader's log parts from ours at {offset}, below the high watermark {self.high_watermark}"
                 )
             ]
-        return self.truncate_to(offset)
+        leader = f"broker {self.assignment.leader}, which leads in leader epoch {self.assignment.leader_epoch}"
+        ours = f"our log ends at {self.log_end_offset} in epoch {self.epochs.epoch_at(self.log_end_offset - 1)}"
+        return self.truncate_to(offset, f"{leader}, has epoch {diverging.epoch} up to {diverging.end_offset}; {ours}")
 
-    def truncate_to(self, offset: int) -> list[Effect]:
+    def truncate_to(self, offset: int, reason: str = "") -> list[Effect]:
         """Cut the log at `offset`. Until the shell has (`truncated`) nothing changes here: a full disk may refuse.
 
         The history first: when only that was done, the batches left over complete it again at the next start.
@@ -382,7 +384,7 @@ class Replica:
         history = self.epochs.truncate_to(offset)
         if offset >= self.log_end_offset:
             return self._set_epochs(history)
-        return [*self._save_epochs(history), TruncateLog(offset)]
+        return [*self._save_epochs(history), TruncateLog(offset, reason)]
 
     def truncated(self, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
         """The shell has cut the log, and rebuilt the producers from it.

@@ -150,7 +150,7 @@ class ControllerLink:
 
     def _restart(self) -> SparkBrokerError | None:
         """Start a killed controller again, now or later; what forbids it for good."""
-        logger.warning("the controller's process was killed and is started again")
+        logger.warning("the controller's process, pid %d, was killed and is started again", self._client.pid)
         with self._lock:
             if self._closed.is_set():
                 return None

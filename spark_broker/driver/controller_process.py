@@ -1,18 +1,20 @@
 """The controller's process: `python -m spark_broker.driver.controller_process`, a child of the driver.
 
-Its first line of input is a `ControllerConfig`, its first line of output `Started`; then each line of input is a
-`Command`, answered by an `Answer` with its id. It ends at the end of its input, when its parent is gone, or when it
-cannot go on. A busy notebook cell in the driver therefore fences nobody.
+Its first line of input is a `ControllerConfig`, answered by `Started`; then each line of input is a `Command`,
+answered by an `Answer` with its id. Lines of its log come between. It ends at the end of its input, when its parent is
+gone, or when it cannot go on. A busy notebook cell in the driver therefore fences nobody.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import threading
 from typing import BinaryIO, NoReturn
 
+from spark_broker.broker.repeats import Repeats
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.driver.controller_log import PipeHandler
 from spark_broker.driver.controller_pipe import (
@@ -40,7 +42,7 @@ from spark_broker.errors import (
     StaleControllerEpochError,
     UnknownServerError,
 )
-from spark_broker.model import NO_LEADER
+from spark_broker.model import NO_EPOCH, NO_LEADER
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +88,7 @@ def main() -> None:
         process.end(1)
     for line in iter(lambda: source.readline(MAX_LINE_BYTES), b""):
         process.run_command(service, line)
+    logger.info("the controller, pid %d, epoch %d, ends: its driver closed it", os.getpid(), process.epoch)
     process.end(0)
 
 
@@ -99,9 +102,15 @@ class ControllerProcess:
         self._claim: ClaimKeeper | None = None
         self._service: ControllerService | None = None
 
+    @property
+    def epoch(self) -> int:
+        """The controller epoch; NO_EPOCH before it has one."""
+        return NO_EPOCH if self._service is None else self._service.image.controller_epoch
+
     def log_to_driver(self, level: str) -> None:
         """From now on what is logged here is logged by the driver."""
         self._log = PipeHandler(self._output.write)
+        self._log.addFilter(Repeats())
         logging.basicConfig(level=level, handlers=[self._log])
 
     def serve(self, config: ControllerConfig) -> ControllerService:
@@ -157,6 +166,8 @@ class ControllerProcess:
         is_bug = isinstance(error, InvariantError) or not isinstance(error, SparkBrokerError)
         if is_bug:
             logger.critical("the controller ends on a bug: %s", error, exc_info=error)
+        else:
+            logger.error("the controller, pid %d, epoch %d, cannot go on: %s", os.getpid(), self.epoch, error)
         code = error.code if isinstance(error, SparkBrokerError) else UnknownServerError.code
         message = error.message if isinstance(error, SparkBrokerError) else f"{type(error).__name__}: {error}"
         if isinstance(error, StaleControllerEpochError) and self._claim is not None:
@@ -171,6 +182,7 @@ class ControllerProcess:
         pause = threading.Event()
         while os.getppid() == self._parent:
             pause.wait(PARENT_CHECK_S)
+        _say(f"the controller, pid {os.getpid()}, epoch {self.epoch}, ends: its driver, pid {self._parent}, is gone")
         self.end(0)
 
     def end(self, status: int, last: Failed | None = None) -> NoReturn:
@@ -181,7 +193,8 @@ class ControllerProcess:
         words = threading.Thread(target=self._last_words, args=(status, last), name="end", daemon=True)
         words.start()
         words.join(END_TIMEOUT_S)
-        sys.stderr.flush()
+        if words.is_alive():
+            _say(f"the controller, pid {os.getpid()}, epoch {self.epoch}, is ended by force after {END_TIMEOUT_S} s")
         os._exit(status)
 
     def _last_words(self, status: int, last: Failed | None) -> None:
@@ -199,6 +212,13 @@ class ControllerProcess:
                 logger.warning("the claim on the metadata directory stays: %s", error)
         if self._log is not None:
             self._log.drain()
+
+
+def _say(text: str) -> None:
+    """On standard error: the driver, to which the log goes, may be gone, and its terminal too."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
 
 
 def _take_over_standard_streams() -> tuple[BinaryIO, Output]:

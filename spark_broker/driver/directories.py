@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import InvalidConfigError
+from spark_broker.errors import InvalidConfigError, LogDirectoryNotUsableError
 from spark_broker.storage.directory import SLOT_PREFIX, read_meta
+from spark_broker.storage.filesystem import current_user
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,14 @@ def lasting_metadata_dir(config: ClusterConfig) -> str | None:
 
 
 def cluster_ids_in(log_dirs: str) -> list[str]:
-    """The clusters whose log directories lie there, as far as this machine sees them. Raises DamagedLogError."""
-    metas = (read_meta(path) for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*"))
+    """The clusters whose log directories lie there, as far as this machine sees them.
+
+    Raises DamagedLogError, LogDirectoryNotUsableError.
+    """
+    try:
+        metas = [read_meta(path) for path in Path(log_dirs).glob(f"{SLOT_PREFIX}*")]
+    except PermissionError as error:
+        raise LogDirectoryNotUsableError(f"log.dirs {log_dirs}: {error} for {current_user()}") from error
     return sorted({meta.cluster_id for meta in metas if meta is not None})
 
 

@@ -8,6 +8,7 @@ last start that finished recovery, and the port to use again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from spark_broker.errors import (
     InconsistentTopicIdError,
     KafkaStorageError,
     LogDirectoryLockedError,
+    LogDirectoryNotUsableError,
     StorageFullError,
 )
 from spark_broker.model import TopicPartition
@@ -30,7 +32,7 @@ from spark_broker.storage.checkpoints import (
     write_high_watermarks,
 )
 from spark_broker.storage.files import TEMPORARY_SUFFIX, is_full
-from spark_broker.storage.filesystem import LOCAL, FileSystem
+from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 
@@ -42,6 +44,7 @@ DAMAGED_SUFFIX = ".damaged"
 SLOT_PREFIX = "broker-"
 MAX_SLOTS = 1000
 NO_BROKER_ID = -1
+_NOT_USABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
 logger = logging.getLogger(__name__)
 
@@ -109,9 +112,9 @@ class LogDirectory:
 
         A superseded holder is killed first; where its pid is not visible, its end is awaited for up to `wait_ms`.
         Raises InconsistentClusterIdError when any of the directories is another cluster's (nothing is touched then),
-        LogDirectoryLockedError and KafkaStorageError.
+        LogDirectoryNotUsableError, LogDirectoryLockedError and KafkaStorageError.
         """
-        with _storage_errors(base_directory):
+        with _storage_errors(base_directory), _usable(base_directory):
             _make_directories(fs, base_directory)
             slots = sorted(_slots(fs, base_directory), key=_slot_number)
             for path in slots:
@@ -146,6 +149,12 @@ class LogDirectory:
         """Every log has been closed clean: the next start need not recover anything."""
         with _storage_errors(self.path):
             write_checkpoint(self.path / CLEAN_FILE, self._meta.directory_id, fs=self.fs)
+
+    def check(self) -> None:
+        """Whether the directory is still there. Raises KafkaStorageError; its files may go on taking writes."""
+        with _storage_errors(self.path):
+            if not self.fs.exists(self.path / META_FILE):
+                raise KafkaStorageError(f"{self.path} was removed under the live broker: its {META_FILE} is gone")
 
     def release(self) -> None:
         """Unlock the directory."""
@@ -211,14 +220,18 @@ class LogDirectory:
                 self.fs.remove_tree(doomed)
 
     def set_aside(self, topic: str, partition: int) -> Path:
-        """Rename a damaged replica's directory to `<name>.<n>.damaged`, to be looked at; returns the new path."""
+        """Rename a damaged replica's directory to `<name>.<n>.damaged`, to be looked at; returns the new path.
+
+        Nothing is renamed where the damage is that the directory was removed.
+        """
         path = self.path / f"{topic}-{partition}"
         number = 0
         with _storage_errors(path):
             while self.fs.exists(target := path.with_name(f"{path.name}.{number}{DAMAGED_SUFFIX}")):
                 number += 1
-            self.fs.rename(path, target)
-            self.fs.sync_directory(self.path)
+            if self.fs.is_directory(path):
+                self.fs.rename(path, target)
+                self.fs.sync_directory(self.path)
         return target
 
 
@@ -238,6 +251,18 @@ def _storage_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise (StorageFullError if is_full(error) else KafkaStorageError)(f"{path}: {error}") from error
+
+
+@contextmanager
+def _usable(path: Path) -> Iterator[None]:
+    """Says whose rights are missing, and on what: a start that fails so fails again until somebody does something."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NOT_USABLE:
+            raise
+        where = path if error.filename is None else error.filename
+        raise LogDirectoryNotUsableError(f"log.dirs {path}: {where}: {error.strerror} for {current_user()}") from error
 
 
 def _sync_names(fs: FileSystem, path: Path) -> None:

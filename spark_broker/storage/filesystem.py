@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import select
 import shutil
 import signal
@@ -250,6 +251,15 @@ class LocalFileSystem:
 
 
 LOCAL: Final[FileSystem] = LocalFileSystem()
+
+
+def current_user() -> str:
+    """Whose rights this process has, for people."""
+    uid = os.geteuid()
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except KeyError:  # Containers run as users that no file names.
+        return f"uid {uid}"
 
 
 def process_start_time(pid: int) -> int | None:

@@ -69,6 +69,58 @@ def mounted(path: Path) -> Iterator[SmallDisk | str]:
         subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=30)
 
 
+class FailingDisk:
+    """An ext4 file system that turns read-only at its first error, as most are mounted. (The kernel refuses to remount
+    one read-only in which a file is open for writing.)"""
+
+    def __init__(self, path: Path, image: Path) -> None:
+        self._path = path
+        self._image = image
+
+    def mount(self) -> str:
+        """Empty: it worked."""
+        return _run("mount", "-o", "loop,errors=remount-ro", str(self._image), str(self._path))
+
+    def turn_read_only(self) -> None:
+        device = subprocess.check_output(["findmnt", "-n", "-o", "SOURCE", str(self._path)], text=True).strip()
+        Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("1")
+
+    def mount_again(self) -> None:
+        """Once nobody has a file open in it: checked, and writable."""
+        for command in (("umount", str(self._path)), ("e2fsck", "-fy", str(self._image))):
+            _run(*command)
+        why = self.mount()
+        assert not why, why
+
+
+def _run(*command: str) -> str:
+    """What went wrong; empty: nothing did."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    except FileNotFoundError:
+        return f"no {command[0]} command"
+    return "" if done.returncode == 0 else done.stderr.strip() or f"{command[0]} failed"
+
+
+@contextmanager
+def failing_ext4(path: Path) -> Iterator[FailingDisk | str]:
+    """A file system mounted at `path`, or why this machine mounts none."""
+    path.mkdir(parents=True, exist_ok=True)
+    image = path.with_name(path.name + ".ext4")
+    with image.open("wb") as file:
+        file.truncate(DISK_MB << 20)
+    disk = FailingDisk(path, image)
+    why = _run("mkfs.ext4", "-q", "-F", str(image)) or disk.mount()
+    if why:
+        yield why
+        return
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=False, timeout=30)
+        image.unlink()
+
+
 @contextmanager
 def away(directory: Path) -> Iterator[None]:
     """As long as the block lasts, the directory is not there; what is put in its place meanwhile goes."""

@@ -39,7 +39,7 @@ def test_every_registration_and_fence_is_a_line_of_the_drivers_log_with_its_reas
 
     fence = f"fenced broker 0 of launch {launch}: Spark reported its executor or task as lost"
     eventually(lambda: (logging.WARNING, fence) in said(caplog), 20, "the fence")
-    assert (logging.INFO, f"broker 0 of launch {launch} registered (clean start)") in said(caplog)
+    assert (logging.INFO, f"broker 0 of launch {launch} registered (clean start), broker epoch 3") in said(caplog)
     broker.die()
     controller.close()
 

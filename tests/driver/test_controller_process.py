@@ -15,7 +15,7 @@ import pytest
 
 from spark_broker.controller.records import ControllerEpochRecord
 from spark_broker.driver.controller_client import ControllerClient
-from spark_broker.driver.controller_pipe import Answer, ControllerConfig, Started, from_line, to_line
+from spark_broker.driver.controller_pipe import Answer, ControllerConfig, LogLine, Started, from_controller, to_line
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import (
     ClosedError,
@@ -205,8 +205,12 @@ def test_a_line_that_is_no_command_is_answered_and_changes_nothing(tmp_path: Pat
     )
     lines = [to_line(config(tmp_path)), b"not json\n", b'{"id": 7, "cmd": "dance"}\n', b'{"id": 8, "cmd": "status"}\n']
     output, _ = process.communicate(b"".join(lines), timeout=60)
-    started, *answers = output.splitlines()
-    assert from_line(started, Started).port > 0
-    codes = [(answer.id, answer.error_code) for answer in (from_line(line, Answer) for line in answers)]
+    messages = [from_controller(line) for line in output.splitlines()]
+    started, *answers = [message for message in messages if not isinstance(message, LogLine)]
+    assert isinstance(started, Started)
+    assert started.port > 0
+    codes = [(answer.id, answer.error_code) for answer in answers if isinstance(answer, Answer)]
     assert codes == [(-1, InvalidRequestError.code), (7, InvalidRequestError.code), (8, 0)]
     assert process.returncode == 0
+    end = f"the controller, pid {process.pid}, epoch 0, ends: its driver closed it"
+    assert [message.text for message in messages if isinstance(message, LogLine)][-1] == end

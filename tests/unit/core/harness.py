@@ -405,7 +405,7 @@ class Cluster:
         match effect:
             case SaveEpochs(history):
                 node.log.saved_epochs = history
-            case TruncateLog(offset):
+            case TruncateLog(offset, _):
                 node.log.truncate_to(offset)
                 rebuilt = node.log.rebuilt_producers()
                 node.forgot = False

@@ -151,7 +151,8 @@ def test_a_cut_inside_a_batch_leaves_no_epoch_behind_that_began_with_it() -> Non
     replica = opened(log_end_offset=12, epochs=[(0, 0), (1, 6), (3, 10)])
     follow(replica, 4)
     effects = replica.fetched(answer(replica, diverging=Diverging(2, 9)))
-    assert effects == [SaveEpochs(EpochHistory.from_pairs([(0, 0), (1, 6)])), TruncateLog(9)]
+    cut = "broker 1, which leads in leader epoch 4, has epoch 2 up to 9; our log ends at 12 in epoch 3"
+    assert effects == [SaveEpochs(EpochHistory.from_pairs([(0, 0), (1, 6)])), TruncateLog(9, cut)]
     assert replica.truncated(ProducerStates(), 6) == [SaveEpochs(EpochHistory.from_pairs([(0, 0)]))]
     assert replica.fetch_position() == FetchPosition(4, 6, 0)
 
@@ -247,7 +248,8 @@ def test_a_fenced_broker_does_not_come_back_into_the_isr_by_fetching() -> None:
     cluster.controller.unfence(3)
     cluster.deliver_all()
     cluster.replicate(3)
-    assert cluster.nodes[1].proposal == ProposeIsr(0, 1, ((1, 1), (2, 1), (3, 1)))
+    reason = "broker 3 has caught up: it ends at 0"
+    assert cluster.nodes[1].proposal == ProposeIsr(0, 1, ((1, 1), (2, 1), (3, 1)), reason=reason)
 
 
 def test_a_deposed_leader_acknowledges_nothing_once_its_followers_have_heard() -> None:

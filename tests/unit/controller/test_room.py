@@ -43,7 +43,7 @@ def test_there_is_one_line_when_it_is_full_and_one_when_it_has_room(cluster: Clu
         cluster.tick(300)
     for _ in range(3):
         cluster.beat(0, full=False)
-    full, has_room = cluster.notes
+    full, has_room = (note for note in cluster.notes if "disk" in note)
     assert full.startswith("the disk of broker 0 of launch 1 is full: 2 leaderships moved to brokers with room, 0 stay")
     assert has_room == "broker 0 has room on its disk again"
 

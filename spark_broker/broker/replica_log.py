@@ -162,10 +162,11 @@ class ReplicaLog:
 
     def _append(self, frames: list[Frame], producers: ProducerStates) -> None:
         invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
-        if self._epochs_due:
+        rolls = frames[0].header.first_of_segment
+        if self._epochs_due or rolls:  # at a roll, so that opening the log reads no more than its last segment
             self._save_epochs()
         log_end = self._log.log_end_offset
-        if frames[0].header.first_of_segment and log_end > self._log.log_start_offset:
+        if rolls and log_end > self._log.log_start_offset:
             with self._disk():
                 self._snapshots.write(log_end, producers)
         self._log.append_many(frames)
@@ -213,9 +214,10 @@ class ReplicaLog:
         return self._log.retention_start(high_watermark=last_stable_offset, clock=clock)
 
     def advance_log_start(self, offset: int) -> None:
-        """Save what the removed part says of producers, unless a roll has done so, then remove it."""
+        """Save what the removed part says of producers and epochs, unless a roll has done so, then remove it."""
         if offset <= self._log.log_start_offset:
             return
+        self._save_epochs_if_there_is_room()
         with self._disk():
             if self._snapshots.newest(offset, offset) is None:
                 self._snapshots.write(offset, self._producers_at(offset))

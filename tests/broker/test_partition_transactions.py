@@ -476,6 +476,9 @@ class OnePartition:
     def set_damaged_aside(self) -> None:
         """There is nothing."""
 
+    def check_directory(self) -> None:
+        """It is there."""
+
     def save_high_watermarks(self) -> None:
         """Nowhere."""
 

@@ -53,6 +53,13 @@ def test_every_bootstrap_server_knows_the_whole_cluster(cluster: BrokerCluster) 
         assert sorted(f"{b.host}:{b.port}" for b in answer.brokers) == sorted(addresses)
 
 
+def test_the_processes_of_a_session_are_its_controller_and_its_brokers(
+    cluster: BrokerCluster, spark: SparkSession
+) -> None:
+    """What a start that fails must not leave is found where a cluster runs."""
+    assert {broker.pid for broker in cluster.describe().brokers} < processes_of(spark)
+
+
 def test_each_broker_runs_on_an_executor_of_its_own(cluster: BrokerCluster) -> None:
     brokers = cluster.describe().brokers
 

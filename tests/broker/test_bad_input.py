@@ -166,7 +166,7 @@ def test_bytes_that_are_no_flight_at_all_do_no_harm(process_cluster: ProcessClus
 
 
 def test_an_unknown_topic_or_partition_is_named(process_cluster: ProcessCluster, admin: Admin) -> None:
-    with Producer(process_cluster.bootstrap_servers, max_block_ms=1000) as producer:
+    with Producer(process_cluster.bootstrap_servers, max_block_ms=3000) as producer:
         with pytest.raises(UnknownTopicOrPartitionError, match="typo"):
             producer.append("typo", [{"n": 1}]).result(20)
         with pytest.raises(UnknownTopicOrPartitionError):

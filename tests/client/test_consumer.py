@@ -582,7 +582,7 @@ def test_what_was_committed_is_not_known_any_more_after_a_commit_that_failed(
             return ErrorResponse(lost.code, lost.message)
         return None
 
-    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "default_api_timeout_ms": 500}
+    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "default_api_timeout_ms": 2000}
     with Consumer(cluster.bootstrap, group_id="g", topics=["t"], **settings) as consumer:
         consumer.position(T0)
         consumer.commit()

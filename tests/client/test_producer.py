@@ -509,7 +509,7 @@ def test_a_leader_that_comes_back_at_another_address_is_found(
 def test_a_silent_leader_is_asked_again_after_request_timeout_ms(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.append_hook = Script(StoreSilently())
-    with Producer(cluster.bootstrap, request_timeout_ms=300) as producer:
+    with Producer(cluster.bootstrap, request_timeout_ms=2000) as producer:
         assert producer.append("t", values("a")).result(WAIT_S)[0].base_offset == 0
     assert stored_values(cluster) == [["a"]]
     assert len(cluster.arrivals) == 2
@@ -543,7 +543,7 @@ def test_a_producer_that_the_broker_has_forgotten_goes_on_under_a_new_id(
 def test_an_append_that_nobody_acknowledges_fails_at_delivery_timeout_ms(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.append_hook = lambda broker, request, header: NotEnoughReplicasError("one of two")
-    with Producer(cluster.bootstrap, delivery_timeout_ms=2000) as producer:
+    with Producer(cluster.bootstrap, delivery_timeout_ms=4000) as producer:
         error = producer.append("t", values("a")).exception(WAIT_S)
         assert isinstance(error, RequestTimedOutError)
         assert "NOT_ENOUGH_REPLICAS" in str(error), "it says why"
@@ -556,7 +556,7 @@ def test_a_full_buffer_blocks_and_then_refuses(cluster: FakeCluster, values: Val
     cluster.create("t")
     cluster.append_hook = lambda broker, request, header: StoreSilently()
     big = values("x" * 3000)
-    with Producer(cluster.bootstrap, buffer_memory=6000, max_block_ms=200) as producer:
+    with Producer(cluster.bootstrap, buffer_memory=6000, max_block_ms=2000) as producer:
         waiting = producer.append("t", big)
         assert isinstance(producer.append("t", big).exception(WAIT_S), BufferExhaustedError)
         assert not waiting.done()

@@ -177,7 +177,7 @@ def test_an_unknown_outcome_is_said(cluster: FakeCluster) -> None:
     cluster.call_hook = lambda broker, request: (
         ErrorResponse(NetworkError.code, "gone") if isinstance(request, CommitTransaction) else None
     )
-    group = make_group(cluster, timeout_ms=300)
+    group = make_group(cluster, timeout_ms=2000)
     with pytest.raises(RequestTimedOutError, match="CommitTransaction is not known"):
         group.commit([])
     cluster.call_hook = lambda broker, request: None

@@ -298,7 +298,7 @@ def test_an_append_that_found_no_room_lets_the_transaction_only_be_aborted(
         answers.wait(WAIT_S)
 
     cluster.append_hook = hold
-    with transactional(cluster, buffer_memory=1024, max_block_ms=200) as producer:
+    with transactional(cluster, buffer_memory=1024, max_block_ms=2000) as producer:
         producer.begin_transaction()
         producer.append("t", values("x" * 2000), partition=0)
         refused = producer.append("t", values("y" * 2000), partition=1)
@@ -472,7 +472,7 @@ def test_an_unknown_outcome_is_said_and_resolved_before_anything_else(cluster: F
     cluster.call_hook = lambda broker, request: (
         ErrorResponse(NetworkError.code, "gone") if silent and isinstance(request, EndTransaction) else None
     )
-    with transactional(cluster, delivery_timeout_ms=300) as producer:
+    with transactional(cluster, delivery_timeout_ms=1500) as producer:
         with pytest.raises(RequestTimedOutError, match="is not known"), producer.transaction():
             producer.append("t", values("a"))
         with pytest.raises(InvalidTxnStateError):
@@ -496,7 +496,7 @@ def test_the_next_transaction_resolves_an_abort_that_nobody_answered(cluster: Fa
     cluster.call_hook = lambda broker, request: (
         ErrorResponse(NetworkError.code, "gone") if isinstance(request, EndTransaction) else None
     )
-    with transactional(cluster, delivery_timeout_ms=300) as producer:
+    with transactional(cluster, delivery_timeout_ms=1500) as producer:
         with pytest.raises(KeyError) as caught, producer.transaction():  # noqa: PT012 - the block is tested
             producer.append("t", values("a")).result(WAIT_S)
             raise KeyError("mine")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -49,6 +51,13 @@ def test_every_bootstrap_server_knows_the_whole_cluster(cluster: BrokerCluster) 
         answer = metadata_from(address)
         assert answer.cluster_id == cluster.cluster_id
         assert sorted(f"{b.host}:{b.port}" for b in answer.brokers) == sorted(addresses)
+
+
+def test_the_processes_of_a_session_are_its_controller_and_its_brokers(
+    cluster: BrokerCluster, spark: SparkSession
+) -> None:
+    """What a start that fails must not leave is found where a cluster runs."""
+    assert {broker.pid for broker in cluster.describe().brokers} < processes_of(spark)
 
 
 def test_each_broker_runs_on_an_executor_of_its_own(cluster: BrokerCluster) -> None:
@@ -124,23 +133,23 @@ def test_a_start_that_fails_leaves_no_directory_and_no_process(
 ) -> None:
     """The first has no usable metadata, the second an address of another machine, the third no time."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = python_processes()
+    before = processes_of(spark)
 
     with pytest.raises(error):
         BrokerCluster.start(spark, 3, config)
 
     assert list(tmp_path.iterdir()) == []
-    eventually(lambda: python_processes() <= before, 20, "the end of controller and brokers")
+    eventually(lambda: processes_of(spark) <= before, 20, "the end of controller and brokers")
 
 
-def python_processes() -> set[int]:
-    """Controllers and brokers on this machine."""
+def processes_of(spark: SparkSession) -> set[int]:
+    """Controllers and brokers of this session: other tests have theirs. A broker's environment is its executor's."""
+    application = f"appId={spark.sparkContext.applicationId}"
     found = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            command = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if {b"spark_broker.broker", b"spark_broker.driver.controller_process"} & set(command):
-            found.add(int(path.parent.name))
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            is_broker = "spark_broker.broker" in process.cmdline() and application in str(process.environ())
+            is_controller = "spark_broker.driver.controller_process" in process.cmdline()
+            if is_broker or (is_controller and process.ppid() == os.getpid()):
+                found.add(process.pid)
     return found

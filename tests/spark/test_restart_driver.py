@@ -52,7 +52,7 @@ def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | 
             assert after.controller_epoch > before.controller_epoch
             assert [broker.id for broker in after.brokers] == [broker.id for broker in before.brokers]
             for old, new in zip(before.brokers, after.brokers, strict=True):
-                assert new.port == old.port or port_was_taken(old.port, new)
+                assert new.address == old.address or (new.host == old.host and port_was_taken(old.port, new))
             scenario.judge(spark)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -24,6 +24,10 @@ LINEAGE_MAX = 100
 """Leader epochs of what was read that a partition remembers: enough to find where the log parts."""
 
 
+POLL_BATCHES_MAX = 1000
+"""Batches that one poll decodes. A batch of one row takes five times its bytes when it is decoded."""
+
+
 class Start(Enum):
     """How to find the first position."""
 
@@ -34,12 +38,13 @@ class Start(Enum):
 
 
 class Prefetched(NamedTuple):
-    """A batch that waits for poll; `batch` None: offsets that hold no records for this consumer.
+    """A batch that waits for poll; `decode` None: offsets that hold no records for this consumer.
 
-    `next_offset`: exclusive. `leader_epoch`: that of the last batch before it.
+    `decode` raises CorruptMessageError or SchemaMismatchError. `next_offset`: exclusive. `leader_epoch`: that of the
+    last batch before it.
     """
 
-    batch: ConsumedBatch | None
+    decode: Callable[[], ConsumedBatch] | None
     next_offset: int
     leader_epoch: int
     size_bytes: int
@@ -101,14 +106,23 @@ class PartitionState:
         self.retry_at_s = 0.0
         self.high_watermark = -1
 
-    def take(self) -> list[ConsumedBatch]:
-        """What was fetched ahead, handed out: the position is behind it from now on."""
-        batches = [one.batch for one in self.buffer if one.batch is not None]
-        if self.buffer:
-            last = self.buffer[-1]
-            self.position, self.last_epoch = last.next_offset, last.leader_epoch
-            self.buffer.clear()
-            self.buffered_bytes = 0
+    def take(self, limit: int = POLL_BATCHES_MAX) -> list[ConsumedBatch]:
+        """What was fetched ahead, handed out: the position is behind it from now on.
+
+        It stops before a batch that does not decode, which is the next poll's error.
+        """
+        batches: list[ConsumedBatch] = []
+        while self.buffer and len(batches) < limit and self.error is None:
+            first = self.buffer[0]
+            try:
+                if first.decode is not None:
+                    batches.append(first.decode())
+            except SparkBrokerError as error:
+                self.error = error
+            else:
+                self.buffer.popleft()
+                self.buffered_bytes -= first.size_bytes
+                self.position, self.last_epoch = first.next_offset, first.leader_epoch
         return batches
 
     def add(self, fetched: Iterable[Prefetched]) -> None:
@@ -201,13 +215,12 @@ class Assignment:
         return next((state.error for state in self.partitions.values() if state.error is not None), self.failure)
 
     def take(self) -> tuple[list[ConsumedBatch], bool]:
-        """Everything that is fetched ahead, partitions in turn; and whether a position moved, if only past a gap."""
+        """What is fetched ahead, an equal share of each partition; and whether a position moved, if only past a gap."""
         taken: list[ConsumedBatch] = []
-        moved = False
-        for state in self.partitions.values():
-            if not state.paused and state.buffer:
-                taken += state.take()
-                moved = True
+        ready = {state: state.position for state in self.partitions.values() if not state.paused and state.buffer}
+        for state in ready:
+            taken += state.take(max(POLL_BATCHES_MAX // len(ready), 1))
+        moved = any(state.position > before for state, before in ready.items())
         if moved:
             self.changed.notify_all()
         return taken, moved

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,12 @@ from spark_broker.protocol.arrow_message import decode_batch
 from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame, decode_frames
 from spark_broker.protocol.messages import FetchedPartition
 from spark_broker.protocol.schema import conform
+
+AHEAD_BYTES = 65536
+"""A batch of at least so many is decoded ahead, beside the caller's work: to inflate it takes time.
+
+Smaller ones wait as they came. Arrow's objects for a batch of one row take five times its bytes.
+"""
 
 _MICROSECONDS_PER_DAY = scalar_of(86_400_000_000, pa.int64())
 
@@ -49,6 +56,8 @@ def decode_fetched(
 ) -> list[Prefetched]:
     """The batches of an answer from `fetch_offset` on; the first is cut when the offset lies inside it.
 
+    Small ones are checked now, and decoded when the caller wants them.
+
     Offsets at the end that the broker passed over, where markers or aborted batches are, come as one entry without a
     batch; those in between are simply missing. Raises CorruptMessageError, and UnknownTopicOrPartitionError (retriable)
     for a schema that is not known yet.
@@ -59,22 +68,31 @@ def decode_fetched(
         header = frame.header
         if header.next_offset <= fetch_offset:
             continue
-        batch = None
+        decode = None
         if not header.attributes & CONTROL:
-            batch = _consumed(frame, topic, answer.partition, fetch_offset, projection)
-        fetched.append(Prefetched(batch, header.next_offset, header.leader_epoch, header.length))
+            decode = _decoder(frame, topic, answer.partition, fetch_offset, projection)
+        fetched.append(Prefetched(decode, header.next_offset, header.leader_epoch, header.length))
         fetch_offset = header.next_offset
     if answer.next_offset > fetch_offset:
         fetched.append(Prefetched(None, answer.next_offset, answer.next_epoch, 0))
     return fetched
 
 
+def _decoder(
+    frame: Frame, topic: TopicView, partition: int, fetch_offset: int, projection: Projection
+) -> Callable[[], ConsumedBatch]:
+    if frame.header.schema_id >= len(topic.schemas):
+        raise UnknownTopicOrPartitionError(f"topic {topic.name!r} has a newer schema than this client knows")
+    if frame.header.length < AHEAD_BYTES:
+        return partial(_consumed, frame, topic, partition, fetch_offset, projection)
+    batch = _consumed(frame, topic, partition, fetch_offset, projection)
+    return lambda: batch
+
+
 def _consumed(
     frame: Frame, topic: TopicView, partition: int, fetch_offset: int, projection: Projection
 ) -> ConsumedBatch:
     header = frame.header
-    if header.schema_id >= len(topic.schemas):
-        raise UnknownTopicOrPartitionError(f"topic {topic.name!r} has a newer schema than this client knows")
     batch = projection.batch(memoryview(frame.message), header.schema_id)
     base_offset = header.base_offset
     if fetch_offset > base_offset:

@@ -123,7 +123,7 @@ class LeaderFetcher:
         offset = 0
         for answer in response.partitions:
             part = asked.get((answer.topic_id, answer.partition))
-            if part is not None:
+            if part is not None and not self._closed:
                 self._take(part, answer, payload[offset : offset + answer.length])
             offset += answer.length
         return True

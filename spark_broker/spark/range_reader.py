@@ -97,7 +97,7 @@ class RangeReader:
         if position < self._part.end:
             session.request(position)  # it leaves before this answer is decoded
         fetched = decode_fetched(payload, topic, answer, self._position, self._columns)
-        batches = [one.batch for one in fetched if one.batch is not None]
+        batches = [one.decode() for one in fetched if one.decode is not None]
         if position > self._position:
             self._position = position
             self._failures = 0

@@ -20,7 +20,9 @@ from spark_broker.errors import SparkBrokerError
 STEADY = "steady"
 PASSING = "passing"
 PARTITIONS = 6
-SMALL = {"min.insync.replicas": 2, "retention.bytes": 20_000_000, "segment.bytes": 5_000_000}
+SMALL = {"min.insync.replicas": 2, "retention.bytes": 2_000_000, "segment.bytes": 500_000}
+"""What is kept is as much after five minutes as after an hour: those that read all of it would seem to grow."""
+
 IDS = 20
 """Transactional ids and groups are used again: each that was ever used is remembered by the cluster for days."""
 

@@ -55,7 +55,7 @@ def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
     """Run it."""
     samples: dict[str, list[Sample]] = {}
     kills = 0
-    with ProcessCluster(directory, 3) as cluster:
+    with ProcessCluster(directory, 3, {"log.retention.check.interval.ms": 10_000}) as cluster:
         began = time.monotonic()
         command = [sys.executable, "-m", "tests.soak.clients", cluster.bootstrap_servers, str(minutes * 60)]
         clients = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

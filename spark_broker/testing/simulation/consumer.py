@@ -5,8 +5,9 @@ What is fetched waits for the next poll, as in production: positions move when i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from spark_broker.client.assignment import PartitionState, Prefetched, Start
@@ -198,8 +199,8 @@ class SimConsumer(Client):
         for header, data in decode_frames(payload):
             if transactional is not None and self.read_committed:
                 transactional.rules.handed_out(self.name, key, header)
-            batch = cast("ConsumedBatch", _Values(header.base_offset, decoded(data)))
-            yield Prefetched(batch, header.next_offset, header.leader_epoch, header.length)
+            decode = cast("Callable[[], ConsumedBatch]", partial(_Values, header.base_offset, decoded(data)))
+            yield Prefetched(decode, header.next_offset, header.leader_epoch, header.length)
             offset = header.next_offset
         if answer.next_offset > offset:
             yield Prefetched(None, answer.next_offset, answer.next_epoch, 0)

@@ -28,6 +28,13 @@ from tests.support.process_cluster import ProcessCluster
 KILLED = 2
 """The slot of the broker that is killed."""
 
+FORGETS_SOON = {
+    "log.retention.check.interval.ms": 10_000,
+    "producer.id.expiration.ms": 120_000,
+    "producer.id.expiration.check.interval.ms": 10_000,
+}
+"""What a cluster remembers for a day, as Kafka does, is not to be taken for a leak: each producer id that ever was."""
+
 SAMPLE_S = 5.0
 END_S = 180.0
 
@@ -55,7 +62,7 @@ def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
     """Run it."""
     samples: dict[str, list[Sample]] = {}
     kills = 0
-    with ProcessCluster(directory, 3, {"log.retention.check.interval.ms": 10_000}) as cluster:
+    with ProcessCluster(directory, 3, FORGETS_SOON) as cluster:
         began = time.monotonic()
         command = [sys.executable, "-m", "tests.soak.clients", cluster.bootstrap_servers, str(minutes * 60)]
         clients = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -142,9 +142,10 @@ class ClusterMachine(RuleBasedStateMachine):
     @rule()
     def restart_the_driver(self) -> None:
         now_ms = self.cluster.now_ms
-        sessions, unclean = self.cluster.session_of, self.cluster.unclean
+        sessions, unclean, ids = self.cluster.session_of, self.cluster.unclean, self.cluster.ids
         self.cluster = Cluster(self.cluster.image, replica_reassignment_delay_ms=2000)
         self.cluster.now_ms = now_ms
+        self.cluster.ids = ids  # A topic that is made again has another id.
         self.cluster.session_of = dict.fromkeys(sessions, -1)
         self.cluster.unclean = unclean
 

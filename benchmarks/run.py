@@ -1,7 +1,7 @@
 """The benchmarks: `make bench`, or `python -m benchmarks.run --help`.
 
-One cluster of three brokers on three executors, one client in the process that also drives Spark. Nothing is asserted:
-figures are printed.
+One cluster of three brokers on three executors, one client in the process that also drives Spark; many partitions are
+measured without Spark. Nothing is asserted: figures are printed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from rich.console import Console
 
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, Tormentor, busy
 from benchmarks.figures import Figure, machine, write
+from benchmarks.partitions import PartitionFigures, measure_partitions
+from benchmarks.partitions import figures as partition_figures
 from spark_broker.cli.measure import (
     ConsumeFigures,
     ProduceFigures,
@@ -41,7 +43,8 @@ if TYPE_CHECKING:
 MASTER = "local-cluster[3,2,1024]"
 BROKERS = 3
 RECORD_BYTES = 100
-NAMES = ("start", "throughput", "latency", "failover")
+WITH_SPARK = ("start", "throughput", "latency", "failover")
+NAMES = (*WITH_SPARK, "partitions")
 KEEP_ALL = {"retention.ms": -1}
 
 GOALS = {
@@ -89,6 +92,7 @@ class Report(msgspec.Struct):
     start: StartFigures | None = None
     faults: list[FaultFigures] = []
     busy_faults: list[FaultFigures] = []
+    many: PartitionFigures | None = None
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -99,6 +103,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=5_000_000, help="records of one run (default 5,000,000)")
     parser.add_argument("--batch-records", type=int, default=10_000, help="records of a micro-batch (default 10,000)")
     parser.add_argument("--partitions", type=int, default=3, help="partitions of the topics (default 3)")
+    parser.add_argument("--many", type=int, default=1000, help="partitions of `partitions` (default 1,000)")
     parser.add_argument("--runs", type=int, default=3, help="runs of each throughput; the median counts (default 3)")
     parser.add_argument("--sends", type=int, default=300_000, help="records of one run of send() (default 300,000)")
     parser.add_argument("--appends", type=int, default=1000, help="single synchronous appends (default 1,000)")
@@ -130,9 +135,19 @@ def main(given: list[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Report:
-    """Start a cluster, measure what was asked for, stop it."""
+    """What was asked for."""
     wanted = options.only or NAMES
     report = Report(machine(), options.master)
+    if "partitions" in wanted:
+        with err.status(f"{options.many:,} partitions"):
+            report.many = measure_partitions(options.many)
+    if not set(wanted).isdisjoint(WITH_SPARK):
+        measure_on_spark(wanted, options, report)
+    return report
+
+
+def measure_on_spark(wanted: Sequence[str], options: argparse.Namespace, report: Report) -> None:
+    """Start a cluster, measure what was asked for, stop it."""
     watch = Stopwatch()
     with err.status(f"starting {BROKERS} brokers on {options.master} ..."):
         spark = session(options.master)
@@ -152,7 +167,6 @@ def measure(options: argparse.Namespace) -> Report:
                 failover(cluster.bootstrap_servers, spark, options, report)
     finally:
         spark.stop()
-    return report
 
 
 class Stopwatch:
@@ -332,7 +346,7 @@ def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
             for name in FAULTS
             if (those := [one for one in faults if one.fault == name])
         ]
-    return figures
+    return figures + ([] if report.many is None else partition_figures(report.many))
 
 
 def _keys(keyed: bool) -> str:

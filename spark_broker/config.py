@@ -272,6 +272,11 @@ class ClusterConfig(Config):
     replica_reassignment_max_partitions: int = setting(
         10, "Self-healing moves at most this many partitions at once (throttle).", at_least(1)
     )
+    num_recovery_threads_per_data_dir: int = setting(
+        4,
+        "Threads that make the logs of a new topic, or recover after a crash of the machine. Kafka's default is 2.",
+        between(1, 64),
+    )
     log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", at_least(10))
     log_flush_interval_ms: int = setting(
         60_000, "How often open segments are synced in the background. Kafka leaves this to the system.", at_least(10)

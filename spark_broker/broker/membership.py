@@ -129,8 +129,11 @@ class Membership:
             self._events.on_failure(error)
 
     def heartbeat(self) -> Heartbeat:
-        """The heartbeat to send now. It says how far the metadata is, and so whether this broker may be unfenced."""
-        offset = self._manager.image.next_offset
+        """The heartbeat to send now. It says how far the metadata is, and so whether this broker may be unfenced.
+
+        Only with every log open it may: it would lead what it cannot serve yet.
+        """
+        offset = self._manager.applied_offset
         epoch = self._registered.broker_epoch if self._registered is not None else -1
         return Heartbeat(
             broker_epoch=epoch,

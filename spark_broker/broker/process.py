@@ -21,6 +21,7 @@ from spark_broker.broker.executor import ExecutorLog
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.lease import Lease
+from spark_broker.broker.log_opener import InThreads
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
@@ -76,7 +77,8 @@ class Broker:
         outward = Outward(
             self._proposals.propose, self._on_storage_failure, self._on_bug, self._beat_now, self._beat_now
         )
-        self._manager = ReplicaManager(settings, directory, self._lease, outward)
+        in_threads = InThreads(settings.cluster.num_recovery_threads_per_data_dir)
+        self._manager = ReplicaManager(settings, directory, self._lease, outward, map_all=in_threads)
         self._proposals.manager = self._manager
         self._calls = BrokerCalls(self._manager, self._controller, timeout_ms, self._on_bug)
         self._transactions = TransactionService(self._manager, settings.cluster, self._calls, self._on_bug)

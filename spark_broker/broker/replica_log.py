@@ -163,10 +163,11 @@ class ReplicaLog:
     def _append(self, frames: list[Frame], producers: ProducerStates) -> None:
         invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
         rolls = frames[0].header.first_of_segment
-        if self._epochs_due or rolls:  # at a roll, so that opening the log reads no more than its last segment
-            self._save_epochs()
         log_end = self._log.log_end_offset
-        if rolls and log_end > self._log.log_start_offset:
+        follows = rolls and log_end > self._log.log_start_offset
+        if self._epochs_due or follows:  # at a roll, so that opening the log reads no more than its last segment
+            self._save_epochs()
+        if follows:
             with self._disk():
                 self._snapshots.write(log_end, producers)
         self._log.append_many(frames)

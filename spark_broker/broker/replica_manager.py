@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.broker.fetcher import Fetcher, FetcherSettings, ReplicaFetcher
 from spark_broker.broker.lease import Lease
+from spark_broker.broker.log_opener import LogOpener, MapAll, OpenedLog, one_by_one
 from spark_broker.broker.partition import Partition, PartitionKey
-from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.room import Room
 from spark_broker.broker.topic import Topic
 from spark_broker.config import ClusterSettings
@@ -21,7 +21,7 @@ from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.controller.log_ends import is_asked_for
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.replica import Assignment, LogState, Replica
+from spark_broker.core.replica import Assignment, Replica
 from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
@@ -71,6 +71,7 @@ class ReplicaManager:
         *,
         clock: Clock = SYSTEM_CLOCK,
         new_fetcher: NewFetcher = ReplicaFetcher,
+        map_all: MapAll = one_by_one,
     ) -> None:
         self._clock = clock
         self._new_fetcher = new_fetcher
@@ -80,7 +81,7 @@ class ReplicaManager:
         self._outward = outward
         room_bytes = settings.cluster.log_dir_room_bytes
         self.room = Room(directory.path, directory.fs, room_bytes, outward.on_room, clock)
-        self._high_watermarks = _last_high_watermarks(directory)
+        self._opener = LogOpener(directory, _last_high_watermarks(directory), map_all)
         self._lock = threading.RLock()
         # Guarded by _lock: replaced, never changed in place, so that readers need no lock.
         self._partitions: dict[PartitionKey, Partition] = {}
@@ -96,6 +97,7 @@ class ReplicaManager:
         self.broker_id = -1
         self.broker_epoch = -1
         self.image = EMPTY_IMAGE
+        self.applied_offset = EMPTY_IMAGE.next_offset  # the metadata before it is carried out: every log is open
 
     # ---- look-ups ----------------------------------------------------------------------------------------------
 
@@ -154,6 +156,7 @@ class ReplicaManager:
         """Make this broker's replicas what the image says."""
         with self._lock:
             self._apply(image)
+            self.applied_offset = image.next_offset
 
     def _apply(self, image: MetadataImage) -> None:
         delta = MetadataDelta(self.image, image)
@@ -171,6 +174,7 @@ class ReplicaManager:
             changed |= {key for key in self._partitions if image.partition(*key) is not None}
         for topic in delta.topics_changed:
             changed |= {(topic.topic_id, number) for number in range(len(topic.partitions))}
+        self._open_missing(changed)
         for key in sorted(changed):
             self._apply_partition(key, image)
             self._damaged.follow(key, image.partition(*key), self.broker_id)
@@ -204,10 +208,7 @@ class ReplicaManager:
         if state is None or self.broker_id not in state.replicas:
             self._drop(key, NotLeaderOrFollowerError("the replica was moved to another broker"))
             return
-        if self._damaged.is_unheard(key):
-            return
-        topic = self._topics[key[0]]
-        partition = self._partitions.get(key) or self._open(key, topic)
+        partition = self._partitions.get(key)
         if partition is not None:
             assignment = Assignment(
                 leader=state.leader,
@@ -216,33 +217,48 @@ class ReplicaManager:
                 replicas=state.replicas,
                 isr=state.isr,
             )
-            partition.assign(assignment, topic, self._epochs)
+            partition.assign(assignment, self._topics[key[0]], self._epochs)
 
     # ---- opening and dropping ----------------------------------------------------------------------------------
 
-    def _open(self, key: PartitionKey, topic: Topic) -> Partition | None:
-        """Open or create the replica's log; None: there is none for now."""
-        if key in self._offline:
-            return None
-        try:
-            log, state = self._open_log(topic, key[1])
-        except DamagedLogError as error:
-            logger.error("%s-%s is damaged and set aside: %s", topic.name, key[1], error)
-            self._damaged.set_aside(key, topic.name)
-            return None
-        except KafkaStorageError as error:
+    def _open_missing(self, keys: Iterable[PartitionKey]) -> None:
+        """Open or create the logs of these replicas, as far as they belong here and are not open."""
+        missing = [key for key in sorted(keys) if self._is_missing(key)]
+        opened = self._opener.open({key: self._topics[key[0]] for key in missing})
+        found = {key: self._partition_of(key, one) for key, one in opened.items() if isinstance(one, OpenedLog)}
+        self._partitions = {**self._partitions, **found}
+        for key, one in opened.items():
+            if not isinstance(one, OpenedLog):
+                self._cannot_open(key, one)
+
+    def _is_missing(self, key: PartitionKey) -> bool:
+        if key in self._partitions or key in self._offline or self._damaged.is_unheard(key):
+            return False
+        state = self.image.partition(*key)
+        return state is not None and self.broker_id in state.replicas
+
+    def _cannot_open(self, key: PartitionKey, error: SparkBrokerError) -> None:
+        if isinstance(error, DamagedLogError):
+            name = self._topics[key[0]].name
+            logger.error("%s-%s is damaged and set aside: %s", name, key[1], error)
+            self._damaged.set_aside(key, name)
+        elif isinstance(error, KafkaStorageError):
             self._take_offline(key, error)
-            return None
+        else:
+            raise error
+
+    def _partition_of(self, key: PartitionKey, opened: OpenedLog) -> Partition:
+        topic = self._topics[key[0]]
         replica = Replica(
             self.broker_id,
-            state,
+            opened.state,
             min_insync_replicas=topic.config.min_insync_replicas,
             lag_max_ms=self._settings.cluster.replica_lag_time_max_ms,
         )
-        partition = Partition(
+        return Partition(
             key,
             topic,
-            log,
+            opened.log,
             replica,
             self._lease,
             self._outward.propose_isr,
@@ -251,18 +267,6 @@ class ReplicaManager:
             self._on_damage,
             self.room.refused,
         )
-        self._partitions = {**self._partitions, key: partition}
-        return partition
-
-    def _open_log(self, topic: Topic, number: int) -> tuple[ReplicaLog, LogState]:
-        path = self._directory.partition_directory(topic.name, topic.topic_id, number)
-        log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
-        try:
-            high_watermark = self._high_watermarks.get(TopicPartition(topic.name, number), 0)
-            return log, log.state(high_watermark=high_watermark)
-        except SparkBrokerError:
-            log.close(clean=False)
-            raise
 
     # ---- damage (KNOWN_BUGS 28) --------------------------------------------------------------------------------
     #
@@ -299,6 +303,7 @@ class ReplicaManager:
         """The controller has decided on all damage up to this number: replicas may begin anew."""
         with self._lock:
             heard = self._damaged.heard(newest)
+            self._open_missing(heard)
             for key in heard:
                 self._apply_partition(key, self.image)
                 self._damaged.follow(key, self.image.partition(*key), self.broker_id)

@@ -33,6 +33,11 @@ class Absences:
         elif self._someone_live_since_ms is None:
             self._someone_live_since_ms = now_ms
 
+    def just_begun(self, duration_ms: int, now_ms: int) -> bool:
+        """Whether nobody has been live for this long: the others are being started, too."""
+        start = self._someone_live_since_ms
+        return start is None or now_ms - start < duration_ms
+
     def away_for(self, duration_ms: int, now_ms: int) -> frozenset[int]:
         """Brokers that have been away for this long while others lived; with a negative duration none."""
         start = self._someone_live_since_ms

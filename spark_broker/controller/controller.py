@@ -87,6 +87,7 @@ class Controller:
         self._damage_known: dict[int, frozenset[tuple[int, str, int, int]]] = {}
         self._pending_stops: list[_PendingStop] = []
         self._cluster_stops = False
+        self._elections_wait = False  # for brokers that are being started: see `fencing.OTHERS_COME_MS`
         self._records: list[MetadataRecord] = []
         self._effects: list[Effect] = []
 
@@ -151,6 +152,9 @@ class Controller:
 
     def _tick(self, now_ms: int) -> None:
         self._follow(self.sessions.tick(now_ms), now_ms)
+        if self._elections_wait and not self._absences.just_begun(fencing.OTHERS_COME_MS, now_ms):
+            self._elections_wait = False
+            self._apply(fencing.elect_waiting(self.image, self._full), "who would rather lead is not back")
         if not self._cluster_stops:
             for decision in self._housekeeping.tick(self.image, now_ms):
                 self._apply(decision.records, decision.why)
@@ -322,7 +326,10 @@ class Controller:
         if broker.fenced and not broker.in_controlled_shutdown and beat.ready and caught_up:
             name = f"broker {broker.id} of launch {broker.launch}"
             self._note(f"{name} is live: it may lead and join ISRs")
-            self._apply(fencing.unfence(self.image, broker.id), f"{name} is live")
+            others_come = self._absences.just_begun(fencing.OTHERS_COME_MS, now_ms)
+            self._elections_wait = self._elections_wait or others_come
+            records = fencing.unfence(self.image, broker.id, others_come=others_come, full=self._full)
+            self._apply(records, f"{name} is live")
             self._returned(broker.id, now_ms)
 
     def _shut_down(self, session: Session) -> bool:

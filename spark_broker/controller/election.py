@@ -38,11 +38,20 @@ def elect(state: PartitionState, electable: Callable[[int], bool], full: Collect
     return Election(NO_LEADER, state.isr)
 
 
+def awaits_a_better(state: PartitionState, electable: Callable[[int], bool], full: Collection[int] = ()) -> bool:
+    """Whether somebody else would lead, were everybody back."""
+    return elect(state, electable, full).leader != elect(state, lambda _: True, full).leader
+
+
 def lead_again(
-    topic: TopicState, number: int, state: PartitionState, electable: Callable[[int], bool]
+    topic: TopicState,
+    number: int,
+    state: PartitionState,
+    electable: Callable[[int], bool],
+    full: Collection[int] = (),
 ) -> tuple[PartitionChangeRecord, ...]:
     """The election of a partition that has no leader; no record where nobody is electable."""
-    election = elect(state, electable)
+    election = elect(state, electable, full)
     if election.leader == NO_LEADER:
         return ()
     record = change(topic, number, state, leader=election.leader, isr=election.isr)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from spark_broker.controller.election import Election, elect, lead_again
+from spark_broker.controller.election import Election, awaits_a_better, elect, lead_again
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord, PartitionChangeRecord
 from spark_broker.model import NO_LEADER
+
+OTHERS_COME_MS = 2_000
+"""After a start of the controller, or of all brokers, the first that is back would lead everything: for so long, a
+partition waits for whoever leads it rather. It loses little: the others are in its ISR, so nothing is committed without
+them for as long as they are not dropped (`broker.session.timeout.ms`)."""
 
 
 def fence(
@@ -64,13 +69,30 @@ def fence_all(image: MetadataImage) -> tuple[MetadataRecord, ...]:
     return fence(image, [id_ for id_, broker in image.brokers.items() if not broker.fenced], shrink=False)
 
 
-def unfence(image: MetadataImage, broker_id: int) -> tuple[MetadataRecord, ...]:
-    """The broker is ready: it leads the partitions without a leader in whose ISR or ELR it is."""
+def unfence(
+    image: MetadataImage, broker_id: int, *, others_come: bool = False, full: Collection[int] = ()
+) -> tuple[MetadataRecord, ...]:
+    """The broker is ready: it leads the partitions without a leader in whose ISR or ELR it is.
+
+    `full`: see `elect`. `others_come`: not those that somebody leads rather who is not back yet. See `OTHERS_COME_MS`.
+    """
     broker = image.brokers[broker_id]
     records: list[MetadataRecord] = [BrokerChangeRecord(broker_id, broker.epoch, fenced=False)]
+    image = image.apply(records)
     for topic, number, state in image.partitions():
-        if state.leader == NO_LEADER and broker_id in state.replicas:
-            records += lead_again(topic, number, state, broker_id.__eq__)
+        if state.leader != NO_LEADER or broker_id not in state.replicas:
+            continue
+        if not (others_come and awaits_a_better(state, image.is_live, full)):
+            records += lead_again(topic, number, state, image.is_live, full)
+    return tuple(records)
+
+
+def elect_waiting(image: MetadataImage, full: Collection[int] = ()) -> tuple[MetadataRecord, ...]:
+    """Nobody is waited for any longer: whoever is live leads what has no leader."""
+    records: list[MetadataRecord] = []
+    for topic, number, state in image.partitions():
+        if state.leader == NO_LEADER:
+            records += lead_again(topic, number, state, image.is_live, full)
     return tuple(records)
 
 

@@ -18,6 +18,8 @@ from spark_broker.controller.replica_balance import balance_replicas
 from spark_broker.controller.unclean import elect_allowed
 
 INTERVAL_MS = 250
+FIRST_BALANCE_MS = 10_000
+"""Leaders are first balanced so long after a start, when the last brokers are back (Kafka: 5 s)."""
 
 
 Decide = Callable[[MetadataImage, int], tuple[MetadataRecord, ...]]
@@ -41,7 +43,7 @@ class Housekeeping:
     log_ends: LogEnds
     full: Collection[int]
     next_due_ms: int = 0
-    next_leader_balance_ms: int | None = None
+    next_leader_balance_ms: int = 0
 
     def tick(self, image: MetadataImage, now_ms: int) -> tuple[TimedDecision, ...]:
         """The decisions that are due now, in order."""
@@ -96,9 +98,9 @@ class Housekeeping:
         return records
 
     def _balance_leaders(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
-        due = self.next_leader_balance_ms
-        if due is None or now_ms >= due:
-            self.next_leader_balance_ms = now_ms + self.config.leader_imbalance_check_interval_ms
-        if due is None or now_ms < due or not self.config.auto_leader_rebalance_enable:
+        if self.absences.just_begun(FIRST_BALANCE_MS, now_ms):
+            self.next_leader_balance_ms = now_ms
+        if now_ms < self.next_leader_balance_ms or not self.config.auto_leader_rebalance_enable:
             return ()
+        self.next_leader_balance_ms = now_ms + self.config.leader_imbalance_check_interval_ms
         return balance_leaders(image, self.config.leader_imbalance_per_broker_percentage, self.full)

@@ -89,6 +89,7 @@ class LogDirectory:
         self.is_new = is_new
         self._lock = lock
         self._meta = meta
+        self._names_unsynced = False
 
     @property
     def meta(self) -> DirectoryMeta:
@@ -178,20 +179,37 @@ class LogDirectory:
 
     # ---- partitions ----
 
-    def partition_directory(self, topic: str, topic_id: str, partition: int) -> Path:
+    def partition_directory(self, topic: str, topic_id: str, partition: int, *, sync: bool = True) -> Path:
         """The directory of a partition, made if need be. Raises InconsistentTopicIdError for an older topic's, and
-        DamagedLogError where it does not say whose it is."""
+        DamagedLogError where it does not say whose it is.
+
+        Without `sync`, nobody uses it before `sync_names`. From any thread, each for other partitions.
+        """
         path = self.path / f"{topic}-{partition}"
         with _storage_errors(path):
             existing = _read_partition(self.fs, path)
             if existing is None:
-                _make_directories(self.fs, path)
+                self._names_unsynced = True
+                if not self.fs.is_directory(path):
+                    self.fs.mkdir(path)
                 _check_fresh(self.fs, path)
                 write_checkpoint(path / PARTITION_FILE, [topic, topic_id, partition], fs=self.fs)
-                self.fs.sync_directory(self.path)
             elif (existing.topic, existing.topic_id, existing.partition) != (topic, topic_id, partition):
                 raise InconsistentTopicIdError(f"{path} belongs to {existing.topic} with id {existing.topic_id}")
+        if sync:
+            self.sync_names()
         return path
+
+    def sync_names(self) -> None:
+        """The directories that were made since the last call outlive the machine."""
+        if self._names_unsynced:
+            with _storage_errors(self.path):
+                self.fs.sync_directory(self.path)
+            self._names_unsynced = False
+
+    def has_partition(self, topic: str, partition: int) -> bool:
+        """Whether there is a directory of this name."""
+        return self.fs.is_directory(self.path / f"{topic}-{partition}")
 
     def list_partitions(self) -> list[PartitionDirectory]:
         """The partitions that are here, by topic and number; deleted, set aside and unreadable ones are not."""

@@ -76,7 +76,7 @@ class Cluster:
         self.effects: list[Effect] = []
         self.notes: list[str] = []
         self.controller = Controller(image, settings(**values), shared_executor=shared_executor)
-        self._ids = itertools.count(1)
+        self.ids = itertools.count(1)  # of calls, sessions and topics
         self.session_of: dict[int, int] = {}
         self.skews_ms: dict[int, int] = {}  # brokers' wall clocks, ahead of the right time
         self.own_skew_ms = 0  # the controller's
@@ -124,13 +124,13 @@ class Cluster:
             self.tick(500)
 
     def new_launch(self) -> int:
-        (reply,) = self.handle(LaunchRequested(next(self._ids))).effects
+        (reply,) = self.handle(LaunchRequested(next(self.ids))).effects
         assert isinstance(reply, Reply)
         assert isinstance(reply.result, LaunchNumber)
         return reply.result.launch
 
     def register(self, request: RegisterBroker) -> Registered | SparkBrokerError:
-        session = next(self._ids)
+        session = next(self.ids)
         for effect in self.handle(BrokerRegisters(session, request)).effects:
             if isinstance(effect, CloseSession) and effect.session_id == session:
                 return effect.error
@@ -185,7 +185,7 @@ class Cluster:
 
     def call(self, request: CallRequest) -> Message:
         """The response of a call; raises its error."""
-        number = next(self._ids)
+        number = next(self.ids)
         new_topic = NewTopicValues(f"{number:032x}", b"schema")
         outcome = self.handle(CallReceived(number, request, new_topic))
         (result,) = [e.result for e in outcome.effects if isinstance(e, Reply) and e.call_id == number]

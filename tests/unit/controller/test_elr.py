@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_broker.controller.fencing import OTHERS_COME_MS
 from spark_broker.controller.identity import Identity, identify
 from spark_broker.controller.image import EMPTY_IMAGE, PartitionState
 from spark_broker.controller.records import PartitionChangeRecord, PartitionRecord, TopicRecord
@@ -67,6 +68,7 @@ def test_an_eligible_replica_leads_when_no_member_of_the_isr_is_live() -> None:
     come_back(cluster, 2)
     assert cluster.partition().leader == -1
     come_back(cluster, 1)
+    cluster.pass_time(OTHERS_COME_MS, alive=[1, 2])
     assert sets(cluster.partition()) == (1, (1,), (0,), ())
     assert cluster.partition().leader_epoch == epoch + 1
     assert not cluster.unclean
@@ -151,6 +153,7 @@ def test_a_driver_that_restarts_changes_nobodys_eligibility() -> None:
     after = restarted(cluster)
     assert sets(after.partition()) == (-1, (0,), (1,), ())
     come_back(after, 1)
+    after.pass_time(OTHERS_COME_MS, alive=[1])
     assert sets(after.partition()) == (1, (1,), (0,), ())
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from spark_broker.controller.events import SparkLost
+from spark_broker.controller.housekeeping import FIRST_BALANCE_MS
 from spark_broker.controller.image import PartitionState
 from spark_broker.errors import FencedLeaderEpochError, InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
 from spark_broker.protocol.messages import (
@@ -235,12 +236,16 @@ def back_after_a_failover(**values: object) -> Cluster:
     cluster = Cluster(**values)  # type: ignore[arg-type]
     cluster.start_brokers(3)
     cluster.create_topic(partitions=3)
+    fail_over_and_back(cluster)
+    return cluster
+
+
+def fail_over_and_back(cluster: Cluster) -> None:
     cluster.handle(SparkLost(1))
     cluster.register(registration(cluster.new_launch(), "directory-0", broker_id=0))
     cluster.beat(0)
     catch_up(cluster)
     assert leaders(cluster.topic().partitions) == [1, 1, 2]
-    return cluster
 
 
 def test_leaders_go_back_on_demand() -> None:
@@ -255,7 +260,11 @@ def test_leaders_go_back_on_demand() -> None:
 
 
 def test_leaders_go_back_by_themselves_after_the_interval() -> None:
-    cluster = back_after_a_failover(leader_imbalance_check_interval_ms=60_000)
+    cluster = Cluster(leader_imbalance_check_interval_ms=60_000)
+    cluster.start_brokers(3)
+    cluster.create_topic(partitions=3)
+    cluster.pass_time(FIRST_BALANCE_MS + 1_000, alive=[0, 1, 2])
+    fail_over_and_back(cluster)
     cluster.pass_time(50_000, alive=[0, 1, 2])
     assert leaders(cluster.topic().partitions) == [1, 1, 2]
     cluster.pass_time(15_000, alive=[0, 1, 2])
@@ -264,7 +273,7 @@ def test_leaders_go_back_by_themselves_after_the_interval() -> None:
 
 def test_leaders_stay_where_they_are_when_told_so() -> None:
     cluster = back_after_a_failover(leader_imbalance_check_interval_ms=1000, auto_leader_rebalance_enable=False)
-    cluster.pass_time(10_000, alive=[0, 1, 2])
+    cluster.pass_time(20_000, alive=[0, 1, 2])
     assert leaders(cluster.topic().partitions) == [1, 1, 2]
 
 

@@ -1,0 +1,105 @@
+"""Opens replicas' logs, many at a time: a start opens every log that there is, and a new topic makes hundreds.
+
+What takes its time are syncs, of recovery and of new directories. They wait beside each other, and the names of all new
+directories are synced at once. Other logs are opened in one thread: there is nothing to wait for, and threads that take
+turns with Python's lock are slower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.broker.topic import Topic
+from spark_broker.core.replica import LogState
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import TopicPartition
+from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.start_kind import StartKind
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+FEW = 8
+"""So few logs are opened sooner than threads are started."""
+
+
+class MapAll(Protocol):
+    """Calls a function for each item, and returns what it returned, in the items' order."""
+
+    def __call__(self, act: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
+
+
+def one_by_one(act: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """`MapAll` without threads."""
+    return [act(item) for item in items]
+
+
+@dataclass(frozen=True, slots=True)
+class InThreads:
+    """`MapAll` with so many threads, for as long as it takes."""
+
+    threads: int
+
+    def __call__(self, act: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        items = list(items)
+        if len(items) <= FEW or self.threads == 1:
+            return one_by_one(act, items)
+        with ThreadPoolExecutor(self.threads, thread_name_prefix="recovery") as pool:
+            return list(pool.map(act, items))
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedLog:
+    """A log, and what its replica starts from."""
+
+    log: ReplicaLog
+    state: LogState
+
+
+class LogOpener:
+    """Opens or creates logs in a broker's directory."""
+
+    def __init__(self, directory: LogDirectory, high_watermarks: Mapping[TopicPartition, int], map_all: MapAll) -> None:
+        self._directory = directory
+        self._high_watermarks = high_watermarks
+        self._map_all = map_all
+
+    def open(self, wanted: Mapping[PartitionKey, Topic]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
+        """Each log, or why it cannot be used. All names are durable then."""
+        slow = {key: topic for key, topic in wanted.items() if self._has_syncs(topic, key[1])}
+        quick = {key: topic for key, topic in wanted.items() if key not in slow}
+        opened = dict(zip(slow, self._map_all(self._try_open, slow.items()), strict=True))
+        opened.update(zip(quick, one_by_one(self._try_open, quick.items()), strict=True))
+        try:
+            self._directory.sync_names()
+        except SparkBrokerError as error:
+            for one in opened.values():
+                if isinstance(one, OpenedLog):
+                    one.log.close(clean=False)
+            return dict.fromkeys(wanted, error)
+        return {key: opened[key] for key in wanted}
+
+    def _has_syncs(self, topic: Topic, number: int) -> bool:
+        crashed = self._directory.start_kind is StartKind.MACHINE_CRASH
+        return crashed or not self._directory.has_partition(topic.name, number)
+
+    def _try_open(self, wanted: tuple[PartitionKey, Topic]) -> OpenedLog | SparkBrokerError:
+        try:
+            return self._open(wanted[1], wanted[0][1])
+        except SparkBrokerError as error:
+            return error
+
+    def _open(self, topic: Topic, number: int) -> OpenedLog:
+        path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)
+        log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
+        try:
+            high_watermark = self._high_watermarks.get(TopicPartition(topic.name, number), 0)
+            return OpenedLog(log, log.state(high_watermark=high_watermark))
+        except SparkBrokerError:
+            log.close(clean=False)
+            raise

@@ -1,0 +1,163 @@
+"""What a start costs that opens many logs, and when a broker says that it serves."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+from types import MappingProxyType
+
+from spark_broker.broker.append import Append
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.log_opener import InThreads
+from spark_broker.broker.membership import Membership, SessionEvents
+from spark_broker.broker.replica_manager import Outward, ReplicaManager
+from spark_broker.config import load_cluster_settings
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState, TopicState
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.messages import Registered
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.filesystem import LocalFileSystem
+from spark_broker.storage.start_kind import StartKind
+from tests.broker.rig import CLUSTER_ID, FAR_FUTURE_MS, TOPIC_ID, Outcome, batch
+
+PARTITIONS = 200
+NEXT_OFFSET = 5
+A_FEW = 10
+"""Syncs of the broker's own files."""
+
+
+class Watched(LocalFileSystem):
+    """Counts syncs; `gate`, when it is set, holds up whoever lists a partition's directory."""
+
+    def __init__(self) -> None:
+        self.syncs = 0
+        self.gate: threading.Event | None = None
+        self.held_up = threading.Event()
+        self._lock = threading.Lock()
+
+    def _count(self) -> None:
+        with self._lock:
+            self.syncs += 1
+
+    def fsync(self, fd: int, /) -> None:  # type: ignore[override]
+        self._count()
+        LocalFileSystem.fsync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        self._count()
+        super().sync_directory(path)
+
+    def list_directory(self, path: Path) -> list[str]:
+        if self.gate is not None and path.name.startswith("t-"):
+            self.held_up.set()
+            assert self.gate.wait(20)
+        return super().list_directory(path)
+
+
+class Started:
+    """One start of a broker on its directory, whose controller is the test."""
+
+    def __init__(self, base: Path, launch: int = 1) -> None:
+        self.fs = Watched()
+        self.failures: list[object] = []
+        self.directory = LogDirectory.claim(base, cluster_id=CLUSTER_ID, launch=launch, fs=self.fs)
+        self.lease = Lease()
+        self.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
+        outward = Outward(lambda *_: None, lambda key, error: self.failures.append(error), self.failures.append)
+        self.manager = ReplicaManager(
+            load_cluster_settings({}), self.directory, self.lease, outward, map_all=InThreads(4)
+        )
+        self.manager.registered(0, 1)
+
+    def append_to_all(self) -> None:
+        for partition in self.manager.partitions():
+            outcome = Outcome()
+            deadline_ms = SYSTEM_CLOCK.boottime_ms() + FAR_FUTURE_MS
+            partition.append(Append(encode_batch(batch(b"x")), partition.leader_epoch(), 1, 0, deadline_ms), outcome)
+            assert outcome.future.result(10) >= 0
+
+    def crash(self) -> None:
+        self.manager.stop(clean=False)
+        self.directory.release()
+        assert not self.failures
+
+
+def image(partitions: int = PARTITIONS, *, leader: int = 0, epoch: int = 3) -> MetadataImage:
+    """One topic, all of it on broker 0."""
+    state = PartitionState((0,), (0,), leader=leader, leader_epoch=epoch, partition_epoch=epoch)
+    schemas = (schema_to_bytes(DEFAULT_SCHEMA),)
+    topic = TopicState("t", TOPIC_ID, MappingProxyType({}), schemas=schemas, partitions=(state,) * partitions)
+    return dataclasses.replace(
+        EMPTY_IMAGE,
+        cluster_id=CLUSTER_ID,
+        next_offset=NEXT_OFFSET,
+        topics=MappingProxyType({TOPIC_ID: topic}),
+        topic_ids=MappingProxyType({"t": TOPIC_ID}),
+    )
+
+
+def test_new_partitions_are_synced_as_files_and_their_names_all_at_once(tmp_path: Path) -> None:
+    broker = Started(tmp_path)
+    before = broker.fs.syncs
+    broker.manager.apply(image())
+    assert broker.fs.syncs - before <= 2 * PARTITIONS + A_FEW  # each description, and its name in its own directory
+    before = broker.fs.syncs
+    broker.append_to_all()
+    assert broker.fs.syncs == before
+    broker.crash()
+
+
+def test_a_start_after_a_crash_of_the_process_syncs_no_partition(tmp_path: Path) -> None:
+    first = Started(tmp_path)
+    first.manager.apply(image())
+    first.append_to_all()
+    first.crash()
+
+    second = Started(tmp_path, launch=2)
+    assert second.directory.start_kind is StartKind.PROCESS_CRASH
+    second.manager.apply(image(leader=-1, epoch=4))
+    second.manager.apply(image(epoch=5))
+    assert len(list(second.manager.partitions())) == PARTITIONS
+    assert second.fs.syncs <= A_FEW
+    assert all(partition.log.log_end_offset == 1 for partition in second.manager.partitions())
+    second.crash()
+
+
+def test_what_a_crashed_process_left_is_synced_once_where_something_is_appended(tmp_path: Path) -> None:
+    first = Started(tmp_path)
+    first.manager.apply(image(3))
+    first.append_to_all()
+    first.crash()
+    second = Started(tmp_path, launch=2)
+    second.manager.apply(image(3, epoch=4))
+    for expected in (3, 0):
+        before = second.fs.syncs
+        second.append_to_all()
+        assert second.fs.syncs - before == expected
+    second.crash()
+
+
+def test_a_broker_is_ready_when_its_logs_are_open_and_not_before(tmp_path: Path) -> None:
+    """Elected sooner, it would lead for seconds what it cannot serve."""
+    first = Started(tmp_path)
+    first.manager.apply(image())
+    first.crash()
+
+    second = Started(tmp_path, launch=2)
+    events = SessionEvents(lambda _: None, second.failures.append, second.failures.append, second.failures.append)
+    membership = Membership(second.manager, second.lease, events)
+    membership.accept(Registered(CLUSTER_ID, 1, 0, 1, 9000, 500))
+    second.fs.gate = threading.Event()
+    opening = threading.Thread(target=second.manager.apply, args=(image(epoch=4),))
+    opening.start()
+    assert second.fs.held_up.wait(20)
+    early = membership.heartbeat()
+    second.fs.gate.set()
+    opening.join(20)
+    late = membership.heartbeat()
+    assert (early.ready, late.ready) == (False, True)
+    assert early.metadata_offset < late.metadata_offset == NEXT_OFFSET
+    second.crash()

@@ -352,8 +352,8 @@ class ClusterConfig(Config):
         at_least(131_072),
     )
     num_io_threads: int = setting(
-        8,
-        "Requests of clients that a broker works on at a time; the others wait for their turn. Followers and the controller never wait for it.",
+        4,
+        "Requests of clients that a broker works on at a time; the others wait for their turn. Followers and the controller never wait for it. Kafka's default is 8; here each takes turns with the followers at Python's interpreter.",
         at_least(1),
     )
     queued_max_requests: int = setting(

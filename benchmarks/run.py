@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
+from benchmarks.clients import ClientsFigures, clients_figures, measure_clients
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, Tormentor, busy
 from benchmarks.figures import Figure, machine, write
 from benchmarks.partitions import PartitionFigures, measure_partitions
@@ -43,8 +44,8 @@ if TYPE_CHECKING:
 MASTER = "local-cluster[3,2,1024]"
 BROKERS = 3
 RECORD_BYTES = 100
-WITH_SPARK = ("start", "throughput", "latency", "failover")
-NAMES = (*WITH_SPARK, "partitions")
+WITH_SPARK = ("start", "throughput", "latency", "clients", "failover")
+NAMES = ("start", "throughput", "latency", "clients", "partitions", "failover")
 KEEP_ALL = {"retention.ms": -1}
 
 GOALS = {
@@ -89,6 +90,7 @@ class Report(msgspec.Struct):
     consume: list[ConsumeFigures] = []
     send: list[SendFigures] = []
     append: ProduceFigures | None = None
+    clients: ClientsFigures | None = None
     start: StartFigures | None = None
     faults: list[FaultFigures] = []
     busy_faults: list[FaultFigures] = []
@@ -107,6 +109,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=3, help="runs of each throughput; the median counts (default 3)")
     parser.add_argument("--sends", type=int, default=300_000, help="records of one run of send() (default 300,000)")
     parser.add_argument("--appends", type=int, default=1000, help="single synchronous appends (default 1,000)")
+    parser.add_argument("--consumers", type=int, default=200, help="idle consumers (default 200)")
+    parser.add_argument("--first-appends", type=int, default=200, help="new clients beside them (default 200)")
     parser.add_argument("--kills", type=int, default=10, help="kills of each kind (default 10)")
     parser.add_argument("--cancels", type=int, default=5, help="times that every job is cancelled (default 5)")
     parser.add_argument("--fault", choices=FAULTS, action="append", help="only this fault; may be repeated")
@@ -163,6 +167,8 @@ def measure_on_spark(wanted: Sequence[str], options: argparse.Namespace, report:
                 one_by_one(cluster.bootstrap_servers, options, report)
             if "latency" in wanted:
                 latency(cluster.bootstrap_servers, options, report)
+            if "clients" in wanted:
+                many_clients(cluster.bootstrap_servers, options, report)
             if "failover" in wanted:
                 failover(cluster.bootstrap_servers, spark, options, report)
     finally:
@@ -277,6 +283,15 @@ def latency(bootstrap: str, options: argparse.Namespace, report: Report) -> None
     delete_topics(bootstrap, "latency")
 
 
+def many_clients(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
+    """Consumers that wait for nothing, and new producers beside them."""
+    make_topic(bootstrap, "clients", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
+    with err.status(f"{options.consumers} idle consumers"):
+        report.clients = measure_clients(bootstrap, "clients", options.consumers, options.first_appends)
+    err.print(f"{options.consumers} idle consumers: a new client's first append: median {report.clients.p50_ms:.1f} ms")
+    delete_topics(bootstrap, "clients")
+
+
 def failover(bootstrap: str, spark: SparkSession, options: argparse.Namespace, report: Report) -> None:
     """Faults of random brokers, under a steady stream of appends; then the same beside busy processes."""
     make_topic(bootstrap, "failover", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
@@ -334,6 +349,8 @@ def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
         found = report.append.latency
         text = f"median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms over {found.count:,}"
         figures.append(Figure("one synchronous append of 100 rows, acks=all, RF 3", text, "median under 5 ms"))
+    if report.clients is not None:
+        figures += clients_figures(report.clients)
     for faults, beside in ((report.faults, ""), (report.busy_faults, f", beside {options.busy} busy processes")):
         figures += [
             Figure(

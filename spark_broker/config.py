@@ -356,8 +356,15 @@ class ClusterConfig(Config):
         "Bytes of answers to clients' fetches that a broker holds at a time. An answer gets at most half of what is free.",
         at_least(131_072),
     )
+    num_io_threads: int = setting(
+        4,
+        "Requests of clients that a broker works on at a time; the others wait for their turn. Followers and the controller never wait for it. Kafka's default is 8; here each takes turns with the followers at Python's interpreter.",
+        at_least(1),
+    )
     queued_max_requests: int = setting(
-        500, "Requests that may wait on one connection before reading from it stops.", at_least(1)
+        500,
+        "Requests of clients that may wait for their turn, of calls, appends and fetches each; more are answered THROTTLING_QUOTA_EXCEEDED, which clients obey by waiting. Also appends that may wait on one connection before reading from it stops.",
+        at_least(1),
     )
     broker_start_timeout_ms: int = setting(
         120_000, "How long BrokerCluster.start waits for its brokers.", at_least(1000)

@@ -313,6 +313,14 @@ class UnknownProducerIdError(SparkBrokerError):
     hint = "Close the producer and open a new one; batches that failed may be sent again by it."
 
 
+class ThrottlingQuotaExceededError(SparkBrokerError):
+    """The broker has more requests than it can serve; nothing was done for this one."""
+
+    code = 89
+    retriable = True
+    hint = "The clients wait and retry by themselves; if it lasts, add brokers and partitions, or have fewer clients."
+
+
 class FencedLeaderEpochError(SparkBrokerError):
     """The request names an older leader epoch than the partition's."""
 

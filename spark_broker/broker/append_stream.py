@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 
-from spark_broker.broker.append import Append
+from spark_broker.broker.append import Append, AwaitedTransaction
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirm, append_confirmed, no_coordinator
+from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
 from spark_broker.errors import (
     InvalidRequestError,
     InvalidTopicError,
     InvariantError,
     SparkBrokerError,
     StorageFullError,
+    ThrottlingQuotaExceededError,
 )
 from spark_broker.model import INTERNAL_PREFIX
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
@@ -22,6 +25,9 @@ from spark_broker.protocol.wire import Buffer
 from spark_broker.transport.server import ServerStream
 
 logger = logging.getLogger(__name__)
+
+TURN_WAIT_S = 10.0
+"""An append waits so long for its turn: while it does, nothing more is read from its producer, whose buffer fills."""
 
 
 class AppendStream:
@@ -34,11 +40,13 @@ class AppendStream:
         max_waiting: int,
         clock: Clock = SYSTEM_CLOCK,
         confirm: Confirm = no_coordinator,
+        queue: RequestQueue | None = None,
     ) -> None:
         self._manager = manager
         self._stream = stream
         self._clock = clock
         self._confirm = confirm
+        self._queue = queue if queue is not None else RequestQueue()
         # Bounds what waits on this stream for the high watermark, or to be answered: beyond it, nothing more is read.
         self._waiting = threading.BoundedSemaphore(max_waiting)
 
@@ -65,19 +73,35 @@ class AppendStream:
             partition = self._manager.partition(request.topic_id, request.partition)
             if partition.topic.name.startswith(INTERNAL_PREFIX):
                 raise InvalidTopicError(f"{partition.topic.name} is internal: only brokers append to it")
-            # The first batch of a transaction holds up this stream while its coordinator is asked, so that what comes
-            # behind it stays behind it; other streams have threads of their own.
-            append_confirmed(partition, append, token, request.transactional_id, self._confirm)
+            # Its producer is to hear of overload before it gives the request up itself.
+            wait_s = min(TURN_WAIT_S, request.timeout_ms / 2000)
+            with self._queue.turn(RequestKind.APPEND, wait_s) as turn:
+                # The first batch of a transaction holds up this stream while its coordinator is asked, so that what
+                # comes behind it stays behind it; other streams have threads of their own.
+                confirm = self._without(turn)
+                append_confirmed(partition, append, token, request.transactional_id, confirm)
         except InvariantError:
             raise
         except SparkBrokerError as error:
             if token is None:
                 # acks=0 asks for no answer. Ending the stream would also break the batches behind this one; such a
                 # producer refreshes its metadata every second instead, and so finds a leader that has moved.
-                level = logging.DEBUG if isinstance(error, StorageFullError) else logging.INFO  # Room says it once.
+                # Room says once that the disk is full; of overload there would be a line for each append.
+                often = isinstance(error, StorageFullError | ThrottlingQuotaExceededError)
+                level = logging.DEBUG if often else logging.INFO
                 logger.log(level, "an append with acks=0 was refused: %s", error)
                 return
             token.refuse(error)
+
+    def _without(self, turn: Turn) -> Confirm:
+        """Whoever waits for another broker has no turn meanwhile: that broker may be waiting for this one."""
+
+        def confirm(partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int) -> None:
+            turn.end()
+            self._confirm(partition, awaited, transactional_id, deadline_ms)
+            turn.begin()
+
+        return confirm
 
     def _token(self, request: AppendRequest) -> _Token | None:
         while not self._waiting.acquire(timeout=0.25):

@@ -11,12 +11,22 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_read import PartitionRead
 from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.request_queue import RequestKind, RequestQueue
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import InvalidRequestError, InvariantError, LogTruncationError, SparkBrokerError
+from spark_broker.errors import (
+    InvalidRequestError,
+    InvariantError,
+    LogTruncationError,
+    SparkBrokerError,
+    ThrottlingQuotaExceededError,
+)
 from spark_broker.protocol.frame import encode_frames
 from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from spark_broker.protocol.wire import Buffer
 from spark_broker.transport.server import ServerStream
+
+TURN_WAIT_S = 10.0
+"""A fetch waits so long for its turn: longer than overload should last, shorter than its client waits for an answer."""
 
 
 class FetchStream:
@@ -28,9 +38,11 @@ class FetchStream:
         stream: ServerStream,
         max_response_bytes: int = ClusterConfig().fetch_max_bytes,
         budget: AnswerBudget | None = None,
+        queue: RequestQueue | None = None,
     ) -> None:
         self._manager = manager
         self._budget = budget if budget is not None else AnswerBudget(ClusterConfig().fetch_answers_max_bytes)
+        self._queue = queue if queue is not None else RequestQueue()
         self._stream = stream
         self._max_response_bytes = max_response_bytes
 
@@ -52,13 +64,17 @@ class FetchStream:
                 # Without news, reading again would find the same: a fetch that waits long costs no reads.
                 notifier.wait(remaining)
                 notifier.take()
+        except ThrottlingQuotaExceededError as error:
+            refusals = [refused(wanted, error) for wanted in request.partitions]
+            self._stream.send(FetchResponse(request.correlation_id, refusals))
         finally:
             for partition in listening:
                 partition.forget(notifier)
 
     def _answer(self, request: FetchRequest, deadline: float) -> float:
         """Send an answer, or return for how many seconds more the client would rather wait for one."""
-        with self._budget.share(min(request.max_bytes, self._max_response_bytes)) as share:
+        turn = self._queue.turn(RequestKind.FETCH, TURN_WAIT_S)
+        with turn, self._budget.share(min(request.max_bytes, self._max_response_bytes)) as share:
             limit = share.bytes
             answers, payload, size, done = self._read(request, limit)
             share.keep(size)
@@ -66,6 +82,7 @@ class FetchStream:
             remaining = deadline - time.monotonic()
             if not enough and remaining > 0 and not self._stream.cancelled:
                 return remaining
+            turn.end()  # a client that takes nothing keeps nobody else waiting
             self._stream.send(FetchResponse(request.correlation_id, answers), *payload)
             return 0.0
 

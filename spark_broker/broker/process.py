@@ -26,6 +26,7 @@ from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
+from spark_broker.broker.request_queue import RequestQueue
 from spark_broker.broker.service import BrokerService
 from spark_broker.broker.session import ControllerSession, SessionEvents
 from spark_broker.broker.spec import STOPPED, BrokerSpec
@@ -84,7 +85,12 @@ class Broker:
         self._transactions = TransactionService(self._manager, settings.cluster, self._calls, self._on_bug)
         confirm = self._transactions.confirm
         coordinator = Coordinator(self._manager, settings.cluster.offsets_topic_snapshot_records, confirm)
-        self._service = BrokerService(self._manager, coordinator, self._transactions, self._controller, timeout_ms)
+        self._queue, passing_on = (
+            RequestQueue(settings.cluster.num_io_threads, settings.cluster.queued_max_requests) for _ in range(2)
+        )
+        self._service = BrokerService(
+            self._manager, coordinator, self._transactions, self._controller, timeout_ms, self._queue, passing_on
+        )
         self._maintenance = Maintenance(self._manager, settings.cluster, self._on_bug, coordinator.write_snapshots)
         events = SessionEvents(self._on_registered, self._ends.put, self._ends.put, self._on_bug)
         self._session = ControllerSession(self._controller, self._registration, self._manager, self._lease, events)
@@ -97,7 +103,9 @@ class Broker:
         budget = AnswerBudget(cluster.fetch_answers_max_bytes)
         streams = {
             "append": self._serve_appends,
-            "fetch": lambda stream: FetchStream(self._manager, stream, cluster.fetch_max_bytes, budget).run(),
+            "fetch": lambda stream: FetchStream(
+                self._manager, stream, cluster.fetch_max_bytes, budget, self._queue
+            ).run(),
             "replica": lambda stream: ReplicaStream(
                 self._manager,
                 stream,
@@ -127,7 +135,8 @@ class Broker:
 
     def _serve_appends(self, stream: ServerStream) -> None:
         max_waiting = self._settings.cluster.queued_max_requests
-        AppendStream(self._manager, stream, max_waiting, confirm=self._transactions.confirm).run()
+        confirm = self._transactions.confirm
+        AppendStream(self._manager, stream, max_waiting, confirm=confirm, queue=self._queue).run()
 
     def leave(self, why: str) -> None:
         """Hand over and stop, as soon as the controller agrees. From any thread."""

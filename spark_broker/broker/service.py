@@ -8,6 +8,7 @@ from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.controller.describe import describe
 from spark_broker.errors import LeaderNotAvailableError, NetworkError, NotControllerError, SparkBrokerError
@@ -35,6 +36,12 @@ from spark_broker.transport.client import Connection
 
 COMMIT_TIMEOUT_MS = 10_000
 
+TURN_WAIT_S = 0.5
+"""How long a call waits for its turn. Clients ask the next broker after a second; they hear of overload before."""
+
+PASS_ON_WAIT_S = 5.0
+"""How long administration waits while as much as may be is with the controller already; clients wait half a minute."""
+
 
 class BrokerService:
     """Answers `CallRequest`s; each call has its own thread."""
@@ -46,7 +53,13 @@ class BrokerService:
         transactions: TransactionService,
         controller: Connection,
         timeout_ms: int,
+        queue: RequestQueue,
+        passing_on: RequestQueue,
     ) -> None:
+        """`passing_on`: what waits for the controller; were it in the same queue, a controller that does not answer
+        would keep clients from appending."""
+        self._queue = queue
+        self._passing_on = passing_on
         self._manager = manager
         self._coordinator = coordinator
         self._transactions = transactions
@@ -55,28 +68,42 @@ class BrokerService:
         self._producer_ids = _ProducerIds(manager, controller, timeout_ms)
 
     def answer(self, request: CallRequest) -> Message:
-        """The response. Raises the error that the client gets."""
+        """The response. Raises the error that the client gets.
+
+        What brokers ask of each other, and what waits for a coordinator, has no turn.
+        """
         match request:
             case GetMetadata(topics):
-                return self._metadata(topics)
+                with self._turn():
+                    return self._metadata(topics)
             case ListOffsets(partitions):
-                return Offsets([self._offset(spec) for spec in partitions])
+                with self._turn():
+                    return Offsets([self._offset(spec) for spec in partitions])
             case InitProducerId():
-                return ProducerIdentity(self._producer_ids.take(), 0)
+                with self._passing_on.turn(RequestKind.CALL, TURN_WAIT_S):
+                    return ProducerIdentity(self._producer_ids.take(), 0)
             case OffsetCommit() | TransactionalOffsetCommit():
                 return self._commit(request)
             case OffsetFetch():
-                return self._coordinator.fetch(request)
+                with self._turn():
+                    return self._coordinator.fetch(request)
             case ReplicaState(topic_id, partition, leader_epoch):
                 return self._manager.partition(topic_id, partition).replica_state(leader_epoch)
             case _ if self._transactions.serves(request):
                 return self._transactions.answer(request)
             case _:
-                return self._pass_on(request)
+                with self._passing_on.turn(RequestKind.CALL, PASS_ON_WAIT_S):
+                    return self._pass_on(request)
+
+    def _turn(self) -> Turn:
+        return self._queue.turn(RequestKind.CALL, TURN_WAIT_S)
 
     def _commit(self, request: OffsetCommit | TransactionalOffsetCommit) -> Message:
         answer = AwaitedAnswer()
-        self._coordinator.commit(request, SYSTEM_CLOCK.boottime_ms() + COMMIT_TIMEOUT_MS, answer)
+        with self._turn() as turn:
+            if isinstance(request, TransactionalOffsetCommit):
+                turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
+            self._coordinator.commit(request, SYSTEM_CLOCK.boottime_ms() + COMMIT_TIMEOUT_MS, answer)
         return answer.wait(COMMIT_TIMEOUT_MS)
 
     def _metadata(self, topics: list[str] | None) -> Metadata:

@@ -25,6 +25,7 @@ from spark_broker.errors import (
     OffsetOutOfRangeError,
     RequestTimedOutError,
     SparkBrokerError,
+    ThrottlingQuotaExceededError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import OffsetAndMetadata, TopicPartition
@@ -37,6 +38,14 @@ ROUND_TIMEOUT_MS = 2000
 
 STALLED_S = 0.5
 """A long poll that is overdue by this much makes the consumer look whether the leader still leads."""
+
+_NOBODY_TO_COMMIT_TO = (
+    BootstrapUnreachableError,
+    CoordinatorNotAvailableError,
+    NetworkError,
+    RequestTimedOutError,
+    ThrottlingQuotaExceededError,
+)
 
 TICK_S = 0.1
 
@@ -106,7 +115,7 @@ class ConsumerWork:
             return
         try:
             self.commit_now(group, changed, deadline)
-        except (BootstrapUnreachableError, NetworkError, RequestTimedOutError, CoordinatorNotAvailableError) as error:
+        except _NOBODY_TO_COMMIT_TO as error:
             logger.warning("the last positions could not be committed: %s", error)
 
     def _commit_pending(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
+from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
 from spark_broker.client.retry import Backoff, Deadline, call_with_retries
 from spark_broker.client.settings import Address
 from spark_broker.errors import (
@@ -19,6 +20,7 @@ from spark_broker.errors import (
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
+    ThrottlingQuotaExceededError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
@@ -139,26 +141,31 @@ class ClusterMetadata:
                 raise ClosedError("the client was closed during the call")
 
     def call_any(self, request: Message, deadline: Deadline) -> CallResponse:
-        """A call that any broker answers: the next one is asked when one cannot be reached.
+        """A call that any broker answers: the next one is asked when one cannot be reached, or has too much to do.
 
         Raises the broker's typed error; RequestTimedOutError with every address and its reason when none answered by
-        the deadline; BootstrapUnreachableError, soon, when no broker was ever reached and nobody is at any address.
+        the deadline, ThrottlingQuotaExceededError when each said that it is overloaded; BootstrapUnreachableError,
+        soon, when no broker was ever reached and nobody is at any address.
         """
         grace = Deadline.after_ms(BOOTSTRAP_GRACE_MS)
         rounds = itertools.count()
+        asked: list[Unanswered] = []
 
         def may_answer(error: SparkBrokerError) -> bool:
             if isinstance(error, BootstrapUnreachableError):
                 return bool(self._view.brokers) or not grace.expired
-            return isinstance(error, RequestTimedOutError)
+            return isinstance(error, RequestTimedOutError | ThrottlingQuotaExceededError)
 
-        return call_with_retries(
-            lambda: self._ask_each(request, deadline, next(rounds)),
-            deadline=deadline,
-            backoff=self.backoff,
-            closing=self.closing,
-            retry=may_answer,
-        )
+        try:
+            return call_with_retries(
+                lambda: self._ask_each(request, deadline, next(rounds), asked),
+                deadline=deadline,
+                backoff=self.backoff,
+                closing=self.closing,
+                retry=may_answer,
+            )
+        except (BootstrapUnreachableError, RequestTimedOutError) as error:
+            raise explained(error, asked) from None
 
     def call(self, address: Address, request: Message, deadline: Deadline) -> CallResponse:
         """One call to one broker, without retries."""
@@ -180,32 +187,31 @@ class ClusterMetadata:
             self._refreshed.notify_all()
         self.pool.close()
 
-    def _ask_each(self, request: Message, deadline: Deadline, round_: int) -> CallResponse:
-        reasons: list[str] = []
-        nobody_there = True
-        for address in self._candidates():
-            if reasons and deadline.expired:
-                nobody_there = False  # it was not asked
+    def _ask_each(self, request: Message, deadline: Deadline, round_: int, asked: list[Unanswered]) -> CallResponse:
+        """`asked` has afterwards who did not answer."""
+        asked.clear()
+        candidates = self._candidates()
+        for address in candidates:
+            if asked and deadline.expired:
                 break
             timeout_ms = min(self._attempt_timeout_ms(request, round_), max(1, deadline.remaining_ms))
             try:
                 answer = self.pool.call(address, request, timeout_ms=timeout_ms)
             except _UNANSWERED as error:
                 self._suspects[address] = time.monotonic()
-                nobody_there &= isinstance(error, NetworkError) and error.nobody_there
-                reasons.append(error.message if str(address) in error.message else f"{address}: {error.message}")
+                asked.append(Unanswered(address, error))
+            except ThrottlingQuotaExceededError as error:
+                self._suspects[address] = time.monotonic()  # the others may have less to do
+                asked.append(Unanswered(address, error))
             except LeaderNotAvailableError as error:
                 # A broker that has just started knows nothing of the cluster yet; the others do.
                 if not isinstance(request, GetMetadata):
                     raise
-                nobody_there = False
-                reasons.append(f"{address}: {error.message}")
+                asked.append(Unanswered(address, error))
             else:
                 self._suspects.pop(address, None)
                 return answer
-        if nobody_there:
-            raise BootstrapUnreachableError("no broker answered: " + "; ".join(reasons))
-        raise RequestTimedOutError("no broker answered in time: " + "; ".join(reasons))
+        raise no_broker_answered(asked, all_asked=len(asked) == len(candidates))
 
     def _attempt_timeout_ms(self, request: Message, round_: int) -> int:
         """Only a read may be given up early: a change that was sent twice fails the second time."""

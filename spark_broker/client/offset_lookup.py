@@ -13,6 +13,7 @@ from spark_broker.errors import (
     LeaderNotAvailableError,
     RequestTimedOutError,
     SparkBrokerError,
+    ThrottlingQuotaExceededError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
     error_from_code,
@@ -54,7 +55,7 @@ class _Lookup:
                 raise ClosedError("the client was closed during the call")
             try:
                 self._metadata.refresh(self._deadline)
-            except (BootstrapUnreachableError, RequestTimedOutError):
+            except (BootstrapUnreachableError, RequestTimedOutError, ThrottlingQuotaExceededError):
                 # Asked with the last milliseconds: that nobody answered within them says nothing of the cluster.
                 if not self._deadline.expired:
                     raise

@@ -6,11 +6,13 @@ for each leader (`append_channel`), one keeps the deadlines, one recovers: it is
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 
 from spark_broker.client.append_channel import AppendChannel, InFlight
+from spark_broker.client.append_deadlines import STALLED_S, AppendDeadlines
 from spark_broker.client.cluster_view import ClusterView, address_of
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Identity, OutgoingBatch
@@ -30,12 +32,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest, AppendResponse, InitProducerId, ProducerIdentity
 
-STALLED_S = 0.5
-"""An append that waits for longer than this makes the sender look whether its leader still leads."""
-
 UNANSWERED_AGE_MAX_S = 1.0
-
-TICK_S = 0.1
 
 
 class Sender:
@@ -60,6 +57,9 @@ class Sender:
         self._numbered = config.enable_idempotence and self._acks == ACKS_ALL
         self._changed = threading.Condition(self.lock)  # buffer freed, or a batch completed
         self._recovery = threading.Condition(self.lock)
+        self._deadlines = AppendDeadlines(config.request_timeout_ms / 1000)
+        self._sooner = threading.Condition(self.lock)
+        self._next_look_s = math.inf  # when deadlines are looked at; whoever sets an earlier one says so
         self._queues: dict[tuple[str, int], PartitionQueue] = {}
         self._channels: dict[int, AppendChannel] = {}
         self._recovering: set[PartitionQueue] = set()
@@ -120,6 +120,7 @@ class Sender:
                 self._changed.notify_all()
                 raise refusal
             batch.deadline_s = time.monotonic() + self._config.delivery_timeout_ms / 1000
+            self._look_by(batch.deadline_s)
             self._incomplete.add(batch)
             queue = self._queue_of(batch)
             queue.unacked.append(batch)
@@ -160,6 +161,7 @@ class Sender:
                 channel.broken = True
             self._recovery.notify_all()
             self._changed.notify_all()
+            self._sooner.notify_all()
         for channel in channels:
             channel.close()
         self._complete(completions)
@@ -178,7 +180,9 @@ class Sender:
                 queue.sent(batch)
                 self._correlation_id += 1
                 batch.correlation_id = self._correlation_id
-                channel.in_flight[batch.correlation_id] = InFlight(queue, batch, time.monotonic())
+                now_s = time.monotonic()
+                channel.in_flight[batch.correlation_id] = InFlight(queue, batch, now_s)
+                self._look_by(self._deadlines.first_s(now_s))
                 self._line_up(queue)
                 return self._request(queue, batch), batch
             return None
@@ -353,18 +357,33 @@ class Sender:
     # ---- deadlines --------------------------------------------------------------------------------------------------
 
     def _keep_deadlines(self) -> None:
-        while not self._metadata.closing.wait(TICK_S):
-            now_s = time.monotonic()
-            with self.lock:
+        """Sleeps until the earliest deadline: a producer that does nothing costs nothing."""
+        while True:
+            with self._sooner:
+                while not self._closed and (left_s := self._next_look_s - time.monotonic()) > 0:
+                    self._sooner.wait(None if left_s == math.inf else left_s)
+                if self._closed:
+                    return
+                now_s = time.monotonic()
                 completions = [c for queue in list(self._queues.values()) for c in self._expire(queue, now_s)]
-                overdue = [c for c in self._channels.values() if self._oldest_s(c, now_s) > self._timeout_s]
-                stalled = any(self._oldest_s(c, now_s) > STALLED_S for c in self._channels.values())
-                if self._metadata.age_s > self._metadata_age_max_s(stalled=stalled):
+                channels = self._channels.values()
+                overdue = self._deadlines.overdue(channels, now_s)
+                age_max_s = self._metadata_age_max_s(stalled=self._deadlines.stalled(channels, now_s))
+                age_s = self._metadata.age_s
+                if age_s > age_max_s:
                     self._refresh_wanted = True
                     self._recovery.notify_all()
+                refresh_s = now_s + age_max_s - age_s
+                self._next_look_s = self._deadlines.next_s(self._queues.values(), channels, refresh_s, now_s)
             self._complete(completions)
             for channel in overdue:
                 self.broke(channel, RequestTimedOutError(f"{channel.address} did not answer an append in time"))
+
+    def _look_by(self, at_s: float) -> None:
+        """Under the lock: something has this deadline now."""
+        if at_s < self._next_look_s:
+            self._next_look_s = at_s
+            self._sooner.notify()
 
     def _metadata_age_max_s(self, *, stalled: bool) -> float:
         if stalled:
@@ -372,16 +391,6 @@ class Sender:
         if self._acks == 0 and self._channels:
             return UNANSWERED_AGE_MAX_S  # nobody says that the leader has moved
         return self._config.metadata_max_age_ms / 1000 if self._channels else float("inf")
-
-    @property
-    def _timeout_s(self) -> float:
-        return self._config.request_timeout_ms / 1000
-
-    @staticmethod
-    def _oldest_s(channel: AppendChannel, now_s: float) -> float:
-        """Age of the oldest append that the leader owes an answer to."""
-        entry = next(iter(channel.in_flight.values()), None)
-        return 0.0 if entry is None else now_s - entry.sent_at_s
 
     def _expire(self, queue: PartitionQueue, now_s: float) -> list[Completion]:
         completions: list[Completion] = []

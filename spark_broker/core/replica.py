@@ -310,7 +310,8 @@ class Replica:
         self.high_watermark = offset
         self.producers.committed(offset)
         committed = self.pending.take_committed(offset)
-        return [HighWatermarkAdvanced(offset), *(Acknowledge(a.token, a.base_offset) for a in committed)]
+        # Producers hear first: there may be hundreds of consumers to wake, who then compete for the broker's time.
+        return [*(Acknowledge(a.token, a.base_offset) for a in committed), HighWatermarkAdvanced(offset)]
 
     def tick(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
         """Time passes: slow followers leave the ISR, appends that waited too long fail."""

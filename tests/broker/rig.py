@@ -19,6 +19,7 @@ from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
+from spark_broker.broker.request_queue import RequestQueue
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionState, TopicState
 from spark_broker.core.effects import ProposeIsr
@@ -77,13 +78,14 @@ class RigBroker:
         self.proposals: list[ProposeIsr] = []
         self.proposed = threading.Condition()
         self.directory = LogDirectory.claim(base, cluster_id=CLUSTER_ID, launch=broker_id + 1)
+        self.queue = RequestQueue(1, 1)
         self.lease = Lease()
         self.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
         outward = Outward(self._propose, lambda key, error: self.bugs.append(error), self.bugs.append)
         self.manager = ReplicaManager(settings, self.directory, self.lease, outward)
         streams: dict[str, Callable[..., None]] = {
-            "append": lambda stream: AppendStream(self.manager, stream, 500).run(),
-            "fetch": lambda stream: FetchStream(self.manager, stream).run(),
+            "append": lambda stream: AppendStream(self.manager, stream, 500, queue=self.queue).run(),
+            "fetch": lambda stream: FetchStream(self.manager, stream, queue=self.queue).run(),
             "replica": lambda stream: ReplicaStream(self.manager, stream, 1 << 22).run(),
         }
         self.server = Server("127.0.0.1", 0, self._answer, streams, self.bugs.append)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.clients import ClientsFigures
 from benchmarks.failover import FAULTS, Distribution, FaultFigures, longest_gap_within_s
 from benchmarks.figures import BEGIN, DOCUMENT, END, Figure, write
 from benchmarks.run import Report, SendFigures, arguments, summary
@@ -76,6 +77,13 @@ def test_sends_with_keys_and_without_are_two_lines() -> None:
     figures = summary(Report("machine", "local", send=runs), arguments([]))
     assert [(one.result, one.goal) for one in figures] == [("20 records/s", "250,000 records/s"), ("21 records/s", "")]
     assert ["with keys" in one.name for one in figures] == [False, True]
+
+
+def test_what_idle_clients_cost_and_what_a_new_one_waits_are_two_lines() -> None:
+    found = ClientsFigures(200, [1.0, 2.5, 3.0], 40.0, 100, 10.0, 30.0, 45.0)
+    cost, wait = summary(Report("machine", "local", clients=found), arguments([]))
+    assert (cost.result, cost.goal) == ("1.0, 2.5, 3.0 % of a core; 40.0 %", "under 5 % for each broker")
+    assert (wait.result, wait.goal) == ("median 10.0 ms, p99 30.0, longest 45.0 over 100", "p99 under 50 ms")
 
 
 def test_only_what_was_measured_is_reported_and_the_median_counts() -> None:

@@ -1,0 +1,127 @@
+"""How many requests of clients a broker works on at a time; the others wait for their turn, for a while.
+
+Python runs one thread at a time, and whoever waits to run has an equal chance of being next. Were the threads of all
+clients to compete, those of followers, of the controller's session and of the lease would be a few among hundreds: the
+followers would fall out of the ISR, and the broker out of the cluster, because clients are busy. So clients' threads
+ask here first, on a lock that costs nothing while it is waited for; replicas and the controller do not ask at all.
+
+A client hears of overload: what cannot have its turn soon is refused with THROTTLING_QUOTA_EXCEEDED, which clients obey
+by their backoff. Nothing has been done for it by then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from enum import Enum
+from types import TracebackType
+from typing import Self
+
+from spark_broker.config import ClusterConfig
+from spark_broker.errors import ThrottlingQuotaExceededError
+
+
+class RequestKind(Enum):
+    """Kinds take turns, whatever waits of the others: a new client's call is not behind a thousand fetches."""
+
+    CALL = "calls"
+    APPEND = "appends"
+    FETCH = "fetches"
+
+
+class RequestQueue:
+    """One for all clients of a broker, for many threads. Each kind is served in the order of its coming.
+
+    `handlers` work at a time, `max_waiting` of each kind wait. Invariant: nobody waits while a handler is free.
+    """
+
+    def __init__(
+        self, handlers: int = ClusterConfig().num_io_threads, max_waiting: int = ClusterConfig().queued_max_requests
+    ) -> None:
+        self._handlers = handlers
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        # Guarded by _lock.
+        self._working = 0
+        self._lanes: dict[RequestKind, deque[threading.Lock]] = {kind: deque() for kind in RequestKind}
+        self._order = list(RequestKind)  # who is first when a turn ends
+
+    @property
+    def working(self) -> int:
+        """How many requests have their turn now."""
+        return self._working
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for it."""
+        return sum(map(len, self._lanes.values()))
+
+    def turn(self, kind: RequestKind, wait_s: float) -> Turn:
+        """A context manager: waits for a turn, for so long, and has it as long as the block lasts.
+
+        Entering raises ThrottlingQuotaExceededError when the turn does not come in time, or too many wait already.
+        """
+        return Turn(self, kind, wait_s)
+
+    def enter(self, kind: RequestKind, wait_s: float) -> None:
+        """Used by `Turn`."""
+        lane = self._lanes[kind]
+        with self._lock:
+            if self._working < self._handlers:
+                self._working += 1
+                return
+            if len(lane) >= self._max_waiting:
+                raise ThrottlingQuotaExceededError(f"{len(lane)} {kind.value} wait for their turn already")
+            mine = threading.Lock()
+            mine.acquire()
+            lane.append(mine)
+        if mine.acquire(timeout=wait_s):
+            return
+        with self._lock:
+            if mine in lane:
+                lane.remove(mine)
+                why = f"a turn did not come within {wait_s * 1000:.0f} ms; {len(lane)} {kind.value} wait for theirs"
+                raise ThrottlingQuotaExceededError(why)
+        # It came at the last moment: whoever took this out of its lane has handed its turn over.
+
+    def leave(self) -> None:
+        """Used by `Turn`: the turn goes to whoever waits; the kind that has it now goes to the end of the line."""
+        with self._lock:
+            for place, kind in enumerate(self._order):
+                if self._lanes[kind]:
+                    self._lanes[kind].popleft().release()
+                    self._order.append(self._order.pop(place))
+                    return
+            self._working -= 1
+
+
+class Turn:
+    """One request's turn. Whoever has to wait for something else ends it early, and may begin it again."""
+
+    __slots__ = ("_has", "_kind", "_queue", "_wait_s")
+
+    def __init__(self, queue: RequestQueue, kind: RequestKind, wait_s: float) -> None:
+        self._queue = queue
+        self._kind = kind
+        self._wait_s = wait_s
+        self._has = False
+
+    def begin(self) -> None:
+        """Wait for the turn. Raises ThrottlingQuotaExceededError."""
+        self._queue.enter(self._kind, self._wait_s)
+        self._has = True
+
+    def end(self) -> None:
+        """Let the next one have it; nothing, if this is over already."""
+        if self._has:
+            self._has = False
+            self._queue.leave()
+
+    def __enter__(self) -> Self:
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()

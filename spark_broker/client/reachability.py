@@ -1,0 +1,98 @@
+"""Why brokers that were asked have not answered, address by address: what a user has to look at differs.
+
+A time-out alone does not say whether anybody is there. The kernel takes connections for a process that is overloaded or
+frozen, and refuses them where there is none; so whoever gives up tries a connection first.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spark_broker.client.settings import Address
+from spark_broker.errors import (
+    BootstrapUnreachableError,
+    NetworkError,
+    RequestTimedOutError,
+    SparkBrokerError,
+    ThrottlingQuotaExceededError,
+)
+
+CONNECT_TIMEOUT_S = 0.5
+
+SILENT = "takes connections, but has not answered: it is overloaded or frozen; look at its log and its machine's load"
+REFUSES = "refuses connections: no process listens there"
+UNKNOWN_NAME = "its name cannot be resolved"
+AWAY = "takes no connection: its machine is down or busy, or a firewall is between"
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered:
+    """A broker that was asked, and what came of it."""
+
+    address: Address
+    error: SparkBrokerError
+
+    @property
+    def nobody_there(self) -> bool:
+        return isinstance(self.error, NetworkError) and self.error.nobody_there
+
+
+def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -> SparkBrokerError:
+    """What to raise at once; `explained` says more. `all_asked`: no address was left out."""
+    reasons = "; ".join(_named(one.address, one.error.message) for one in asked)
+    if all_asked and all(one.nobody_there for one in asked):
+        return BootstrapUnreachableError(f"no broker answered: {reasons}")
+    if all_asked and all(isinstance(one.error, ThrottlingQuotaExceededError) for one in asked):
+        return ThrottlingQuotaExceededError(f"every broker is overloaded: {reasons}")
+    return RequestTimedOutError(f"no broker answered in time: {reasons}")
+
+
+def explained(error: SparkBrokerError, asked: Sequence[Unanswered]) -> SparkBrokerError:
+    """The error again, with what is the matter at each address. Takes up to half a second."""
+    if not asked or not isinstance(error, BootstrapUnreachableError | RequestTimedOutError):
+        return error
+    probes = [_Probe(one) for one in asked]
+    reasons = "; ".join(probe.reason() for probe in probes)
+    return type(error)(f"no broker answered: {reasons}")
+
+
+class _Probe:
+    """Tries one address in a thread of its own: a name server may take longer than anybody wants to wait."""
+
+    def __init__(self, asked: Unanswered) -> None:
+        self._asked = asked
+        self._found = AWAY
+        self._thread = threading.Thread(target=self._look, name="probe", daemon=True)
+        if self._is_open:
+            self._thread.start()
+
+    @property
+    def _is_open(self) -> bool:
+        """Whether the error leaves open what is the matter."""
+        return isinstance(self._asked.error, NetworkError | RequestTimedOutError)
+
+    def reason(self) -> str:
+        message = self._asked.error.message
+        if not self._is_open:
+            return _named(self._asked.address, message)
+        self._thread.join(2 * CONNECT_TIMEOUT_S)
+        return f"{self._asked.address} {self._found} ({message})"
+
+    def _look(self) -> None:
+        address = self._asked.address
+        try:
+            with socket.create_connection((address.host, address.port), CONNECT_TIMEOUT_S):
+                self._found = SILENT
+        except ConnectionRefusedError:
+            self._found = REFUSES
+        except (socket.gaierror, UnicodeError):
+            self._found = UNKNOWN_NAME
+        except OSError:
+            self._found = AWAY
+
+
+def _named(address: Address, message: str) -> str:
+    return message if str(address) in message else f"{address}: {message}"

@@ -30,6 +30,9 @@ CHILD_MODULE = "spark_broker.broker"
 KEEPER_VARIABLE = "SPARK_BROKER_KEEPER"
 """Names the cluster in the environment of a keeper's Python worker; its brokers do not inherit it."""
 
+FEW_ARENAS = {"MALLOC_ARENA_MAX": "4"}
+"""glibc makes eight arenas per core, and gRPC a thread for every stream: what one arena has free no other gets."""
+
 BIND_TIMEOUT_S = 10.0
 """How long a name may be bound by a process that does not listen yet."""
 
@@ -243,7 +246,7 @@ def _popen(
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
     """This process's, with modules found where they are found here: Spark may have added archives to the path."""
     inherited = {name: value for name, value in environment.items() if name != KEEPER_VARIABLE}
-    return {**inherited, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {**FEW_ARENAS, **inherited, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 def _how(child: subprocess.Popen[bytes] | None) -> str:

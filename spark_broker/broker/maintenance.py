@@ -1,5 +1,5 @@
 """What a broker does from time to time: damage, ISR checks, a look at the disk, checkpoints, retention, syncs,
-what is to be forgotten."""
+what is to be forgotten, memory that is free."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from spark_broker.broker.memory import GIVE_BACK_S
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.room import LOOK_MS
 from spark_broker.config import ClusterConfig
@@ -36,6 +37,7 @@ class Maintenance(threading.Thread):
         config: ClusterConfig,
         on_bug: Callable[[BaseException], None],
         write_snapshots: Callable[[], None] = lambda: None,
+        give_back_memory: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(name="maintenance", daemon=True)
         self._manager = manager
@@ -50,6 +52,7 @@ class Maintenance(threading.Thread):
             _Chore(max(TICK_S, min(config.replica_lag_time_max_ms / 10_000, 1.0)), self._tick),
             _Chore(LOOK_MS / 1000, manager.room.look),
             _Chore(TICK_S, write_snapshots),
+            _Chore(GIVE_BACK_S, give_back_memory),
             _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
             _Chore(config.log_retention_check_interval_ms / 1000, self._retain),
             _Chore(config.log_flush_interval_ms / 1000, self._flush),

@@ -23,6 +23,7 @@ from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_opener import InThreads
 from spark_broker.broker.maintenance import Maintenance
+from spark_broker.broker.memory import give_back
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
@@ -91,7 +92,9 @@ class Broker:
         self._service = BrokerService(
             self._manager, coordinator, self._transactions, self._controller, timeout_ms, self._queue, passing_on
         )
-        self._maintenance = Maintenance(self._manager, settings.cluster, self._on_bug, coordinator.write_snapshots)
+        self._maintenance = Maintenance(
+            self._manager, settings.cluster, self._on_bug, coordinator.write_snapshots, give_back
+        )
         events = SessionEvents(self._on_registered, self._ends.put, self._ends.put, self._on_bug)
         self._session = ControllerSession(self._controller, self._registration, self._manager, self._lease, events)
         self._settings = settings

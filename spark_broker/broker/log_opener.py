@@ -16,8 +16,7 @@ from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
 from spark_broker.core.replica import LogState
-from spark_broker.errors import SparkBrokerError
-from spark_broker.model import TopicPartition
+from spark_broker.errors import DamagedLogError, SparkBrokerError
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.start_kind import StartKind
 
@@ -64,9 +63,10 @@ class OpenedLog:
 class LogOpener:
     """Opens or creates logs in a broker's directory."""
 
-    def __init__(self, directory: LogDirectory, high_watermarks: Mapping[TopicPartition, int], map_all: MapAll) -> None:
+    def __init__(self, directory: LogDirectory, high_watermarks: Mapping[PartitionKey, int], map_all: MapAll) -> None:
+        """`high_watermarks`: as the process before this one saved them. They count once, when a log is first opened."""
         self._directory = directory
-        self._high_watermarks = high_watermarks
+        self._high_watermarks = dict(high_watermarks)
         self._map_all = map_all
 
     def open(self, wanted: Mapping[PartitionKey, Topic]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
@@ -95,10 +95,13 @@ class LogOpener:
             return error
 
     def _open(self, topic: Topic, number: int) -> OpenedLog:
+        high_watermark = self._high_watermarks.pop((topic.topic_id, number), 0)
+        if high_watermark and not self._directory.has_partition(topic.name, number):
+            # An empty log in its place might be elected, and everybody would throw the records away.
+            raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
         path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)
         log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
         try:
-            high_watermark = self._high_watermarks.get(TopicPartition(topic.name, number), 0)
             return OpenedLog(log, log.state(high_watermark=high_watermark))
         except SparkBrokerError:
             log.close(clean=False)

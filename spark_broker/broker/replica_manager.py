@@ -31,7 +31,6 @@ from spark_broker.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import LogEnd
 from spark_broker.storage.directory import LogDirectory
 
@@ -380,10 +379,7 @@ class ReplicaManager:
 
     def save_high_watermarks(self) -> None:
         """Checkpoint every high watermark."""
-        marks = {
-            TopicPartition(partition.topic.name, partition.key[1]): partition.replica.high_watermark
-            for partition in self.partitions()
-        }
+        marks = {partition.key: partition.replica.high_watermark for partition in self.partitions()}
         self._directory.write_high_watermarks(marks)
 
     def stop(self, *, clean: bool) -> None:
@@ -402,7 +398,7 @@ class ReplicaManager:
             partition.close(clean=clean)
 
 
-def _last_high_watermarks(directory: LogDirectory) -> dict[TopicPartition, int]:
+def _last_high_watermarks(directory: LogDirectory) -> dict[PartitionKey, int]:
     """They are hints, which replicas do without: a damaged file stops nobody, and the next checkpoint replaces it."""
     try:
         return directory.read_high_watermarks()

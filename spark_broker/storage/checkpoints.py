@@ -10,7 +10,6 @@ from typing import TypeVar
 import msgspec
 
 from spark_broker.errors import DamagedLogError
-from spark_broker.model import TopicPartition
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.storage.files import write_atomically
 from spark_broker.storage.filesystem import LOCAL, FileSystem
@@ -62,15 +61,15 @@ def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]], *, f
     write_checkpoint(directory / LEADER_EPOCHS_FILE, [list(entry) for entry in epochs], fs=fs)
 
 
-def read_high_watermarks(log_directory: Path, *, fs: FileSystem = LOCAL) -> dict[TopicPartition, int]:
-    """The high watermarks of all partitions of a log directory, as last saved."""
+def read_high_watermarks(log_directory: Path, *, fs: FileSystem = LOCAL) -> dict[tuple[str, int], int]:
+    """The high watermarks of all partitions of a log directory, as last saved, by topic id and partition."""
     saved = read_checkpoint_as(log_directory / HIGH_WATERMARKS_FILE, list[tuple[str, int, int]], fs=fs) or []
-    return {TopicPartition(topic, partition): offset for topic, partition, offset in saved}
+    return {(topic_id, partition): offset for topic_id, partition, offset in saved}
 
 
 def write_high_watermarks(
-    log_directory: Path, high_watermarks: Mapping[TopicPartition, int], *, fs: FileSystem = LOCAL
+    log_directory: Path, high_watermarks: Mapping[tuple[str, int], int], *, fs: FileSystem = LOCAL
 ) -> None:
     """Save the high watermarks of all partitions. Raises OSError."""
-    value = [[tp.topic, tp.partition, offset] for tp, offset in sorted(high_watermarks.items())]
+    value = [[topic_id, partition, offset] for (topic_id, partition), offset in sorted(high_watermarks.items())]
     write_checkpoint(log_directory / HIGH_WATERMARKS_FILE, value, fs=fs)

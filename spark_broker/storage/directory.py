@@ -24,7 +24,6 @@ from spark_broker.errors import (
     LogDirectoryNotUsableError,
     StorageFullError,
 )
-from spark_broker.model import TopicPartition
 from spark_broker.storage.checkpoints import (
     read_checkpoint_as,
     read_high_watermarks,
@@ -167,12 +166,12 @@ class LogDirectory:
                 write_checkpoint(self.path / META_FILE, asdict(meta), fs=self.fs)
             self._meta = meta
 
-    def read_high_watermarks(self) -> dict[TopicPartition, int]:
-        """The high watermarks as last saved. Raises DamagedLogError."""
+    def read_high_watermarks(self) -> dict[tuple[str, int], int]:
+        """The high watermarks as last saved, by topic id and partition. Raises DamagedLogError."""
         with _storage_errors(self.path):
             return read_high_watermarks(self.path, fs=self.fs)
 
-    def write_high_watermarks(self, high_watermarks: Mapping[TopicPartition, int]) -> None:
+    def write_high_watermarks(self, high_watermarks: Mapping[tuple[str, int], int]) -> None:
         """Save the high watermarks of all partitions."""
         with _storage_errors(self.path):
             write_high_watermarks(self.path, high_watermarks, fs=self.fs)

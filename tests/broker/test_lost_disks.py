@@ -20,10 +20,11 @@ from spark_broker.broker.maintenance import Maintenance
 from spark_broker.config import TopicConfig
 from spark_broker.errors import KafkaStorageError, LogDirectoryNotUsableError, NotLeaderOrFollowerError
 from spark_broker.protocol.crc32c import Buffer
+from spark_broker.storage.checkpoints import HIGH_WATERMARKS_FILE
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.testing.replicas import compare_replicas
-from tests.broker.rig import KEY, Rig
+from tests.broker.rig import KEY, Rig, RigBroker
 from tests.broker.test_unclean_election import directory_of, read, state
 from tests.chaos.disks import failing_ext4
 from tests.support.process_cluster import Place, ProcessCluster
@@ -39,6 +40,7 @@ CONFIG = {"replica.high.watermark.checkpoint.interval.ms": 200, "replica.reassig
 CLAIM = """
 import os, pathlib, sys
 from spark_broker.errors import SparkBrokerError
+from spark_broker.storage.checkpoints import HIGH_WATERMARKS_FILE
 from spark_broker.storage.directory import LogDirectory
 os.setgid({nobody}); os.setuid({nobody})
 try:
@@ -116,6 +118,21 @@ def test_a_partition_whose_directory_was_removed_is_damaged_and_the_broker_goes_
     assert leader.bugs == []
     with pytest.raises(NotLeaderOrFollowerError):
         leader.append(b"b", epoch=0)
+
+
+def test_a_directory_that_was_removed_just_before_a_crash_is_damage_to_the_next_process(rig: Rig) -> None:
+    """Nobody has noticed, and an empty log in its place could be elected: the others would throw their records away."""
+    leader = rig.brokers[0]
+    maintain(rig, 0)
+    assert leader.directory.read_high_watermarks() == {KEY: leader.partition.replica.high_watermark}
+    saved = (leader.directory.path / HIGH_WATERMARKS_FILE).read_bytes()
+    leader.stop()
+    (leader.directory.path / HIGH_WATERMARKS_FILE).write_bytes(saved)
+    shutil.rmtree(leader.directory.path / "t-0")
+    again = rig.brokers[0] = RigBroker(rig.base, 0, rig.settings)
+    again.manager.registered(0, 2)
+    rig.publish(0)
+    assert again.manager.damaged == [KEY]
 
 
 def test_a_roll_in_a_directory_that_was_removed_stores_nothing_and_is_damage(tmp_path: Path) -> None:

@@ -7,16 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from spark_broker.model import TopicPartition
 from spark_broker.storage.checkpoints import HIGH_WATERMARKS_FILE
-from tests.broker.rig import Rig, RigBroker
+from tests.broker.rig import KEY, Rig, RigBroker
 
 
 def test_damaged_high_watermarks_stop_no_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They are hints: the replicas learn them anew, and the next checkpoint replaces the file."""
     rig = Rig(tmp_path, brokers=1)
     broker = rig.brokers[0]
-    mark = {TopicPartition("t", 0): 5}
+    mark = {KEY: 5}
     broker.directory.write_high_watermarks(mark)
     broker.stop()
     path = broker.directory.path / HIGH_WATERMARKS_FILE

@@ -20,7 +20,6 @@ from spark_broker.errors import (
     InconsistentTopicIdError,
     LogDirectoryLockedError,
 )
-from spark_broker.model import TopicPartition
 from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory, read_meta
 from spark_broker.storage.filesystem import process_start_time
@@ -221,7 +220,7 @@ def test_a_deletion_that_was_cut_short_is_finished_at_the_next_claim(tmp_path: P
 def test_high_watermarks_survive_and_damage_to_them_is_noticed(tmp_path: Path) -> None:
     directory = claim(tmp_path)
     assert directory.read_high_watermarks() == {}
-    marks = {TopicPartition("t", 0): 5, TopicPartition("t-1", 1): 2**40}
+    marks = {("id", 0): 5, ("id-1", 1): 2**40}
     directory.write_high_watermarks(marks)
     assert directory.read_high_watermarks() == marks
     path = directory.path / "high-watermarks.json"

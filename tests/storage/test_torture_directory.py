@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from spark_broker.errors import DamagedLogError
-from spark_broker.model import TopicPartition
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Operation, SimFileSystem
@@ -18,7 +17,7 @@ from tests.storage.torture import telling
 
 BASE = Path("/var/log.dirs")
 SLOT = BASE / "broker-0"
-MARKS = [{TopicPartition("t", 0): 5}, {TopicPartition("t", 0): 7, TopicPartition("t", 1): 1}]
+MARKS = [{("id", 0): 5}, {("id", 0): 7, ("id", 1): 1}]
 
 
 def claim(fs: SimFileSystem) -> LogDirectory:

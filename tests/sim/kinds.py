@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spark_broker.testing.simulation import bit_flips, store, unclean
+from spark_broker.testing.simulation import bit_flips, clock_jumps, store, unclean
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 
@@ -43,3 +43,9 @@ def has_groups_and_unclean_elections(seed: int) -> bool:
 def has_store_outages(seed: int) -> bool:
     """A metadata store that fails for a while."""
     return random.Random(f"{seed}/store outages draw").random() < store.SHARE
+
+
+def has_clock_jumps(seed: int) -> bool:
+    """Clocks that jump, unless it has transactions."""
+    jumps = random.Random(f"{seed}/clock jumps draw").random() < clock_jumps.SHARE
+    return jumps and not has_transactions(seed)

@@ -8,15 +8,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.replica import Role
-from spark_broker.errors import DamagedLogError, NetworkError, SparkBrokerError
-from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.messages import (
-    AlterTopicConfig,
-    CreatePartitions,
-    ElectLeaders,
-    ReassignPartition,
-)
+from spark_broker.errors import NetworkError
+from spark_broker.testing.simulation.administration import Administration
+from spark_broker.testing.simulation.clock_jumps import FAULT as CLOCK_JUMPS
+from spark_broker.testing.simulation.clock_jumps import jump, set_right
 from spark_broker.testing.simulation.filesystem import Fault, Operation
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.trace import Kind
@@ -25,9 +20,6 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.broker import BrokerProcess
     from spark_broker.testing.simulation.machine import Machine
     from spark_broker.testing.simulation.world import World
-
-MAX_TOPICS = 2
-MAX_PARTITIONS = 4
 
 
 class Faults:
@@ -39,7 +31,7 @@ class Faults:
         self._names = sorted(world.swarm.faults)
         self._weights = [world.swarm.faults[name] for name in self._names]
         self._pauses: dict[int, float] = {}
-        self._topics = 1
+        self._administration = Administration(world, rng, self._leader)
         self._waits_for_joining = False
         self.over = False
 
@@ -65,7 +57,8 @@ class Faults:
     def _method(self, name: str) -> Callable[[], str]:
         method = "_" + name.replace(", ", "_").replace(" ", "_")
         transactional = self._world.transactional
-        owner = transactional.faults if transactional is not None and hasattr(transactional.faults, method) else self
+        owners = (None if transactional is None else transactional.faults, self, self._administration)
+        owner = next(one for one in owners if hasattr(one, method))
         found: Callable[[], str] = getattr(owner, method)
         return found
 
@@ -352,7 +345,7 @@ class Faults:
         machine.fs.on_operation = hook
         return f"{machine.process} is to die in its write number {countdown} from now"
 
-    # ---- followers and administration --------------------------------------------------------------------------
+    # ---- followers, store, clocks --------------------------------------------------------------------------
 
     def _slow_follower(self) -> str:
         """It fetches so seldom that it leaves the ISR, or comes back half-way."""
@@ -396,87 +389,11 @@ class Faults:
         world.scheduler.after(0, world.operator, "lose power", lambda: world.lose_machine(victim, 1.0))
         return delay_ms
 
-    def _elect_preferred(self) -> str:
-        self._world.call_controller(ElectLeaders(None), "elect preferred leaders")
-        return "preferred-leader election"
-
-    def _partitions(self) -> list[tuple[str, int, tuple[int, ...]]]:
-        image = self._world.invariants.image
-        return [(topic.name, number, state.replicas) for topic, number, state in image.partitions()]
-
-    def _reassign(self) -> str:
-        partitions, brokers = self._partitions(), sorted(self._world.invariants.image.brokers)
-        if not partitions:
-            return ""
-        topic, number, replicas = self._rng.choice(partitions)
-        count = min(len(brokers), max(1, self._world.swarm.replication_factor))
-        target = self._rng.sample(brokers, count)
-        if tuple(target) == replicas:
-            return ""
-        self._world.call_controller(ReassignPartition(topic, number, target), "reassign")
-        return f"{topic}-{number} moves from {list(replicas)} to {target}"
-
-    def _new_partitions(self) -> str:
-        known = self._world.invariants.image.topics.values()
-        small = [topic for topic in known if len(topic.partitions) < MAX_PARTITIONS]
-        topics = [topic for topic in small if not topic.internal]
-        if not topics:
-            return ""
-        topic = self._rng.choice(topics)
-        total = len(topic.partitions) + 1
-        self._world.call_controller(CreatePartitions(topic.name, total), "create partitions")
-        return f"{topic.name} grows to {total} partitions"
-
-    def _new_topic(self) -> str:
-        if self._topics >= MAX_TOPICS:
-            return ""
-        self._topics += 1
-        self._world.call_controller(self._world.new_topic_request(), "create topic")
-        return "a new topic"
-
     def _store_fails(self) -> str:
         return self._world.store.fail_for(self._for_a_while(6000))
 
-    def _change_minimum(self) -> str:
-        topics = list(self._world.invariants.image.topics.values())
-        if not topics:
-            return ""
-        topic, minimum = self._rng.choice(topics), self._rng.choice([1, 2, 3])
-        self._world.call_controller(
-            AlterTopicConfig(topic.name, {"min.insync.replicas": str(minimum)}), "change the minimum"
-        )
-        return f"min.insync.replicas of {topic.name} becomes {minimum}"
-
-    def _delete_records(self) -> str:
-        """A leader moves the log start up to a batch that is committed."""
-        machine = self._leader()
-        if machine is None or machine.process is None or machine.process.paused:
-            return ""
-        partitions = [p for p in machine.process.manager.partitions() if p.topic.name != TRANSACTION_STATE_TOPIC]
-        led = [p for p in partitions if p.replica.role is Role.LEADER]
-        if not led:
-            return ""
-        partition = self._rng.choice(led)
-        try:
-            bases = [h.base_offset for h in partition.log.headers(partition.replica.log_start_offset)]
-        except DamagedLogError:
-            return ""
-        committed = [base for base in bases if base <= partition.replica.high_watermark]
-        if not committed:
-            return ""
-        offset, process = (
-            self._rng.choice([self._rng.choice(committed), partition.replica.high_watermark]),
-            machine.process,
-        )
-
-        def delete() -> None:
-            try:
-                partition.advance_log_start(offset)
-            except SparkBrokerError as error:
-                self._world.note(process.name, Kind.CLIENT, f"records are not deleted: {error}")
-
-        self._world.scheduler.after(0, process, "delete records", delete)
-        return f"records of {partition} below {offset} are deleted"
+    def _clock_jumps(self) -> str:
+        return jump(self._world, self._rng.choice(self._world.machines), self._rng, self._for_a_while(6000))
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
@@ -490,6 +407,8 @@ class Faults:
         world.store.heal()
         for machine in world.machines:
             machine.fs.heal()
+            if CLOCK_JUMPS in world.swarm.faults:
+                set_right(machine)
             if machine.process is not None and machine.process.paused and machine.process.alive:
                 world.scheduler.resume(machine.process)
             if machine.powered and not machine.running:

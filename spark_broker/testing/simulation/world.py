@@ -23,6 +23,7 @@ from spark_broker.protocol.messages import CreateTopic, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.simulation.bit_flips import BitFlips, with_bit_flips
 from spark_broker.testing.simulation.broker import BrokerProcess
+from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
 from spark_broker.testing.simulation.consumer import SimConsumer
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, ControllerProcess
 from spark_broker.testing.simulation.faults import Faults
@@ -66,7 +67,7 @@ class World:
         if swarm is None:
             self.swarm = with_store_outages(seed, with_bit_flips(seed, self.swarm))
             if transactions is None:
-                self.swarm = with_unclean_elections(seed, self.swarm)
+                self.swarm = with_clock_jumps(seed, with_unclean_elections(seed, self.swarm))
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
         self.client_rng = random.Random(f"{seed}/clients")

@@ -1,0 +1,46 @@
+"""Wall clocks that are set wrong while brokers run, and right again: the controller notices, and may fence."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_broker.testing.simulation.scheduler import Timer
+from spark_broker.testing.simulation.swarm import Swarm
+
+if TYPE_CHECKING:
+    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.world import World
+
+SHARE = 0.1
+"""Of the schedules without transactions, how many have clocks that jump."""
+
+FAULT = "clock jumps"
+JUMPS_MS = (3_000, 60_000, 3_600_000)
+"""Within the bound of a warning, within that of fencing, and beyond both."""
+
+
+def with_clock_jumps(seed: int, swarm: Swarm) -> Swarm:
+    """The draw of a seed, with clocks that jump where it has them: a draw of its own, so that other seeds stay.
+
+    But for jumps all clocks agree then: one that was always wrong would stay fenced once it was fenced.
+    """
+    rng = random.Random(f"{seed}/clock jumps draw")
+    if rng.random() >= SHARE:
+        return swarm
+    usual = sum(swarm.faults.values()) or 1.0
+    return replace(swarm, clock_skew_ms=0, faults={**swarm.faults, FAULT: usual * rng.choice([0.1, 0.3])})
+
+
+def jump(world: World, machine: Machine, rng: random.Random, for_ms: float) -> str:
+    """Set the machine's clock wrong for a while; returns by how much."""
+    by_ms = rng.choice(JUMPS_MS) * rng.choice([-1, 1])
+    machine.clock.skew_ms = by_ms
+    Timer(world.scheduler, world.operator, "clock set right", lambda: set_right(machine)).set(for_ms)
+    return f"the clock of {machine} is set {by_ms / 1000:+.0f} s wrong"
+
+
+def set_right(machine: Machine) -> None:
+    """As of all machines of a schedule with jumps."""
+    machine.clock.skew_ms = 0

@@ -1,8 +1,8 @@
 """Opens replicas' logs, many at a time: a start opens every log that there is, and a new topic makes hundreds.
 
-What takes its time are syncs, of recovery and of new directories. They wait beside each other, and the names of all new
-directories are synced at once. Other logs are opened in one thread: there is nothing to wait for, and threads that take
-turns with Python's lock are slower.
+What takes its time are syncs, of recovery after a crash and of new directories. They wait beside each other, and the
+names of all new directories are synced at once. Other logs are opened in one thread: there is nothing to wait for, and
+threads that take turns with Python's lock are slower.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class LogOpener:
         return {key: opened[key] for key in wanted}
 
     def _has_syncs(self, topic: Topic, number: int) -> bool:
-        crashed = self._directory.start_kind is StartKind.MACHINE_CRASH
+        crashed = self._directory.start_kind is not StartKind.CLEAN
         return crashed or not self._directory.has_partition(topic.name, number)
 
     def _try_open(self, wanted: tuple[PartitionKey, Topic]) -> OpenedLog | SparkBrokerError:

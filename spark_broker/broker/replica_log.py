@@ -115,7 +115,10 @@ class ReplicaLog:
             for header in self._log.headers(max(known_to, log_start)):
                 if header.leader_epoch > history.latest_epoch:
                     history = history.assign(header.leader_epoch, header.base_offset)
-        return history.start_at(log_start)
+        history = history.start_at(log_start)
+        if history != saved:  # The batches that it was read from may be removed before there is another epoch.
+            self._to_be_saved(history)
+        return history
 
     # ---- the log -----------------------------------------------------------------------------------------------
 
@@ -253,10 +256,13 @@ class ReplicaLog:
 
         Raises KafkaStorageError.
         """
-        self._unsaved_epochs = history
-        self._epochs_due = not self._saved_epochs.only_lacks_the_newest_of(history, self._log.log_end_offset)
+        self._to_be_saved(history)
         if self._epochs_due:
             self._save_epochs_if_there_is_room()
+
+    def _to_be_saved(self, history: EpochHistory) -> None:
+        self._unsaved_epochs = history
+        self._epochs_due = not self._saved_epochs.only_lacks_the_newest_of(history, self._log.log_end_offset)
 
     def _save_epochs_if_there_is_room(self) -> None:
         try:

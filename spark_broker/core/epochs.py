@@ -67,13 +67,14 @@ class EpochHistory:
         """Whether a log that ends here, and its batches, which carry their epochs, make `newer` of this history again.
 
         They do not where this one names an epoch of records that `newer` gives to another, or that were cut off: what
-        is appended in their place would be taken for that epoch's.
+        is appended in their place would be taken for that epoch's. An epoch that begins at the end may be named, by a
+        leader that wrote nothing. But who opens the log looks no further back than to the last one that is named.
         """
-        known = set(newer.entries)
-        return all(
-            entry.start_offset == log_end_offset or (entry.start_offset < log_end_offset and entry in known)
-            for entry in self.entries
-        )
+        mine = {entry for entry in self.entries if entry.start_offset < log_end_offset}
+        complete = {entry for entry in newer.entries if entry.start_offset < log_end_offset}
+        if any(entry.start_offset > log_end_offset for entry in self.entries):
+            return False
+        return mine <= complete if len(mine) == len(self.entries) else mine == complete
 
     def end_of(self, epoch: int, log_end_offset: int) -> EpochEnd:
         """Where `epoch`, or else the largest one below it, ends."""

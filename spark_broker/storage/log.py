@@ -63,7 +63,7 @@ class PartitionLog:
         self._log_end_offset = segments[-1].next_offset if segments else state.log_start_offset
         self._recovery_point = state.recovery_point
         self._saved_state = state
-        self._directory_unsynced = self._left_unsynced = False
+        self._directory_unsynced = False
         self._cut_lock = threading.RLock()
         self._loaded_lock = threading.Lock()
         self._loaded: list[Segment] = []
@@ -86,8 +86,8 @@ class PartitionLog:
             kind = StorageFullError if is_full(error) else KafkaStorageError
             raise kind(f"cannot open the log in {directory}: {error}") from error
         log = PartitionLog(fs, directory, config, schemas, segments, state)
-        # Whoever made a file may have died before it synced the name.
-        log._directory_unsynced = log._left_unsynced = start is StartKind.PROCESS_CRASH
+        # Whoever made the last segment may have died before it synced the name.
+        log._directory_unsynced = start is StartKind.PROCESS_CRASH
         if log._log_end_offset < max(state.log_start_offset, state.recovery_point):
             log.close(clean=False)
             raise DamagedLogError(f"the log ends at {log._log_end_offset}; {state} was saved")
@@ -166,7 +166,6 @@ class PartitionLog:
         """
         self._check_usable()
         self._check_contiguous(frames)
-        self._sync_what_was_left()
         for group in _by_segment(frames):
             with self._failing("append"):
                 self._append_group(group)
@@ -420,7 +419,6 @@ class PartitionLog:
         self._closed = True
         try:
             if clean:
-                self._sync_what_was_left()
                 self.flush()
                 with self._failing("close"):
                     self._save_state()
@@ -441,19 +439,11 @@ class PartitionLog:
             self._unusable = KafkaStorageError(f"fsync failed in {self.directory}: {error}")
             raise self._unusable from error
 
-    def _sync_what_was_left(self) -> None:
-        """Names that a crashed process left: before anything builds on them, and not when a start opens every log."""
-        if self._left_unsynced:
-            with self._failing("sync"):
-                self._fs.sync_directory(self.directory)
-            self._left_unsynced = False
-
     def _save_state(self) -> None:
         self._save(LogState(self._log_start_offset, self._recovery_point))
 
     def _save(self, state: LogState) -> None:
         if state != self._saved_state:
-            self._sync_what_was_left()
             write_log_state(self.directory, state, fs=self._fs)
             self._saved_state = state
 
@@ -476,7 +466,7 @@ class PartitionLog:
     def _fail(self, action: str, error: OSError) -> NoReturn:
         """A full disk refuses one action, which has changed nothing; any other error of the disk ends the log's use."""
         message = f"{action} in {self.directory}: {error}"
-        if is_full(error) and action not in ("restart", "sync"):
+        if is_full(error) and action != "restart":
             raise StorageFullError(message) from error
         self._unusable = KafkaStorageError(message)
         raise self._unusable from error

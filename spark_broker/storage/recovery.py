@@ -48,7 +48,8 @@ def recover_segments(
 
     After a machine crash everything returned is synced. Raises DamagedLogError, and then changes nothing further.
     """
-    if start is StartKind.MACHINE_CRASH:
+    if start is not StartKind.CLEAN:
+        # The state may be a file whose name no one has synced: not before that may anything go because of it.
         fs.sync_directory(directory)
     _finish_deletions(fs, directory)
     bases = _drop_below_log_start(fs, directory, _base_offsets(fs, directory), state.log_start_offset)
@@ -95,9 +96,6 @@ def _finish_deletions(fs: FileSystem, directory: Path) -> None:
 
 def _drop_below_log_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
     """Retention saves the log start before it deletes: what is wholly below it was being deleted."""
-    if len(bases) > 1 and bases[1] <= log_start_offset:
-        # The state may be a file whose name no one has synced: not before that may anything go because of it.
-        fs.sync_directory(directory)
     while len(bases) > 1 and bases[1] <= log_start_offset:
         remove_files(fs, directory, bases.pop(0))
     return bases

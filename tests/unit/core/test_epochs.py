@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_broker.core.divergence import Diverging, FetchPosition, find_divergence, truncation_offset
@@ -87,6 +87,7 @@ def completed(saved: EpochHistory, log: Log) -> EpochHistory:
 
 
 @given(logs, st.integers(0, 20), logs, logs)
+@example([0] * 15 + [1], 13, [0, 0], [0])  # The cut-off end of epoch 0 was written again, up to where 1 began.
 def test_a_file_that_only_lacks_the_newest_epochs_is_completed_from_the_batches(
     saved: Log, cut: int, then: Log, later: Log
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 
@@ -26,6 +27,9 @@ from spark_broker.transport.server import ServerStream
 
 logger = logging.getLogger(__name__)
 
+UNREAD_MAX = 64
+"""Acknowledgements that a client may leave unread; each has about a hundred bytes."""
+
 TURN_WAIT_S = 10.0
 """An append waits so long for its turn: while it does, nothing more is read from its producer, whose buffer fills."""
 
@@ -47,8 +51,7 @@ class AppendStream:
         self._clock = clock
         self._confirm = confirm
         self._queue = queue if queue is not None else RequestQueue()
-        # Bounds what waits on this stream for the high watermark, or to be answered: beyond it, nothing more is read.
-        self._waiting = threading.BoundedSemaphore(max_waiting)
+        self.answers = _Answers(stream, max_waiting)
 
     def run(self) -> None:
         """Until the client leaves."""
@@ -59,6 +62,7 @@ class AppendStream:
             self._append(request, payload)
 
     def _append(self, request: AppendRequest, payload: Buffer) -> None:
+        self.answers.read = request.answers_read
         token = None if request.acks == 0 else self._token(request)
         if request.acks != 0 and token is None:
             return
@@ -104,26 +108,44 @@ class AppendStream:
         return confirm
 
     def _token(self, request: AppendRequest) -> _Token | None:
-        while not self._waiting.acquire(timeout=0.25):
+        while not self.answers.waiting.acquire(timeout=0.25):
             if self._stream.cancelled:
                 return None
-        return _Token(self._stream, request.correlation_id, self._waiting)
+        return _Token(self.answers, request.correlation_id)
+
+
+class _Answers:
+    """Of one stream. Whoever sends one serves others, too, and must not wait for a producer that does not read.
+
+    gRPC takes 64 KiB for a client that reads nothing, so a few acknowledgements never wait. The rest are sent by a
+    thread of the stream, which costs a tenth of a millisecond.
+    """
+
+    def __init__(self, stream: ServerStream, max_waiting: int) -> None:
+        # Bounds what waits on this stream for the high watermark, or to be answered: beyond it, nothing more is read.
+        self.waiting = threading.BoundedSemaphore(max_waiting)
+        self.read = 0  # as the client says
+        self._stream = stream
+        self._sent = itertools.count(1)
+
+    def send(self, response: AppendResponse) -> None:
+        unread = next(self._sent) - self.read
+        small = unread <= UNREAD_MAX and not response.error_code
+        if small and self._stream.send_now(response):
+            self.waiting.release()
+        else:
+            self._stream.post(response, self.waiting.release)
 
 
 class _Token:
     """Answers one append. Called once, perhaps from another stream's thread."""
 
-    def __init__(self, stream: ServerStream, correlation_id: int, waiting: threading.BoundedSemaphore) -> None:
-        self._stream = stream
+    def __init__(self, answers: _Answers, correlation_id: int) -> None:
+        self._answers = answers
         self._correlation_id = correlation_id
-        self._waiting = waiting
 
     def acknowledge(self, base_offset: int) -> None:
-        self._send(AppendResponse(self._correlation_id, 0, "", base_offset))
+        self._answers.send(AppendResponse(self._correlation_id, 0, "", base_offset))
 
     def refuse(self, error: SparkBrokerError) -> None:
-        self._send(AppendResponse(self._correlation_id, error.code, error.message[:65_000]))
-
-    def _send(self, response: AppendResponse) -> None:
-        # Whoever calls this serves others, too, and must not wait for a producer that does not read its answers.
-        self._stream.post(response, self._waiting.release)
+        self._answers.send(AppendResponse(self._correlation_id, error.code, error.message[:65_000]))

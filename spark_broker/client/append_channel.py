@@ -59,6 +59,7 @@ class AppendChannel:
         self.address = address
         self.line: deque[PartitionQueue] = deque()
         self.in_flight: dict[int, InFlight] = {}
+        self.answers_read = 0  # of its stream; by the receiving thread
         self.broken = False
         self._owner = owner
         self._request_timeout_ms = request_timeout_ms
@@ -136,6 +137,7 @@ class AppendChannel:
             while True:
                 # Deadlines are kept by the sender, per append; it breaks the stream when one passes.
                 response, _ = stream.receive(timeout_ms=None)
+                self.answers_read += 1
                 if not isinstance(response, AppendResponse):
                     raise InvalidRequestError(f"{self.address} answered an append with {type(response).__name__}")
                 self._owner.answered(self, response)

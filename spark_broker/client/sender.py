@@ -184,7 +184,7 @@ class Sender:
                 channel.in_flight[batch.correlation_id] = InFlight(queue, batch, now_s)
                 self._look_by(self._deadlines.first_s(now_s))
                 self._line_up(queue)
-                return self._request(queue, batch), batch
+                return self._request(channel, queue, batch), batch
             return None
 
     def written(self, channel: AppendChannel, request: AppendRequest, batch: OutgoingBatch) -> None:
@@ -282,7 +282,7 @@ class Sender:
         queue.ready = True
         channel.line.append(queue)
 
-    def _request(self, queue: PartitionQueue, batch: OutgoingBatch) -> AppendRequest:
+    def _request(self, channel: AppendChannel, queue: PartitionQueue, batch: OutgoingBatch) -> AppendRequest:
         return AppendRequest(
             correlation_id=batch.correlation_id,
             topic_id=batch.topic_id,
@@ -292,6 +292,7 @@ class Sender:
             timeout_ms=self._config.request_timeout_ms,
             schema_id=batch.schema_id,
             transactional_id=self._config.transactional_id,
+            answers_read=channel.answers_read,
         )
 
     def _acknowledge(self, queue: PartitionQueue, batch: OutgoingBatch, base_offset: int) -> list[Completion]:

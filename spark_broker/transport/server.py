@@ -38,6 +38,8 @@ MAX_DRAINED_MESSAGES = 1000
 
 _TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
+_LEFT = "%s left before it was answered: %s"
+
 
 class ServerStream:
     """One client's stream of messages. `receive` belongs to the handler's thread; `send` may be called from any.
@@ -76,16 +78,35 @@ class ServerStream:
         """Send a message. Raises NetworkError when the client is gone."""
         data = pa.py_buffer(wire.encode(message, *payload))
         with self._lock:
-            if not self._open:
-                raise NetworkError("the stream is closed")
-            self._sending_since_s = time.monotonic()
-            try:
-                self._writer.write_metadata(data)  # type: ignore[attr-defined]
-            except _TRANSPORT_ERRORS as error:
-                self._open = False
-                raise NetworkError(str(error)) from None
-            finally:
-                self._sending_since_s = 0.0
+            self._write(data)
+
+    def send_now(self, message: Message) -> bool:
+        """Send a message unless another thread is sending, which may wait for the client; returns whether that is done.
+
+        A message to a client that is gone is done, too.
+        """
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._write(pa.py_buffer(wire.encode(message)))
+        except NetworkError as error:
+            logger.info(_LEFT, self.peer, error)
+        finally:
+            self._lock.release()
+        return True
+
+    def _write(self, data: pa.Buffer) -> None:
+        """Under the lock."""
+        if not self._open:
+            raise NetworkError("the stream is closed")
+        self._sending_since_s = time.monotonic()
+        try:
+            self._writer.write_metadata(data)  # type: ignore[attr-defined]
+        except _TRANSPORT_ERRORS as error:
+            self._open = False
+            raise NetworkError(str(error)) from None
+        finally:
+            self._sending_since_s = 0.0
 
     def post(self, message: Message, sent: Callable[[], object]) -> None:
         """Have a message sent by a thread of this stream, after what was posted before; `sent` is called after that,
@@ -104,7 +125,7 @@ class ServerStream:
             try:
                 self.send(message)
             except NetworkError as error:
-                logger.info("%s left before it was answered: %s", self.peer, error)
+                logger.info(_LEFT, self.peer, error)
             sent()
 
     def drain(self) -> None:

@@ -60,6 +60,31 @@ def test_a_handler_that_waits_is_told_when_its_client_leaves() -> None:
         assert gone.wait(30)
 
 
+def test_what_is_sent_now_or_not_at_all_waits_for_no_client_that_reads_nothing() -> None:
+    ahead = 60
+    done: queue.SimpleQueue[tuple[bool, bool]] = queue.SimpleQueue()
+
+    def send_ahead(stream: ServerStream) -> None:
+        for _ in range(ahead):
+            stream.send(FetchResponse(2, []), LARGE)
+
+    def handler(stream: ServerStream) -> None:
+        at_first = stream.send_now(FetchResponse(1, []))
+        blocked = threading.Thread(target=send_ahead, args=(stream,))
+        blocked.start()
+        eventually(lambda: stream.sending_for_s > 0.2, 30, "a client that takes nothing")
+        done.put((at_first, stream.send_now(FetchResponse(3, []))))
+        blocked.join()
+        stream.receive()
+
+    with serving(handler) as connection:
+        stream = connection.open_stream("s")
+        stream.send(REQUEST)
+        assert done.get(timeout=30) == (True, False)
+        assert read(stream, 1 + ahead) == [FetchResponse(1, []), *[FetchResponse(2, [])] * ahead]
+        stream.close()
+
+
 def test_whoever_posts_answers_does_not_wait_for_a_client_that_reads_none() -> None:
     count, ahead = 100, 60
     posted = threading.Event()

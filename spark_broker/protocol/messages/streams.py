@@ -24,7 +24,8 @@ from spark_broker.protocol.messages.common import (
 class AppendRequest(Message, frozen=True):
     """One micro-batch for one partition; the payload is the encapsulated Arrow message with its placeholders.
 
-    acks: 0 (no response is sent), 1 or -1 (all).
+    acks: 0 (no response is sent), 1 or -1 (all). `answers_read`: how many answers of this stream the client has read; a
+    client that has read nearly all of them is answered without a detour.
     """
 
     correlation_id: int
@@ -35,6 +36,7 @@ class AppendRequest(Message, frozen=True):
     timeout_ms: Milliseconds
     schema_id: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
     transactional_id: Name = ""
+    answers_read: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class AppendResponse(Message, frozen=True):

@@ -56,6 +56,11 @@ class _ServerStream:
                 self._process.world.invariants.acknowledged(self._process, *request, message.base_offset)
         self._end.send((message, b"".join(payload)))
 
+    def send_now(self, message: Message) -> bool:
+        with suppress(NetworkError):
+            self.send(message)
+        return True
+
     def post(self, message: Message, sent: Callable[[], object]) -> None:
         sent()
         with suppress(NetworkError):  # as in the thread that sends what was posted
@@ -96,7 +101,7 @@ class _AppendServer:
                 _run(self._server, self._end)
             except _HeldError:
                 # The batch begins anew once the answer is there: it has no token yet, and nothing is stored.
-                self._server._waiting.release()
+                self._server.answers.waiting.release()
                 self._stream.put_back()
             else:
                 return

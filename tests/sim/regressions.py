@@ -242,4 +242,10 @@ REGRESSIONS = [
         found="as 404924",
         mended="testing/simulation/invariants.py",
     ),
+    Regression(
+        seed=1010151,
+        events=500,
+        found="a broker with a full disk sent heartbeats before its registration was answered, without a pause",
+        mended="testing/simulation/broker.py",
+    ),
 ]

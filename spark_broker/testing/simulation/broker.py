@@ -195,7 +195,8 @@ class BrokerProcess(NetworkNode):
             self._session_ended(error)
 
     def _send_heartbeat(self) -> None:
-        if self._session is not None and not self._session.closed:
+        """Not before the controller has answered the registration, and said how often."""
+        if self._heartbeat_ms and self._session is not None and not self._session.closed:
             self._session.send(self.membership.heartbeat())
             self._beat.set(self._heartbeat_ms)
 
@@ -210,6 +211,7 @@ class BrokerProcess(NetworkNode):
         if self._session is not None:
             self._session.close()
             self._session = None
+        self._heartbeat_ms = 0
         self._stalled = None
         self._heard.cancel()
         self._beat.cancel()

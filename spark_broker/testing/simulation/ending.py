@@ -18,6 +18,9 @@ from spark_broker.testing.simulation.violation import ViolationError
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
+ENDING_EVENTS_MAX = 200_000
+"""A hundred times what it takes: somebody goes on at once, for ever, and no time passes."""
+
 QUIET_MS = 30_000
 """Virtual time within which everything has to be in its place again."""
 
@@ -34,6 +37,7 @@ def end(world: World) -> None:
     if world.groups is not None:
         world.groups.stop()
     deadline_us = world.scheduler.now_us + QUIET_MS * 1000
+    events_max = world.scheduler.events + ENDING_EVENTS_MAX
     missing = _missing(world)
     while missing:
         if world.scheduler.now_us > deadline_us:
@@ -43,6 +47,8 @@ def end(world: World) -> None:
         look_us = world.scheduler.now_us + LOOK_MS * 1000
         while world.scheduler.now_us < look_us:
             world.step()
+            if world.scheduler.events > events_max:
+                raise ViolationError("the cluster comes to rest", f"{ENDING_EVENTS_MAX:,} events while it healed")
         missing = _missing(world)
     _compare_all(world)
     _judge(world)

@@ -60,6 +60,15 @@ class OpenedLog:
     state: LogState
 
 
+@dataclass(frozen=True, slots=True)
+class WantedLog:
+    """A replica of this broker. `is_electable`: it is in the ISR or the ELR, where an empty log would do harm."""
+
+    topic: Topic
+    number: int
+    is_electable: bool
+
+
 class LogOpener:
     """Opens or creates logs in a broker's directory."""
 
@@ -69,12 +78,12 @@ class LogOpener:
         self._high_watermarks = dict(high_watermarks)
         self._map_all = map_all
 
-    def open(self, wanted: Mapping[PartitionKey, Topic]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
+    def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
         """Each log, or why it cannot be used. All names are durable then."""
-        slow = {key: topic for key, topic in wanted.items() if self._has_syncs(topic, key[1])}
-        quick = {key: topic for key, topic in wanted.items() if key not in slow}
-        opened = dict(zip(slow, self._map_all(self._try_open, slow.items()), strict=True))
-        opened.update(zip(quick, one_by_one(self._try_open, quick.items()), strict=True))
+        slow = {key: one for key, one in wanted.items() if self._has_syncs(one)}
+        quick = {key: one for key, one in wanted.items() if key not in slow}
+        opened = dict(zip(slow, self._map_all(self._try_open, slow.values()), strict=True))
+        opened.update(zip(quick, one_by_one(self._try_open, quick.values()), strict=True))
         try:
             self._directory.sync_names()
         except SparkBrokerError as error:
@@ -84,19 +93,20 @@ class LogOpener:
             return dict.fromkeys(wanted, error)
         return {key: opened[key] for key in wanted}
 
-    def _has_syncs(self, topic: Topic, number: int) -> bool:
+    def _has_syncs(self, wanted: WantedLog) -> bool:
         crashed = self._directory.start_kind is not StartKind.CLEAN
-        return crashed or not self._directory.has_partition(topic.name, number)
+        return crashed or not self._directory.has_partition(wanted.topic.name, wanted.number)
 
-    def _try_open(self, wanted: tuple[PartitionKey, Topic]) -> OpenedLog | SparkBrokerError:
+    def _try_open(self, wanted: WantedLog) -> OpenedLog | SparkBrokerError:
         try:
-            return self._open(wanted[1], wanted[0][1])
+            return self._open(wanted)
         except SparkBrokerError as error:
             return error
 
-    def _open(self, topic: Topic, number: int) -> OpenedLog:
+    def _open(self, wanted: WantedLog) -> OpenedLog:
+        topic, number = wanted.topic, wanted.number
         high_watermark = self._high_watermarks.pop((topic.topic_id, number), 0)
-        if high_watermark and not self._directory.has_partition(topic.name, number):
+        if high_watermark and wanted.is_electable and not self._directory.has_partition(topic.name, number):
             # An empty log in its place might be elected, and everybody would throw the records away.
             raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
         path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)

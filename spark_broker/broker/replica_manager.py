@@ -12,7 +12,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.broker.fetcher import Fetcher, FetcherSettings, ReplicaFetcher
 from spark_broker.broker.lease import Lease
-from spark_broker.broker.log_opener import LogOpener, MapAll, OpenedLog, one_by_one
+from spark_broker.broker.log_opener import LogOpener, MapAll, OpenedLog, WantedLog, one_by_one
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.room import Room
 from spark_broker.broker.topic import Topic
@@ -223,12 +223,17 @@ class ReplicaManager:
     def _open_missing(self, keys: Iterable[PartitionKey]) -> None:
         """Open or create the logs of these replicas, as far as they belong here and are not open."""
         missing = [key for key in sorted(keys) if self._is_missing(key)]
-        opened = self._opener.open({key: self._topics[key[0]] for key in missing})
+        opened = self._opener.open({key: self._wanted(key) for key in missing})
         found = {key: self._partition_of(key, one) for key, one in opened.items() if isinstance(one, OpenedLog)}
         self._partitions = {**self._partitions, **found}
         for key, one in opened.items():
             if not isinstance(one, OpenedLog):
                 self._cannot_open(key, one)
+
+    def _wanted(self, key: PartitionKey) -> WantedLog:
+        state = self.image.partition(*key)
+        electable = state is not None and self.broker_id in (*state.isr, *state.elr)
+        return WantedLog(self._topics[key[0]], key[1], electable)
 
     def _is_missing(self, key: PartitionKey) -> bool:
         if key in self._partitions or key in self._offline or self._damaged.is_unheard(key):

@@ -120,8 +120,8 @@ def test_a_partition_whose_directory_was_removed_is_damaged_and_the_broker_goes_
         leader.append(b"b", epoch=0)
 
 
-def test_a_directory_that_was_removed_just_before_a_crash_is_damage_to_the_next_process(rig: Rig) -> None:
-    """Nobody has noticed, and an empty log in its place could be elected: the others would throw their records away."""
+def crash_without_directory(rig: Rig) -> RigBroker:
+    """Somebody removes the partition's directory, and the leader's process ends before it notices."""
     leader = rig.brokers[0]
     maintain(rig, 0)
     assert leader.directory.read_high_watermarks() == {KEY: leader.partition.replica.high_watermark}
@@ -131,8 +131,22 @@ def test_a_directory_that_was_removed_just_before_a_crash_is_damage_to_the_next_
     shutil.rmtree(leader.directory.path / "t-0")
     again = rig.brokers[0] = RigBroker(rig.base, 0, rig.settings)
     again.manager.registered(0, 2)
+    return again
+
+
+def test_a_directory_that_was_removed_just_before_a_crash_is_damage_to_the_next_process(rig: Rig) -> None:
+    """An empty log in its place could be elected: the others would throw their records away."""
+    again = crash_without_directory(rig)
     rig.publish(0)
     assert again.manager.damaged == [KEY]
+
+
+def test_where_the_replica_is_not_electable_it_is_fetched_again(rig: Rig) -> None:
+    """As one that was moved away, with its directory, and back."""
+    again = crash_without_directory(rig)
+    rig.publish(0, leader=1, leader_epoch=1, isr=(1,))
+    assert again.manager.damaged == []
+    assert again.partition.log.log_end_offset == 0
 
 
 def test_a_roll_in_a_directory_that_was_removed_stores_nothing_and_is_damage(tmp_path: Path) -> None:

@@ -248,4 +248,10 @@ REGRESSIONS = [
         found="a broker with a full disk sent heartbeats before its registration was answered, without a pause",
         mended="testing/simulation/broker.py",
     ),
+    Regression(
+        seed=1009417,
+        events=500,
+        found="a replica that was moved away and back was taken for one whose directory somebody had removed",
+        mended="broker/log_opener.py",
+    ),
 ]

@@ -274,7 +274,7 @@ class ClusterConfig(Config):
     )
     num_recovery_threads_per_data_dir: int = setting(
         4,
-        "Threads that make the logs of a new topic, or recover after a crash of the machine. Kafka's default is 2.",
+        "Threads that make the logs of a new topic, or open those that are there after a crash. Kafka's default is 2.",
         between(1, 64),
     )
     log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", at_least(10))

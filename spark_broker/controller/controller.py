@@ -94,7 +94,12 @@ class Controller:
     def handle(self, event: Event, now_ms: int) -> Outcome:
         """Decide on one event. `now_ms` never falls from one event to the next."""
         self._records, self._effects = [], []
+        full = set(self._full)
         self._dispatch(event, now_ms)
+        if self._elections_wait and (self._records or self._full != full):
+            # Whoever would rather lead may have left the ISR since, or its disk be full.
+            records = fencing.elect_leaders(self.image, others_come=True, full=self._full)
+            self._apply(records, "nobody is left who would rather lead")
         self._answer_stops()
         return Outcome(tuple(self._records), tuple(self._effects))
 
@@ -154,7 +159,7 @@ class Controller:
         self._follow(self.sessions.tick(now_ms), now_ms)
         if self._elections_wait and not self._absences.just_begun(fencing.OTHERS_COME_MS, now_ms):
             self._elections_wait = False
-            self._apply(fencing.elect_waiting(self.image, self._full), "who would rather lead is not back")
+            self._apply(fencing.elect_leaders(self.image, full=self._full), "who would rather lead is not back")
         if not self._cluster_stops:
             for decision in self._housekeeping.tick(self.image, now_ms):
                 self._apply(decision.records, decision.why)

@@ -72,26 +72,21 @@ def fence_all(image: MetadataImage) -> tuple[MetadataRecord, ...]:
 def unfence(
     image: MetadataImage, broker_id: int, *, others_come: bool = False, full: Collection[int] = ()
 ) -> tuple[MetadataRecord, ...]:
-    """The broker is ready: it leads the partitions without a leader in whose ISR or ELR it is.
+    """The broker is ready: it leads what has no leader and has it in its ISR or ELR. Rest: `elect_leaders`."""
+    record = BrokerChangeRecord(broker_id, image.brokers[broker_id].epoch, fenced=False)
+    return (record, *elect_leaders(image.apply([record]), others_come=others_come, full=full))
 
-    `full`: see `elect`. `others_come`: not those that somebody leads rather who is not back yet. See `OTHERS_COME_MS`.
+
+def elect_leaders(
+    image: MetadataImage, *, others_come: bool = False, full: Collection[int] = ()
+) -> tuple[MetadataRecord, ...]:
+    """Whoever is live leads what has no leader.
+
+    `full`: see `elect`. `others_come`: not what somebody leads rather who is not back yet. See `OTHERS_COME_MS`.
     """
-    broker = image.brokers[broker_id]
-    records: list[MetadataRecord] = [BrokerChangeRecord(broker_id, broker.epoch, fenced=False)]
-    image = image.apply(records)
-    for topic, number, state in image.partitions():
-        if state.leader != NO_LEADER or broker_id not in state.replicas:
-            continue
-        if not (others_come and awaits_a_better(state, image.is_live, full)):
-            records += lead_again(topic, number, state, image.is_live, full)
-    return tuple(records)
-
-
-def elect_waiting(image: MetadataImage, full: Collection[int] = ()) -> tuple[MetadataRecord, ...]:
-    """Nobody is waited for any longer: whoever is live leads what has no leader."""
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
-        if state.leader == NO_LEADER:
+        if state.leader == NO_LEADER and not (others_come and awaits_a_better(state, image.is_live, full)):
             records += lead_again(topic, number, state, image.is_live, full)
     return tuple(records)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import MetadataImage, PartitionState
 
 CRASH_LOSES = 2
 
@@ -28,8 +28,13 @@ class Copies:
     def log(self, topic_id: str, number: int, broker: int) -> Log:
         return self.logs.get((topic_id, number, broker), ())
 
-    def ends(self) -> dict[tuple[int, str, int], tuple[int, int]]:
-        return {(broker, topic_id, number): reach(log) for (topic_id, number, broker), log in self.logs.items()}
+    def ends(self, image: MetadataImage) -> dict[tuple[int, str, int], tuple[int, int]]:
+        """Of every replica, also of those that have nothing."""
+        return {
+            (broker, topic.topic_id, number): reach(self.log(topic.topic_id, number, broker))
+            for topic, number, state in image.partitions()
+            for broker in state.replicas
+        }
 
     def append(self, topic_id: str, number: int, state: PartitionState, *, committed: bool) -> None:
         written = (*self.log(topic_id, number, state.leader), state.leader_epoch)
@@ -47,8 +52,13 @@ class Copies:
         for key in [key for key in self.logs if key[2] == broker]:
             self.logs[key] = self.logs[key][:-CRASH_LOSES]
 
+    def delete_moved_away(self, topic_id: str, number: int, state: PartitionState) -> None:
+        for broker in [b for id_, n, b in self.logs if (id_, n) == (topic_id, number) and b not in state.replicas]:
+            del self.logs[topic_id, number, broker]
+
     def check(self, topic_id: str, number: int, state: PartitionState, *, unclean: bool) -> None:
         key = (topic_id, number)
+        self.delete_moved_away(*key, state)
         if state.leader != -1 and unclean and self.elected.get(key, -1) < state.leader_epoch:
             mine = self.log(*key, state.leader)
             others = [self.log(*key, broker) for broker in state.replicas]

@@ -94,6 +94,23 @@ def test_a_broker_that_comes_late_gets_its_partitions_at_the_first_balance_and_n
     assert led(cluster) == {0: 10, 1: 10, 2: 10}
 
 
+def test_nobody_is_waited_for_who_has_left_the_isr_meanwhile() -> None:
+    cluster = stopped_cluster()
+    come_back(cluster, 0)
+    register_again(cluster, 1, "machine_crash")  # It is not ready yet, and no longer in an ISR.
+    assert led(cluster) == {0: 15, -1: 15}  # Half of what broker 1 led, the other half waits for broker 2.
+    come_back(cluster, 2)
+    assert led(cluster) == {0: 15, 2: 15}
+
+
+def test_nobody_is_waited_for_whose_disk_is_full() -> None:
+    cluster = stopped_cluster()
+    come_back(cluster, 0)
+    register_again(cluster, 1)
+    cluster.beat(1, ready=False, full=True)
+    assert led(cluster) == {0: 15, -1: 15}  # Half of what broker 1 led, the other half waits for broker 2.
+
+
 def test_where_others_lead_a_broker_that_is_back_waits_for_nobody() -> None:
     """The wait is for a start. Here broker 2 has served all the time, with no part in these partitions."""
     cluster = Cluster()

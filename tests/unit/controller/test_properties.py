@@ -68,7 +68,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(broker=brokers, wants_shutdown=st.booleans(), full=st.sampled_from([False, False, True]))
     def heartbeat(self, broker: int, wants_shutdown: bool, full: bool) -> None:
-        self.cluster.logs = self.copies.ends()
+        self.cluster.logs = self.copies.ends(self.cluster.image)
         before = set(self.cluster.full)
         if self.cluster.beat(broker, wants_shutdown=wants_shutdown, full=full) is None:
             self.cluster.full = before
@@ -84,7 +84,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(ms=st.integers(0, 12_000))
     def pass_time(self, ms: int) -> None:
-        self.cluster.logs = self.copies.ends()
+        self.cluster.logs = self.copies.ends(self.cluster.image)
         self.cluster.pass_time(ms, alive=[b for b in range(BROKERS) if self.connected(b)])
 
     @rule()
@@ -202,8 +202,8 @@ class ClusterMachine(RuleBasedStateMachine):
                 assert not image.brokers[state.leader].fenced
             elif any(image.is_live(broker) for broker in (*state.isr, *state.elr)):
                 # While the cluster starts, it waits for whoever leads it rather: for how long is in test_cold_start.
-                rather = [broker for broker in state.replicas if broker in (state.isr or state.elr)]
-                assert not image.is_live(rather[0]) or self.cluster.full
+                members = [broker for broker in state.replicas if broker in (state.isr or state.elr)]
+                assert not image.is_live(min(members, key=self.cluster.full.__contains__))
 
     @invariant()
     def a_snapshot_rebuilds_the_image(self) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from spark_broker import Admin, Consumer, NewTopic, Producer
 from spark_broker.errors import SparkBrokerError
+from tests.soak import census
 
 STEADY = "steady"
 PASSING = "passing"
@@ -123,6 +124,7 @@ class Clients:
 
 def main() -> None:
     """Work so long."""
+    census.begin()
     clients = Clients(sys.argv[1], float(sys.argv[2]))
     clients.run()
     json.dump(dict(sorted(clients.counts.items())), sys.stdout)

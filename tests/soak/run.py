@@ -23,7 +23,8 @@ from rich.console import Console
 from rich.table import Table
 
 from spark_broker.broker.hosting import FEW_ARENAS
-from tests.soak.samples import Growth, Sample, growth
+from tests.soak import census
+from tests.soak.samples import Growth, Line, Sample, growth
 from tests.support.process_cluster import ProcessCluster
 
 KILLED = 2
@@ -63,7 +64,10 @@ def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
     """Run it."""
     samples: dict[str, list[Sample]] = {}
     kills = 0
-    with ProcessCluster(directory, 3, FORGETS_SOON) as cluster:
+    counts = directory / "census"
+    counts.mkdir()
+    os.environ[census.DIRECTORY] = str(counts)
+    with ProcessCluster(directory, 3, FORGETS_SOON, entry="tests.soak.census:run_broker") as cluster:
         began = time.monotonic()
         command = [sys.executable, "-m", "tests.soak.clients", cluster.bootstrap_servers, str(minutes * 60)]
         # As docs/reliability.md advises for a service: what glibc keeps in many arenas would hide what is ours.
@@ -86,15 +90,21 @@ def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
 def show(report: Report) -> None:
     """As tables."""
     console = Console(width=120)
-    table = Table("process", "memory, MB", "a hour", "threads", "open files", title=f"{report.minutes:g} minutes")
+    table = Table(title=f"{report.minutes:g} minutes", caption="mean, and its growth an hour; threads and files: more")
+    for heading in ("process", "memory, MB", "of that in use, MB", "Python objects", "threads", "open files"):
+        table.add_column(heading, justify="left" if heading == "process" else "right")
     for one in report.growth:
-        percent = f"{one.memory_percent_h:+.2f} %"
-        table.add_row(one.name, f"{one.memory_mb:,.1f}", percent, f"{one.threads:+d}", f"{one.files:+d}")
+        lines = (_line(one.memory), _line(one.used), _line(one.objects, digits=0))
+        table.add_row(one.name, *lines, f"{one.threads:+d}", f"{one.files:+d}")
     console.print(table)
     done = Table("done", "times", title=f"{report.kills} kills of a broker")
     for name, count in report.done.items():
         done.add_row(name, f"{count:,}")
     console.print(done)
+
+
+def _line(line: Line | None, *, digits: int = 1) -> str:
+    return "-" if line is None else f"{line.mean:,.{digits}f} ({line.percent_h:+.2f} %)"
 
 
 def main(given: list[str] | None = None) -> int:

@@ -7,36 +7,50 @@ from collections.abc import Sequence
 import msgspec
 import psutil
 
+from tests.soak.census import Census
+
 WARM_UP = 1 / 6
 """Of the time, how much does not count: caches fill, and allocators find their size."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Of one process. `at_s`: since the beginning. `memory_mb`: its own, without the files that it has mapped."""
+    """Of one process. `at_s`: since the beginning. `memory_mb`: its own, without the files that it has mapped.
+
+    `census`: what it says that it uses of that.
+    """
 
     at_s: float
     memory_mb: float
     threads: int
     files: int
+    census: Census | None = None
 
     @staticmethod
     def of(process: psutil.Process, at_s: float) -> Sample:
         """Now. Raises psutil.Error when it is gone."""
         with process.oneshot():
             memory = process.memory_info()
-            memory_mb = (memory.rss - memory.shared) / 1e6
-            return Sample(at_s, round(memory_mb, 2), process.num_threads(), process.num_fds())
+            memory_mb = round((memory.rss - memory.shared) / 1e6, 2)
+            return Sample(at_s, memory_mb, process.num_threads(), process.num_fds(), Census.of(process.pid))
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line through figures over time. `percent_h`: its slope, in percent of the mean."""
+
+    mean: float
+    percent_h: float
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """Of one process, after the warm-up. `memory_percent_h`: the slope of a line through it, in percent of its mean.
+    """Of one process, after the warm-up. `memory`: MB; `used`, `objects`: what the census says, where there is one.
 
     `threads`, `files`: by how much the highest of the last third is above the highest of the third before it.
     """
 
     name: str
-    memory_mb: float
-    memory_percent_h: float
+    memory: Line
+    used: Line | None
+    objects: Line | None
     threads: int
     files: int
 
@@ -44,21 +58,23 @@ class Growth(msgspec.Struct, frozen=True):
 def growth(name: str, samples: Sequence[Sample]) -> Growth:
     """Of these, in the order of time."""
     counted = samples[int(len(samples) * WARM_UP) :]
-    mean = sum(one.memory_mb for one in counted) / len(counted)
     third = max(len(counted) // 3, 1)
     before, last = counted[-2 * third : -third] or counted, counted[-third:]
+    censuses = [(sample.at_s, sample.census) for sample in counted if sample.census is not None]
     return Growth(
         name=name,
-        memory_mb=round(mean, 1),
-        memory_percent_h=round(_slope_per_s(counted) * 3600 / mean * 100, 2),
-        threads=max(one.threads for one in last) - max(one.threads for one in before),
-        files=max(one.files for one in last) - max(one.files for one in before),
+        memory=_line([(sample.at_s, sample.memory_mb) for sample in counted]),
+        used=_line([(at_s, census.used_mb) for at_s, census in censuses]) if censuses else None,
+        objects=_line([(at_s, census.objects) for at_s, census in censuses]) if censuses else None,
+        threads=max(sample.threads for sample in last) - max(sample.threads for sample in before),
+        files=max(sample.files for sample in last) - max(sample.files for sample in before),
     )
 
 
-def _slope_per_s(samples: Sequence[Sample]) -> float:
-    """Of the least-squares line through the memory, in MB a second; 0 for a single sample."""
-    mean_s = sum(one.at_s for one in samples) / len(samples)
-    mean_mb = sum(one.memory_mb for one in samples) / len(samples)
-    spread = sum((one.at_s - mean_s) ** 2 for one in samples)
-    return sum((one.at_s - mean_s) * (one.memory_mb - mean_mb) for one in samples) / spread if spread else 0.0
+def _line(figures: Sequence[tuple[float, float]]) -> Line:
+    """The least-squares line through figures at these seconds; flat for a single one."""
+    mean_s = sum(at_s for at_s, _ in figures) / len(figures)
+    mean = sum(figure for _, figure in figures) / len(figures)
+    spread = sum((at_s - mean_s) ** 2 for at_s, _ in figures)
+    slope = sum((at_s - mean_s) * (figure - mean) for at_s, figure in figures) / spread if spread else 0.0
+    return Line(round(mean, 1), round(slope * 3600 / mean * 100, 2))

@@ -38,6 +38,7 @@ class ProcessCluster:
 
     `places`: one for each broker, which then has a `log.dirs` of its own: a bootstrap list survives the end of all
     of them. `controller_host`: what the controller binds; `output`: where brokers' words go.
+    `entry`: what a broker's process runs, as module:function.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ProcessCluster:
         places: Sequence[Place] = (),
         controller_host: str = LOOPBACK,
         output: Path | None = None,
+        entry: str = RUN_BROKER,
     ) -> None:
         self.base = base
         self.log_dirs = base / "logs"
@@ -57,6 +59,7 @@ class ProcessCluster:
         self._own_log_dirs = bool(places)
         self._controller_host = controller_host
         self._output = output
+        self._entry = entry
         self._lock = threading.RLock()
         self._brokers: dict[int, KeptBroker] = {}  # by slot
         self._all: list[KeptBroker] = []
@@ -113,7 +116,7 @@ class ProcessCluster:
         executor = ProcessIdentity(os.getpid(), process_start_time(os.getpid()) or 0)
         path = Path(os.devnull) if self._output is None else self._output / f"slot-{slot}.log"
         with path.open("ab") as log:
-            return hosting.start(spec, RUN_BROKER, executor, command=place.command, log=log)
+            return hosting.start(spec, self._entry, executor, command=place.command, log=log)
 
     def log_dirs_of(self, slot: int) -> Path:
         """Under which a slot's broker claims its directory."""

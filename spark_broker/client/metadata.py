@@ -149,7 +149,7 @@ class ClusterMetadata:
         """
         grace = Deadline.after_ms(BOOTSTRAP_GRACE_MS)
         rounds = itertools.count()
-        asked: list[Unanswered] = []
+        latest: dict[Address, Unanswered] = {}  # of each address, from all rounds
 
         def may_answer(error: SparkBrokerError) -> bool:
             if isinstance(error, BootstrapUnreachableError):
@@ -158,14 +158,14 @@ class ClusterMetadata:
 
         try:
             return call_with_retries(
-                lambda: self._ask_each(request, deadline, next(rounds), asked),
+                lambda: self._ask_each(request, deadline, next(rounds), latest),
                 deadline=deadline,
                 backoff=self.backoff,
                 closing=self.closing,
                 retry=may_answer,
             )
         except (BootstrapUnreachableError, RequestTimedOutError) as error:
-            raise explained(error, asked) from None
+            raise explained(error, list(latest.values())) from None
 
     def call(self, address: Address, request: Message, deadline: Deadline) -> CallResponse:
         """One call to one broker, without retries."""
@@ -187,9 +187,11 @@ class ClusterMetadata:
             self._refreshed.notify_all()
         self.pool.close()
 
-    def _ask_each(self, request: Message, deadline: Deadline, round_: int, asked: list[Unanswered]) -> CallResponse:
-        """`asked` has afterwards who did not answer."""
-        asked.clear()
+    def _ask_each(
+        self, request: Message, deadline: Deadline, round_: int, latest: dict[Address, Unanswered]
+    ) -> CallResponse:
+        """One round. `latest` has afterwards who did not answer, and why."""
+        asked: list[Unanswered] = []
         candidates = self._candidates()
         for address in candidates:
             if asked and deadline.expired:
@@ -197,10 +199,7 @@ class ClusterMetadata:
             timeout_ms = min(self._attempt_timeout_ms(request, round_), max(1, deadline.remaining_ms))
             try:
                 answer = self.pool.call(address, request, timeout_ms=timeout_ms)
-            except _UNANSWERED as error:
-                self._suspects[address] = time.monotonic()
-                asked.append(Unanswered(address, error))
-            except ThrottlingQuotaExceededError as error:
+            except (*_UNANSWERED, ThrottlingQuotaExceededError) as error:
                 self._suspects[address] = time.monotonic()  # the others may have less to do
                 asked.append(Unanswered(address, error))
             except LeaderNotAvailableError as error:
@@ -211,6 +210,7 @@ class ClusterMetadata:
             else:
                 self._suspects.pop(address, None)
                 return answer
+            latest[address] = asked[-1]
         raise no_broker_answered(asked, all_asked=len(asked) == len(candidates))
 
     def _attempt_timeout_ms(self, request: Message, round_: int) -> int:

@@ -12,6 +12,10 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Admin, Consumer, Producer
+from spark_broker.client.connections import ConnectionPool
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.retry import Backoff, Deadline
+from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
     RequestTimedOutError,
@@ -128,6 +132,26 @@ def test_a_broker_that_takes_connections_and_does_not_answer_is_not_called_unrea
         silent.kill()
     assert f"127.0.0.1:{silent.port} takes connections, but has not answered" in caught.value.message
     assert "overloaded or frozen" in caught.value.message
+    assert f"{refused} refuses connections" in caught.value.message
+
+
+def test_whoever_gives_up_says_what_earlier_rounds_heard_of_an_address(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last round has time for the first address only."""
+    refused, silent = parse_addresses([refused_address()])[0], Proxy(cluster.brokers[0].port)
+    silent.freeze()
+    rounds = iter([[refused, Address("127.0.0.1", silent.port)]])
+    later = [Address("127.0.0.1", silent.port), refused]
+    monkeypatch.setattr(ClusterMetadata, "_candidates", lambda _: next(rounds, later))
+    metadata = ClusterMetadata((refused,), ConnectionPool(), Backoff(10, 10), request_timeout_ms=30_000)
+    try:
+        with pytest.raises(RequestTimedOutError) as caught:
+            metadata.refresh(Deadline.after_ms(2000))
+    finally:
+        metadata.close()
+        silent.kill()
+    assert f"127.0.0.1:{silent.port} takes connections, but has not answered" in caught.value.message
     assert f"{refused} refuses connections" in caught.value.message
 
 

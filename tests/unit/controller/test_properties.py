@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -212,4 +213,4 @@ class ClusterMachine(RuleBasedStateMachine):
         assert image_from_snapshot(records, image.next_offset) == image
 
 
-TestClusterMachine = ClusterMachine.TestCase
+TestClusterMachine = pytest.mark.timeout(600)(ClusterMachine.TestCase)  # a thousand stories, on a busy machine

@@ -14,14 +14,17 @@ class Proxy:
         self._target = target
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
+        self._killed = False
         self._flowing = threading.Event()
         self._flowing.set()
-        self._listener = self._listen(0)
+        self._listener = self._bound(0)
         self.port: int = self._listener.getsockname()[1]
+        self._serve()
 
     def kill(self) -> None:
         """As SIGKILL: the port refuses, and every connection is reset."""
         with self._lock:
+            self._killed = True
             sockets = list(self._sockets)
             self._sockets.clear()
         for one in [self._listener, *sockets]:
@@ -33,7 +36,8 @@ class Proxy:
     def revive(self) -> None:
         """The port answers again."""
         self._flowing.set()
-        self._listener = self._listen(self.port)
+        self._listener = self._bound(self.port)
+        self._serve()
 
     def freeze(self) -> None:
         """As SIGSTOP: connections stay open and nothing moves on them."""
@@ -42,25 +46,41 @@ class Proxy:
     def thaw(self) -> None:
         self._flowing.set()
 
-    def _listen(self, port: int) -> socket.socket:
+    def _bound(self, port: int) -> socket.socket:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen(64)
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return listener
+
+    def _serve(self) -> None:
+        self._killed = False
+        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                for one in (client, server):
-                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                with self._lock:
-                    self._sockets |= {client, server}
-                for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._target))
+                except OSError:
+                    client.close()
+                    raise
+                self._join(client, server)
+
+    def _join(self, client: socket.socket, server: socket.socket) -> None:
+        for one in (client, server):
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        with self._lock:
+            killed = self._killed
+            if not killed:
+                self._sockets |= {client, server}
+        if killed:  # while this one was being connected
+            client.close()
+            server.close()
+            return
+        for source, sink in ((client, server), (server, client)):
+            threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
 
     def _forward(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):

@@ -91,6 +91,11 @@ class Controller:
         self._records: list[MetadataRecord] = []
         self._effects: list[Effect] = []
 
+    @property
+    def full(self) -> frozenset[int]:
+        """Brokers with a session that have said that their disks have no room."""
+        return frozenset(self._full)
+
     def handle(self, event: Event, now_ms: int) -> Outcome:
         """Decide on one event. `now_ms` never falls from one event to the next."""
         self._records, self._effects = [], []

@@ -204,7 +204,7 @@ class ClusterMachine(RuleBasedStateMachine):
             elif any(image.is_live(broker) for broker in (*state.isr, *state.elr)):
                 # While the cluster starts, it waits for whoever leads it rather: for how long is in test_cold_start.
                 members = [broker for broker in state.replicas if broker in (state.isr or state.elr)]
-                assert not image.is_live(min(members, key=self.cluster.full.__contains__))
+                assert not image.is_live(min(members, key=self.cluster.controller.full.__contains__))
 
     @invariant()
     def a_snapshot_rebuilds_the_image(self) -> None:

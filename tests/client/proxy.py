@@ -14,30 +14,23 @@ class Proxy:
         self._target = target
         self._lock = threading.Lock()
         self._sockets: set[socket.socket] = set()
-        self._killed = False
         self._flowing = threading.Event()
         self._flowing.set()
-        self._listener = self._bound(0)
+        self._listener = self._listen(0)
         self.port: int = self._listener.getsockname()[1]
-        self._serve()
 
     def kill(self) -> None:
         """As SIGKILL: the port refuses, and every connection is reset."""
-        with self._lock:
-            self._killed = True
-            sockets = list(self._sockets)
+        with self._lock:  # A connection that is being made sees the closed listener, or is closed here.
+            for one in [self._listener, *self._sockets]:
+                _close(one)
             self._sockets.clear()
-        for one in [self._listener, *sockets]:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
         self._flowing.set()
 
     def revive(self) -> None:
         """The port answers again."""
         self._flowing.set()
-        self._listener = self._bound(self.port)
-        self._serve()
+        self._listener = self._listen(self.port)
 
     def freeze(self) -> None:
         """As SIGSTOP: connections stay open and nothing moves on them."""
@@ -46,16 +39,13 @@ class Proxy:
     def thaw(self) -> None:
         self._flowing.set()
 
-    def _bound(self, port: int) -> socket.socket:
+    def _listen(self, port: int) -> socket.socket:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
         listener.listen(64)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return listener
-
-    def _serve(self) -> None:
-        self._killed = False
-        threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
 
     def _accept(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -66,19 +56,17 @@ class Proxy:
                 except OSError:
                     client.close()
                     raise
-                self._join(client, server)
+                self._join(listener, client, server)
 
-    def _join(self, client: socket.socket, server: socket.socket) -> None:
+    def _join(self, listener: socket.socket, client: socket.socket, server: socket.socket) -> None:
         for one in (client, server):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
-            killed = self._killed
-            if not killed:
-                self._sockets |= {client, server}
-        if killed:  # while this one was being connected
-            client.close()
-            server.close()
-            return
+            if listener.fileno() < 0:  # It was killed while this connection was being made.
+                _close(client)
+                _close(server)
+                return
+            self._sockets |= {client, server}
         for source, sink in ((client, server), (server, client)):
             threading.Thread(target=self._forward, args=(source, sink), daemon=True).start()
 
@@ -88,8 +76,12 @@ class Proxy:
                 self._flowing.wait()
                 sink.sendall(data)
         for one in (source, sink):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-            one.close()
+            _close(one)
         with self._lock:
             self._sockets -= {source, sink}
+
+
+def _close(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

@@ -80,9 +80,10 @@ class Running:
         return self.connection.call(request, timeout_ms=20_000)
 
     def close(self) -> None:
+        """The service first: while it decides, it fences whoever dies before it, and records that."""
+        self.service.close()
         for broker in self.brokers:
             broker.die()
-        self.service.close()
         self.connection.close()
 
 

@@ -185,6 +185,12 @@ class TopicConfig(Config):
     segment_bytes: int = setting(
         1_073_741_824, "Roll a segment before it grows beyond this size.", between(1024, INT32_MAX)
     )
+    segment_index_bytes: int = setting(
+        1_048_576,
+        "Roll a segment before its index grows beyond this size: 80 bytes for each micro-batch, which a broker keeps in "
+        "memory while the segment is the newest. Kafka's default is 10 MiB.",
+        between(1024, INT32_MAX),
+    )
     segment_ms: int = setting(604_800_000, "Roll a segment this long after its first append.", at_least(1))
     max_message_bytes: int = setting(
         16_777_216,

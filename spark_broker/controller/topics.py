@@ -40,6 +40,9 @@ from spark_broker.protocol.messages import (
 MAX_PARTITIONS = 10_000
 """Most partitions of one topic: one careless request must not fill the metadata log."""
 
+INTERNAL_INDEX_BYTES = 65_536
+"""Of a segment of an internal topic: about 800 batches."""
+
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
 
@@ -136,8 +139,9 @@ def internal_topic_request(
     if image.topic(name) is not None:
         return None
     cluster = settings.cluster
-    # What they hold does not expire with retention: their coordinator moves the log start behind its snapshots.
-    config = {"retention.ms": "-1", "retention.bytes": "-1"}
+    # What they hold does not expire with retention: their coordinator moves the log start behind its snapshots. Their
+    # batches are small and many, and every broker keeps the newest segment's index in memory.
+    config = {"retention.ms": "-1", "retention.bytes": "-1", "segment.index.bytes": str(INTERNAL_INDEX_BYTES)}
     partitions, factor = cluster.offsets_topic_num_partitions, cluster.offsets_topic_replication_factor
     if name == TRANSACTION_STATE_TOPIC:
         partitions = cluster.transaction_state_log_num_partitions

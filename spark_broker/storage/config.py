@@ -12,6 +12,7 @@ class LogConfig:
     """Those of a topic's settings that its logs follow; -1 means no limit for the two retention settings."""
 
     segment_bytes: int = 1_073_741_824
+    segment_index_bytes: int = 1_048_576
     segment_ms: int = 604_800_000
     retention_ms: int = 604_800_000
     retention_bytes: int = -1
@@ -22,6 +23,7 @@ class LogConfig:
         """The log's part of a topic's settings."""
         return cls(
             segment_bytes=config.segment_bytes,
+            segment_index_bytes=config.segment_index_bytes,
             segment_ms=config.segment_ms,
             retention_ms=config.retention_ms,
             retention_bytes=config.retention_bytes,

@@ -24,7 +24,7 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.protocol.crc32c import Buffer
-from spark_broker.protocol.frame import NO_TIMESTAMP, BatchHeader, Frame
+from spark_broker.protocol.frame import ENTRY_BYTES, NO_TIMESTAMP, BatchHeader, Frame
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.files import is_full
 from spark_broker.storage.filesystem import LOCAL, FileSystem
@@ -150,6 +150,7 @@ class PartitionLog:
         active = segments[-1]
         return (
             active.size_bytes + length > self.config.segment_bytes
+            or active.index_bytes + ENTRY_BYTES > self.config.segment_index_bytes
             or schema_id != active.last.schema_id
             or append_time_ms - active.first.append_time_ms >= self.config.segment_ms
         )

@@ -158,6 +158,11 @@ class Segment:
         return self.end
 
     @property
+    def index_bytes(self) -> int:
+        """Bytes of the index, which is in memory; 0 where it is not."""
+        return 0 if self._index is None else len(self._index) * ENTRY_BYTES
+
+    @property
     def loaded(self) -> bool:
         return self._index is not None
 

@@ -20,6 +20,7 @@ from spark_broker.errors import (
     OffsetOutOfRangeError,
     StorageFullError,
 )
+from spark_broker.protocol.frame import ENTRY_BYTES
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.log import MAX_LOADED_INDEXES
 from spark_broker.storage.retention import RetentionClock
@@ -122,6 +123,22 @@ def test_a_segment_rolls_by_size_time_and_schema_and_otherwise_not(tmp_path: Pat
     assert log.should_roll(room + 1, 0, 1049)
     assert log.should_roll(room, 0, 1050)
     assert log.should_roll(room, 1, 50)
+
+
+def test_a_segment_rolls_before_its_index_outgrows_its_share_of_memory(tmp_path: Path) -> None:
+    """The newest segment's index is in memory: an hour of small transactions grew each broker by 3 MB."""
+    config = LogConfig(segment_index_bytes=10 * ENTRY_BYTES)
+    log = open_log(tmp_path, config=config)
+    for _ in range(35):
+        append_batch(log, rows=1)
+    assert log.segment_base_offsets == (0, 10, 20, 30)
+    log.close(clean=True)
+    again = open_log(tmp_path, config=config)
+    for _ in range(6):
+        append_batch(again, rows=1)
+    assert again.segment_base_offsets == (0, 10, 20, 30, 40), "a log that is opened again knows how long its index is"
+    assert len(everything(again)) == 41
+    again.close(clean=False)
 
 
 def test_a_sealed_segment_opens_with_plain_pyarrow_and_a_schema_rise_has_its_own(tmp_path: Path) -> None:

@@ -143,7 +143,8 @@ def test_the_offsets_topic_is_created_once_and_keeps_everything(cluster: Cluster
     assert cluster.topic("__consumer_offsets") is topic
     assert topic.internal
     assert (len(topic.partitions), len(topic.partitions[0].replicas)) == (50, 3)
-    assert TopicConfig.parse(topic.config).retention_ms == -1
+    config = TopicConfig.parse(topic.config)
+    assert (config.retention_ms, config.segment_index_bytes) == (-1, 65_536)
 
 
 def test_the_offsets_topic_waits_for_brokers_that_will_be_back_soon(cluster: Cluster) -> None:

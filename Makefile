@@ -53,7 +53,8 @@ test: $(STAMP) ## Run one case of each kind of test, under 15 minutes on two cor
 
 .PHONY: test-all
 test-all: $(STAMP) ## Run every test with the full matrices, under 60 minutes (TEST_ARGS=...)
-	@$(WITH_JAVA) HYPOTHESIS_PROFILE=full $(PYTEST) $(TEST_ARGS)
+	@$(WITH_JAVA) HYPOTHESIS_PROFILE=full $(PYTEST) -m "not alone" $(TEST_ARGS) || [ $$? -eq 5 ]
+	@$(WITH_JAVA) HYPOTHESIS_PROFILE=full $(PYTEST) -m alone $(TEST_ARGS) -n 0 || [ $$? -eq 5 ]
 
 .PHONY: lint
 lint: $(STAMP) ## Check style and formatting (ruff)

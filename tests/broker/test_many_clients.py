@@ -50,6 +50,7 @@ def first_append_s(cluster: ProcessCluster, topic: str) -> float:
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_no_follower_falls_behind_and_new_clients_have_their_turn(tmp_path: Path) -> None:
     """Followers stay in the ISR."""
     config = {"replica.lag.time.max.ms": LAG_MS, "broker.session.timeout.ms": LAG_MS}

@@ -44,6 +44,10 @@ class BrokerSession:
                 self._put(last)
             self._put(None)
 
+    def wait_sent(self, timeout_s: float) -> None:
+        """After `close`: wait until everything was sent, or the broker has left; no longer than this."""
+        self._sender.join(timeout_s)
+
     def _put(self, message: Message | None) -> None:
         try:
             self._waiting.put_nowait(message)

@@ -225,20 +225,30 @@ class ControllerService:
         session = BrokerSession(next(self._ids), stream)
         with self._lock:
             self._sessions[session.session_id] = session
+        there = True
         try:
             self._loop.submit(BrokerRegisters(session.session_id, received[0], wall_ms()))
-            self._listen(session, stream)
+            there = self._listen(session, stream)
         finally:
             with self._lock:
                 self._sessions.pop(session.session_id, None)
             session.close()
             self._loop.submit(SessionEnded(session.session_id))
+        if there:
+            # It must hear why: with the end of this method, all that was not sent and not read would be lost.
+            session.wait_sent(CLOSE_TIMEOUT_S)
+            stream.drain()
 
-    def _listen(self, session: BrokerSession, stream: ServerStream) -> None:
-        while not session.closed and (received := stream.receive()) is not None:
+    def _listen(self, session: BrokerSession, stream: ServerStream) -> bool:
+        """Until the broker leaves (False) or the controller has closed the session (True)."""
+        while not session.closed:
+            received = stream.receive()
+            if received is None:
+                return False
             if not isinstance(received[0], Heartbeat):
                 raise InvalidRequestError(f"{type(received[0]).__name__} does not belong on a session")
             self._loop.submit(HeartbeatReceived(session.session_id, received[0], now_ms(), wall_ms()))
+        return True
 
     # ---- effects (in the loop's thread) ------------------------------------------------------------------------
 

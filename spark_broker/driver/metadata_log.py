@@ -202,7 +202,7 @@ class MetadataLog:
         if existing != data:
             other = decode_file(name, existing)
             raise StaleControllerEpochError(
-                f"{name} was written by controller epoch {other.controller_epoch} ({other.writer})"
+                f"{name} was written by another controller, of epoch {other.controller_epoch} ({other.writer})"
             )
 
     def _check_last(self) -> None:

@@ -24,6 +24,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.transport.client import ClientStream, Connection
 
 WAIT_S = 20.0
+HEARTBEAT_S = 0.02
 
 
 class FakeBroker:
@@ -106,7 +107,7 @@ class FakeBroker:
         return time.time_ns() // 1_000_000 + self.skew_ms
 
     def _beat(self) -> None:
-        while not self._ended.wait(0.02):
+        while not self._ended.wait(HEARTBEAT_S):
             with self.changed:
                 if self.registered is None:
                     continue

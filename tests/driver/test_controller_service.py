@@ -25,6 +25,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
     StaleControllerEpochError,
+    StaleLaunchError,
     TopicAlreadyExistsError,
 )
 from spark_broker.protocol.messages import (
@@ -36,10 +37,13 @@ from spark_broker.protocol.messages import (
     Heartbeat,
     Message,
     Metadata,
+    StopBroker,
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.protocol.wire import Buffer
 from spark_broker.transport.client import Connection
-from tests.driver.fake_broker import FakeBroker
+from spark_broker.transport.server import ServerStream
+from tests.driver.fake_broker import HEARTBEAT_S, FakeBroker
 
 HOST = "127.0.0.1"
 
@@ -189,6 +193,26 @@ def test_a_later_launch_of_a_directory_supersedes_the_session_of_the_earlier_one
     replacement = running.broker("d", broker_id=0).wait_live()
     zombie.wait(lambda b: b.stops and b.stops[-1].superseded, "the zombie is told to exit")
     assert replacement.id == zombie.id == 0
+
+
+def test_a_broker_hears_why_its_session_was_closed_however_late_that_is_sent(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its heartbeats go on meanwhile: the controller's handler saw them, returned, and the stream was gone."""
+    send, heard = ServerStream.send, threading.Event()
+
+    def late(stream: ServerStream, message: Message, *payload: Buffer) -> None:
+        if isinstance(message, StopBroker):
+            heard.wait(10 * HEARTBEAT_S)  # nobody sets it
+        send(stream, message, *payload)
+
+    monkeypatch.setattr(ServerStream, "send", late)
+    running = start()
+    zombie = running.broker("d").wait_live()
+    running.broker("d", broker_id=0).wait_live()
+    zombie.wait(lambda b: b.error is not None, "the end of its session")
+    assert [stop.superseded for stop in zombie.stops] == [True]
+    assert isinstance(zombie.error, StaleLaunchError)
 
 
 def test_a_refused_registration_is_a_typed_error_at_the_broker(start: Start) -> None:

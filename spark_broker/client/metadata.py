@@ -191,26 +191,30 @@ class ClusterMetadata:
         self, request: Message, deadline: Deadline, round_: int, latest: dict[Address, Unanswered]
     ) -> CallResponse:
         """One round. `latest` has afterwards who did not answer, and why."""
-        asked: list[Unanswered] = []
         candidates = self._candidates()
-        for address in candidates:
-            if asked and deadline.expired:
+        for number, address in enumerate(candidates):
+            if number and deadline.expired:
                 break
-            timeout_ms = min(self._attempt_timeout_ms(request, round_), max(1, deadline.remaining_ms))
+            attempt_ms = self._attempt_timeout_ms(request, round_)
+            timeout_ms = min(attempt_ms, max(1, deadline.remaining_ms))
             try:
                 answer = self.pool.call(address, request, timeout_ms=timeout_ms)
             except (*_UNANSWERED, ThrottlingQuotaExceededError) as error:
                 self._suspects[address] = time.monotonic()  # the others may have less to do
-                asked.append(Unanswered(address, error))
+                if isinstance(error, RequestTimedOutError) and timeout_ms < attempt_ms:
+                    # Cut short by the caller's deadline, it says nothing of the broker: what that said before counts.
+                    latest.setdefault(address, Unanswered(address, error))
+                else:
+                    latest[address] = Unanswered(address, error)
             except LeaderNotAvailableError as error:
                 # A broker that has just started knows nothing of the cluster yet; the others do.
                 if not isinstance(request, GetMetadata):
                     raise
-                asked.append(Unanswered(address, error))
+                latest[address] = Unanswered(address, error)
             else:
                 self._suspects.pop(address, None)
                 return answer
-            latest[address] = asked[-1]
+        asked = [latest[address] for address in candidates if address in latest]
         raise no_broker_answered(asked, all_asked=len(asked) == len(candidates))
 
     def _attempt_timeout_ms(self, request: Message, round_: int) -> int:

@@ -71,6 +71,26 @@ def test_brokers_that_stay_overloaded_are_called_so(cluster: FakeCluster) -> Non
         admin.list_topics()
 
 
+def test_a_call_that_the_deadline_cuts_short_says_nothing_of_its_broker(cluster: FakeCluster) -> None:
+    """All are overloaded. One is so slow at the end that its last answer comes too late."""
+    answered: set[int] = set()
+    given_up = threading.Event()
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        if broker in answered:
+            given_up.wait(WAIT_S)
+        answered.add(broker)
+        raise BUSY
+
+    cluster.call_hook = hook
+    with (
+        Admin(cluster.bootstrap, default_api_timeout_ms=1500) as admin,
+        pytest.raises(ThrottlingQuotaExceededError, match="500 calls wait"),
+    ):
+        admin.list_topics()
+    given_up.set()
+
+
 def test_an_overloaded_broker_does_not_keep_a_client_from_the_others(cluster: FakeCluster) -> None:
     cluster.create("t")
 

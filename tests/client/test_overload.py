@@ -65,7 +65,7 @@ def test_calls_that_were_throttled_are_made_again_after_a_wait(cluster: FakeClus
 def test_brokers_that_stay_overloaded_are_called_so(cluster: FakeCluster) -> None:
     overload_calls(cluster, 1_000_000)
     with (
-        Admin(cluster.bootstrap, default_api_timeout_ms=500) as admin,
+        Admin(cluster.bootstrap, default_api_timeout_ms=3000) as admin,
         pytest.raises(ThrottlingQuotaExceededError, match="500 calls wait"),
     ):
         admin.list_topics()

@@ -8,12 +8,12 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from spark_broker.client import transaction_admin
-from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
 from spark_broker.client.retry import Backoff, Deadline, call_with_retries
-from spark_broker.client.settings import client_config, parse_addresses
+from spark_broker.client.settings import Address, client_config, parse_addresses
 from spark_broker.config import AdminConfig, to_text
 from spark_broker.errors import (
     ClosedError,
@@ -41,6 +41,7 @@ from spark_broker.protocol.messages import (
     ElectionResults,
     ElectLeaders,
     Empty,
+    GetMetadata,
     Message,
     Metadata,
     OffsetInfo,
@@ -50,6 +51,9 @@ from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
 
 DESCRIBE_OFFSETS_MS = 2000
 """How long a description waits for the leaders' offsets: what it shows is the state of now, leaders or not."""
+
+KNOWN_MS = 2000
+"""How long a new topic waits for live brokers that lag behind the controller's metadata."""
 
 _REFRESH_AGE_S = 1.0
 
@@ -78,7 +82,7 @@ class Admin:
     # ---- topics -----------------------------------------------------------------------------------------------------
 
     def create_topic(self, topic: NewTopic) -> None:
-        """Create a topic; returns once every partition has a leader.
+        """Create a topic; returns once every partition has a leader and every live broker knows the topic.
 
         Raises TopicAlreadyExistsError (also when the first answer of a retried request was lost), InvalidTopicError,
         InvalidSchemaError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError.
@@ -257,6 +261,27 @@ class Admin:
             return topic is not None and len(led) == len(topic.partitions) >= partitions
 
         self._await(ready, deadline, LeaderNotAvailableError(f"a partition of {name!r} has no leader yet"))
+        self._await_known(name, partitions, deadline)
+
+    def _await_known(self, name: str, partitions: int, deadline: Deadline) -> None:
+        """Wait until every live broker knows the partitions, as a client may ask any of them. A broker that lags for
+        longer than KNOWN_MS is not waited for."""
+        patience = Deadline.after_ms(min(KNOWN_MS, deadline.remaining_ms))
+        waiting = [address_of(broker) for broker in self._metadata.view.brokers.values() if not broker.fenced]
+        attempt = 0
+        while waiting := [address for address in waiting if self._lags(address, name, partitions, patience)]:
+            wait_s = self._metadata.backoff.wait_s(attempt)
+            if wait_s > patience.remaining_s or self._metadata.closing.wait(wait_s):
+                return
+            attempt += 1
+
+    def _lags(self, address: Address, name: str, partitions: int, patience: Deadline) -> bool:
+        try:
+            answer = self._metadata.call(address, GetMetadata([name]), patience)
+        except SparkBrokerError:
+            return False  # it says nothing, and so misleads nobody
+        topics = answer.topics if isinstance(answer, Metadata) else []
+        return not any(topic.name == name and len(topic.partitions) >= partitions for topic in topics)
 
     def _await(self, condition: Callable[[], bool], deadline: Deadline, otherwise: SparkBrokerError) -> None:
         attempt = 0

@@ -72,6 +72,34 @@ def test_create_topic_returns_when_every_partition_has_a_leader(cluster: FakeClu
     assert len(looks) == 3
 
 
+def test_create_topic_returns_when_brokers_that_lag_know_the_topic(cluster: FakeCluster, admin: Admin) -> None:
+    """A client may ask any broker, and would be told that the topic does not exist."""
+    asked_of_the_last = 0
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        nonlocal asked_of_the_last
+        if broker != 2 or not isinstance(request, GetMetadata):
+            return None
+        asked_of_the_last += 1
+        return cluster.metadata([]) if asked_of_the_last <= 5 else None
+
+    cluster.call_hook = hook
+    admin.create_topic(NewTopic("t", partitions=2))
+    assert asked_of_the_last > 5
+    with Admin(f"127.0.0.1:{cluster.brokers[2].port}") as other:
+        assert other.list_topics() == ["t"]
+
+
+def test_create_topic_waits_only_so_long_for_a_broker_that_lags(
+    cluster: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_broker.client.admin.KNOWN_MS", 100)
+    cluster.call_hook = lambda broker, request: (
+        cluster.metadata([]) if broker == 2 and isinstance(request, GetMetadata) else None
+    )
+    admin.create_topic(NewTopic("t", partitions=2))
+
+
 def test_a_change_is_tried_again_while_the_controller_is_away(cluster: FakeCluster, admin: Admin) -> None:
     left = [NotControllerError("no controller")] * 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -53,7 +54,7 @@ DESCRIBE_OFFSETS_MS = 2000
 """How long a description waits for the leaders' offsets: what it shows is the state of now, leaders or not."""
 
 KNOWN_MS = 2000
-"""How long a new topic waits for live brokers that lag behind the controller's metadata."""
+"""How long new topics and partitions wait for live brokers that lag behind the controller's metadata."""
 
 _REFRESH_AGE_S = 1.0
 
@@ -82,7 +83,7 @@ class Admin:
     # ---- topics -----------------------------------------------------------------------------------------------------
 
     def create_topic(self, topic: NewTopic) -> None:
-        """Create a topic; returns once every partition has a leader and every live broker knows the topic.
+        """Create a topic; returns once every partition has a leader. Live brokers that lag get 2 s to learn of it.
 
         Raises TopicAlreadyExistsError (also when the first answer of a retried request was lost), InvalidTopicError,
         InvalidSchemaError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError.
@@ -264,22 +265,23 @@ class Admin:
         self._await_known(name, partitions, deadline)
 
     def _await_known(self, name: str, partitions: int, deadline: Deadline) -> None:
-        """Wait until every live broker knows the partitions, as a client may ask any of them. A broker that lags for
-        longer than KNOWN_MS is not waited for."""
+        """Wait until every live broker knows the partitions: a client may ask any of them. No longer than KNOWN_MS."""
         patience = Deadline.after_ms(min(KNOWN_MS, deadline.remaining_ms))
-        waiting = [address_of(broker) for broker in self._metadata.view.brokers.values() if not broker.fenced]
-        attempt = 0
-        while waiting := [address for address in waiting if self._lags(address, name, partitions, patience)]:
-            wait_s = self._metadata.backoff.wait_s(attempt)
-            if wait_s > patience.remaining_s or self._metadata.closing.wait(wait_s):
-                return
-            attempt += 1
+        lagging = [address_of(broker) for broker in self._metadata.view.brokers.values() if not broker.fenced]
+
+        def known() -> bool:
+            nonlocal lagging
+            lagging = [address for address in lagging if self._lags(address, name, partitions, patience)]
+            return not lagging
+
+        with suppress(RequestTimedOutError):
+            self._await(known, patience, RequestTimedOutError(f"a live broker does not know {name!r} yet"))
 
     def _lags(self, address: Address, name: str, partitions: int, patience: Deadline) -> bool:
         try:
             answer = self._metadata.call(address, GetMetadata([name]), patience)
         except SparkBrokerError:
-            return False  # it says nothing, and so misleads nobody
+            return False  # a broker that does not answer misleads no client
         topics = answer.topics if isinstance(answer, Metadata) else []
         return not any(topic.name == name and len(topic.partitions) >= partitions for topic in topics)
 

@@ -225,22 +225,21 @@ class ControllerService:
         session = BrokerSession(next(self._ids), stream)
         with self._lock:
             self._sessions[session.session_id] = session
-        there = True
         try:
             self._loop.submit(BrokerRegisters(session.session_id, received[0], wall_ms()))
-            there = self._listen(session, stream)
+            connected = self._listen(session, stream)
         finally:
             with self._lock:
                 self._sessions.pop(session.session_id, None)
             session.close()
             self._loop.submit(SessionEnded(session.session_id))
-        if there:
-            # It must hear why: with the end of this method, all that was not sent and not read would be lost.
+        if connected:
+            # The stream ends with this method. What the broker has not read is lost: why its session was closed.
             session.wait_sent(CLOSE_TIMEOUT_S)
             stream.drain()
 
     def _listen(self, session: BrokerSession, stream: ServerStream) -> bool:
-        """Until the broker leaves (False) or the controller has closed the session (True)."""
+        """Take heartbeats until the session ends. Returns whether the broker is still connected."""
         while not session.closed:
             received = stream.receive()
             if received is None:

@@ -83,12 +83,14 @@ def test_a_call_that_the_deadline_cuts_short_says_nothing_of_its_broker(cluster:
         raise BUSY
 
     cluster.call_hook = hook
-    with (
-        Admin(cluster.bootstrap, default_api_timeout_ms=1500) as admin,
-        pytest.raises(ThrottlingQuotaExceededError, match="500 calls wait"),
-    ):
-        admin.list_topics()
-    given_up.set()
+    try:
+        with (
+            Admin(cluster.bootstrap, default_api_timeout_ms=1500) as admin,
+            pytest.raises(ThrottlingQuotaExceededError, match="500 calls wait"),
+        ):
+            admin.list_topics()
+    finally:
+        given_up.set()
 
 
 def test_an_overloaded_broker_does_not_keep_a_client_from_the_others(cluster: FakeCluster) -> None:

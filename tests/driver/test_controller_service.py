@@ -199,11 +199,11 @@ def test_a_broker_hears_why_its_session_was_closed_however_late_that_is_sent(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its heartbeats go on meanwhile: the controller's handler saw them, returned, and the stream was gone."""
-    send, heard = ServerStream.send, threading.Event()
+    send, never = ServerStream.send, threading.Event()
 
     def late(stream: ServerStream, message: Message, *payload: Buffer) -> None:
         if isinstance(message, StopBroker):
-            heard.wait(10 * HEARTBEAT_S)  # nobody sets it
+            never.wait(10 * HEARTBEAT_S)
         send(stream, message, *payload)
 
     monkeypatch.setattr(ServerStream, "send", late)

@@ -265,7 +265,7 @@ class Admin:
         self._await_known(name, partitions, deadline)
 
     def _await_known(self, name: str, partitions: int, deadline: Deadline) -> None:
-        """Wait until every live broker knows the partitions: a client may ask any of them. No longer than KNOWN_MS."""
+        """Wait up to KNOWN_MS until every live broker knows the partitions: a client may ask any of them."""
         patience = Deadline.after_ms(min(KNOWN_MS, deadline.remaining_ms))
         lagging = [address_of(broker) for broker in self._metadata.view.brokers.values() if not broker.fenced]
 

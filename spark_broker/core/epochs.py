@@ -64,17 +64,21 @@ class EpochHistory:
         return EpochHistory((*kept, EpochStart(epoch, start_offset)))
 
     def only_lacks_the_newest_of(self, newer: EpochHistory, log_end_offset: int) -> bool:
-        """Whether a log that ends here, and its batches, which carry their epochs, make `newer` of this history again.
+        """Whether `newer` follows from this history and the batches of a log that ends here, which carry their epochs.
 
-        They do not where this one names an epoch of records that `newer` gives to another, or that were cut off: what
-        is appended in their place would be taken for that epoch's. An epoch that begins at the end may be named, by a
-        leader that wrote nothing. But who opens the log looks no further back than to the last one that is named.
+        It does not if this history names an epoch whose records were cut off, or belong to another epoch in `newer`:
+        batches appended there would count as that epoch's. It may name an epoch that begins at the log end, because its
+        leader wrote nothing, as long as no older batches can follow. Opening a log reads only from the last named epoch
+        on.
         """
         mine = {entry for entry in self.entries if entry.start_offset < log_end_offset}
         complete = {entry for entry in newer.entries if entry.start_offset < log_end_offset}
         if any(entry.start_offset > log_end_offset for entry in self.entries):
             return False
-        return mine <= complete if len(mine) == len(self.entries) else mine == complete
+        if len(mine) == len(self.entries):
+            return mine <= complete
+        # If `newer` ends in an older epoch, this replica follows, and its leader may have more batches of that epoch.
+        return mine == complete and newer.latest_epoch >= self.latest_epoch
 
     def end_of(self, epoch: int, log_end_offset: int) -> EpochEnd:
         """Where `epoch`, or else the largest one below it, ends."""

@@ -10,6 +10,7 @@ import pytest
 
 from spark_broker.broker.replica_log import ReplicaLog, batch_info
 from spark_broker.core.batch import BatchInfo
+from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerStates
 from spark_broker.protocol.messages import ProducerStateEntry
 from spark_broker.storage.filesystem import LocalFileSystem
@@ -129,3 +130,23 @@ def check_opens(directory: Path, lone: LonePartition, batches: list[BatchInfo]) 
         restarted = empty and log.producers_at_log_start() == RESTARTED
         assert restarted or states == expected
     log.close(clean=False)
+
+
+def test_a_restart_gives_batches_no_epoch_of_a_leadership_that_wrote_nothing(tmp_path: Path) -> None:
+    """The replica led in epoch 1 and wrote nothing, restarted, and copied the rest of epoch 0 from the next leader."""
+    leader = small(tmp_path)
+    for number in range(2):
+        leader.write(big(number), sequence=number, transactional=False)
+    copied = leader.partition.log.read(1, 1 << 20, 2)
+    leader.partition.log.truncate_to(1)
+    leader.partition.log.save_epochs(EpochHistory.from_pairs([(0, 0), (1, 1)]))
+    leader.close(clean=True)
+
+    follower = ReplicaLog(leader.directory, leader.topic, StartKind.CLEAN)
+    opened = follower.state(high_watermark=1)
+    assert opened.epochs.to_pairs() == [(0, 0)]
+    follower.append(copied, opened.producers)
+    follower.close(clean=False)
+
+    again = ReplicaLog(leader.directory, leader.topic, StartKind.PROCESS_CRASH).state(high_watermark=1)
+    assert (again.epochs.to_pairs(), again.log_end_offset) == ([(0, 0)], 2)

@@ -86,15 +86,22 @@ def completed(saved: EpochHistory, log: Log) -> EpochHistory:
     return history
 
 
+def grown(log: Log, epochs: Log) -> Log:
+    """The log with more offsets. Epochs never fall."""
+    return log + [log[-1] + epoch if log else epoch for epoch in epochs]
+
+
 @given(logs, st.integers(0, 20), logs, logs)
+@example([0] * 15 + [1], 15, [], [0])  # A leader of epoch 1 followed one that has more of epoch 0.
 @example([0] * 15 + [1], 13, [0, 0], [0])  # The cut-off end of epoch 0 was written again, up to where 1 began.
 def test_a_file_that_only_lacks_the_newest_epochs_is_completed_from_the_batches(
     saved: Log, cut: int, then: Log, later: Log
 ) -> None:
-    """The file is of one log; that was cut, and others wrote behind the cut, before and after the question."""
+    """The file is of one log. The log was cut, and grew before and after the question. It may have got batches of older
+    epochs than those that were cut off: a follower copies what its leader has."""
     kept = saved[:cut]
-    now = kept + [epoch + 10 for epoch in then]
-    whole = now + [epoch + 20 for epoch in later]
+    now = grown(kept, then)
+    whole = grown(now, later)
     file = history_of(saved)
     if file.only_lacks_the_newest_of(history_of(now), len(now)):
         assert completed(file, whole) == history_of(whole)
@@ -114,6 +121,15 @@ def test_a_file_that_names_what_was_cut_off_is_wrong() -> None:
     assert not file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0)]), 12)  # about to be cut to 8
     assert not file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0)]), 8)
     assert file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0), (6, 10)]), 10)  # epoch 5 wrote nothing
+
+
+def test_a_file_that_names_an_epoch_at_the_log_end_is_wrong_once_older_batches_may_follow() -> None:
+    """A leader of epoch 1 wrote nothing. Then it followed a leader that had more of epoch 0. After a restart these
+    batches counted as epoch 1, and the follower cut them off, although they were committed."""
+    file = EpochHistory.from_pairs([(0, 0), (1, 15)])
+    assert not file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0)]), 15)
+    assert file.only_lacks_the_newest_of(file, 15)
+    assert file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0), (2, 15)]), 15)
 
 
 def test_an_epoch_assigned_again_changes_nothing_and_an_older_one_is_our_own_bug() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -33,6 +34,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 SPARK_TIMEOUT_S = 300
 """A test with real executors may have to wait for the start of its shared cluster."""
 
+DUMP_BEFORE_S = 1.0
+"""Stacks are written so long before a test's time-out ends its worker."""
+
 _TESTS = Path(__file__).parent
 
 SPARK = "spark"
@@ -40,6 +44,25 @@ SPARK = "spark"
 
 SPARK_PATHS = ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py")
 """Files with tests that start executors."""
+
+
+_stderr = -1
+"""Standard error as it was before pytest began to capture it."""
+
+
+def pytest_sessionstart() -> None:
+    global _stderr  # noqa: PLW0603
+    _stderr = os.dup(2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(settings: TimeoutSettings) -> None:
+    """A test that hangs shows its stacks in a run with several workers too: pytest-timeout's words are lost there."""
+    faulthandler.dump_traceback_later(max(0.1, settings.timeout - DUMP_BEFORE_S), file=_stderr)
+
+
+def pytest_timeout_cancel_timer() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -88,6 +111,13 @@ def pytest_sessionfinish(exitstatus: int) -> None:
     """Remember the outcome for `pytest_unconfigure`."""
     global _exit_status  # noqa: PLW0603
     _exit_status = int(exitstatus)
+
+
+class TimeoutSettings(Protocol):
+    """What pytest-timeout knows of a test."""
+
+    timeout: float
+    """Seconds."""
 
 
 class WaitUntil(Protocol):

@@ -184,6 +184,11 @@ class Assignment:
         """Subscribed topics whose partitions are not known yet."""
         return self.topics - {tp.topic for tp in self.partitions}
 
+    def wake(self) -> None:
+        """Let everybody who waits look again."""
+        with self.changed:
+            self.changed.notify_all()
+
     def replace(self, partitions: Iterable[TopicPartition], start: Start, reset: Start) -> None:
         """Read these partitions and no others; those that stay keep their positions."""
         wanted = dict.fromkeys(partitions)

@@ -52,14 +52,15 @@ class Consumer:
         **settings: object,
     ) -> None:
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
+        self._assignment = Assignment()
         self._metadata = ClusterMetadata(
             parse_addresses(self._config.bootstrap_servers),
             ConnectionPool(),
             Backoff(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms),
             request_timeout_ms=self._config.request_timeout_ms,
             max_age_ms=self._config.metadata_max_age_ms,
+            on_change=self._assignment.wake,
         )
-        self._assignment = Assignment()
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
         self._work = ConsumerWork(self._assignment, self._metadata, self._config, self._group, columns)
         self._close_lock = threading.Lock()

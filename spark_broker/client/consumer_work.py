@@ -67,6 +67,7 @@ class ConsumerWork:
         self._group = group
         self._columns = columns
         self._fetchers: dict[int, LeaderFetcher] = {}
+        self._applied = metadata.view  # whose leaders have fetchers
         self._missing_since: dict[str, float] = {}
         self._commit_lock = threading.Lock()
         self._pending_commit: dict[TopicPartition, OffsetAndMetadata] = {}
@@ -207,6 +208,8 @@ class ConsumerWork:
         if reading and (self._metadata.stale or self._is_stalled()):
             self._assignment.refresh_wanted = True
             return True
+        if reading and self._metadata.view is not self._applied:
+            return True
         return any(state.start is not None and state.error is None for state in self._assignment.partitions.values())
 
     def _is_stalled(self) -> bool:
@@ -223,11 +226,13 @@ class ConsumerWork:
         try:
             if refresh:
                 self._metadata.use(topics)
-                view = self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))
+                self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))
+            # A lookup or a call of the caller refreshes the metadata too.
+            if refresh or self._metadata.view is not self._applied:
                 with self._assignment.changed:
                     if self._assignment.closed:
                         return False  # a fetcher that is made now would be ended by nobody
-                    done = self._apply(view)
+                    done = self._apply(self._metadata.view)
                     self._assignment.failure = None
                     self._assignment.changed.notify_all()
             done = self._find_starts() and done
@@ -247,6 +252,7 @@ class ConsumerWork:
 
     def _apply(self, view: ClusterView) -> bool:
         """Under the lock: topics that came, went or grew; leaders that moved. False: look again soon."""
+        self._applied = view
         settled = True
         for name in sorted(self._assignment.topics):
             self._assign_all(name, view.topic(name))

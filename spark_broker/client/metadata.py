@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
@@ -50,13 +50,16 @@ class ClusterMetadata:
         *,
         request_timeout_ms: int,
         max_age_ms: int = 300_000,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_change` is called, without a lock, by the thread that changed `view`."""
         self.pool = pool
         self.backoff = backoff
         self.closing = threading.Event()
         self._bootstrap = bootstrap
         self._request_timeout_ms = request_timeout_ms
         self._max_age_ms = max_age_ms
+        self._on_change = on_change
         self._rng = random.Random()
         self._lock = threading.Lock()
         self._refreshed = threading.Condition(self._lock)
@@ -119,6 +122,7 @@ class ClusterMetadata:
             raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
         with self._lock:
             self._view = merge(self._view, answer, topics)
+        self._on_change()
         return merge(ClusterView(), answer, topics)
 
     def topic(self, name: str, deadline: Deadline) -> TopicView:

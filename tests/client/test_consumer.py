@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -400,6 +401,30 @@ def test_a_partition_without_a_leader_is_read_once_it_has_one(
     assert consumer.poll(0.1) == []
     cluster.elect("t", 0, 1)
     cluster.store("t", 0, values("a"))
+    assert values_of(poll_rows(consumer, 1)) == ["a"]
+
+
+def test_a_leader_that_another_call_of_the_consumer_learns_of_is_read_from(
+    cluster: FakeCluster, consumer: Consumer, values: Values
+) -> None:
+    """The lookup of an end was refused, and learned of the new leader. No fetch was refused: nothing was read from the
+    new leader until the metadata was five minutes old."""
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    may_answer = threading.Event()
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        may_answer.wait(WAIT_S)
+        return None
+
+    cluster.call_hook = hook
+    consumer.assign([T0])
+    consumer.pause(T0)  # before anything is known of it: nothing is fetched from the old leader
+    may_answer.set()
+    assert consumer.position(T0) == 0
+    cluster.elect("t", 0, 1)
+    assert consumer.end_offsets([T0]) == {T0: 1}
+    consumer.resume(T0)
     assert values_of(poll_rows(consumer, 1)) == ["a"]
 
 

@@ -47,6 +47,7 @@ from spark_broker.protocol.messages import (
     Metadata,
     OffsetInfo,
     ReassignPartition,
+    TopicMetadata,
 )
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
 
@@ -54,7 +55,7 @@ DESCRIBE_OFFSETS_MS = 2000
 """How long a description waits for the leaders' offsets: what it shows is the state of now, leaders or not."""
 
 KNOWN_MS = 2000
-"""How long new topics and partitions wait for live brokers that lag behind the controller's metadata."""
+"""How long a new, grown or deleted topic waits for live brokers that lag behind the controller's metadata."""
 
 _REFRESH_AGE_S = 1.0
 
@@ -106,7 +107,10 @@ class Admin:
             self.create_topic(topic)
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its records. Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics)."""
+        """Delete a topic with its records. Live brokers that lag get 2 s to learn of it.
+
+        Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
+        """
         deadline = self._deadline()
         self._change(DeleteTopic(name), deadline)
         self._await(
@@ -114,6 +118,7 @@ class Admin:
             deadline,
             RequestTimedOutError(f"topic {name!r} was deleted, but brokers still show it"),
         )
+        self._await_brokers(name, lambda topic: topic is None, deadline)
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """Names of topics, sorted."""
@@ -262,28 +267,30 @@ class Admin:
             return topic is not None and len(led) == len(topic.partitions) >= partitions
 
         self._await(ready, deadline, LeaderNotAvailableError(f"a partition of {name!r} has no leader yet"))
-        self._await_known(name, partitions, deadline)
+        self._await_brokers(name, lambda topic: topic is not None and len(topic.partitions) >= partitions, deadline)
 
-    def _await_known(self, name: str, partitions: int, deadline: Deadline) -> None:
-        """Wait up to KNOWN_MS until every live broker knows the partitions: a client may ask any of them."""
+    def _await_brokers(self, name: str, knows: Callable[[TopicMetadata | None], bool], deadline: Deadline) -> None:
+        """Wait up to KNOWN_MS until every live broker knows of a change of this topic: a client may ask any of them."""
         patience = Deadline.after_ms(min(KNOWN_MS, deadline.remaining_ms))
         lagging = [address_of(broker) for broker in self._metadata.view.brokers.values() if not broker.fenced]
 
-        def known() -> bool:
+        def all_know() -> bool:
             nonlocal lagging
-            lagging = [address for address in lagging if self._lags(address, name, partitions, patience)]
+            lagging = [address for address in lagging if not self._knows(address, name, knows, patience)]
             return not lagging
 
         with suppress(RequestTimedOutError):
-            self._await(known, patience, RequestTimedOutError(f"a live broker does not know {name!r} yet"))
+            self._await(all_know, patience, RequestTimedOutError(f"a live broker lags behind a change of {name!r}"))
 
-    def _lags(self, address: Address, name: str, partitions: int, patience: Deadline) -> bool:
+    def _knows(
+        self, address: Address, name: str, knows: Callable[[TopicMetadata | None], bool], patience: Deadline
+    ) -> bool:
         try:
             answer = self._metadata.call(address, GetMetadata([name]), patience)
         except SparkBrokerError:
-            return False  # a broker that does not answer misleads no client
+            return True  # a broker that does not answer misleads no client
         topics = answer.topics if isinstance(answer, Metadata) else []
-        return not any(topic.name == name and len(topic.partitions) >= partitions for topic in topics)
+        return knows(next((topic for topic in topics if topic.name == name), None))
 
     def _await(self, condition: Callable[[], bool], deadline: Deadline, otherwise: SparkBrokerError) -> None:
         attempt = 0

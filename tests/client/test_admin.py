@@ -91,6 +91,26 @@ def test_create_topic_returns_when_brokers_that_lag_know_the_topic(cluster: Fake
         assert other.list_topics() == ["t"]
 
 
+def test_delete_topic_returns_when_brokers_that_lag_do_not_show_the_topic(cluster: FakeCluster, admin: Admin) -> None:
+    """A client may ask any broker, and would be shown a topic that is gone."""
+    cluster.create("t", 2)
+    before = cluster.metadata(["t"])
+    asked_of_the_last = 0
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        nonlocal asked_of_the_last
+        if broker != 2 or not isinstance(request, GetMetadata) or "t" in cluster.topics:
+            return None
+        asked_of_the_last += 1
+        return before if asked_of_the_last <= 5 else None
+
+    cluster.call_hook = hook
+    admin.delete_topic("t")
+    assert asked_of_the_last > 5
+    with Admin(f"127.0.0.1:{cluster.brokers[2].port}") as other:
+        assert other.list_topics() == []
+
+
 def test_create_topic_waits_only_so_long_for_a_broker_that_lags(
     cluster: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

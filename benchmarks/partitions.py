@@ -119,13 +119,13 @@ def _append_to(producer: Producer, partitions: Iterable[int], began: float) -> t
     return min(times), max(times)
 
 
-def _leaders(bootstrap: str) -> list[int]:
+def _leaders(bootstrap: str) -> list[int | None]:
     with Admin(bootstrap) as admin:
         return [one.leader for one in admin.describe_topic(MANY).partitions]
 
 
 def _led(bootstrap: str) -> Counter[int]:
-    return Counter(_leaders(bootstrap))
+    return Counter(leader for leader in _leaders(bootstrap) if leader is not None)
 
 
 def _pid_of(bootstrap: str, broker_id: int) -> int:

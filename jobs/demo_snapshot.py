@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from spark_broker.client.admin import Admin
-from spark_broker.model import NO_LEADER, BrokerInfo, TopicDescription
+from spark_broker.model import BrokerInfo, TopicDescription
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Snapshot:
 
     def leads(self) -> Counter[int]:
         """Broker id to the number of partitions that it leads."""
-        return Counter(one.leader for one in self.topic.partitions if one.leader != NO_LEADER)
+        return Counter(one.leader for one in self.topic.partitions if one.leader is not None)
 
     def isr_is_whole(self) -> bool:
         """Whether every replica is in sync."""
@@ -65,7 +65,7 @@ def _broker(snapshot: Snapshot, broker: int, victim: int) -> str:
 
 def _partition(snapshot: Snapshot, number: int, victim: int) -> str:
     one = snapshot.topic.partitions[number]
-    leader = "[red]none[/]" if one.leader == NO_LEADER else str(one.leader)
+    leader = "[red]none[/]" if one.leader is None else str(one.leader)
     if one.leader == victim:
         leader = f"[yellow]{leader}[/]"
     whole = set(one.isr) == set(one.replicas)

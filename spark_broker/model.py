@@ -52,19 +52,19 @@ class RecordMetadata:
 class BrokerInfo:
     """A registered broker. `pid` is its process, `executor_pid` the executor's JVM; `fenced` brokers lead nothing.
 
-    `log`: the file where it logs, on its machine; empty where that is not known.
+    `log`: the file where it logs, on its machine; None where that is not known.
     """
 
     id: int
     host: str
     port: int
-    rack: str | None = None
-    epoch: int = -1
-    pid: int = -1
-    executor_id: str = ""
-    executor_pid: int = -1
+    rack: str | None
+    epoch: int
+    pid: int
+    executor_id: str
+    executor_pid: int
     fenced: bool = False
-    log: str = ""
+    log: str | None = None
 
     @property
     def address(self) -> str:
@@ -84,21 +84,22 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """One partition as its leader sees it. `high_watermark` is exclusive; both offsets are -1 without a leader.
+    """One partition as its leader sees it. `high_watermark` is exclusive.
 
+    `leader`: None while there is none. Both offsets are None when the leader did not answer.
     `elr`: eligible leader replicas (KIP-966), outside of an ISR below the minimum, with all that was committed.
     `last_known_elr`: those that were in either, and may have lost records since.
     """
 
     topic: str
     partition: int
-    leader: int
+    leader: int | None
     leader_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
     partition_epoch: int = 0
-    log_start_offset: int = -1
-    high_watermark: int = -1
+    log_start_offset: int | None = None
+    high_watermark: int | None = None
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
 
@@ -126,18 +127,15 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ControllerInfo:
-    """The current controller: its epoch, the machine and pid of its driver, and when it took over.
+    """The current controller: its epoch, the machine and pid of its driver, and when it took over by its clock."""
 
-    `started_ms`: UTC milliseconds since 1970, by that driver's clock; 0 where it is not known.
-    """
-
-    epoch: int = NO_EPOCH
-    host: str = ""
-    pid: int = -1
-    started_ms: int = 0
+    epoch: int
+    host: str
+    pid: int
+    started: datetime
 
     def __str__(self) -> str:
-        since = local_time(self.started_ms)
+        since = self.started.astimezone().isoformat(sep=" ", timespec="seconds")
         return f"epoch {self.epoch}, of the driver with pid {self.pid} on {self.host}, since {since}"
 
 
@@ -148,12 +146,12 @@ def local_time(at_ms: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The cluster: its id, the controller and the registered brokers."""
+    """The cluster: its id, the controller (None while there is none) and the registered brokers."""
 
     cluster_id: str
     controller_epoch: int
     brokers: tuple[BrokerInfo, ...]
-    controller: ControllerInfo = ControllerInfo()
+    controller: ControllerInfo | None = None
 
     def _repr_html_(self) -> str:
         columns = ("broker", "address", "rack", "epoch", "executor", "pid", "state")
@@ -168,17 +166,18 @@ class ClusterDescription:
 class TransactionInfo:
     """A transactional id, or an application with many writers, as its coordinator has it.
 
-    `state`: Empty, Ongoing, PrepareCommit or PrepareAbort. `version` -1: one writer, or nothing is open; `execution` is
-    empty with one writer. `writers` are producer ids with their epochs. A deleted topic shows as its id.
+    `state`: Empty, Ongoing, PrepareCommit or PrepareAbort. `version`: None with one writer, and while nothing is open.
+    `execution`: None with one writer. `last_committed`: the newest version, None before the first. `timeout`, `idle`:
+    seconds. `writers` are producer ids with their epochs. A deleted topic shows as its id.
     """
 
     transactional_id: str
     state: str
-    version: int
-    execution: str
-    last_committed: int
-    timeout_ms: int
-    idle_ms: int
+    version: int | None
+    execution: str | None
+    last_committed: int | None
+    timeout: float
+    idle: float
     writers: tuple[tuple[int, int], ...]
     partitions: tuple[TopicPartition, ...]
     coordinator: int
@@ -223,6 +222,6 @@ def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
 
 
 def _cell(value: object) -> str:
-    if value is None or value == -1:
+    if value is None:
         return "–"
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -13,7 +13,7 @@ from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.client.admin import Admin
 from spark_broker.config import TopicConfig
 from spark_broker.errors import InvalidSchemaError, TopicAlreadyExistsError
-from spark_broker.model import NO_LEADER, NewTopic, TopicDescription
+from spark_broker.model import NewTopic, TopicDescription
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 
 topics = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
@@ -135,14 +135,14 @@ def print_description(found: TopicDescription) -> None:
     rows = [
         (
             one.partition,
-            "none" if one.leader == NO_LEADER else one.leader,
+            "none" if one.leader is None else one.leader,
             one.leader_epoch,
             ",".join(map(str, one.replicas)),
             ",".join(map(str, one.isr)),
             ",".join(map(str, one.elr)),
             ",".join(map(str, one.last_known_elr)),
-            one.log_start_offset,
-            one.high_watermark,
+            "-" if one.log_start_offset is None else one.log_start_offset,
+            "-" if one.high_watermark is None else one.high_watermark,
         )
         for one in found.partitions
     ]

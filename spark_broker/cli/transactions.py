@@ -46,12 +46,12 @@ def list_transactions(
             _shown(one.last_committed),
             len(one.writers),
             len(one.partitions),
-            f"{one.idle_ms:,}",
+            f"{one.idle:,.1f}",
             one.coordinator,
         )
         for one in found
     ]
-    columns = ("transactional id", "state", "version", "committed", "writers", "partitions", "idle ms", "coordinator")
+    columns = ("transactional id", "state", "version", "committed", "writers", "partitions", "idle s", "coordinator")
     print_table(columns, rows, title="transactions", right=columns[2:])
     if not found and sys.stdout.isatty():
         note("There are no transactions: producers with a transactional.id make some.")
@@ -89,7 +89,7 @@ def _rows(found: TransactionInfo) -> list[tuple[str, object]]:
     rows: list[tuple[str, object]] = [
         ("state", found.state),
         ("coordinator", f"broker {found.coordinator} (leader epoch {found.coordinator_epoch})"),
-        ("time-out", f"{found.timeout_ms:,} ms, idle for {found.idle_ms:,} ms"),
+        ("time-out", f"{found.timeout:,g} s, idle for {found.idle:,.1f} s"),
         ("writers", _abridged(writers)),
         ("partitions", _abridged([str(one) for one in found.partitions])),
     ]
@@ -102,8 +102,8 @@ def _rows(found: TransactionInfo) -> list[tuple[str, object]]:
     return rows
 
 
-def _shown(version: int) -> str:
-    return "-" if version < 0 else str(version)
+def _shown(version: int | None) -> str:
+    return "-" if version is None else str(version)
 
 
 def _abridged(items: list[str]) -> str:

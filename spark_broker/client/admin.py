@@ -5,19 +5,23 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from datetime import datetime
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar, Unpack
 
 from spark_broker.client import transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.connections import ConnectionPool
+from spark_broker.client.keywords import AdminSettings
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
 from spark_broker.client.retry import Backoff, Deadline, call_with_retries
 from spark_broker.client.settings import Address, client_config, parse_addresses
 from spark_broker.config import AdminConfig, to_text
 from spark_broker.errors import (
+    BootstrapUnreachableError,
     ClosedError,
+    InvalidRequestError,
     LeaderNotAvailableError,
     RequestTimedOutError,
     SparkBrokerError,
@@ -34,6 +38,7 @@ from spark_broker.model import (
     TransactionInfo,
 )
 from spark_broker.protocol.messages import (
+    EARLIEST_TIMESTAMP_MS,
     LATEST_TIMESTAMP_MS,
     AlterTopicConfig,
     CreatePartitions,
@@ -49,7 +54,9 @@ from spark_broker.protocol.messages import (
     ReassignPartition,
     TopicMetadata,
 )
+from spark_broker.protocol.messages.common import known
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
+from spark_broker.times import to_ms
 
 DESCRIBE_OFFSETS_MS = 2000
 """How long a description waits for the leaders' offsets: what it shows is the state of now, leaders or not."""
@@ -59,18 +66,21 @@ KNOWN_MS = 2000
 
 _REFRESH_AGE_S = 1.0
 
+_NAMED_MOMENTS = {"earliest": EARLIEST_TIMESTAMP_MS, "latest": LATEST_TIMESTAMP_MS}
+
 Answer = TypeVar("Answer", bound=Message)
+Item = TypeVar("Item")
 
 
 class Admin:
-    """Administration through any broker. Safe for use by many threads. Settings are AdminConfig's."""
+    """Administration through any broker. Safe for use by many threads."""
 
     def __init__(
         self,
         bootstrap_servers: str | Sequence[str] | None = None,
         *,
         config: Mapping[str, object] | None = None,
-        **settings: object,
+        **settings: Unpack[AdminSettings],
     ) -> None:
         self._config = client_config(AdminConfig, bootstrap_servers, config, settings)
         self._metadata = ClusterMetadata(
@@ -101,10 +111,12 @@ class Admin:
         self._change(request, deadline)
         self._await_leaders(topic.name, 1 if topic.partitions is None else topic.partitions, deadline)
 
-    def create_topics(self, topics: Iterable[NewTopic]) -> None:
-        """Create several topics, one after the other; the first error ends it."""
-        for topic in topics:
-            self.create_topic(topic)
+    def create_topics(self, topics: Iterable[NewTopic]) -> dict[str, SparkBrokerError | None]:
+        """Create several topics. Returns why a topic was not created, or None where it was, by name.
+
+        Raises ClosedError and BootstrapUnreachableError: then topics are left that were not tried.
+        """
+        return {topic.name: _failure(self.create_topic, topic) for topic in topics}
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records. Live brokers that lag get 2 s to learn of it.
@@ -120,13 +132,20 @@ class Admin:
         )
         self._await_brokers(name, lambda topic: topic is None, deadline)
 
+    def delete_topics(self, names: Iterable[str]) -> dict[str, SparkBrokerError | None]:
+        """Delete several topics. Returns why a topic was not deleted, or None where it was, by name.
+
+        Raises ClosedError and BootstrapUnreachableError: then topics are left that were not tried.
+        """
+        return {name: _failure(self.delete_topic, name) for name in names}
+
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """Names of topics, sorted."""
         topics = self._metadata.fetch(None, self._deadline()).topics.values()
         return sorted(topic.name for topic in topics if include_internal or not topic.internal)
 
     def describe_topic(self, name: str) -> TopicDescription:
-        """The topic as it is now. A partition whose leader does not answer at once has offsets -1.
+        """The topic as it is now. A partition whose leader does not answer at once has no offsets.
 
         Raises UnknownTopicOrPartitionError.
         """
@@ -181,10 +200,16 @@ class Admin:
         """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun."""
         self._change(ReassignPartition(partition.topic, partition.partition, list(replicas)), self._deadline())
 
-    def list_offsets(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Offsets by time: -1 the high watermark, -2 the log start, else the first at or after it (ms) or -1."""
+    def list_offsets(
+        self, moments: Mapping[TopicPartition, datetime | Literal["earliest", "latest"]]
+    ) -> dict[TopicPartition, int | None]:
+        """The log start for "earliest", the high watermark for "latest"; else the first record at or after a time.
+
+        None: there is no such record. A time without a zone is UTC.
+        """
+        timestamps_ms = {tp: _timestamp_ms(moment) for tp, moment in moments.items()}
         found = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
-        return {tp: found[tp].offset for tp in timestamps_ms}
+        return {tp: known(found[tp].offset) for tp in timestamps_ms}
 
     # ---- transactions -----------------------------------------------------------------------------------------------
 
@@ -303,6 +328,24 @@ class Admin:
                 raise ClosedError("the admin client was closed during the call")
 
 
+def _failure(change: Callable[[Item], None], item: Item) -> SparkBrokerError | None:
+    try:
+        change(item)
+    except (ClosedError, BootstrapUnreachableError):
+        raise
+    except SparkBrokerError as error:
+        return error
+    return None
+
+
+def _timestamp_ms(moment: datetime | Literal["earliest", "latest"]) -> int:
+    if isinstance(moment, datetime):
+        return to_ms(moment)
+    if moment not in _NAMED_MOMENTS:
+        raise InvalidRequestError(f"{moment!r} is neither a datetime nor 'earliest' nor 'latest'")
+    return _NAMED_MOMENTS[moment]
+
+
 def _moment(deadline: Deadline) -> float:
     return deadline.at_s
 
@@ -323,13 +366,13 @@ def _describe(topic: TopicView, offsets: Mapping[TopicPartition, OffsetInfo]) ->
             PartitionInfo(
                 topic=topic.name,
                 partition=state.partition,
-                leader=state.leader,
+                leader=known(state.leader),
                 leader_epoch=state.leader_epoch,
                 replicas=tuple(state.replicas),
                 isr=tuple(state.isr),
                 partition_epoch=state.partition_epoch,
-                log_start_offset=-1 if found is None else found.log_start_offset,
-                high_watermark=-1 if found is None else found.high_watermark,
+                log_start_offset=None if found is None else known(found.log_start_offset),
+                high_watermark=None if found is None else known(found.high_watermark),
                 elr=tuple(state.elr),
                 last_known_elr=tuple(state.last_known_elr),
             )

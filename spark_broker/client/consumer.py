@@ -6,12 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Self, Unpack
 
 from spark_broker.client.assignment import Assignment, PartitionState, Start
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.consumer_work import ConsumerWork
 from spark_broker.client.group_offsets import GroupOffsets
+from spark_broker.client.keywords import ConsumerSettings
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets
 from spark_broker.client.retry import Backoff, Deadline
@@ -49,7 +50,7 @@ class Consumer:
         topics: Sequence[str] | str | None = None,
         columns: Sequence[str] | None = None,
         config: Mapping[str, object] | None = None,
-        **settings: object,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
         self._assignment = Assignment()

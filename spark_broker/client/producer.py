@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 import pyarrow as pa
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.inputs import METADATA_BYTES, conformed, within_size
+from spark_broker.client.keywords import ProducerSettings
 from spark_broker.client.lingering import Lingering
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import AppendResult, Outcome, OutgoingBatch
@@ -91,10 +92,10 @@ class Producer:
         acks: str | int | None = None,
         transactional_id: str | None = None,
         config: Mapping[str, object] | None = None,
-        **settings: object,
+        **settings: Unpack[ProducerSettings],
     ) -> None:
-        settings |= {"acks": acks, "transactional_id": transactional_id}
-        self._config = client_config(ProducerConfig, bootstrap_servers, config, settings)
+        keywords = {**settings, "acks": acks, "transactional_id": transactional_id}
+        self._config = client_config(ProducerConfig, bootstrap_servers, config, keywords)
         if self._config.transactional_id:
             check_transactional(self._config)
         self._compression = None if self._config.compression_type == "none" else self._config.compression_type

@@ -18,6 +18,7 @@ from spark_broker.protocol.messages import (
     TransactionDescription,
     TransactionDescriptions,
 )
+from spark_broker.protocol.messages.common import known
 from spark_broker.protocol.murmur2 import group_partition
 
 EMPTY = "Empty"
@@ -58,8 +59,8 @@ def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline
     if found.state == EMPTY:
         raise InvalidTxnStateError(f"no transaction of {transactional_id!r} is open")
     coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
-    if found.version >= 0:
-        coordinator.ask(AbortTransaction(transactional_id, found.version, found.execution), Empty, deadline)
+    if found.version is not None:
+        coordinator.ask(AbortTransaction(transactional_id, found.version, found.execution or ""), Empty, deadline)
         return
     producer_id, producer_epoch = found.writers[0]
     request = EndTransaction(transactional_id, producer_id, producer_epoch, committed=False)
@@ -85,11 +86,11 @@ def _info(found: TransactionDescription, view: ClusterView, coordinator: int) ->
     return TransactionInfo(
         found.transactional_id,
         found.state,
-        found.version,
-        found.execution,
-        found.last_committed,
-        found.timeout_ms,
-        found.idle_ms,
+        known(found.version),
+        found.execution or None,
+        known(found.last_committed),
+        found.timeout_ms / 1000,
+        found.idle_ms / 1000,
         tuple(found.writers),
         tuple(sorted(TopicPartition(names.get(topic_id, topic_id), number) for topic_id, number in found.partitions)),
         coordinator,

@@ -205,7 +205,7 @@ def test_an_unreachable_bootstrap_address_is_named() -> None:
 
 def test_an_unknown_client_setting_names_the_nearest(process_cluster: ProcessCluster) -> None:
     with pytest.raises(InvalidConfigError, match=r"linger\.ms"):
-        Producer(process_cluster.bootstrap_servers, lingr_ms=3)
+        Producer(process_cluster.bootstrap_servers, lingr_ms=3)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,7 @@ def test_a_consumer_reads_every_record_of_a_log_whose_leader_is_damaged(process_
             for value in VALUES:
                 producer.send(tp.topic, value=value, partition=0).result(30)
         before = state(admin, tp)
+        assert before.leader is not None
         processes = [cluster.pid(slot) for slot in range(3)]
         log = directory_of(cluster, before.leader) / str(tp)
         flip(log)

@@ -293,7 +293,9 @@ class RecordedTransactions:
 
 
 def leader_of(admin: Admin, topic: str, partition: int) -> int:
-    return admin.describe_topic(topic).partitions[partition].leader
+    leader = admin.describe_topic(topic).partitions[partition].leader
+    assert leader is not None
+    return leader
 
 
 def each_commits(workers: list[RecordedTransactions], wanted: list[int]) -> bool:

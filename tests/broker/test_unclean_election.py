@@ -112,7 +112,9 @@ def test_a_follower_that_lags_leads_on_demand_and_consumers_learn_what_is_lost(
     admin.create_topic(NewTopic("t", partitions=6, replication_factor=2))
     # Of the two directories that are free then, the launch claims the lower one: it must be the follower's.
     parts = admin.describe_topic("t").partitions
-    number = next(p.partition for p in parts if directory_of(cluster, p.replicas[1]) < directory_of(cluster, p.leader))
+    number = next(
+        p.partition for p in parts if directory_of(cluster, p.replicas[1]) < directory_of(cluster, p.replicas[0])
+    )
     tp = TopicPartition("t", number)
     leader, follower = parts[number].replicas
     append(cluster, tp, "ab")
@@ -126,7 +128,7 @@ def test_a_follower_that_lags_leads_on_demand_and_consumers_learn_what_is_lost(
         leader_slot = kill(cluster, admin, leader)
         start(cluster, admin, follower_slot, follower)
         before = state(admin, tp)
-        assert (before.leader, before.isr, before.elr) == (-1, (leader,), ())
+        assert (before.leader, before.isr, before.elr) == (None, (leader,), ())
         refused = admin.elect_leaders([tp])[tp]
         assert isinstance(refused, PreferredLeaderNotAvailableError)
         assert admin.elect_leaders([tp], unclean=True) == {tp: None}
@@ -150,18 +152,18 @@ def test_a_group_that_goes_on_from_a_lost_offset_is_told(cluster: ProcessCluster
         consumer.assign([tp])
         assert read(consumer, 3) == "abc"
         consumer.commit()
-    only = state(admin, tp)
-    log = directory_of(cluster, only.leader) / str(tp)
-    slot = kill(cluster, admin, only.leader)
+    (leader,) = state(admin, tp).replicas
+    log = directory_of(cluster, leader) / str(tp)
+    slot = kill(cluster, admin, leader)
     (log / LEADER_EPOCHS_FILE).write_bytes(b"garbage")
-    start(cluster, admin, slot, only.leader)
+    start(cluster, admin, slot, leader)
     offline = state(admin, tp)
-    assert (offline.leader, offline.isr, offline.last_known_elr) == (-1, (), (only.leader,))
+    assert (offline.leader, offline.isr, offline.last_known_elr) == (None, (), (leader,))
     assert [path.name for path in log.parent.glob("single-0.*")] == ["single-0.0.damaged"]
     assert admin.elect_leaders([tp], unclean=True) == {tp: None}
-    eventually(lambda: state(admin, tp).leader == only.leader, what="the election")
+    eventually(lambda: state(admin, tp).leader == leader, what="the election")
     cluster.restart_controller()
-    eventually(lambda: state(admin, tp).leader == only.leader, what="the leader stays after the damage was accepted")
+    eventually(lambda: state(admin, tp).leader == leader, what="the leader stays after the damage was accepted")
     append(cluster, tp, "vwxyz")
     with Consumer(cluster.bootstrap_servers, group_id=GROUP, auto_offset_reset="earliest") as consumer:
         consumer.assign([tp])
@@ -175,14 +177,15 @@ def test_the_only_replica_leads_again_by_itself_after_a_machine_crash(cluster: P
     tp = TopicPartition("alone", 0)
     append(cluster, tp, "abc")
     before = state(admin, tp)
-    directory = directory_of(cluster, before.leader)
-    slot = kill(cluster, admin, before.leader)
+    (leader,) = before.replicas
+    directory = directory_of(cluster, leader)
+    slot = kill(cluster, admin, leader)
     write_checkpoint(directory / META_FILE, asdict(replace(meta_of(directory), boot_id="another run of the machine")))
-    start(cluster, admin, slot, before.leader)
-    eventually(lambda: state(admin, tp).leader == before.leader, what="the leader is back")
+    start(cluster, admin, slot, leader)
+    eventually(lambda: state(admin, tp).leader == leader, what="the leader is back")
     after = state(admin, tp)
     assert after.leader_epoch > before.leader_epoch
-    assert (after.isr, after.elr, after.last_known_elr) == ((before.leader,), (), ())
+    assert (after.isr, after.elr, after.last_known_elr) == ((leader,), (), ())
     append(cluster, tp, "d")
     with Consumer(cluster.bootstrap_servers, auto_offset_reset="earliest") as consumer:
         consumer.assign([tp])

@@ -93,7 +93,7 @@ class Target(ABC):
     def leader_and_others(self, topic: str) -> tuple[BrokerInfo, list[BrokerInfo]]:
         """The broker that leads partition 0, and the other live ones; waits for it."""
         found: dict[int, BrokerInfo] = {}
-        leaders: list[int] = []
+        leaders: list[int | None] = []
 
         def chosen() -> bool:
             found.clear()
@@ -102,6 +102,7 @@ class Target(ABC):
             return leaders[0] in found
 
         self.wait_for(chosen, "a live leader of partition 0", 120.0)
+        assert leaders[0] is not None
         return found.pop(leaders[0]), list(found.values())
 
     def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:

@@ -17,6 +17,7 @@ from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
     InvalidConfigError,
+    InvalidRequestError,
     InvalidSchemaError,
     NotControllerError,
     RequestTimedOutError,
@@ -111,6 +112,27 @@ def test_delete_topic_returns_when_brokers_that_lag_do_not_show_the_topic(cluste
         assert other.list_topics() == []
 
 
+def test_several_topics_are_created_and_deleted_past_one_that_fails(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("there")
+    created = admin.create_topics([NewTopic("a"), NewTopic("there"), NewTopic("b")])
+    assert [type(error) for error in created.values()] == [type(None), TopicAlreadyExistsError, type(None)]
+    assert list(created) == ["a", "there", "b"]
+    deleted = admin.delete_topics(["a", "absent", "b"])
+    assert [type(error) for error in deleted.values()] == [type(None), UnknownTopicOrPartitionError, type(None)]
+    assert admin.list_topics() == ["there"]
+
+
+def test_several_topics_are_not_tried_one_by_one_where_no_broker_can_be_reached() -> None:
+    with Admin("127.0.0.1:1", default_api_timeout_ms=500) as admin, pytest.raises(BootstrapUnreachableError):
+        admin.delete_topics(["a", "b"])
+
+
+def test_a_moment_of_another_kind_is_refused(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t")
+    with pytest.raises(InvalidRequestError, match="neither a datetime"):
+        admin.list_offsets({TopicPartition("t", 0): -1})  # type: ignore[dict-item]
+
+
 def test_create_topic_waits_only_so_long_for_a_broker_that_lags(
     cluster: FakeCluster, admin: Admin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,7 +198,7 @@ def test_a_description_does_not_fail_on_a_broker_that_is_slow_in_its_last_moment
     cluster.elect("t", 0, -1)
     cluster.call_hook = hook
     try:
-        assert [p.high_watermark for p in admin.describe_topic("t").partitions] == [-1]
+        assert [p.high_watermark for p in admin.describe_topic("t").partitions] == [None]
     finally:
         for one in cluster.brokers:
             one.proxy.thaw()
@@ -187,7 +209,7 @@ def test_a_partition_without_a_leader_is_described_without_offsets(cluster: Fake
     cluster.create("t", 2)
     cluster.elect("t", 0, -1)
     first, second = admin.describe_topic("t").partitions
-    assert (first.leader, first.log_start_offset, first.high_watermark) == (-1, -1, -1)
+    assert (first.leader, first.log_start_offset, first.high_watermark) == (None, None, None)
     assert (second.leader, second.log_start_offset, second.high_watermark) == (1, 0, 0)
 
 
@@ -221,7 +243,7 @@ def test_internal_topics_are_hidden_unless_asked_for(cluster: FakeCluster, admin
 def test_offsets_are_listed_by_time(cluster: FakeCluster, admin: Admin) -> None:
     cluster.create("t").partitions[0].log_start_offset = 7
     tp = TopicPartition("t", 0)
-    assert admin.list_offsets({tp: -2}) == admin.list_offsets({tp: -1}) == {tp: 7}
+    assert admin.list_offsets({tp: "earliest"}) == admin.list_offsets({tp: "latest"}) == {tp: 7}
 
 
 @pytest.mark.parametrize("servers", ["localhost", "host:port", "", [], "a:1,b", "h:99999", "http://h:1", "::1:9"])

@@ -326,7 +326,7 @@ def test_an_unknown_topic_or_partition_is_named(cluster: FakeCluster, producer: 
 
 def test_an_unknown_setting_names_the_nearest(cluster: FakeCluster) -> None:
     with pytest.raises(InvalidConfigError, match=r"linger\.ms"):
-        Producer(cluster.bootstrap, lingerms=1)
+        Producer(cluster.bootstrap, lingerms=1)  # type: ignore[call-arg]
     with pytest.raises(InvalidConfigError, match="acks"):
         Producer(cluster.bootstrap, acks=2)
     with pytest.raises(InvalidConfigError, match=r"linger\.ms"):

@@ -43,7 +43,8 @@ class Clients:
     def run(self) -> None:
         """Make the topics, and work."""
         with Admin(self._bootstrap) as admin:
-            admin.create_topics([NewTopic(name, PARTITIONS, 3, config=SMALL) for name in (STEADY, PASSING)])
+            for name in (STEADY, PASSING):
+                admin.create_topic(NewTopic(name, PARTITIONS, 3, config=SMALL))
         work = (self._produce, self._consume, self._pass, self._pass, self._transact, self._group, self._topic)
         threads = [threading.Thread(target=self._repeat, args=(one, number)) for number, one in enumerate(work)]
         for thread in threads:

@@ -122,6 +122,8 @@ def test_a_cluster_that_is_taken_over_ends_with_the_reason_and_the_other_has_its
         eventually(lambda: is_gone(before.brokers[0].pid), 30, "the end of its broker")
         after = current.describe()
         assert [broker.id for broker in after.brokers] == [broker.id for broker in before.brokers]
+        assert before.controller is not None
+        assert after.controller is not None
         assert after.controller.epoch > before.controller.epoch
         assert after.controller.pid == os.getpid()
     deposed.stop()

@@ -58,7 +58,7 @@ def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | 
 
 def port_was_taken(port: int, broker: BrokerInfo) -> bool:
     """Whether this broker found another process at its port: anybody may get it while the cluster is down."""
-    return f"port {port} is taken" in Path(broker.log).read_text()
+    return f"port {port} is taken" in Path(broker.log or "").read_text()
 
 
 @contextmanager

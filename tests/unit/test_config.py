@@ -10,6 +10,7 @@ from spark_broker.config import (
     ClusterConfig,
     ProducerConfig,
     TopicConfig,
+    keywords_module,
     load_cluster_settings,
     reference_markdown,
     sample_toml,
@@ -22,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_sample_file_and_the_reference_are_those_that_the_code_generates() -> None:
     assert (ROOT / "conf" / "cluster.toml").read_text() == sample_toml(), "run `make docs`"
     assert (ROOT / "docs" / "configuration.md").read_text() == reference_markdown(), "run `make docs`"
+    assert (ROOT / "spark_broker" / "client" / "keywords.py").read_text() == keywords_module(), "run `make docs`"
 
 
 def test_every_line_of_the_sample_file_can_be_uncommented_and_gives_the_defaults(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def snapshot(title: str, leaders: list[int], *, live: tuple[int, ...], isr: tupl
         PartitionInfo("flights", number, leader, 0, replicas=(0, 1, 2), isr=isr)
         for number, leader in enumerate(leaders)
     )
-    brokers = tuple(BrokerInfo(one, "h", 1, executor_id=f"e{one}") for one in live)
+    brokers = tuple(
+        BrokerInfo(one, "h", 1, rack=None, epoch=1, pid=1, executor_id=f"e{one}", executor_pid=1) for one in live
+    )
     return Snapshot(title, brokers, TopicDescription("flights", "id", partitions, pa.schema([]), 0, {}))
 
 

@@ -16,7 +16,8 @@ def test_a_topic_shows_its_partitions() -> None:
 
 
 def test_a_cluster_shows_its_brokers() -> None:
-    html = ClusterDescription("c", 3, (BrokerInfo(1, "h", 9, rack="<r>", fenced=True),))._repr_html_()
+    broker = BrokerInfo(1, "h", 9, rack="<r>", epoch=2, pid=3, executor_id="4", executor_pid=5, fenced=True)
+    html = ClusterDescription("c", 3, (broker,))._repr_html_()
     assert "controller epoch 3" in html
     assert "<td>h:9</td><td>&lt;r&gt;</td>" in html
     assert "fenced" in html

@@ -21,6 +21,7 @@ from spark_broker.protocol.messages.common import (
     TimestampMs,
     TopicId,
 )
+from spark_broker.times import from_ms
 
 
 class GetMetadata(Message, frozen=True):
@@ -53,7 +54,7 @@ class BrokerMetadata(Message, frozen=True):
             executor_id=self.executor_id,
             executor_pid=self.executor_pid,
             fenced=self.fenced,
-            log=self.log,
+            log=self.log or None,
         )
 
 
@@ -63,6 +64,12 @@ class ControllerMetadata(Message, frozen=True):
     host: Name = ""
     pid: int = -1
     started_ms: int = 0
+
+    def to_info(self, epoch: int) -> ControllerInfo | None:
+        """The same as a public noun; None from a broker that has never heard of a controller."""
+        if self.pid < 0:
+            return None
+        return ControllerInfo(epoch, self.host, self.pid, from_ms(self.started_ms))
 
 
 class PartitionMetadata(Message, frozen=True):
@@ -96,12 +103,11 @@ class Metadata(Message, frozen=True):
     def to_description(self, *, include_fenced: bool) -> ClusterDescription:
         """The cluster as a public noun."""
         brokers = (broker.to_info() for broker in self.brokers if include_fenced or not broker.fenced)
-        controller = self.controller
         return ClusterDescription(
             cluster_id=self.cluster_id,
             controller_epoch=self.controller_epoch,
             brokers=tuple(sorted(brokers, key=lambda broker: broker.id)),
-            controller=ControllerInfo(self.controller_epoch, controller.host, controller.pid, controller.started_ms),
+            controller=self.controller.to_info(self.controller_epoch),
         )
 
 

@@ -40,3 +40,8 @@ class ErrorResponse(Message, frozen=True):
 
     error_code: int
     error_message: Text = ""
+
+
+def known(value: int) -> int | None:
+    """None for the wire's -1, which stands for what is not known or not there."""
+    return None if value < 0 else value

@@ -2,8 +2,8 @@
 
 An error has a Kafka error code where Kafka has the error (codes from 1,000 are ours), says whether the same request
 may succeed later (`retriable`) and whether the client should fetch metadata first (`refresh_metadata`), and ends in a
-`hint`: what the user does next. Errors cross the wire as `(code, message)` and are raised again, as the same type, at
-the client that sent the request.
+`hint`: what the user does next. A hint fits every place that raises the type; a place that knows better gives its own.
+Errors cross the wire as `(code, message)` and are raised again, as the same type, at the client that sent the request.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ class SparkBrokerError(Exception):
     code: ClassVar[int] = -1
     retriable: ClassVar[bool] = False
     refresh_metadata: ClassVar[bool] = False
-    hint: ClassVar[str] = "This is a bug of spark-broker: please report it with the broker's log."
+    hint: str = "This is a bug of spark-broker: please report it with the broker's log."
 
-    def __init__(self, message: str = "") -> None:
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        """`hint`: what to do next in this case, where more is known than what the type's hint says."""
         super().__init__(message)
         self.message = message
+        if hint:
+            self.hint = hint
 
     @property
     def name(self) -> str:
@@ -64,7 +67,7 @@ class UnknownTopicOrPartitionError(SparkBrokerError):
     code = 3
     retriable = True
     refresh_metadata = True
-    hint = "Check the name with `spark-broker topics list`, or create the topic."
+    hint = "Compare with `spark-broker topics list` and `topics describe NAME`, or create the topic."
 
 
 class LeaderNotAvailableError(SparkBrokerError):
@@ -179,7 +182,7 @@ class InvalidTimestampError(SparkBrokerError):
     """A record's timestamp is outside the accepted range."""
 
     code = 32
-    hint = "Timestamps are UTC microseconds from 1970 on; check the unit."
+    hint = "Give a time from 1970 on, in the unit that the message names."
 
 
 class UnsupportedVersionError(SparkBrokerError):
@@ -200,14 +203,14 @@ class InvalidPartitionsError(SparkBrokerError):
     """The number of partitions is not legal: it is at least 1 and never shrinks."""
 
     code = 37
-    hint = "Ask for more partitions than the topic has; to shrink, create a new topic and copy."
+    hint = "Partitions are 1 or more and only grow; for fewer, create another topic and copy the records."
 
 
 class InvalidReplicationFactorError(SparkBrokerError):
     """The replication factor is below 1 or above the number of brokers."""
 
     code = 38
-    hint = "Lower the replication factor or add brokers (`cluster.add_broker()`)."
+    hint = "Use a replication factor from 1 to the number of live brokers; `cluster.add_broker()` adds one."
 
 
 class InvalidReplicaAssignmentError(SparkBrokerError):
@@ -251,7 +254,7 @@ class OutOfOrderSequenceNumberError(SparkBrokerError):
     """A batch's sequence number does not follow the last one stored for its producer."""
 
     code = 45
-    hint = "An earlier batch of this producer failed; close the producer and open a new one."
+    hint = "An earlier batch of this producer failed: close the producer and open a new one."
 
 
 class DuplicateSequenceNumberError(SparkBrokerError):
@@ -449,14 +452,14 @@ class SchemaMismatchError(SparkBrokerError):
     """A batch does not match the topic's schema; nothing was stored."""
 
     code = 1000
-    hint = "Cast the batch to the topic's schema (`Admin.describe_topic(name).schema`) or evolve it."
+    hint = "The topic's columns: `spark-broker topics describe NAME`, or `Admin.describe_topic(name).schema`."
 
 
 class InvalidSchemaError(SparkBrokerError):
     """A topic schema uses a type that the log does not store."""
 
     code = 1001
-    hint = "Use plain types: no dictionaries, no large or view types, timestamps in microseconds UTC."
+    hint = "docs/typed-topics.md lists the types and the names of columns that a topic can have."
 
 
 class BootstrapUnreachableError(SparkBrokerError):
@@ -470,7 +473,7 @@ class DamagedLogError(SparkBrokerError):
     """Stored bytes of a replica are invalid in a place that no crash explains."""
 
     code = 1003
-    hint = "The replica is set aside (`*.damaged`) and fetched again from the leader; check the disk."
+    hint = "The broker keeps the files as `*.damaged` and fetches the replica again from the leader; check the disk."
 
 
 class LogDirectoryLockedError(SparkBrokerError):
@@ -521,14 +524,14 @@ class ClusterStartError(SparkBrokerError):
     """Brokers did not come up in time."""
 
     code = 1010
-    hint = "Look at the executors' stderr (the message names it); are there enough executors and cores?"
+    hint = "Look at the log that the message names; are there enough executors and cores?"
 
 
 class MissingDependencyError(SparkBrokerError):
     """An optional package, or Java, is not installed."""
 
     code = 1011
-    hint = "Install what the message names."
+    hint = "Install it, and run the same again."
 
 
 class StaleLaunchError(SparkBrokerError):
@@ -539,10 +542,10 @@ class StaleLaunchError(SparkBrokerError):
 
 
 class InvalidDataError(SparkBrokerError):
-    """The data handed to the client cannot be turned into a record batch."""
+    """The data handed in is not of the form that is expected; nothing of it was stored."""
 
     code = 1013
-    hint = "Pass a RecordBatch, Table, pandas frame or list of dicts whose columns match the topic's schema."
+    hint = "Change the data to what the message asks for."
 
 
 class AlreadyCommittedError(SparkBrokerError):

@@ -20,7 +20,8 @@ app = typer.Typer(
     help="A replicated, partitioned, append-only log whose brokers are Spark executors.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # rich would load its Markdown, its highlighter and pydantic for every help text
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from spark_broker.cli.options import Output, OutputOption
 from spark_broker.cli.output import print_json
-from spark_broker.testing.checker import CheckResult, check_history
-from spark_broker.testing.history import History, Invoked, Stored
-from spark_broker.testing.history_file import load_history
-from spark_broker.testing.replicas import find_replicas, stored_values
-from spark_broker.testing.report import explain
+
+if TYPE_CHECKING:
+    from spark_broker.testing.checker import CheckResult
+    from spark_broker.testing.history import History, Stored
 
 EVERYTHING = 1 << 62
 
@@ -52,6 +51,10 @@ def check_history_file(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Judge a saved history and explain its first anomalies. Status 1 when there are any."""
+    from spark_broker.testing.checker import check_history
+    from spark_broker.testing.history_file import load_history
+    from spark_broker.testing.report import explain
+
     history = load_history(path)
     result = check_history(history, _stored(history, log_dirs or [], column))
     if output is Output.JSON:
@@ -63,6 +66,9 @@ def check_history_file(
 
 
 def _stored(history: History, log_dirs: list[Path], column: str) -> Iterator[Stored]:
+    from spark_broker.testing.history import Invoked
+    from spark_broker.testing.replicas import find_replicas, stored_values
+
     partitions = {event.partition for event in history.events if isinstance(event, Invoked)} if log_dirs else set()
     for partition in sorted(partitions):
         for replica in find_replicas(log_dirs, partition):

@@ -10,11 +10,11 @@ from typing import Annotated
 import msgspec
 import typer
 
+import spark_broker
 from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
 from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
 from spark_broker.cli.options import Bootstrap, Output, OutputOption, StateFile, parse_settings
 from spark_broker.cli.output import counted, fail, note, print_json, print_table
-from spark_broker.client.admin import Admin
 from spark_broker.config import load_cluster_settings
 from spark_broker.model import BrokerInfo, ClusterDescription, PartitionInfo
 
@@ -116,7 +116,7 @@ def stop(
 
 def print_cluster(bootstrap: str, output: Output, state: ClusterState | None) -> None:
     """Describe the cluster at these addresses. `state`: the note of its driver, where that runs here."""
-    with Admin(bootstrap) as admin:
+    with spark_broker.Admin(bootstrap) as admin:
         cluster = admin.describe_cluster(include_fenced=True)
         topics = [admin.describe_topic(name) for name in admin.list_topics(include_internal=True)]
     partitions = [partition for topic in topics for partition in topic.partitions]

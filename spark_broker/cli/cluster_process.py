@@ -13,14 +13,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
-
-from rich.console import Console
-from rich.status import Status
+from typing import TYPE_CHECKING, NoReturn
 
 from spark_broker.cli.cluster_state import ClusterState, end_process, running_cluster
 from spark_broker.cli.output import fail, note
 from spark_broker.errors import ClusterStartError, MissingDependencyError
+
+if TYPE_CHECKING:
+    from rich.status import Status
 
 POLL_S = 0.1
 LOG_LINES_SHOWN = 15
@@ -105,6 +105,8 @@ def run_in_foreground(application: Application) -> NoReturn:
 
 def start_detached(application: Application, timeout_s: float) -> ClusterState:
     """Start the application in a session of its own and wait until its brokers are live. Raises ClusterStartError."""
+    from rich.console import Console
+
     check_spark()
     application.ready_file.parent.mkdir(parents=True, exist_ok=True)
     application.ready_file.unlink(missing_ok=True)

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+import spark_broker
 from spark_broker.cli.options import Bootstrap, Settings, Topic, bootstrap_servers, parse_settings
 from spark_broker.cli.output import note, print_table
 from spark_broker.cli.records import cell, records, values
-from spark_broker.client.admin import Admin
-from spark_broker.client.consumer import Consumer
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch, TopicPartition
+
+if TYPE_CHECKING:
+    from spark_broker.client.consumer import Consumer
 
 TABLE_ROWS = 20
 POLL_S = 0.5
@@ -63,7 +65,7 @@ def consume(
     servers = bootstrap_servers(bootstrap_server)
     chosen = choose_partitions(servers, topic, partition)
     limit = TABLE_ROWS if num is None and output is RecordOutput.TABLE and not follow else num
-    with Consumer(
+    with spark_broker.Consumer(
         servers, config=parse_settings(config), enable_auto_commit=False, isolation_level=isolation_level
     ) as consumer:
         ends = None if follow else consumer.end_offsets(chosen)
@@ -80,7 +82,7 @@ def consume(
 
 def choose_partitions(servers: str, topic: str, wanted: list[int] | None) -> list[TopicPartition]:
     """All partitions of the topic, or those wanted. Raises UnknownTopicOrPartitionError."""
-    with Admin(servers) as admin:
+    with spark_broker.Admin(servers) as admin:
         there = [one.partition for one in admin.describe_topic(topic).partitions]
     unknown = sorted(set(wanted or []) - set(there))
     if unknown:
@@ -100,7 +102,8 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
         when = datetime.fromisoformat(offset)
     except ValueError:
         raise InvalidConfigError(
-            f"--offset {offset!r}: earliest, latest, a number, or a time like 2026-01-31T12:00"
+            f"--offset {offset!r}: earliest, latest, a number, or a time like 2026-01-31T12:00",
+            hint="`spark-broker consume --help` explains the options.",
         ) from None
     # A time without a zone is the zone's of who typed it.
     time_ms = int(when.astimezone(UTC).timestamp() * 1000)

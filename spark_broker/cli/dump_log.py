@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
-from spark_broker.cli.main import print_error
 from spark_broker.cli.options import Output, OutputOption
-from spark_broker.cli.output import counted, note, print_json, print_table
+from spark_broker.cli.output import counted, note, print_error, print_json, print_table
 from spark_broker.cli.records import readable
-from spark_broker.cli.segment_dump import StoredBatch, chain_problem, read_segment, rows_of, segment_schema, segments_at
+
+if TYPE_CHECKING:
+    from spark_broker.cli.segment_dump import StoredBatch
 
 RIGHT = ("rows", "position", "bytes", "epoch", "sequence", "schema")
 COLUMNS = ("offsets", *RIGHT[:3], "appended", "epoch", "producer", "sequence", "schema", "flags", "state")
@@ -48,6 +49,8 @@ def dump_log(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show the batches of segment files and verify their checksums. Status 1 when anything is damaged."""
+    from spark_broker.cli.segment_dump import chain_problem, read_segment, segments_at
+
     problems = 0
     for directory, base_offset in (segment for path in paths for segment in segments_at(path)):
         batches = list(read_segment(directory, base_offset))
@@ -67,6 +70,8 @@ def dump_log(
 
 
 def _lines(directory: Path, base_offset: int, batches: list[StoredBatch], data: bool) -> Iterator[BatchLine]:
+    from spark_broker.cli.segment_dump import rows_of, segment_schema
+
     schema = segment_schema(directory, base_offset) if data else None
     for batch in batches:
         header = batch.header

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, bootstrap_servers
+from spark_broker.cli.options import Bootstrap, Output, OutputOption, open_admin
 from spark_broker.cli.output import note, print_json, print_table
-from spark_broker.client.admin import Admin
 from spark_broker.errors import ElectionNotNeededError, InvalidConfigError, SparkBrokerError
 from spark_broker.model import TopicPartition
 
@@ -40,8 +39,11 @@ def leader_election(
 ) -> None:
     """Elect leaders. Status 1 when a partition that was named could not be given one."""
     if bool(topic) == all_topic_partitions or (partition is not None and not topic):
-        raise InvalidConfigError("give --topic (and --partition), or --all-topic-partitions")
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+        raise InvalidConfigError(
+            "nothing, or too much, is named to elect leaders of",
+            hint="Give --topic (with or without --partition), or --all-topic-partitions.",
+        )
+    with open_admin(bootstrap_server) as admin:
         wanted = None
         if topic:
             numbers = [one.partition for one in admin.describe_topic(topic).partitions]

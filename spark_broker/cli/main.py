@@ -7,10 +7,10 @@ import os
 import sys
 from collections.abc import Sequence
 
+from spark_broker.cli.output import print_error
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
 
 NEEDED = ("typer", "rich")
-RED, PLAIN = "\033[31m", "\033[0m"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -27,13 +27,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Who read our output has left (`| head`). Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-
-
-def print_error(text: str) -> None:
-    """One line on stderr; red on a terminal."""
-    one_line = " ".join(text.split())
-    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
-    print(f"{RED}error: {one_line}{PLAIN}" if coloured else f"error: {one_line}", file=sys.stderr)
 
 
 def _check_dependencies() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import spark_broker
 from spark_broker.cli.cluster_state import default_state_file, running_cluster
 from spark_broker.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from spark_broker.client.admin import Admin
 
 BOOTSTRAP_VARIABLE = "SPARK_BROKER_BOOTSTRAP_SERVERS"
 
@@ -52,9 +56,19 @@ def bootstrap_servers(given: str) -> str:
     state = running_cluster(default_state_file())
     if state is None:
         raise InvalidConfigError(
-            f"no cluster is named: give --bootstrap-server or set {BOOTSTRAP_VARIABLE}, or `spark-broker cluster start`"
+            "no cluster is named, and none was started here",
+            hint=f"Give --bootstrap-server, set {BOOTSTRAP_VARIABLE}, or start one: `spark-broker cluster start`.",
         )
     return state.bootstrap_servers
+
+
+def open_admin(given: str) -> Admin:
+    """An Admin of these brokers, else of the cluster that was started here. Raises InvalidConfigError.
+
+    The client's modules are loaded when it is certain that there is somebody to connect to.
+    """
+    servers = bootstrap_servers(given)
+    return spark_broker.Admin(servers)
 
 
 def parse_settings(given: Iterable[str] | None) -> dict[str, str]:
@@ -63,6 +77,6 @@ def parse_settings(given: Iterable[str] | None) -> dict[str, str]:
     for one in given or ():
         name, equals, value = one.partition("=")
         if not equals or not name.strip():
-            raise InvalidConfigError(f"{one!r} is not NAME=VALUE")
+            raise InvalidConfigError(f"{one!r} is not NAME=VALUE", hint="Write it like `retention.ms=60000`.")
         settings[name.strip()] = value.strip()
     return settings

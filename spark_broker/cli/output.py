@@ -1,21 +1,23 @@
-"""Printing: tables for people, one JSON document for scripts, progress on stderr."""
+"""Printing: tables for people, one JSON document for scripts; notes, errors and progress on stderr.
+
+typer and rich are imported where they are used. A command that prints no table does not wait for them, and `main` can
+print an error that says that they are missing.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
-import typer
-from rich import box
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
-from spark_broker.cli.main import print_error
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+RED, PLAIN = "\033[31m", "\033[0m"
 
 LINES_OF_PROGRESS = 10
 """How many lines a job of known length prints where there is no terminal for a bar."""
@@ -30,6 +32,11 @@ def print_table(
     columns: Sequence[str], rows: Sequence[Sequence[object]], *, title: str = "", right: Sequence[str] = ()
 ) -> None:
     """A table on stdout. The columns named in `right` are aligned to the right."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
@@ -43,7 +50,14 @@ def print_table(
 
 def note(text: str) -> None:
     """A line for the person at the terminal, on stderr, where scripts do not read it."""
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(text))
+    print(text, file=sys.stderr)
+
+
+def print_error(text: str) -> None:
+    """One line on stderr; red on a terminal."""
+    one_line = " ".join(text.split())
+    coloured = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+    print(f"{RED}error: {one_line}{PLAIN}" if coloured else f"error: {one_line}", file=sys.stderr)
 
 
 def counted(number: int, one: str, many: str) -> str:
@@ -53,6 +67,8 @@ def counted(number: int, one: str, many: str) -> str:
 
 def fail(text: str) -> NoReturn:
     """End the command with this line and status 1, for what is no error of the log."""
+    import typer
+
     print_error(text)
     raise typer.Exit(1)
 
@@ -68,6 +84,9 @@ def progress(what: str, total: int | None = None) -> Iterator[Callable[[int], No
     elif sys.stdin.isatty() and total is None:
         yield lambda done: None
     else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
         bar = (BarColumn(), MofNCompleteColumn()) if total else (TextColumn("{task.completed:,.0f}"),)
         columns = (TextColumn("{task.description}"), *bar, TextColumn("{task.fields[rate]}"), TimeElapsedColumn())
         with Progress(*columns, console=Console(stderr=True), transient=True) as bars:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_broker.cli.measure import ConsumeFigures, ProduceFigures, measure_consume, measure_produce, random_records
+import spark_broker
 from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, bootstrap_servers, parse_settings
 from spark_broker.cli.output import note, print_json, print_table
-from spark_broker.client.admin import Admin
-from spark_broker.client.consumer import Consumer
-from spark_broker.client.producer import Producer
 from spark_broker.errors import TopicAlreadyExistsError
 from spark_broker.model import NewTopic, TopicPartition
+
+if TYPE_CHECKING:
+    from spark_broker.cli.measure import ConsumeFigures, ProduceFigures
 
 perf = typer.Typer(help="Measure a producer and a consumer.", no_args_is_help=True)
 
@@ -36,14 +36,16 @@ def perf_produce(
 ) -> None:
     """Append random records as fast as they are acknowledged. Makes the topic if it is not there."""
     servers = bootstrap_servers(bootstrap_server)
-    with Admin(servers) as admin:
+    from spark_broker.cli.measure import measure_produce, random_records
+
+    with spark_broker.Admin(servers) as admin:
         try:
             admin.create_topic(NewTopic(topic, partitions, replication_factor))
             note(f"created topic {topic}; `spark-broker topics delete {topic}` removes it")
         except TopicAlreadyExistsError:
             pass  # It is measured as it is.
     batch = random_records(min(batch_records, records), record_size)
-    with Producer(servers, acks=acks, config=parse_settings(config)) as producer:
+    with spark_broker.Producer(servers, acks=acks, config=parse_settings(config)) as producer:
         figures = measure_produce(producer, topic, records, batch, warmup=warmup)
     if output is Output.JSON:
         print_json({"topic": topic, "acks": acks, "record_size": record_size, **_plain(figures)})
@@ -61,9 +63,11 @@ def perf_consume(
 ) -> None:
     """Read a topic from its beginning."""
     servers = bootstrap_servers(bootstrap_server)
-    with Admin(servers) as admin:
+    from spark_broker.cli.measure import measure_consume
+
+    with spark_broker.Admin(servers) as admin:
         chosen = [TopicPartition(topic, one.partition) for one in admin.describe_topic(topic).partitions]
-    with Consumer(servers, config=parse_settings(config), enable_auto_commit=False) as consumer:
+    with spark_broker.Consumer(servers, config=parse_settings(config), enable_auto_commit=False) as consumer:
         figures = measure_consume(consumer, chosen, records)
     if output is Output.JSON:
         print_json({"topic": topic, **_plain(figures)})

@@ -6,21 +6,15 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from io import BytesIO
 from typing import Annotated, BinaryIO
 
-import pyarrow as pa
-import pyarrow.json
 import typer
 
+import spark_broker
 from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, bootstrap_servers, parse_settings
 from spark_broker.cli.output import counted, note, print_json, progress
-from spark_broker.client.admin import Admin
-from spark_broker.client.producer import Producer
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import RecordMetadata
-from spark_broker.protocol.arrays import array_of
-from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
 CHUNK_BYTES = 1024 * 1024
 LINE_BYTES_MAX = 16 * CHUNK_BYTES
@@ -39,15 +33,20 @@ def produce(
 ) -> None:
     """Append standard input: one record for each line; a topic with columns takes one JSON object a line."""
     servers = bootstrap_servers(bootstrap_server)
-    with Admin(servers) as admin:
+    with spark_broker.Admin(servers) as admin:
         schema = admin.describe_topic(topic).schema
-    make = table_maker(schema, key_separator)
+    from spark_broker.cli.lines import RowMaker
+
+    maker = RowMaker(schema, key_separator)
     if sys.stdin.isatty():
         note("Type records, one a line; Ctrl-D ends.")
     total = Tally()
-    with Producer(servers, acks=acks, config=parse_settings(config)) as producer, progress("appended") as tell:
+    with (
+        spark_broker.Producer(servers, acks=acks, config=parse_settings(config)) as producer,
+        progress("appended") as tell,
+    ):
         for lines in whole_lines(sys.stdin.buffer):
-            total.wait_for(producer.append(topic, make(lines), partition=partition))
+            total.wait_for(producer.append(topic, maker.rows(lines), partition=partition))
             tell(total.settle())
         total.settle(wait=True)
     if output is Output.JSON:
@@ -93,35 +92,3 @@ def whole_lines(stream: BinaryIO) -> Iterator[list[bytes]]:
             raise InvalidDataError(f"a line of more than {LINE_BYTES_MAX:,} bytes")
     if rest:
         yield [rest]
-
-
-def table_maker(schema: pa.Schema, key_separator: str) -> Callable[[list[bytes]], pa.Table]:
-    """How lines become rows of this schema. Raises InvalidDataError where a separator makes no sense."""
-    if schema.equals(DEFAULT_SCHEMA):
-        return lambda lines: _records(lines, key_separator.encode())
-    if key_separator:
-        raise InvalidDataError("the topic has columns: lines are JSON objects, and --key-separator does not apply")
-    return lambda lines: _objects(lines, schema)
-
-
-def _records(lines: list[bytes], separator: bytes) -> pa.Table:
-    keys: list[bytes | None] = [None] * len(lines)
-    values = lines
-    if separator:
-        parts = [line.partition(separator) for line in lines]
-        without = next((line for line, (_, found, _) in zip(lines, parts, strict=True) if not found), None)
-        if without is not None:
-            raise InvalidDataError(f"no {separator.decode()!r} in the line {without[:80].decode(errors='replace')!r}")
-        keys, values = [key for key, _, _ in parts], [value for _, _, value in parts]
-    return pa.table({"key": array_of(keys, pa.binary()), "value": array_of(values, pa.binary())})
-
-
-def _objects(lines: list[bytes], schema: pa.Schema) -> pa.Table:
-    options = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    try:
-        table = pa.json.read_json(BytesIO(b"\n".join(lines)), parse_options=options)
-    except pa.ArrowInvalid as error:
-        raise InvalidDataError(
-            f"not JSON objects of the topic's columns ({', '.join(schema.names)}): {error}"
-        ) from None
-    return table.select([name for name in schema.names if name in table.column_names])

@@ -9,13 +9,14 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 
 from spark_broker.model import ConsumedBatch
-from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_default(batch: ConsumedBatch) -> bool:
     """Whether these are Kafka's records and not rows of typed columns."""
+    from spark_broker.protocol.schema import DEFAULT_SCHEMA
+
     return bool(batch.data.schema.equals(DEFAULT_SCHEMA))
 
 

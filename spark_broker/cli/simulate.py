@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from spark_broker.cli.options import Output, OutputOption
 from spark_broker.cli.output import counted, fail, print_json, print_table, progress
-from spark_broker.testing.simulation.many import Finding, Summary, run_many
-from spark_broker.testing.simulation.schedule import DEFAULT_EVENTS, ScheduleResult, run_schedule
 from spark_broker.testing.simulation.trace import Kind, Note, Trace
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from spark_broker.testing.simulation.many import Finding, Summary
+    from spark_broker.testing.simulation.schedule import ScheduleResult
 
 STYLES = {
     Kind.FAULT: "bold yellow",
@@ -26,11 +28,23 @@ LAST_NOTES = 12
 FINDINGS_SHOWN = 20
 
 
+def _default_events() -> int:
+    """Called when the command runs: the simulator is not loaded to print a help text."""
+    from spark_broker.testing.simulation.schedule import DEFAULT_EVENTS
+
+    return DEFAULT_EVENTS
+
+
 def simulate(
+    events: Annotated[
+        int,
+        typer.Option(
+            help="Events of a schedule before it heals.", min=1, default_factory=_default_events, show_default=False
+        ),
+    ],
     seed: Annotated[int | None, typer.Option(help="Replay this one seed and print its story.")] = None,
     schedules: Annotated[int, typer.Option(help="Run this many seeds.", min=1)] = 1000,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
-    events: Annotated[int, typer.Option(help="Events of a schedule before it heals.", min=1)] = DEFAULT_EVENTS,
     processes: Annotated[int | None, typer.Option(help="Processes; by default one for each core.", min=1)] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
@@ -38,6 +52,8 @@ def simulate(
     if seed is not None:
         _replay(seed, events, output)
         return
+    from spark_broker.testing.simulation.many import run_many
+
     with progress("schedules", schedules) as tell:
         summary = run_many(
             schedules, first_seed=first_seed, events=events, processes=processes, progress=tell, found=_tell_finding
@@ -50,10 +66,9 @@ def simulate(
         raise typer.Exit(1)
 
 
-# ---- one seed --------------------------------------------------------------------------------------------------------
-
-
 def _replay(seed: int, events: int, output: Output) -> None:
+    from spark_broker.testing.simulation.schedule import run_schedule
+
     result, trace = run_schedule(seed, events, story=True)
     if output is Output.JSON:
         print_json({"result": result, "notes": trace.notes})
@@ -64,6 +79,9 @@ def _replay(seed: int, events: int, output: Output) -> None:
 
 
 def _print_story(result: ScheduleResult, trace: Trace, events: int) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(highlight=False, soft_wrap=True)
     for note in trace.notes:
         console.print(_line(note))
@@ -85,13 +103,12 @@ def _print_story(result: ScheduleResult, trace: Trace, events: int) -> None:
 
 
 def _line(note: Note) -> Text:
+    from rich.text import Text
+
     line = Text(f"{note.time_us / 1000:10.1f} ms  ", style="dim")
     line.append(f"{note.who:<14}", style="bold")
     line.append(note.text, style=STYLES[note.kind])
     return line
-
-
-# ---- many ------------------------------------------------------------------------------------------------------------
 
 
 def _as_dict(summary: Summary) -> dict[str, object]:

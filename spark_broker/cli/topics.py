@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
-import pyarrow as pa
 import typer
 
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, bootstrap_servers, parse_settings
+from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, open_admin, parse_settings
 from spark_broker.cli.output import note, print_json, print_table
-from spark_broker.client.admin import Admin
 from spark_broker.config import TopicConfig
-from spark_broker.errors import InvalidSchemaError, TopicAlreadyExistsError
+from spark_broker.errors import TopicAlreadyExistsError
 from spark_broker.model import NewTopic, TopicDescription
-from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 
 topics = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
 
@@ -28,17 +25,25 @@ def create(
     ] = None,
     column: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME:TYPE", help="A column (int32, string, timestamp ...). None: Kafka's record."),
+        typer.Option(
+            metavar="NAME:TYPE",
+            help="A column: `at:timestamp`, `price:decimal(10, 2)`, `tags:list<string>`, `id:int64 not null`; may be "
+            "repeated (docs/typed-topics.md). None: Kafka's record.",
+        ),
     ] = None,
     config: Settings = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Not an error when it exists.")] = False,
     bootstrap_server: Bootstrap = "",
 ) -> None:
     """Create a topic."""
-    schema = pa.schema([parse_column(one) for one in column]) if column else None
+    schema = None
+    if column:
+        from spark_broker.cli.columns import parse_schema
+
+        schema = parse_schema(column)
     settings: dict[str, object] = dict(parse_settings(config))
     TopicConfig.parse(settings)
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         try:
             admin.create_topic(NewTopic(topic, partitions, replication_factor, schema, settings))
         except TopicAlreadyExistsError:
@@ -56,7 +61,7 @@ def list_topics(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the topics, one name on a line."""
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         names = admin.list_topics(include_internal=internal)
     if output is Output.JSON:
         print_json(list(names))
@@ -70,7 +75,7 @@ def list_topics(
 @topics.command()
 def describe(topic: Topic, bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE) -> None:
     """Show a topic's partitions: leader, replicas, ISR, offsets; its settings and columns."""
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         found = admin.describe_topic(topic)
     if output is Output.JSON:
         print_json(to_json(found))
@@ -87,7 +92,7 @@ def delete(
     """Delete a topic and all its records. Asks first on a terminal."""
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Delete topic {topic} and all its records?", abort=True)
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         admin.delete_topic(topic)
     note(f"deleted topic {topic}")
 
@@ -99,32 +104,21 @@ def add_partitions(
     bootstrap_server: Bootstrap = "",
 ) -> None:
     """Raise the number of partitions. Keys then go elsewhere: their order holds from here on, not across."""
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         admin.create_partitions(topic, partitions)
     note(f"topic {topic} has {partitions} partitions")
 
 
-def parse_column(given: str) -> pa.Field:
-    """`name:type` as a column; Arrow's names of types; `timestamp` is microseconds UTC. Raises InvalidSchemaError."""
-    name, colon, kind = (part.strip() for part in given.partition(":"))
-    if not name or not colon:
-        raise InvalidSchemaError(f"{given!r} is not NAME:TYPE")
-    if kind == "timestamp":
-        return pa.field(name, TIMESTAMP_TYPE)
-    try:
-        return pa.field(name, pa.type_for_alias(kind))
-    except ValueError:
-        raise InvalidSchemaError(f"column {name!r}: {kind!r} is no type (int32, double, string ...)") from None
-
-
 def to_json(found: TopicDescription) -> dict[str, object]:
-    """A description in JSON's terms; columns by name and Arrow's name of the type."""
+    """A description in JSON's terms; columns by name and type, as `--column` takes them."""
+    from spark_broker.cli.columns import spelled
+
     return {
         "name": found.name,
         "topic_id": found.topic_id,
         "internal": found.internal,
         "partitions": found.partitions,
-        "schema": {field.name: str(field.type) for field in found.schema},
+        "schema": {field.name: spelled(field) for field in found.schema},
         "schema_id": found.schema_id,
         "config": dict(found.config),
     }
@@ -132,6 +126,9 @@ def to_json(found: TopicDescription) -> dict[str, object]:
 
 def print_description(found: TopicDescription) -> None:
     """Partitions, then what differs from the defaults, then the columns."""
+    from spark_broker.cli.columns import spelled
+    from spark_broker.protocol.schema import DEFAULT_SCHEMA
+
     rows = [
         (
             one.partition,
@@ -155,4 +152,4 @@ def print_description(found: TopicDescription) -> None:
     if changed:
         print_table(("setting", "value"), sorted(changed.items()))
     if not found.schema.equals(DEFAULT_SCHEMA):
-        print_table(("column", "type"), [(field.name, field.type) for field in found.schema])
+        print_table(("column", "type"), [(field.name, spelled(field)) for field in found.schema])

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, bootstrap_servers
+from spark_broker.cli.options import Bootstrap, Output, OutputOption, open_admin
 from spark_broker.cli.output import note, print_json, print_table
-from spark_broker.client.admin import Admin
 from spark_broker.model import TransactionInfo
 
 transactions = typer.Typer(help="List, describe and abort transactions.", no_args_is_help=True)
@@ -31,7 +30,7 @@ def list_transactions(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List the transactional ids that the cluster knows, and the state of each."""
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         found = admin.list_transactions()
     wanted = {one.lower() for one in state or ()}
     found = [one for one in found if not wanted or one.state.lower() in wanted]
@@ -62,7 +61,7 @@ def describe(
     transactional_id: TransactionalId, bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE
 ) -> None:
     """Show one transactional id: its state, its writers, and the partitions of the open transaction."""
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         found = admin.describe_transaction(transactional_id)
     if output is Output.JSON:
         print_json(found)
@@ -79,7 +78,7 @@ def abort(
     """Abort the open transaction of an id, before its time-out would. Asks first on a terminal."""
     if not yes and sys.stdin.isatty():
         typer.confirm(f"Abort the open transaction of {transactional_id}?", abort=True)
-    with Admin(bootstrap_servers(bootstrap_server)) as admin:
+    with open_admin(bootstrap_server) as admin:
         admin.abort_transaction(transactional_id)
     note(f"aborted the transaction of {transactional_id}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, cast
@@ -17,6 +18,9 @@ from spark_broker.protocol.schema import conform
 
 METADATA_BYTES = 1024
 """More than the head of a message gains from our own metadata."""
+
+_NO_ARRAY = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What Arrow raises for values that do not become an array of a type."""
 
 SLICE_BYTES = 4 * 1024 * 1024
 """A table that is larger than one micro-batch may be is cut into slices of about this size."""
@@ -85,16 +89,26 @@ def _to_table(data: object, schema: pa.Schema) -> pa.Table:
 
 
 def _from_rows(rows: Sequence[object], schema: pa.Schema) -> pa.Table:
-    wrong = next((row for row in rows if not isinstance(row, dict)), None)
+    wrong = next((number for number, row in enumerate(rows) if not isinstance(row, dict)), None)
     if wrong is not None:
-        raise InvalidDataError(f"a row is a {type(wrong).__name__}, not a dict")
+        raise InvalidDataError(f"row {wrong} is {type(rows[wrong]).__name__}, not a dict")
     dicts = cast("Sequence[dict[str, object]]", rows)
     _check_names(dicts, schema)
+    return pa.Table.from_arrays([_column(dicts, field) for field in schema], schema=schema)
+
+
+def _column(rows: Sequence[dict[str, object]], field: pa.Field) -> pa.Array:
+    values = [row.get(field.name) for row in rows]
     try:
-        columns = [array_of([row.get(field.name) for row in dicts], field.type) for field in schema]
-        return pa.Table.from_arrays(columns, schema=schema)
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise SchemaMismatchError(f"the rows do not fit the topic's schema: {error}") from None
+        return array_of(values, field.type)
+    except _NO_ARRAY as error:
+        for number, value in enumerate(values):
+            try:
+                array_of([value], field.type)
+            except _NO_ARRAY as of_value:
+                place = f"column {field.name!r} ({field.type}), row {number}"
+                raise SchemaMismatchError(f"{place}: {reprlib.repr(value)} does not fit: {of_value}") from None
+        raise SchemaMismatchError(f"column {field.name!r} ({field.type}): {error}") from None
 
 
 def _check_names(rows: Iterable[dict[str, object]], schema: pa.Schema) -> None:

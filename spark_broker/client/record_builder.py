@@ -28,6 +28,9 @@ RECORD_OVERHEAD_BYTES = 32
 HEADER_OVERHEAD_BYTES = 9
 """What a header takes besides its bytes: two offsets, validity."""
 
+_ENCODE_HINT = (
+    "Encode it (`str(x)`, `json.dumps(x)`), or create the topic with columns and use append() (docs/typed-topics.md)."
+)
 _MAX_TIMESTAMP_MS = 2**63 // 1000 - 1
 _MAX_COLUMN_BYTES = 2**31 - 1
 _MICROSECOND = datetime.resolution
@@ -45,7 +48,7 @@ def to_bytes(data: object, what: str) -> bytes | None:
             raise InvalidDataError(f"{what} is not Unicode text: {error}") from None
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
-    raise InvalidDataError(f"{what} is {type(data).__name__}; it must be bytes, text or None")
+    raise InvalidDataError(f"{what} is {type(data).__name__}; it must be bytes, text or None", hint=_ENCODE_HINT)
 
 
 def to_pairs(headers: Headers) -> tuple[Pairs, int]:
@@ -70,7 +73,7 @@ def to_us(timestamp: object) -> int:
     if isinstance(timestamp, bool) or not isinstance(timestamp, int):
         raise InvalidDataError(f"timestamp is {type(timestamp).__name__}; it must be a datetime or int milliseconds")
     if not 0 <= timestamp <= _MAX_TIMESTAMP_MS:
-        raise InvalidTimestampError(f"{timestamp} is no time in milliseconds since 1970")
+        raise InvalidTimestampError(f"timestamp {timestamp}: milliseconds since 1970, from 0 to {_MAX_TIMESTAMP_MS}")
     return timestamp * 1000
 
 

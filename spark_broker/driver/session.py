@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
+JAVA_HINT = "Install a JDK, or set JAVA_HOME to one; in a checkout, `make setup` finds or installs one."
 MEMORY_LIMIT = "spark.executor.pyspark.memory"
 
 
@@ -99,7 +100,7 @@ def check_java() -> None:
         return  # under spark-submit Java runs already
     home = os.environ.get("JAVA_HOME")
     if not (home and Path(home, "bin", "java").exists()) and shutil.which("java") is None:
-        raise MissingDependencyError("Spark needs Java 17 or newer: install one, or set JAVA_HOME")
+        raise MissingDependencyError("Spark needs Java 17 or newer, and there is none on the PATH", hint=JAVA_HINT)
 
 
 def existing_context() -> SparkContext | None:

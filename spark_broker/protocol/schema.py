@@ -103,7 +103,10 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         return pa.nulls(batch.num_rows, field.type)
     column = batch.column(index)
     if not field.nullable and column.null_count:
-        raise SchemaMismatchError(f"column {field.name!r} is not nullable and has {column.null_count} nulls")
+        row = column.is_null().to_pylist().index(True)
+        raise SchemaMismatchError(
+            f"column {field.name!r} is not nullable and has {column.null_count} nulls, the first in row {row}"
+        )
     if column.type == field.type:
         return column
     if not _castable(column.type, field.type):
@@ -111,9 +114,23 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     try:
         return column.cast(field.type, safe=True)
     except (pa.ArrowException, ValueError) as error:
+        row = _first_refused(column, field.type)
         raise SchemaMismatchError(
-            f"column {field.name!r} is {column.type} and does not fit the topic's {field.type}: {error}"
+            f"column {field.name!r} is {column.type} and row {row} does not fit the topic's {field.type}: {error}"
         ) from None
+
+
+def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
+    """The first row that the cast refuses, in a column that it refuses."""
+    low, high = 0, len(column)  # the rows before `low` are cast; one from `low` to `high` (exclusive) is not
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            column.slice(low, middle - low).cast(kind, safe=True)
+            low = middle
+        except (pa.ArrowException, ValueError):
+            high = middle
+    return low
 
 
 def _nearest(name: str, names: list[str]) -> str:

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from spark_broker.cli import main as entry
+from spark_broker.cli import output
 from tests.cli.conftest import Run
 
 
@@ -64,12 +64,12 @@ def test_a_missing_package_is_one_line(
 def test_an_error_is_red_on_a_terminal_and_one_line_everywhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry.print_error("first\n  second")
+    output.print_error("first\n  second")
     assert capsys.readouterr().err == "error: first second\n"
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    entry.print_error("first")
-    assert capsys.readouterr().err == f"{entry.RED}error: first{entry.PLAIN}\n"
+    output.print_error("first")
+    assert capsys.readouterr().err == f"{output.RED}error: first{output.PLAIN}\n"
 
 
 @pytest.mark.parametrize("command", ["topics", "cluster", "perf"])

@@ -6,7 +6,7 @@ import ast
 import builtins
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GROUPS = (
-    ("errors", "model"),
+    ("errors", "model", "times"),
     ("config", "protocol"),
     ("core", "controller"),
     ("storage", "transport"),
@@ -191,6 +191,51 @@ def test_every_layer_imports_only_what_is_before_it() -> None:
         layer, package = place_of(path)
         found += [f"{path.relative_to(ROOT)}:{line}" for line in direction_violations(path.read_text(), layer, package)]
     assert found == []
+
+
+def import_cycle(imports: Mapping[str, Collection[str]]) -> list[str]:
+    """Modules that import each other in a circle, the first one found; empty when imports go one way."""
+    done: set[str] = set()
+
+    def visit(module: str, path: list[str]) -> list[str]:
+        if module in path:
+            return path[path.index(module) :]
+        if module in done:
+            return []
+        found = next((cycle for other in sorted(imports[module]) if (cycle := visit(other, [*path, module]))), [])
+        done.add(module)
+        return found
+
+    return next((cycle for module in sorted(imports) if (cycle := visit(module, []))), [])
+
+
+def imports_within(folder: str) -> dict[str, set[str]]:
+    """Which modules of a folder of the package each of them imports, late imports too, those for types alone not."""
+    package = f"spark_broker.{folder.replace('/', '.')}"
+    paths = {f"{package}.{path.stem}": path for path in (ROOT / "spark_broker" / folder).glob("*.py")}
+    found: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        tree = ast.parse(path.read_text())
+        at_runtime = ast.Module([node for node in tree.body if not _is_for_types(node)], [])
+        reached = {part for one in imports_of(at_runtime, package) for part in (one.module, one.dotted)}
+        found[name] = reached & paths.keys()
+    return found
+
+
+def _is_for_types(node: ast.stmt) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+
+
+@pytest.mark.parametrize("folder", ["cli"])
+def test_the_modules_of_a_folder_import_one_way(folder: str) -> None:
+    imports = imports_within(folder)
+    assert sum(map(len, imports.values())) > len(imports)
+    assert import_cycle(imports) == []
+
+
+def test_a_circle_of_imports_is_found() -> None:
+    assert import_cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+    assert import_cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def test_every_module_belongs_to_a_layer() -> None:

@@ -1,0 +1,127 @@
+"""What a newcomer does wrong first: the message says where, the hint what to do in that very case."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from spark_broker.client.admin import Admin
+from spark_broker.client.producer import Producer
+from spark_broker.client.record_builder import to_bytes, to_us
+from spark_broker.driver import session
+from spark_broker.errors import (
+    InvalidDataError,
+    InvalidReplicationFactorError,
+    InvalidTimestampError,
+    MissingDependencyError,
+    SchemaMismatchError,
+    SparkBrokerError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.protocol.schema import conform
+from tests.cli.conftest import Run
+from tests.cli.test_produce_consume import TYPED
+from tests.client.fake_broker import FakeCluster
+
+
+def test_a_hint_of_the_place_takes_the_place_of_the_types() -> None:
+    assert str(InvalidDataError("no", hint="Do this.")) == "[INVALID_DATA] no -> Do this."
+    assert str(InvalidDataError("no")).endswith(InvalidDataError.hint)
+    assert SparkBrokerError.hint in str(SparkBrokerError())
+
+
+def test_an_int_as_value_is_told_how_to_become_bytes() -> None:
+    with pytest.raises(InvalidDataError, match=r"value is int; .* -> Encode it \(`str\(x\)`"):
+        to_bytes(5, "value")
+
+
+def test_a_negative_timestamp_names_its_unit() -> None:
+    with pytest.raises(InvalidTimestampError, match=r"timestamp -1: milliseconds since 1970, .* -> Give a time from"):
+        to_us(-1)
+
+
+def test_a_replication_factor_of_zero_is_not_told_to_lower_it() -> None:
+    assert "from 1 to the number of live brokers" in str(InvalidReplicationFactorError("replication factor 0"))
+
+
+def test_a_partition_that_is_not_there_is_looked_for_with_describe(cluster: FakeCluster) -> None:
+    cluster.create("t", 2)
+    with (
+        Producer(cluster.bootstrap) as producer,
+        pytest.raises(UnknownTopicOrPartitionError, match=r"partitions 0 to 1.*topics describe NAME"),
+    ):
+        producer.send("t", b"x", partition=99).result()
+
+
+def test_a_missing_java_is_told_where_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("JAVA_HOME", "PYSPARK_GATEWAY_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(MissingDependencyError, match=r"Java 17 or newer.* -> Install a JDK.*`make setup`"):
+        session.check_java()
+
+
+def test_a_value_of_a_wrong_type_is_named_by_column_and_row(cluster: FakeCluster) -> None:
+    cluster.create("t", schema=TYPED)
+    rows = [{"dest": "SEA", "delay": 1}, {"dest": "LAX", "delay": "late"}]
+    with (
+        Producer(cluster.bootstrap) as producer,
+        pytest.raises(SchemaMismatchError, match=r"column 'delay' \(int16\), row 1: 'late' does not fit") as refused,
+    ):
+        producer.append("t", rows).result()
+    assert "evolve" not in str(refused.value)
+    assert "topics describe" in refused.value.hint
+
+
+def test_a_value_that_a_cast_would_lose_is_named_by_column_and_row() -> None:
+    batch = pa.record_batch({"delay": pa.array([*range(1000), 40_000, 50_000], pa.int32())})
+    with pytest.raises(SchemaMismatchError, match="'delay' is int32 and row 1000 does not fit the topic's int16"):
+        conform(batch, TYPED)
+
+
+def test_a_null_where_none_may_be_is_named_by_column_and_row() -> None:
+    schema = pa.schema([pa.field("id", pa.int64(), nullable=False)])
+    with pytest.raises(SchemaMismatchError, match=r"column 'id' .* has 1 nulls, the first in row 2"):
+        conform(pa.record_batch({"id": pa.array([1, 2, None])}), schema)
+
+
+def test_a_row_that_is_no_dict_is_named_by_its_number(cluster: FakeCluster) -> None:
+    cluster.create("t")
+    with Producer(cluster.bootstrap) as producer, pytest.raises(InvalidDataError, match="row 1 is int, not a dict"):
+        producer.append("t", [{"value": b"x"}, 7]).result()
+
+
+def test_a_bad_line_of_json_is_named_by_its_number(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", schema=TYPED)
+    lines = b'{"dest":"SEA"}\n\n{"dest":"LAX","delay":"late"}\n{"dest":"JFK"}\n'
+    ended = run("produce", "t", stdin=lines)
+    assert ended.status == 1
+    assert ended.err.startswith("error: [INVALID_DATA] line 3 is no JSON object of the topic's columns: ")
+    assert "delay (int16), at (timestamp[us, tz=UTC])" in ended.err
+    assert cluster.rows("t", 0) == []
+
+
+def test_a_line_without_its_separator_is_named_by_its_number(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    ended = run("produce", "t", "--key-separator", ":", stdin=b"a:1\nno key\n")
+    assert "line 2: ':' is not in 'no key'" in ended.err
+
+
+def test_a_command_without_a_cluster_is_told_how_to_name_one(run: Run) -> None:
+    assert " -> Give --bootstrap-server, set SPARK_BROKER_BOOTSTRAP_SERVERS, or start" in run("topics", "list").err
+
+
+def test_the_description_of_no_error_promises_what_is_not_there() -> None:
+    from spark_broker.errors import ERRORS
+
+    assert [kind for kind in ERRORS.values() if "evolve" in kind.hint] == []
+
+
+def test_a_topic_created_with_a_replication_factor_of_zero_is_refused_before_anything_is_asked(
+    cluster: FakeCluster, run: Run
+) -> None:
+    ended = run("topics", "create", "t", "--replication-factor", 0)
+    assert ended.status == 2
+    assert "--replication-factor" in ended.err
+    with Admin(cluster.bootstrap) as admin:
+        assert list(admin.list_topics()) == []

@@ -1,21 +1,28 @@
 """A follower's side of one fetch session, without its stream: what to ask next, and what an answer does.
 
-Pure of threads and sockets, so that a simulated broker pulls with the same rules. Order is that of the partitions
-given, never of a hash.
+It knows no thread and no socket, so a simulated broker runs it as well. Order is that of the partitions given, never
+of a hash.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.core.replica import Diverging, Fetched, FetchPosition
-from spark_broker.errors import CorruptMessageError, InvariantError, SparkBrokerError, StorageFullError
+from spark_broker.errors import (
+    CorruptMessageError,
+    InvariantError,
+    NetworkError,
+    SparkBrokerError,
+    StorageFullError,
+    invariant,
+)
 from spark_broker.protocol.frame import decode_frames
 from spark_broker.protocol.messages import (
     ReplicaFetched,
@@ -29,7 +36,7 @@ from spark_broker.protocol.messages import (
 logger = logging.getLogger(__name__)
 
 RETRY_MS = 50
-"""Wait before a partition that had an error, or a broken connection, is tried again."""
+"""Wait before a partition that had an error is tried again."""
 
 FAILED_RETRY_MS = 1000
 """Wait before a partition that could not be written, or made anew, is tried again."""
@@ -46,32 +53,19 @@ class FetcherSettings:
     request_timeout_ms: int
 
 
-class Fetcher(Protocol):
-    """Pulls from one leader broker what this broker follows there."""
-
-    @property
-    def address(self) -> tuple[str, int]: ...
-
-    @property
-    def settings(self) -> FetcherSettings: ...
-
-    def start(self) -> None: ...
-
-    def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> None: ...
-
-    def stop(self) -> None: ...
-
-
 @dataclass(frozen=True, slots=True)
-class ToRestart:
-    """A partition whose log must be made anew: ask the leader `request`, then `FetchSession.restart`."""
+class _Rebuild:
+    """A replica whose log begins anew: the leader is asked `request` for what it begins with."""
 
     partition: Partition
     request: ReplicaState
 
 
 class FetchSession:
-    """The follower's end of one stream. One request is out at a time."""
+    """The follower's end of one stream. One request is out at a time: `next_request`, then what came of it.
+
+    A `ReplicaFetchRequest` goes on the stream (`received`). A `ReplicaState` is a call of its own (`state_received`).
+    """
 
     def __init__(
         self, settings: FetcherSettings, partitions: dict[PartitionKey, Partition], clock: Clock = SYSTEM_CLOCK
@@ -84,10 +78,23 @@ class FetchSession:
         self._asked: dict[PartitionKey, FetchPosition] = {}  # what the leader last heard on this stream
         self._untaken: set[PartitionKey] = set()  # of an answer that was not taken; the leader counts it as told
         self._no_room: set[PartitionKey] = set()  # what was sent last did not fit on the disk
+        self._rebuilds: deque[_Rebuild] = deque()
         self._requests = 0
 
-    def request(self) -> ReplicaFetchRequest:
-        """The next request: partitions that are new, or that the last answer was about."""
+    def next_request(self) -> ReplicaFetchRequest | ReplicaState:
+        """What the leader is asked next. Replicas that are rebuilt come first, one after the other."""
+        if self._rebuilds:
+            return self._begin_rebuild(self._rebuilds[0])
+        return self._fetch_request()
+
+    def _begin_rebuild(self, rebuild: _Rebuild) -> ReplicaState:
+        partition, request = rebuild.partition, rebuild.request
+        why = partition.restart_reason
+        logger.info("%s: made anew from its leader's log in leader epoch %d: %s", partition, request.leader_epoch, why)
+        return request
+
+    def _fetch_request(self) -> ReplicaFetchRequest:
+        """Names partitions that are new, or that the last answer was about."""
         settings = self._settings
         self._requests += 1
         named = self._named()
@@ -103,31 +110,31 @@ class FetchSession:
             forgotten=forgotten,  # first, and named after: the leader tells its high watermark anew
         )
 
-    def received(self, response: ReplicaFetchResponse, payload: memoryview) -> list[ToRestart]:
-        """Carry out what the leader says; returns the partitions that have to be made anew."""
-        restarts: list[ToRestart] = []
+    def received(self, response: object, payload: memoryview) -> None:
+        """Carry out what the leader says. Raises NetworkError where that is no answer to a fetch."""
+        if not isinstance(response, ReplicaFetchResponse):
+            raise NetworkError(f"a {type(response).__name__} where a fetch response was due")
         at = 0
         for answer in response.partitions:
             key = (answer.topic_id, answer.partition)
             if key in self._asked:
                 frames = payload[at : at + answer.length]
-                self._guarded(key, partial(self._apply, key, answer, frames, restarts))
+                self._guarded(key, partial(self._apply, key, answer, frames))
             at += answer.length
-        return restarts
 
-    def restart(self, to_restart: ToRestart, ask: Callable[[ReplicaState], object]) -> None:
-        """Make the partition anew from what the leader answers; later, when it cannot be asked."""
-        partition, request = to_restart.partition, to_restart.request
-        why = partition.restart_reason
-        logger.info("%s: made anew from its leader's log in leader epoch %d: %s", partition, request.leader_epoch, why)
+    def state_received(self, answer: object) -> None:
+        """What the leader's replica is like, or the error of the call: the rebuild is then tried again later."""
+        invariant(bool(self._rebuilds), "the state of a replica that is not rebuilt")
+        rebuild = self._rebuilds.popleft()
+        self._guarded(rebuild.partition.key, partial(self._rebuild, rebuild, answer))
 
-        def install() -> None:
-            state = ask(request)
-            if isinstance(state, ReplicaStateAnswer):
-                partition.restart(request.leader_epoch, state)
-            self._pending[partition.key] = None
-
-        self._guarded(partition.key, install)
+    def _rebuild(self, rebuild: _Rebuild, answer: object) -> None:
+        partition = rebuild.partition
+        if isinstance(answer, SparkBrokerError):
+            raise answer
+        if isinstance(answer, ReplicaStateAnswer):
+            partition.restart(rebuild.request.leader_epoch, answer)
+        self._pending[partition.key] = None
 
     def _named(self) -> list[ReplicaPartition]:
         now_ms = self._clock.boottime_ms()
@@ -157,7 +164,7 @@ class FetchSession:
         soonest_ms = min(self._retry_at_ms.values()) - self._clock.boottime_ms()
         return max(1, min(self._settings.max_wait_ms, soonest_ms))
 
-    def _apply(self, key: PartitionKey, answer: ReplicaFetched, payload: memoryview, restarts: list[ToRestart]) -> None:
+    def _apply(self, key: PartitionKey, answer: ReplicaFetched, payload: memoryview) -> None:
         partition = self._partitions[key]
         if answer.error_code:
             logger.debug("%s is not pulled: error %s %s", partition, answer.error_code, answer.error_message)
@@ -168,7 +175,7 @@ class FetchSession:
         if payload:
             self._no_room.discard(key)
         if partition.restart_reason is not None:
-            restarts.append(ToRestart(partition, ReplicaState(*key, answer.leader_epoch)))
+            self._rebuilds.append(_Rebuild(partition, ReplicaState(*key, answer.leader_epoch)))
         else:
             self._pending[key] = None
 

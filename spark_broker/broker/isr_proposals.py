@@ -7,11 +7,18 @@ import threading
 from collections.abc import Callable
 
 from spark_broker.broker.partition import PartitionKey
-from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, announce, request_of, settle
+from spark_broker.broker.proposal_queue import (
+    RETRY_MS,
+    ProposalQueue,
+    Proposals,
+    announce,
+    request_of,
+    settle,
+    still_open,
+)
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.errors import SparkBrokerError
-from spark_broker.protocol.messages import AlterPartitionResult
+from spark_broker.errors import InvariantError, SparkBrokerError
 from spark_broker.transport.client import Connection
 
 logger = logging.getLogger(__name__)
@@ -51,7 +58,7 @@ class IsrProposals(threading.Thread):
 
     def _take(self) -> Proposals | None:
         with self._condition:
-            self._condition.wait_for(lambda: self._stopped or bool(self._queue))
+            self._condition.wait_for(lambda: self._stopped or self._queue.is_due)
             return None if self._stopped else self._queue.take()
 
     def _send(self, proposals: Proposals) -> None:
@@ -63,11 +70,20 @@ class IsrProposals(threading.Thread):
         announce(manager, news)
         try:
             answer = self._controller.call(request_of(manager, proposals), timeout_ms=self._timeout_ms)
+            settle(manager, answer, proposals)
+        except InvariantError:
+            raise
         except SparkBrokerError as error:
             logger.info("ISR proposals are tried again: %s", error)
-            with self._condition:
-                self._condition.wait_for(lambda: self._stopped, RETRY_MS / 1000)
-                self._queue.try_again(manager, proposals)
+            self._try_again(manager, proposals)
             return
-        if isinstance(answer, AlterPartitionResult):
-            settle(manager, answer, proposals)
+        with self._condition:
+            self._queue.settled()
+
+    def _try_again(self, manager: ReplicaManager, proposals: Proposals) -> None:
+        with self._condition:
+            self._condition.wait_for(lambda: self._stopped, RETRY_MS / 1000)
+        # Not under the queue's lock: partitions propose under their own, and would wait for it.
+        proposals = still_open(manager, proposals)
+        with self._condition:
+            self._queue.put_back(proposals)

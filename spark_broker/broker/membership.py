@@ -1,6 +1,14 @@
-"""What a broker does with the controller's words: registration, heartbeats, metadata. No threads, no waiting.
+"""A broker's sessions with the controller: registration, heartbeats up, metadata down, and when the next one begins.
 
-The session's thread (`broker.session`) or a simulated one hands in messages and carries out what comes back.
+It knows no thread and no socket. `broker.session` runs it in threads, the simulator in events.
+
+    state          event             -> state          what the shell does
+    --------------------------------------------------------------------------------------------------------------
+    DISCONNECTED   CONNECTS          -> REGISTERING    opens a stream, sends the registration
+    REGISTERING    REGISTERS         -> REGISTERED     sends a heartbeat at each interval from now on
+    REGISTERED     SESSION_ENDS      -> DISCONNECTED   closes the stream, connects again after RECONNECT_MS
+    REGISTERING    SESSION_ENDS      -> DISCONNECTED   as there
+    any            BROKER_ENDS       -> OVER           closes the stream; nothing follows
 """
 
 from __future__ import annotations
@@ -8,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.lease import Lease
@@ -17,11 +26,13 @@ from spark_broker.controller.image import MetadataImage, image_from_snapshot
 from spark_broker.controller.records import decode_records
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
+    InvariantError,
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
     StaleControllerEpochError,
     StaleLaunchError,
+    invariant,
 )
 from spark_broker.protocol.messages import (
     Heartbeat,
@@ -36,6 +47,39 @@ logger = logging.getLogger(__name__)
 
 ENDS_ONE_SESSION = (NetworkError, RequestTimedOutError, StaleControllerEpochError, BrokerIdNotRegisteredError)
 """Errors after which the broker opens its next session."""
+
+RECONNECT_MS = 50
+"""Wait between two sessions."""
+
+REGISTRATION_TIMEOUT_MS = 10_000
+"""How long the controller may take to answer a registration."""
+
+
+class MembershipState(Enum):
+    DISCONNECTED = auto()
+    REGISTERING = auto()  # the registration is with the controller
+    REGISTERED = auto()  # heartbeats go up, metadata comes down
+    OVER = auto()  # the broker ends
+
+
+class MembershipEvent(Enum):
+    CONNECTS = auto()
+    REGISTERS = auto()
+    SESSION_ENDS = auto()
+    BROKER_ENDS = auto()
+
+
+TRANSITIONS: dict[tuple[MembershipState, MembershipEvent], MembershipState] = {
+    (MembershipState.DISCONNECTED, MembershipEvent.CONNECTS): MembershipState.REGISTERING,
+    (MembershipState.REGISTERING, MembershipEvent.REGISTERS): MembershipState.REGISTERED,
+    (MembershipState.REGISTERING, MembershipEvent.SESSION_ENDS): MembershipState.DISCONNECTED,
+    (MembershipState.REGISTERING, MembershipEvent.BROKER_ENDS): MembershipState.OVER,
+    (MembershipState.REGISTERED, MembershipEvent.SESSION_ENDS): MembershipState.DISCONNECTED,
+    (MembershipState.REGISTERED, MembershipEvent.BROKER_ENDS): MembershipState.OVER,
+    # Its stream is still there until the shell has closed it.
+    (MembershipState.OVER, MembershipEvent.SESSION_ENDS): MembershipState.OVER,
+    (MembershipState.OVER, MembershipEvent.BROKER_ENDS): MembershipState.OVER,
+}
 
 ReadUpdate = Callable[[MetadataImage, MetadataUpdate], MetadataImage]
 
@@ -59,7 +103,8 @@ class SessionEvents:
 class Membership:
     """This broker as a member of the cluster, over all of its sessions, one at a time.
 
-    Invariant: the controller epoch never falls; the image is a prefix of the controller's. `over`: the broker ends.
+    Invariants: the controller epoch never falls; the image is a prefix of the controller's; a heartbeat is due only
+    while REGISTERED. One thread connects and hands in messages; `heartbeat` may be called by another.
     """
 
     def __init__(
@@ -69,9 +114,11 @@ class Membership:
         events: SessionEvents,
         clock: Clock = SYSTEM_CLOCK,
         read: ReadUpdate = read_update,
+        registration_timeout_ms: int = REGISTRATION_TIMEOUT_MS,
     ) -> None:
-        self.over = False
+        self.state = MembershipState.DISCONNECTED
         self.shutting_down = False
+        self._registration_timeout_ms = registration_timeout_ms
         self._manager = manager
         self._lease = lease
         self._events = events
@@ -83,7 +130,44 @@ class Membership:
         self._reason = ""
         self._live = False  # as the controller's last answer says
 
-    def accept(self, message: StreamMessage) -> Registered:
+    @property
+    def over(self) -> bool:
+        """Whether the broker ends."""
+        return self.state is MembershipState.OVER
+
+    @property
+    def patience_ms(self) -> int:
+        """How long the controller may say nothing before its session has ended."""
+        registered = self._registered if self.state is MembershipState.REGISTERED else None
+        return registered.session_timeout_ms if registered is not None else self._registration_timeout_ms
+
+    @property
+    def heartbeat_interval_ms(self) -> int | None:
+        """None: no heartbeat is sent before the controller has answered the registration."""
+        registered = self._registered if self.state is MembershipState.REGISTERED else None
+        return registered.heartbeat_interval_ms if registered is not None else None
+
+    def connects(self) -> None:
+        """A stream is about to be opened; the registration is the first message on it."""
+        self._move(MembershipEvent.CONNECTS)
+
+    def received(self, message: StreamMessage) -> bool:
+        """A message of the controller's; whether a heartbeat is due at once. Raises the error that ends the session."""
+        match self.state:
+            case MembershipState.REGISTERING:
+                self._accept(message)
+                return False
+            case MembershipState.REGISTERED:
+                return self._handle(message)
+            case _:
+                invariant(self.over, f"a {type(message).__name__} while {self.state.name}")
+                return False
+
+    def _move(self, event: MembershipEvent) -> None:
+        invariant((self.state, event) in TRANSITIONS, f"membership: {event.name} in {self.state.name}")
+        self.state = TRANSITIONS[self.state, event]
+
+    def _accept(self, message: StreamMessage) -> None:
         """The first message of a session. KNOWN_BUGS 18: what an older driver still says is refused."""
         if not isinstance(message, Registered):
             raise NetworkError(f"the controller answered a registration with {type(message).__name__}")
@@ -93,10 +177,9 @@ class Membership:
         self._registered = message
         self._compare_clocks(message.wall_ms)
         self._events.on_registered(message)
-        return message
+        self._move(MembershipEvent.REGISTERS)
 
-    def handle(self, message: StreamMessage) -> bool:
-        """Every later message; whether a heartbeat is due at once. Raises the error that ends the session."""
+    def _handle(self, message: StreamMessage) -> bool:
         match message:
             case HeartbeatAnswer():
                 self._answered(message)
@@ -115,8 +198,11 @@ class Membership:
                 raise NetworkError(f"the controller sent a {type(message).__name__}")
 
     def session_ended(self, error: SparkBrokerError) -> None:
-        """The session ended with this error: another follows, unless the broker is `over` now."""
+        """The session ended with this error: another follows after RECONNECT_MS, unless the broker is `over` now."""
+        if isinstance(error, InvariantError):
+            raise error
         if isinstance(error, ENDS_ONE_SESSION):
+            self._move(MembershipEvent.SESSION_ENDS)
             self._lease.session_lost()
             logger.info("the session with the controller ended: %s", error)
             return
@@ -125,7 +211,7 @@ class Membership:
         if isinstance(error, StaleLaunchError):
             self._end(SUPERSEDED)
         else:
-            self.over = True
+            self._move(MembershipEvent.BROKER_ENDS)
             self._events.on_failure(error)
 
     def heartbeat(self) -> Heartbeat:
@@ -187,5 +273,5 @@ class Membership:
         self._manager.apply(self._read(known, update))
 
     def _end(self, reason: str) -> None:
-        self.over = True
+        self._move(MembershipEvent.BROKER_ENDS)
         self._events.on_end(reason)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
+from spark_broker.errors import NetworkError, invariant
 from spark_broker.protocol.messages import AlterIsr, AlterIsrResult, AlterPartition, AlterPartitionResult, IsrMember
 
 logger = logging.getLogger(__name__)
@@ -26,14 +27,21 @@ Proposals = dict[PartitionKey, ProposeIsr]
 
 
 class ProposalQueue:
-    """Not thread-safe. Bounded by the number of partitions."""
+    """One request is out at a time, and what waits meanwhile shares the next. Bounded by the number of partitions.
+
+    Not thread-safe. `add` is called under a partition's lock: whoever guards the queue with a lock of its own takes no
+    partition's lock under it.
+    """
 
     def __init__(self) -> None:
         self._waiting: Proposals = {}
+        self._is_out = False
         self._news: Proposals = {}  # that `take_news` has not returned
 
-    def __bool__(self) -> bool:
-        return bool(self._waiting)
+    @property
+    def is_due(self) -> bool:
+        """Whether there is something to `take`."""
+        return bool(self._waiting) and not self._is_out
 
     def add(self, key: PartitionKey, proposal: ProposeIsr) -> None:
         """A newer proposal replaces one that waits."""
@@ -45,16 +53,30 @@ class ProposalQueue:
         return taken
 
     def take(self) -> Proposals:
-        """All that wait: they share a request."""
+        """All that wait: they share a request. `settled` or `put_back` follows."""
+        invariant(self.is_due, "a second request with ISR proposals")
+        self._is_out = True
         taken, self._waiting = self._waiting, {}
         return taken
 
-    def try_again(self, manager: ReplicaManager, proposals: Proposals) -> None:
-        """What became of these is not known: those that are still open go again."""
+    def settled(self) -> None:
+        """The request was answered."""
+        self._is_out = False
+
+    def put_back(self, proposals: Proposals) -> None:
+        """What became of the request is not known: these, which are `still_open`, go again."""
+        self._is_out = False
         for key, proposal in proposals.items():
-            partition = manager.find(*key)
-            if partition is not None and partition.is_current(proposal):
-                self._waiting.setdefault(key, proposal)
+            self._waiting.setdefault(key, proposal)
+
+
+def still_open(manager: ReplicaManager, proposals: Proposals) -> Proposals:
+    """Those that nothing newer has replaced. Takes the partitions' locks."""
+    return {
+        key: proposal
+        for key, proposal in proposals.items()
+        if (partition := manager.find(*key)) is not None and partition.is_current(proposal)
+    }
 
 
 def request_of(manager: ReplicaManager, proposals: Proposals) -> AlterPartition:
@@ -81,8 +103,10 @@ def _log_together(what: str, texts: Sequence[str]) -> None:
         logger.info("%s %s", what, "; ".join(texts))
 
 
-def settle(manager: ReplicaManager, answer: AlterPartitionResult, proposals: Proposals) -> None:
+def settle(manager: ReplicaManager, answer: object, proposals: Proposals) -> None:
     """Success shows as a newer state of the partition, and so does a stale epoch; a certain refusal ends a proposal."""
+    if not isinstance(answer, AlterPartitionResult):
+        raise NetworkError(f"ISR proposals were answered with {type(answer).__name__}")
     refused = [_settle_one(manager, result, proposals) for result in answer.results]
     _log_together("the controller refuses", [text for text in refused if text])
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.damaged import DamagedReplicas
-from spark_broker.broker.fetcher import Fetcher, FetcherSettings, ReplicaFetcher
+from spark_broker.broker.fetch_session import FetcherSettings
+from spark_broker.broker.fetcher import ReplicaFetcherThread
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_opener import LogOpener, MapAll, OpenedLog, WantedLog, one_by_one
 from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.replica_fetcher import Fetcher
 from spark_broker.broker.room import Room
 from spark_broker.broker.topic import Topic
 from spark_broker.config import ClusterSettings
@@ -69,7 +71,7 @@ class ReplicaManager:
         outward: Outward,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        new_fetcher: NewFetcher = ReplicaFetcher,
+        new_fetcher: NewFetcher = ReplicaFetcherThread,
         map_all: MapAll = one_by_one,
     ) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
 """A follower's fetch session on the leader, without its waiting: where the follower is in every partition they share.
 
-Pure of threads and time-outs, so that a simulated broker serves its followers with the same rules. Order is that of the
-requests, never of a hash.
+It knows no thread and no time-out, so a simulated broker runs it as well. Order is that of the requests, never of a
+hash.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ class ReplicaSession:
         notifier: Notifier | None = None,
         clock: Clock = SYSTEM_CLOCK,
         *,
+        max_response_bytes: int = ClusterConfig().replica_fetch_response_max_bytes,
         lag_max_ms: int = ClusterConfig().replica_lag_time_max_ms,
     ) -> None:
         self.notifier = notifier if notifier is not None else Notifier()
         self._manager = manager
         self._max_partition_bytes = max_partition_bytes
+        self._max_response_bytes = max_response_bytes
         self._clock = clock
         self._followed: dict[PartitionKey, _Followed] = {}
         self._ready: dict[PartitionKey, None] = {}  # may have data for the follower
@@ -74,7 +76,9 @@ class ReplicaSession:
 
     def begin(self, request: ReplicaFetchRequest) -> None:
         """Take note of what the follower says of itself."""
-        self._correlation_id, self._max_bytes = request.correlation_id, request.max_bytes
+        self._correlation_id = request.correlation_id
+        # Bounded by our own setting as well: a request must not make the broker grow.
+        self._max_bytes = min(request.max_bytes, self._max_response_bytes)
         for key in request.forgotten:
             self._forget(key)
         named = [self._accept(request, wanted) for wanted in request.partitions]

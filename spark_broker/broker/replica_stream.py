@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import msgspec
-
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.config import ClusterConfig
@@ -25,8 +23,9 @@ class ReplicaStream:
         max_response_bytes: int = ClusterConfig().replica_fetch_response_max_bytes,
         lag_max_ms: int = ClusterConfig().replica_lag_time_max_ms,
     ) -> None:
-        self._session = ReplicaSession(manager, max_partition_bytes, lag_max_ms=lag_max_ms)
-        self._max_response_bytes = max_response_bytes
+        self._session = ReplicaSession(
+            manager, max_partition_bytes, max_response_bytes=max_response_bytes, lag_max_ms=lag_max_ms
+        )
         self._stream = stream
         stream.on_gone = self._session.notifier.interrupt
 
@@ -42,9 +41,7 @@ class ReplicaStream:
             self._session.close()
 
     def _serve(self, request: ReplicaFetchRequest) -> None:
-        # What a follower asks for is bounded by our own setting as well: a request must not make the broker grow.
-        max_bytes = min(request.max_bytes, self._max_response_bytes)
-        self._session.begin(msgspec.structs.replace(request, max_bytes=max_bytes))
+        self._session.begin(request)
         deadline = time.monotonic() + request.max_wait_ms / 1000
         while not self._session.poll():
             remaining = deadline - time.monotonic()

@@ -7,17 +7,15 @@ import threading
 from collections.abc import Callable
 
 from spark_broker.broker.lease import Lease
-from spark_broker.broker.membership import Membership, SessionEvents
+from spark_broker.broker.membership import RECONNECT_MS, Membership, SessionEvents
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
-from spark_broker.protocol.messages import RegisterBroker, Registered
+from spark_broker.protocol.messages import RegisterBroker
 from spark_broker.transport.client import ClientStream, Connection
 
 __all__ = ["ControllerSession", "SessionEvents"]
 
 logger = logging.getLogger(__name__)
-
-RECONNECT_S = 0.05
 
 
 class ControllerSession(threading.Thread):
@@ -67,37 +65,37 @@ class ControllerSession(threading.Thread):
         except SparkBrokerError as error:
             self._membership.session_ended(error)
             if not self._membership.over:
-                self._stopped.wait(RECONNECT_S)
+                self._stopped.wait(RECONNECT_MS / 1000)
 
     def _session(self) -> None:
+        self._membership.connects()
         stream = self._controller.open_stream("session")
         try:
             stream.send(self._registration())
-            message, _ = stream.receive(timeout_ms=10_000)
-            registered = self._membership.accept(message)
-            heartbeats = self._heartbeats = _Heartbeats(stream, registered, self._membership)
+            self._receive(stream)
+            heartbeats = self._heartbeats = _Heartbeats(stream, self._membership)
             heartbeats.start()
             try:
-                self._listen(stream, registered, heartbeats)
+                while not (self._stopped.is_set() or self._membership.over):
+                    if self._receive(stream):
+                        heartbeats.beat_now()
             finally:
                 heartbeats.stop()
         finally:
             stream.close()
 
-    def _listen(self, stream: ClientStream, registered: Registered, heartbeats: _Heartbeats) -> None:
-        while not (self._stopped.is_set() or self._membership.over):
-            message, _ = stream.receive(timeout_ms=registered.session_timeout_ms)
-            if self._membership.handle(message):
-                heartbeats.beat_now()
+    def _receive(self, stream: ClientStream) -> bool:
+        message, _ = stream.receive(timeout_ms=self._membership.patience_ms)
+        return self._membership.received(message)
 
 
 class _Heartbeats(threading.Thread):
     """Sends heartbeats on one session's stream, at the interval and whenever metadata was applied."""
 
-    def __init__(self, stream: ClientStream, registered: Registered, membership: Membership) -> None:
+    def __init__(self, stream: ClientStream, membership: Membership) -> None:
         super().__init__(name="heartbeats", daemon=True)
         self._stream = stream
-        self._interval_s = registered.heartbeat_interval_ms / 1000
+        self._interval_ms = membership.heartbeat_interval_ms
         self._membership = membership
         self._due = threading.Event()
         self._stopped = False
@@ -110,8 +108,8 @@ class _Heartbeats(threading.Thread):
         self._due.set()
 
     def run(self) -> None:
-        while True:
-            self._due.wait(self._interval_s)
+        while self._interval_ms is not None:
+            self._due.wait(self._interval_ms / 1000)
             self._due.clear()
             if self._stopped:
                 return

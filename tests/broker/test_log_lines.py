@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from spark_broker.broker.proposal_queue import ProposalQueue, announce, settle
+from spark_broker.broker.proposal_queue import ProposalQueue, announce, settle, still_open
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.core.replica import Diverging, Fetched
@@ -55,7 +55,7 @@ def test_what_a_leader_asks_for_is_said_once_with_the_reason(caplog: pytest.LogC
     waiting = queue(1)
     proposals = waiting.take()
     announce(manager(1), waiting.take_news())
-    waiting.try_again(cast("ReplicaManager", SimpleNamespace(find=lambda *_: _Current())), proposals)
+    waiting.put_back(still_open(cast("ReplicaManager", SimpleNamespace(find=lambda *_: _Current())), proposals))
     assert waiting.take() == proposals
     announce(manager(1), waiting.take_news())
     assert lines(caplog) == [

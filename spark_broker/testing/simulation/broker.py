@@ -6,16 +6,14 @@ the streams that are served. Nothing else differs: the decisions are production 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.maintenance import Maintenance
-from spark_broker.broker.membership import Membership, SessionEvents
+from spark_broker.broker.membership import RECONNECT_MS, Membership, MembershipState, SessionEvents
 from spark_broker.broker.partition import PartitionKey
-from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, request_of, settle
+from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, request_of, settle, still_open
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.spec import STOPPED
 from spark_broker.core.effects import ProposeIsr
@@ -30,7 +28,6 @@ from spark_broker.errors import (
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
     AllocateProducerIds,
-    AlterPartitionResult,
     GetMetadata,
     InitProducerId,
     MetadataUpdate,
@@ -41,7 +38,6 @@ from spark_broker.protocol.messages import (
     RegisterBroker,
     Registered,
     ReplicaState,
-    StreamMessage,
 )
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
@@ -58,8 +54,8 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 LOG_DIRS = Path("/log")
-RECONNECT_MS = 50
 REGISTRATION_TIMEOUT_MS = 1000
+"""Shorter than in production: a message that is lost with its stream costs a schedule less of its time."""
 MAINTENANCE_MS = 150
 
 
@@ -86,15 +82,15 @@ class BrokerProcess(NetworkNode):
             new_fetcher=lambda host, port, settings, _: SimFetcher(self, (host, port), settings),
         )
         events = SessionEvents(self._on_registered, self._on_end, self._on_failure, self._on_bug)
-        self.membership = Membership(self.manager, self.lease, events, machine.clock, world.read_update)
+        self.membership = Membership(
+            self.manager, self.lease, events, machine.clock, world.read_update, REGISTRATION_TIMEOUT_MS
+        )
         self._session: End | None = None
         self._stalled: list[object] | None = None  # what the session's thread has not come to yet
-        self._heartbeat_ms = 0
-        self._session_timeout_ms = 0
         self._heard = Timer(world.scheduler, self, "session timed out", self._session_timed_out)
         self._beat = Timer(world.scheduler, self, "heartbeat", self._send_heartbeat)
         self._proposals = ProposalQueue()
-        self._proposing = False
+        self._sending_proposals = False
         self.groups = GroupCoordination(self)
         write_snapshots = self.groups.coordinator.write_snapshots
         self._maintenance = Maintenance(self.manager, world.settings.cluster, self._on_bug, write_snapshots)
@@ -122,11 +118,12 @@ class BrokerProcess(NetworkNode):
     # ---- the session -------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
+        self.membership.connects()
         end = self.world.network.open(self, CONTROLLER_HOST, CONTROLLER_ADDRESS, "session")
         self._session = end
-        end.on_message = self._first_message
+        end.on_message = self._received
         end.on_break = self._session_ended
-        self._heard.set(REGISTRATION_TIMEOUT_MS)
+        self._heard.set(self.membership.patience_ms)
         end.send(self._registration())
 
     def _registration(self) -> RegisterBroker:
@@ -149,19 +146,7 @@ class BrokerProcess(NetworkNode):
             pid_start_time=1,
         )
 
-    def _first_message(self, message: object) -> None:
-        self._in_session(lambda: self._accept(_received(message)))
-
-    def _accept(self, message: StreamMessage) -> None:
-        registered = self.membership.accept(message)
-        self._heartbeat_ms = registered.heartbeat_interval_ms
-        self._session_timeout_ms = registered.session_timeout_ms
-        if self._session is not None:
-            self._session.on_message = self._next_message
-        self._heard.set(self._session_timeout_ms)
-        self._beat.set(self._heartbeat_ms)
-
-    def _next_message(self, message: object) -> None:
+    def _received(self, message: object) -> None:
         if self._stalled is not None:
             self._stalled.append(message)
             return
@@ -171,7 +156,7 @@ class BrokerProcess(NetworkNode):
             self._stalled, session = [message], self._session
             self.world.scheduler.after(late_ms, self, "metadata applied late", lambda: self._go_on(session))
         else:
-            self._in_session(partial(self._take, message))
+            self._take(message)
 
     def _go_on(self, session: End | None) -> None:
         if self._session is not session:
@@ -179,26 +164,29 @@ class BrokerProcess(NetworkNode):
         messages, self._stalled = self._stalled or [], None
         for message in messages:
             if self._session is session:
-                self._in_session(partial(self._take, message))
+                self._take(message)
 
     def _take(self, message: object) -> None:
-        self._heard.set(self._session_timeout_ms)
-        if self.membership.handle(_received(message)):
-            self._send_heartbeat()
-
-    def _in_session(self, action: Callable[[], None]) -> None:
+        if isinstance(message, SparkBrokerError):
+            self._session_ended(message)
+            return
+        registers = self.membership.state is MembershipState.REGISTERING
         try:
-            action()
-        except InvariantError:
-            raise
+            beat_now = self.membership.received(message)  # type: ignore[arg-type]
         except SparkBrokerError as error:
             self._session_ended(error)
+            return
+        self._heard.set(self.membership.patience_ms)
+        if beat_now:
+            self._send_heartbeat()
+        elif registers:
+            self._beat.set(self.membership.heartbeat_interval_ms or 0)
 
     def _send_heartbeat(self) -> None:
-        """Not before the controller has answered the registration, and said how often."""
-        if self._heartbeat_ms and self._session is not None and not self._session.closed:
+        interval_ms = self.membership.heartbeat_interval_ms
+        if interval_ms is not None and self._session is not None and not self._session.closed:
             self._session.send(self.membership.heartbeat())
-            self._beat.set(self._heartbeat_ms)
+            self._beat.set(interval_ms)
 
     def _beat_soon(self) -> None:
         """From within a partition's lock, where the thread of the heartbeats would have to wait."""
@@ -211,7 +199,6 @@ class BrokerProcess(NetworkNode):
         if self._session is not None:
             self._session.close()
             self._session = None
-        self._heartbeat_ms = 0
         self._stalled = None
         self._heard.cancel()
         self._beat.cancel()
@@ -231,12 +218,12 @@ class BrokerProcess(NetworkNode):
         self._send_proposals(self.world.faults.proposal_delay_ms(key, proposal))
 
     def _send_proposals(self, delay_ms: float = 0.0) -> None:
-        if self._proposing or not self._proposals:
-            return
-        self._proposing = True
-        self.world.scheduler.after(delay_ms, self, "propose ISR", self._take_proposals)
+        if self._proposals.is_due and not self._sending_proposals:
+            self._sending_proposals = True
+            self.world.scheduler.after(delay_ms, self, "propose ISR", self._take_proposals)
 
     def _take_proposals(self) -> None:
+        self._sending_proposals = False
         proposals = self._proposals.take()
         self.world.network.call(
             self,
@@ -249,17 +236,15 @@ class BrokerProcess(NetworkNode):
         )
 
     def _proposals_answered(self, answer: object, proposals: Proposals) -> None:
-        if isinstance(answer, AlterPartitionResult):
-            settle(self.manager, answer, proposals)
-        self._proposing = False
+        settle(self.manager, answer, proposals)
+        self._proposals.settled()
         self._send_proposals()
 
     def _proposals_failed(self, proposals: Proposals) -> None:
         self.world.scheduler.after(RETRY_MS, self, "propose again", lambda: self._propose_again(proposals))
 
     def _propose_again(self, proposals: Proposals) -> None:
-        self._proposals.try_again(self.manager, proposals)
-        self._proposing = False
+        self._proposals.put_back(still_open(self.manager, proposals))
         self._send_proposals()
 
     # ---- serving -----------------------------------------------------------------------------------------------
@@ -356,10 +341,3 @@ class BrokerProcess(NetworkNode):
             reason = str(error)
         self.world.note(self.name, trace.Kind.PROCESS, f"has ended: {reason}")
         self.world.process_ended(self)
-
-
-def _received(message: object) -> StreamMessage:
-    """What the stream gives: a message; an error that the controller sent last is raised."""
-    if isinstance(message, SparkBrokerError):
-        raise message
-    return message  # type: ignore[return-value]

@@ -1,17 +1,18 @@
-"""Followers' streams: the production fetch session and replica session, with events for their waits."""
+"""Followers' streams: the production fetcher and replica session, with events for their waits."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_broker.broker.fetch_session import RETRY_MS, FetcherSettings, FetchSession, ToRestart
+from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.replica_fetcher import ReplicaFetcher
 from spark_broker.broker.replica_session import ReplicaSession
-from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
-from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse
+from spark_broker.errors import InvariantError, NetworkError, RequestTimedOutError, SparkBrokerError
+from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaState
 from spark_broker.testing.simulation.network import Address, End
 from spark_broker.testing.simulation.scheduler import Timer
 
@@ -20,128 +21,130 @@ if TYPE_CHECKING:
 
 
 class SimFetcher:
-    """`broker.fetcher.ReplicaFetcher` without its thread: pulls from one leader."""
+    """`broker.fetcher.ReplicaFetcherThread` in events: runs a `ReplicaFetcher`."""
 
     def __init__(self, process: BrokerProcess, address: Address, settings: FetcherSettings) -> None:
         self._process = process
-        self._address = address
-        self._settings = settings
-        self._partitions: dict[PartitionKey, Partition] = {}
-        self._leader_epochs: dict[PartitionKey, int] = {}
-        self._generation = 0
+        self._world = process.world
+        self.address = address
+        self._clock = process.machine.clock
+        self._fetcher = ReplicaFetcher(f"{address[0]}:{address[1]}", settings, self._clock)
         self._end: End | None = None
-        self._timer = Timer(process.world.scheduler, process, "fetch timed out", self._timed_out)
-
-    @property
-    def address(self) -> Address:
-        return self._address
+        self._timeout = Timer(process.world.scheduler, process, "fetch timed out", self._timed_out)
+        self._back_off = Timer(process.world.scheduler, process, "fetch", self._begin)
 
     @property
     def settings(self) -> FetcherSettings:
-        return self._settings
+        return self._fetcher.settings
 
     def start(self) -> None:
         """`follow` comes next."""
 
     def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> None:
-        if partitions == self._partitions and leader_epochs == self._leader_epochs:
-            return
-        self._partitions, self._leader_epochs = dict(partitions), dict(leader_epochs)
-        self._interrupt()
-        self._open_after(self._process.world.fetch_pause_ms(self._process))
+        if self._fetcher.follow(partitions, leader_epochs):
+            self._close()
+            self._after(self._world.fetch_pause_ms(self._process), self._fetcher.session, self._begin)
 
     def stop(self) -> None:
-        self._partitions = {}
-        self._interrupt()
+        self._fetcher.stop()
+        self._close()
 
-    def _interrupt(self) -> None:
-        self._generation += 1
-        self._timer.cancel()
+    def _after(self, delay_ms: float, session: FetchSession | None, action: Callable[[], None]) -> None:
+        """Unless the session is over by then."""
+        due = partial(self._unless_over, session, action)
+        self._world.scheduler.after(delay_ms, self._process, "fetch", due)
+
+    def _unless_over(self, session: FetchSession | None, action: Callable[[], None]) -> None:
+        if session is self._fetcher.session:
+            action()
+
+    def _close(self) -> None:
+        self._timeout.cancel()
+        self._back_off.cancel()
         if self._end is not None:
             self._end.close()
             self._end = None
 
-    def _open_after(self, delay_ms: float) -> None:
-        generation = self._generation
-        self._process.world.scheduler.after(delay_ms, self._process, "fetch", lambda: self._open(generation))
-
-    def _open(self, generation: int) -> None:
-        if generation != self._generation or not self._partitions:
+    def _begin(self) -> None:
+        self._fetcher.tick()
+        session = self._fetcher.session
+        if session is None:
             return
-        end = self._process.world.network.open(self._process, self._address[0], self._address, "replica")
-        session = FetchSession(self._settings, self._partitions, self._process.machine.clock)
-        end.on_message = lambda message: self._received(end, session, message)
-        end.on_break = lambda error: self._broke(generation, error)
+        end = self._world.network.open(self._process, self.address[0], self.address, "replica")
+        end.on_message = partial(self._received, session)
+        end.on_break = partial(self._failed, session)
         self._end = end
-        self._ask(end, session)
+        self._ask(session)
 
-    def _ask(self, end: End, session: FetchSession) -> None:
-        if self._end is end and not end.closed:
-            end.send(session.request())
-            self._timer.set(self._settings.request_timeout_ms)
-
-    def _received(self, end: End, session: FetchSession, message: object) -> None:
-        if isinstance(message, SparkBrokerError):
-            self._broke(self._generation, message)
+    def _ask(self, session: FetchSession) -> None:
+        if self._fetcher.session is not session or self._end is None:
             return
-        if self._end is not end or not isinstance(message, tuple):
-            return
-        self._timer.cancel()
-        response: ReplicaFetchResponse = message[0]
-        diverging = any(answer.diverging_end_offset >= 0 for answer in response.partitions)
-        late_ms = self._process.world.late_ms(overtaken=diverging)
-        if late_ms:
-            # A thread that has the answer in its hands carries it out, also when it was told to stop meanwhile.
-            late = partial(self._apply, end, session, *message)
-            self._process.world.scheduler.after(late_ms, self._process, "late answer", late)
-            if diverging:
-                # The worst that can be late: another fetcher cuts the log meanwhile, and fills it again.
-                self._broke(self._generation, NetworkError("the fetcher was replaced"))
+        request = session.next_request()
+        if isinstance(request, ReplicaState):
+            self._call(session, request)
         else:
-            self._apply(end, session, *message)
+            self._end.send(request)
+            self._timeout.set(self.settings.request_timeout_ms)
 
-    def _apply(self, end: End, session: FetchSession, response: ReplicaFetchResponse, payload: bytes) -> None:
-        restarts = session.received(response, memoryview(payload))
-        if self._end is end:
-            self._restart_next(end, session, restarts)
+    def _call(self, session: FetchSession, request: ReplicaState) -> None:
+        def answered(answer: object) -> None:
+            session.state_received(answer)
+            self._go_on(session)
 
-    def _restart_next(self, end: End, session: FetchSession, restarts: list[ToRestart]) -> None:
-        """One call after the other, and only then the next request."""
-        if not restarts:
-            pause_ms = self._process.world.fetch_pause_ms(self._process)
-            if pause_ms:
-                self._process.world.scheduler.after(pause_ms, self._process, "fetch", lambda: self._ask(end, session))
-            else:
-                self._ask(end, session)
-            return
-        first, *others = restarts
-
-        def answered(result: object) -> None:
-            session.restart(first, lambda _: _raised(result))
-            self._restart_next(end, session, others)
-
-        self._process.world.trace.count("replicas made anew")
-        self._process.world.network.call(
+        self._world.trace.count("replicas made anew")
+        self._world.network.call(
             self._process,
-            self._address[0],
-            self._address,
-            first.request,
-            timeout_ms=self._settings.request_timeout_ms,
+            self.address[0],
+            self.address,
+            request,
+            timeout_ms=self.settings.request_timeout_ms,
             on_answer=answered,
             on_error=answered,
         )
 
-    def _broke(self, generation: int, error: SparkBrokerError) -> None:
-        del error
-        if generation == self._generation:
-            self._timer.cancel()
-            if self._end is not None:
-                self._end.close()
-                self._end = None
-            self._open_after(RETRY_MS)
+    def _received(self, session: FetchSession, message: object) -> None:
+        if isinstance(message, SparkBrokerError):
+            self._failed(session, message)
+            return
+        if not isinstance(message, tuple):
+            raise InvariantError(f"a {type(message).__name__} on a follower's stream")
+        self._timeout.cancel()
+        response: ReplicaFetchResponse = message[0]
+        diverging = any(answer.diverging_end_offset >= 0 for answer in response.partitions)
+        late_ms = self._world.late_ms(overtaken=diverging)
+        if late_ms:
+            # A thread that has the answer in its hands carries it out, also when it was told to stop meanwhile.
+            late = partial(self._apply, session, *message)
+            self._world.scheduler.after(late_ms, self._process, "late answer", late)
+            if diverging:
+                # The worst that can be late: another fetcher cuts the log meanwhile, and fills it again.
+                self._failed(session, NetworkError("the fetcher was replaced"))
+        else:
+            self._apply(session, *message)
+
+    def _apply(self, session: FetchSession, response: ReplicaFetchResponse, payload: bytes) -> None:
+        session.received(response, memoryview(payload))
+        self._go_on(session)
+
+    def _go_on(self, session: FetchSession) -> None:
+        """The next request, after the pause of a slow follower."""
+        pause_ms = self._world.fetch_pause_ms(self._process)
+        if pause_ms:
+            self._after(pause_ms, session, partial(self._ask, session))
+        else:
+            self._ask(session)
+
+    def _failed(self, session: FetchSession, error: SparkBrokerError) -> None:
+        self._fetcher.failed(session, error)
+        deadline_ms = self._fetcher.deadline_ms
+        if self._fetcher.session is None and deadline_ms is not None:
+            self._close()
+            self._back_off.set(deadline_ms - self._clock.boottime_ms())
 
     def _timed_out(self) -> None:
-        self._broke(self._generation, RequestTimedOutError("the leader did not answer a fetch in time"))
+        session = self._fetcher.session
+        if session is not None:
+            self._failed(session, RequestTimedOutError("the leader did not answer a fetch in time"))
 
 
 class _Waker(Notifier):
@@ -162,10 +165,14 @@ class _FollowerServer:
     def __init__(self, process: BrokerProcess, end: End) -> None:
         self._process = process
         self._end = end
-        max_bytes = process.world.settings.cluster.replica_fetch_max_bytes
-        lag_max_ms = process.world.settings.cluster.replica_lag_time_max_ms
+        cluster = process.world.settings.cluster
         self._session = ReplicaSession(
-            process.manager, max_bytes, _Waker(self), process.machine.clock, lag_max_ms=lag_max_ms
+            process.manager,
+            cluster.replica_fetch_max_bytes,
+            _Waker(self),
+            process.machine.clock,
+            max_response_bytes=cluster.replica_fetch_response_max_bytes,
+            lag_max_ms=cluster.replica_lag_time_max_ms,
         )
         self._waiting = False
         self._waking = False
@@ -207,9 +214,3 @@ class _FollowerServer:
 def serve_follower(process: BrokerProcess, end: End) -> None:
     """Serve a follower on its stream."""
     _FollowerServer(process, end)
-
-
-def _raised(result: object) -> object:
-    if isinstance(result, SparkBrokerError):
-        raise result
-    return result

@@ -1,0 +1,135 @@
+"""What a follower does about one leader broker: which partitions it pulls there, when, and when it begins again.
+
+It knows no thread and no socket. `broker.fetcher` runs it in a thread, the simulator in events.
+
+    state        event            -> state         what the shell does
+    --------------------------------------------------------------------------------------------------------------
+    IDLE         FOLLOWS          -> FETCHING      opens a stream for the new session
+    FETCHING     FOLLOWS          -> FETCHING      closes the stream, opens one for the new session
+    FETCHING     FOLLOWS_NOTHING  -> IDLE          closes the stream
+    FETCHING     SESSION_FAILED   -> BACKING_OFF   closes the stream
+    BACKING_OFF  BACK_OFF_ENDED   -> FETCHING      opens a stream for the new session
+    BACKING_OFF  FOLLOWS          -> FETCHING      as there: what changed does not wait
+    any          STOP             -> STOPPED       closes the stream; nothing follows
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum, auto
+from typing import Protocol
+
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
+from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.errors import InvariantError, NetworkError, SparkBrokerError, invariant
+
+logger = logging.getLogger(__name__)
+
+BACK_OFF_MS = 50
+"""Wait before the next session after one that failed."""
+
+
+class FetcherState(Enum):
+    IDLE = auto()  # this broker follows nothing there
+    FETCHING = auto()  # `session` says what to ask
+    BACKING_OFF = auto()  # the last session failed
+    STOPPED = auto()  # for good
+
+
+class FetcherEvent(Enum):
+    FOLLOWS = auto()
+    FOLLOWS_NOTHING = auto()
+    SESSION_FAILED = auto()
+    BACK_OFF_ENDED = auto()
+    STOP = auto()
+
+
+TRANSITIONS: dict[tuple[FetcherState, FetcherEvent], FetcherState] = {
+    (FetcherState.IDLE, FetcherEvent.FOLLOWS): FetcherState.FETCHING,
+    (FetcherState.IDLE, FetcherEvent.STOP): FetcherState.STOPPED,
+    (FetcherState.FETCHING, FetcherEvent.FOLLOWS): FetcherState.FETCHING,
+    (FetcherState.FETCHING, FetcherEvent.FOLLOWS_NOTHING): FetcherState.IDLE,
+    (FetcherState.FETCHING, FetcherEvent.SESSION_FAILED): FetcherState.BACKING_OFF,
+    (FetcherState.FETCHING, FetcherEvent.STOP): FetcherState.STOPPED,
+    (FetcherState.BACKING_OFF, FetcherEvent.FOLLOWS): FetcherState.FETCHING,
+    (FetcherState.BACKING_OFF, FetcherEvent.FOLLOWS_NOTHING): FetcherState.IDLE,
+    (FetcherState.BACKING_OFF, FetcherEvent.BACK_OFF_ENDED): FetcherState.FETCHING,
+    (FetcherState.BACKING_OFF, FetcherEvent.STOP): FetcherState.STOPPED,
+    # A broker that stops may still hear of metadata.
+    (FetcherState.STOPPED, FetcherEvent.FOLLOWS): FetcherState.STOPPED,
+    (FetcherState.STOPPED, FetcherEvent.FOLLOWS_NOTHING): FetcherState.STOPPED,
+    (FetcherState.STOPPED, FetcherEvent.STOP): FetcherState.STOPPED,
+}
+
+
+class Fetcher(Protocol):
+    """A shell around `ReplicaFetcher`, as the replica manager uses it."""
+
+    @property
+    def address(self) -> tuple[str, int]: ...
+
+    @property
+    def settings(self) -> FetcherSettings: ...
+
+    def start(self) -> None: ...
+
+    def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class ReplicaFetcher:
+    """Not thread-safe. Nothing here waits or takes another lock, so a shell may guard it with any.
+
+    Invariants: `session` is there exactly while FETCHING, `deadline_ms` (boot-time clock) exactly while BACKING_OFF.
+    A stream belongs to one session: a shell whose stream is of another one closes it.
+    """
+
+    def __init__(self, leader: str, settings: FetcherSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.state = FetcherState.IDLE
+        self.session: FetchSession | None = None
+        self.deadline_ms: int | None = None
+        self.settings = settings
+        self._leader = leader  # for the log
+        self._clock = clock
+        self._partitions: dict[PartitionKey, Partition] = {}
+        self._leader_epochs: dict[PartitionKey, int] = {}
+
+    def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> bool:
+        """Pull exactly these from now on, at these leader epochs. False: nothing is new, and the session goes on.
+
+        A change ends the session, so that a new partition does not wait for a long poll to end.
+        """
+        if partitions == self._partitions and leader_epochs == self._leader_epochs:
+            return False
+        self._partitions, self._leader_epochs = dict(partitions), dict(leader_epochs)
+        self._move(FetcherEvent.FOLLOWS if partitions else FetcherEvent.FOLLOWS_NOTHING)
+        return True
+
+    def stop(self) -> None:
+        """Pull nothing any more."""
+        self._partitions, self._leader_epochs = {}, {}
+        self._move(FetcherEvent.STOP)
+
+    def failed(self, session: FetchSession, error: SparkBrokerError) -> None:
+        """The session's stream broke, or the leader refused it. Of an earlier session that says nothing."""
+        if isinstance(error, InvariantError):
+            raise error
+        level = logging.DEBUG if isinstance(error, NetworkError) else logging.WARNING
+        logger.log(level, "replication from %s: %s", self._leader, error)
+        if session is self.session:
+            self._move(FetcherEvent.SESSION_FAILED)
+            self.deadline_ms = self._clock.boottime_ms() + BACK_OFF_MS
+
+    def tick(self) -> None:
+        """Time passed."""
+        if self.deadline_ms is not None and self._clock.boottime_ms() >= self.deadline_ms:
+            self._move(FetcherEvent.BACK_OFF_ENDED)
+
+    def _move(self, event: FetcherEvent) -> None:
+        invariant((self.state, event) in TRANSITIONS, f"{self._leader}: {event.name} in {self.state.name}")
+        self.state = TRANSITIONS[self.state, event]
+        fetching = self.state is FetcherState.FETCHING
+        self.session = FetchSession(self.settings, self._partitions, self._clock) if fetching else None
+        self.deadline_ms = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -76,7 +76,10 @@ class TopicView:
 
 @dataclass(frozen=True)
 class ClusterView:
-    """One state of the cluster. `version` rises with each answer that was taken."""
+    """One state of the cluster. `version` rises with each answer that was taken.
+
+    `metadata_offset`: the newest answer's. What the view has of the cluster is as the metadata log before it says.
+    """
 
     cluster_id: str = ""
     controller_epoch: int = -1
@@ -84,6 +87,18 @@ class ClusterView:
     topics: Mapping[str, TopicView] = field(default_factory=dict)
     controller: ControllerMetadata = field(default_factory=ControllerMetadata)
     version: int = 0
+    metadata_offset: int = -1
+
+    def is_newer_than(self, answer: Metadata) -> bool:
+        """Whether the broker that answered lags behind; one that does not tell how far it is counts as current."""
+        same_cluster = answer.cluster_id == self.cluster_id
+        return same_cluster and 0 <= answer.metadata_offset < self.metadata_offset
+
+    def only(self, names: Iterable[str] | None) -> ClusterView:
+        """The view without other topics than these (None: all)."""
+        if names is None:
+            return self
+        return replace(self, topics={name: self.topics[name] for name in names if name in self.topics})
 
     def topic(self, name: str) -> TopicView | None:
         return self.topics.get(name)
@@ -113,9 +128,13 @@ def address_of(broker: BrokerMetadata) -> Address:
 def merge(view: ClusterView, answer: Metadata, asked: Iterable[str] | None) -> ClusterView:
     """The view after a broker's answer about the topics `asked` (None: all).
 
-    Leader epochs never go back: a broker that lags behind may answer, and what it says of a partition under an older
-    leader epoch than the known one is ignored. So are the brokers of an older controller.
+    Any broker may answer, and one that lags behind the metadata log knows less than the view. Its answer
+    changes and removes nothing, and adds only topics that the view lacks. Leader epochs never go back. Brokers of an
+    older controller are ignored.
     """
+    if view.is_newer_than(answer):
+        added = {topic.name: _merged_topic(None, topic) for topic in answer.topics if topic.name not in view.topics}
+        return replace(view, topics={**added, **view.topics}, version=view.version + 1)
     answered = {topic.name: topic for topic in answer.topics}
     known = dict(view.topics) if asked is not None else {}
     for name in asked or ():
@@ -123,6 +142,7 @@ def merge(view: ClusterView, answer: Metadata, asked: Iterable[str] | None) -> C
             known.pop(name, None)
     for name, topic in answered.items():
         known[name] = _merged_topic(view.topics.get(name), topic)
+    same_cluster = answer.cluster_id == view.cluster_id
     newer = answer.controller_epoch >= view.controller_epoch
     return ClusterView(
         cluster_id=answer.cluster_id,
@@ -131,6 +151,7 @@ def merge(view: ClusterView, answer: Metadata, asked: Iterable[str] | None) -> C
         topics=known,
         controller=answer.controller if newer else view.controller,
         version=view.version + 1,
+        metadata_offset=max(answer.metadata_offset, view.metadata_offset if same_cluster else -1),
     )
 
 

@@ -64,6 +64,7 @@ class ClusterMetadata:
         self._lock = threading.Lock()
         self._refreshed = threading.Condition(self._lock)
         self._view = ClusterView()
+        self._lagging = False  # the last answer was older than the view
         self._topics: set[str] = set()
         self._refreshing = False
         self._last_refresh_s = float("-inf")
@@ -116,30 +117,38 @@ class ClusterMetadata:
                 self._refreshed.notify_all()
 
     def fetch(self, topics: list[str] | None, deadline: Deadline) -> ClusterView:
-        """What a broker says now about these topics (None: all), and nothing else; the cache learns of it too."""
+        """What a broker says now about these topics (None: all), and nothing else; the cache learns of it too.
+
+        Where the broker lags behind what is known, it is what is known.
+        """
         answer = self.call_any(GetMetadata(topics), deadline)
         if not isinstance(answer, Metadata):
             raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
         with self._lock:
-            self._view = merge(self._view, answer, topics)
+            lagging = self._lagging = self._view.is_newer_than(answer)
+            view = self._view = merge(self._view, answer, topics)
         self._on_change()
-        return merge(ClusterView(), answer, topics)
+        return view.only(topics) if lagging else merge(ClusterView(), answer, topics)
 
-    def topic(self, name: str, deadline: Deadline) -> TopicView:
-        """The topic, from the cache or a broker. Raises UnknownTopicOrPartitionError once its absence is certain."""
+    def topic(self, name: str, deadline: Deadline, *, partition: int = 0) -> TopicView:
+        """The topic, with this partition at least, from the cache or a broker.
+
+        A broker may not know of it yet: it is asked for again. Raises UnknownTopicOrPartitionError once its absence is
+        certain, and RequestTimedOutError when only brokers that lag behind have answered by the deadline.
+        """
         view = self._view.topic(name)
-        if view is not None and not self.stale:
+        if view is not None and partition < len(view.partitions) and not self.stale:
             return view
         self.use([name])
         grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
         attempt = 0
         while True:
             view = self.refresh(deadline).topic(name)
-            if view is not None:
+            if view is not None and partition < len(view.partitions):
                 return view
             wait_s = self.backoff.wait_s(attempt)
-            if grace.expired or wait_s > deadline.remaining_s:
-                raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+            if wait_s > deadline.remaining_s or (grace.expired and not self._lagging):
+                raise _unknown(name, view, lagging=self._lagging)
             attempt += 1
             if self.closing.wait(wait_s):
                 raise ClosedError("the client was closed during the call")
@@ -234,3 +243,11 @@ class ClusterMetadata:
         self._rng.shuffle(live)
         self._rng.shuffle(fallback)
         return sorted([*live, *fallback], key=lambda address: self._suspects.get(address, 0.0))
+
+
+def _unknown(name: str, view: TopicView | None, *, lagging: bool) -> SparkBrokerError:
+    if lagging:
+        return RequestTimedOutError(f"topic {name!r}: only brokers that lag behind the metadata log answer")
+    if view is None:
+        return UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+    return UnknownTopicOrPartitionError(f"topic {name!r} has partitions 0 to {len(view.partitions) - 1}")

@@ -389,10 +389,11 @@ class Producer:
     def _checked(self, view: TopicView, partition: int) -> int:
         if 0 <= partition < len(view.partitions):
             return partition
-        fresh = self._metadata.refresh(Deadline.after_ms(self._config.max_block_ms)).topic(view.name) or view
-        if 0 <= partition < len(fresh.partitions):
-            return partition
-        raise UnknownTopicOrPartitionError(f"topic {view.name!r} has partitions 0 to {len(fresh.partitions) - 1}")
+        if partition < 0:
+            raise UnknownTopicOrPartitionError(f"partition {partition} of topic {view.name!r}: partitions count from 0")
+        # It may be newer than what is known of the topic.
+        self._metadata.topic(view.name, Deadline.after_ms(self._config.max_block_ms), partition=partition)
+        return partition
 
     def _next_sticky(self, view: TopicView) -> int:
         """Partitions take turns by micro-batch; one without a leader is passed over while another has one."""

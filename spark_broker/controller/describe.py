@@ -26,6 +26,7 @@ def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> Metad
         brokers=[_broker(image.brokers[id_]) for id_ in sorted(image.brokers)],
         topics=[_topic(topic) for topic in found],
         controller=ControllerMetadata(image.controller_host, image.controller_pid, image.controller_started_ms),
+        metadata_offset=image.next_offset,
     )
 
 

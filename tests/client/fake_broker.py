@@ -179,6 +179,7 @@ class FakeCluster:
         self.controller = ControllerMetadata()
         self.logs: dict[int, str] = {}  # by broker id
         self.controller_epoch = 1
+        self.metadata_offset = -1
         self.append_hook: AppendHook = lambda broker, request, header: None
         self.call_hook: CallHook = lambda broker, request: None
         self._next_producer_id = 1000
@@ -528,7 +529,7 @@ class FakeCluster:
             for one in self.brokers
         ]
         topics = [self._topic_metadata(topic) for topic in wanted]
-        return Metadata("fake", self.controller_epoch, brokers, topics, self.controller)
+        return Metadata("fake", self.controller_epoch, brokers, topics, self.controller, self.metadata_offset)
 
     def _topic_metadata(self, topic: FakeTopic) -> TopicMetadata:
         ids = [broker.id for broker in self.brokers]

@@ -21,13 +21,16 @@ def answer(
     controller_epoch: int = 1,
     schemas: int = 1,
     fenced: bool = False,
+    offset: int = -1,
+    cluster_id: str = "c",
 ) -> Metadata:
     """Metadata of one topic; a state is (leader, leader epoch)."""
     partitions = [
         PartitionMetadata(n, leader, epoch, [1, 2], [1, 2], epoch) for n, (leader, epoch) in enumerate(states)
     ]
     topic = TopicMetadata("t", topic_id, partitions, [SCHEMA] * schemas, {})
-    return Metadata("c", controller_epoch, [broker(1, fenced=fenced), broker(2)], [topic])
+    brokers = [broker(1, fenced=fenced), broker(2)]
+    return Metadata(cluster_id, controller_epoch, brokers, [topic], metadata_offset=offset)
 
 
 def leaders(view: ClusterView) -> list[tuple[int, int]]:
@@ -71,6 +74,31 @@ def test_a_topic_that_is_missing_from_an_answer_about_it_is_gone() -> None:
     assert merge(view, empty, ["other"]).topic("t") is not None
     assert merge(view, empty, ["t"]).topic("t") is None
     assert merge(view, empty, None).topic("t") is None
+
+
+def test_a_broker_that_lags_behind_changes_and_removes_nothing() -> None:
+    view = merge(ClusterView(), answer((1, 1), (1, 1), topic_id=OTHER_ID, offset=20, fenced=True), ["t"])
+    nothing = Metadata("c", 1, [broker(1)], [], metadata_offset=19)
+    for asked in (["t"], None):
+        after = merge(view, nothing, asked)
+        assert leaders(after) == [(1, 1), (1, 1)]
+        assert after.live_broker(1) is None
+        assert after.metadata_offset == 20
+    earlier_topic = merge(view, answer((2, 5), offset=19), ["t"]).topic("t")
+    assert earlier_topic is view.topic("t")
+    assert merge(view, Metadata("c", 1, [broker(1)], [], metadata_offset=20), ["t"]).topic("t") is None
+
+
+def test_a_broker_that_lags_behind_shows_topics_that_were_not_asked_for_before() -> None:
+    view = merge(ClusterView(), Metadata("c", 1, [broker(1)], [], metadata_offset=20), ["other"])
+    assert leaders(merge(view, answer((1, 1), offset=19), ["t"])) == [(1, 1)]
+
+
+def test_offsets_of_another_clusters_metadata_log_are_not_compared() -> None:
+    view = merge(ClusterView(), answer((1, 5), offset=20), ["t"])
+    view = merge(view, answer((2, 0), topic_id=OTHER_ID, offset=3, cluster_id="another"), ["t"])
+    assert leaders(view) == [(2, 0)]
+    assert view.metadata_offset == 3
 
 
 def test_what_is_decoded_of_a_topic_is_kept_while_only_leaders_change() -> None:

@@ -94,11 +94,14 @@ class TopicMetadata(Message, frozen=True):
 
 
 class Metadata(Message, frozen=True):
+    """`metadata_offset`: the answer is what the metadata log says before it; -1: the broker does not tell."""
+
     cluster_id: Name
     controller_epoch: Epoch
     brokers: list[BrokerMetadata]
     topics: list[TopicMetadata]
     controller: ControllerMetadata = ControllerMetadata()
+    metadata_offset: Offset = -1
 
     def to_description(self, *, include_fenced: bool) -> ClusterDescription:
         """The cluster as a public noun."""

@@ -19,10 +19,15 @@ class AwaitedAnswer:
         self._answer = answer
         self._done.set()
 
-    def wait(self, timeout_ms: int) -> Message:
-        """The answer; an error is raised. Raises RequestTimedOutError when there is none in time."""
+    def outcome(self, timeout_ms: int) -> Message | SparkBrokerError:
+        """The answer or the error; RequestTimedOutError when there is none in time."""
         if not self._done.wait(max(timeout_ms, 0) / 1000) or self._answer is None:
-            raise RequestTimedOutError("the broker did not come to an answer in time")
-        if isinstance(self._answer, SparkBrokerError):
-            raise self._answer
+            return RequestTimedOutError("the broker did not come to an answer in time")
         return self._answer
+
+    def wait(self, timeout_ms: int) -> Message:
+        """The answer; an error is raised."""
+        outcome = self.outcome(timeout_ms)
+        if isinstance(outcome, SparkBrokerError):
+            raise outcome
+        return outcome

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction
-from spark_broker.broker.awaited_answer import AwaitedAnswer
-from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.transaction_coordinator import TransactionCoordinator
+from spark_broker.broker.transaction_coordinator import Reply, TransactionCoordinator
 from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
@@ -68,58 +66,63 @@ def coordinator_of(image: MetadataImage, transactional_id: str) -> BrokerState:
     return broker
 
 
-def confirmation_request(
-    partition: Partition, awaited: AwaitedTransaction, transactional_id: str
-) -> AddPartitionToTransaction:
-    """What the coordinator is asked."""
-    return AddPartitionToTransaction(transactional_id, awaited.producer_id, awaited.producer_epoch, *partition.key)
-
-
-def take_confirmation(partition: Partition, awaited: AwaitedTransaction, answer: Message) -> None:
-    """The coordinator's answer. Raises UnknownServerError for one of another kind."""
-    if not isinstance(answer, AddedToTransaction):
-        raise UnknownServerError(f"AddPartitionToTransaction was answered with {type(answer).__name__}")
-    partition.confirm(awaited, answer.repeat_after_ms)
-
-
-def refused_confirmation(transactional_id: str, error: SparkBrokerError) -> SparkBrokerError:
-    """What the producer hears where there is no answer. Whatever a change of coordinators brings about is retriable."""
-    if not error.retriable:
-        return error
-    # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
-    return CoordinatorNotAvailableError(f"{transactional_id!r}: {error.message}")
+CallBroker = Callable[[BrokerState, Message, int, Reply], None]
+"""Hands another broker's answer to a request, or the error of the call, to the reply; within so many ms."""
 
 
 class Confirmations:
-    """Asks coordinators, this broker's own among them, in the thread of the stream that waits."""
+    """Asks coordinators, this broker's own among them. Whoever waits for the answer is the shell's matter."""
 
     def __init__(
         self,
         manager: ReplicaManager,
         coordinator: TransactionCoordinator,
-        calls: BrokerCalls,
+        call: CallBroker,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._manager = manager
         self._coordinator = coordinator
-        self._calls = calls
+        self._call = call
         self._clock = clock
 
-    def confirm(
-        self, partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int
-    ) -> None:
-        """See `Confirm`."""
+    def ask(
+        self,
+        partition: Partition,
+        awaited: AwaitedTransaction,
+        transactional_id: str,
+        deadline_ms: int,
+        reply: Reply,
+    ) -> int:
+        """Ask; `reply` hears the answer for `take`. Returns how long it may take (ms)."""
         now_ms = self._clock.boottime_ms()
         timeout_ms = min(deadline_ms - now_ms, CONFIRMATION_TIMEOUT_MS)
-        request = confirmation_request(partition, awaited, transactional_id)
+        request = AddPartitionToTransaction(
+            transactional_id, awaited.producer_id, awaited.producer_epoch, *partition.key
+        )
         try:
             broker = coordinator_of(self._manager.image, transactional_id)
-            if broker.id == self._manager.broker_id:
-                awaited_answer = AwaitedAnswer()
-                self._coordinator.handle(request, now_ms + timeout_ms, awaited_answer)
-                answer = awaited_answer.wait(timeout_ms)
-            else:
-                answer = self._calls.call(broker, request, timeout_ms)
         except SparkBrokerError as error:
-            raise refused_confirmation(transactional_id, error) from None
-        take_confirmation(partition, awaited, answer)
+            reply(error)
+            return timeout_ms
+        if broker.id == self._manager.broker_id:
+            self._coordinator.handle(request, now_ms + timeout_ms, reply)
+        else:
+            self._call(broker, request, timeout_ms, reply)
+        return timeout_ms
+
+    def take(
+        self,
+        partition: Partition,
+        awaited: AwaitedTransaction,
+        transactional_id: str,
+        answer: Message | SparkBrokerError,
+    ) -> None:
+        """The coordinator's answer, or that there is none. Raises the error that refuses the batch."""
+        if isinstance(answer, SparkBrokerError):
+            if not answer.retriable:
+                raise answer
+            # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
+            raise CoordinatorNotAvailableError(f"{transactional_id!r}: {answer.message}")
+        if not isinstance(answer, AddedToTransaction):
+            raise UnknownServerError(f"AddPartitionToTransaction was answered with {type(answer).__name__}")
+        partition.confirm(awaited, answer.repeat_after_ms)

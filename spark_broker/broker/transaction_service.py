@@ -7,16 +7,17 @@ from collections.abc import Callable
 from spark_broker.broker.append import AwaitedTransaction
 from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.broker_calls import BrokerCalls
-from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirmations
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.transaction_coordinator import MARKERS_TIMEOUT_MS, TransactionCoordinator
+from spark_broker.broker.transaction_coordinator import MARKERS_TIMEOUT_MS, Reply, TransactionCoordinator
 from spark_broker.broker.transaction_thread import TransactionThread
 from spark_broker.config import ClusterConfig
+from spark_broker.controller.image import BrokerState
 from spark_broker.core.transaction_coordinator import CoordinatorRequest
-from spark_broker.errors import InvariantError
+from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     CallRequest,
     DescribeTransactions,
@@ -27,13 +28,41 @@ from spark_broker.protocol.messages import (
 MARKERS_WAIT_MS = MARKERS_TIMEOUT_MS * 4 // 5
 """Shorter than the coordinator's own deadline, so that it hears which markers have failed."""
 
-_GRACE_MS = 1000
-
 _SERVED = CoordinatorRequest | DescribeTransactions | WriteTransactionMarkers
 
 
+class TransactionRequests:
+    """Answers the calls that concern transactions, now or later."""
+
+    def __init__(
+        self, coordinator: TransactionCoordinator, markers: MarkerWriter, timeout_ms: int, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._coordinator = coordinator
+        self._markers = markers
+        self._timeout_ms = timeout_ms
+        self._clock = clock
+
+    @staticmethod
+    def serves(request: CallRequest) -> bool:
+        return isinstance(request, _SERVED)
+
+    def answer(self, request: CallRequest, reply: Reply) -> bool:
+        """See `requests.AnswerTransactional`. Raises the error that the caller gets."""
+        now_ms = self._clock.boottime_ms()
+        match request:
+            case DescribeTransactions():
+                reply(self._coordinator.describe(request))
+            case WriteTransactionMarkers():
+                self._markers.write(request, now_ms + MARKERS_WAIT_MS, reply)
+            case _ if isinstance(request, CoordinatorRequest):
+                self._coordinator.handle(request, now_ms + self._timeout_ms, reply)
+            case _:
+                return False
+        return True
+
+
 class TransactionService:
-    """Each call waits in its own thread; the coordinator itself never does."""
+    """The coordinator and its thread. Whoever asks it waits in a thread of its own; the coordinator never does."""
 
     def __init__(
         self,
@@ -42,12 +71,13 @@ class TransactionService:
         calls: BrokerCalls,
         on_bug: Callable[[BaseException], None],
     ) -> None:
-        self._timeout_ms = config.request_timeout_ms
-        self._markers = MarkerWriter(manager)
+        markers = MarkerWriter(manager)
         self._thread = TransactionThread(on_bug)
-        self.coordinator = TransactionCoordinator(manager, config, calls, self._markers, wake=self._thread.wake)
+        self.coordinator = TransactionCoordinator(manager, config, calls, markers, wake=self._thread.wake)
         self._thread.coordinator = self.coordinator
-        self._confirmations = Confirmations(manager, self.coordinator, calls)
+        self.requests = TransactionRequests(self.coordinator, markers, config.request_timeout_ms)
+        self._calls = calls
+        self._confirmations = Confirmations(manager, self.coordinator, self._call)
 
     def start(self) -> None:
         self._thread.start()
@@ -58,24 +88,16 @@ class TransactionService:
     def confirm(
         self, partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int
     ) -> None:
-        """See `confirmation.Confirm`."""
-        self._confirmations.confirm(partition, awaited, transactional_id, deadline_ms)
-
-    @staticmethod
-    def serves(request: CallRequest) -> bool:
-        return isinstance(request, _SERVED)
-
-    def answer(self, request: CallRequest) -> Message:
-        """The response. Raises the error that the client gets."""
-        now_ms = SYSTEM_CLOCK.boottime_ms()
+        """See `confirmation.Confirm`: the thread of the stream waits."""
         answer = AwaitedAnswer()
-        match request:
-            case DescribeTransactions():
-                return self.coordinator.describe(request)
-            case WriteTransactionMarkers():
-                self._markers.write(request, now_ms + MARKERS_WAIT_MS, answer)
-                return answer.wait(MARKERS_WAIT_MS + _GRACE_MS)
-            case _ if isinstance(request, CoordinatorRequest):
-                self.coordinator.handle(request, now_ms + self._timeout_ms, answer)
-                return answer.wait(self._timeout_ms + _GRACE_MS)
-        raise InvariantError(f"a {type(request).__name__} is not the coordinator's")
+        timeout_ms = self._confirmations.ask(partition, awaited, transactional_id, deadline_ms, answer)
+        self._confirmations.take(partition, awaited, transactional_id, answer.outcome(timeout_ms))
+
+    def _call(self, broker: BrokerState, request: Message, timeout_ms: int, reply: Reply) -> None:
+        """In the thread that asks."""
+        try:
+            answer = self._calls.call(broker, request, timeout_ms)
+        except SparkBrokerError as error:
+            reply(error)
+        else:
+            reply(answer)

@@ -9,41 +9,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.membership import RECONNECT_MS, Membership, MembershipState, SessionEvents
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, request_of, settle, still_open
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
+from spark_broker.broker.requests import BrokerRequests
 from spark_broker.broker.spec import STOPPED
+from spark_broker.broker.transaction_coordinator import Reply as Answered
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import (
     InvariantError,
     KafkaStorageError,
-    NotControllerError,
     RequestTimedOutError,
     SparkBrokerError,
     UnknownServerError,
 )
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
-    AllocateProducerIds,
+    CallRequest,
     GetMetadata,
-    InitProducerId,
+    Message,
     MetadataUpdate,
-    OffsetCommit,
-    OffsetFetch,
-    ProducerIdBlock,
-    ProducerIdentity,
     RegisterBroker,
     Registered,
-    ReplicaState,
 )
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.coordination import Coordination
-from spark_broker.testing.simulation.group_coordination import GroupCoordination
 from spark_broker.testing.simulation.machine import Machine
 from spark_broker.testing.simulation.network import End, NetworkNode, Reply
 from spark_broker.testing.simulation.replication import SimFetcher, serve_follower
@@ -91,11 +87,12 @@ class BrokerProcess(NetworkNode):
         self._beat = Timer(world.scheduler, self, "heartbeat", self._send_heartbeat)
         self._proposals = ProposalQueue()
         self._sending_proposals = False
-        self.groups = GroupCoordination(self)
-        write_snapshots = self.groups.coordinator.write_snapshots
-        self._maintenance = Maintenance(self.manager, world.settings.cluster, self._on_bug, write_snapshots)
-        self._producer_ids = (0, 0)
+        cluster = world.settings.cluster
+        groups = Coordinator(self.manager, cluster.offsets_topic_snapshot_records, clock=machine.clock)
+        self._maintenance = Maintenance(self.manager, cluster, self._on_bug, groups.write_snapshots)
         self.coordination = Coordination(self, world.transactional) if world.transactional is not None else None
+        answer_transactional = self.coordination.requests.answer if self.coordination is not None else _serves_none
+        self._requests = BrokerRequests(self.manager, groups, answer_transactional, self._ask_controller, machine.clock)
 
     def start(self) -> None:
         """Serve, and open the first session."""
@@ -269,42 +266,22 @@ class BrokerProcess(NetworkNode):
             reply(error)
 
     def _answer(self, request: object, reply: Reply) -> None:
-        match request:
-            case ReplicaState(topic_id, partition, leader_epoch):
-                reply(self.manager.partition(topic_id, partition).replica_state(leader_epoch))
-            case GetMetadata():
-                # The image is what the answer is made of; clients of the simulation look things up in it.
-                image = self.manager.image
-                reply(image if image.cluster_id else NotControllerError("nothing is known yet"))
-            case InitProducerId():
-                self._take_producer_id(reply)
-            case OffsetCommit() | OffsetFetch():
-                self.groups.answer(request, reply)
-            case _ if self.coordination is not None and self.coordination.serves(request):  # type: ignore[arg-type]
-                self.coordination.answer(request, reply)  # type: ignore[arg-type]
-            case _:
-                reply(UnknownServerError(f"{type(request).__name__} is not simulated"))
+        if isinstance(request, GetMetadata):
+            # The image is what the answer is made of; clients of the simulation look things up in it.
+            reply(self._requests.image)
+        else:
+            self._requests.answer(request, reply)  # type: ignore[arg-type]
 
-    def _take_producer_id(self, reply: Reply) -> None:
-        first, end = self._producer_ids
-        if first < end:
-            self._producer_ids = (first + 1, end)
-            reply(ProducerIdentity(first, 0))
-            return
+    def _ask_controller(self, request: Message, reply: Answered) -> None:
         self.world.network.call(
             self,
             CONTROLLER_HOST,
             CONTROLLER_ADDRESS,
-            AllocateProducerIds(self.manager.broker_id, self.manager.broker_epoch),
+            request,
             timeout_ms=self.world.settings.cluster.request_timeout_ms,
-            on_answer=lambda block: self._took_producer_ids(block, reply),
+            on_answer=reply,  # type: ignore[arg-type]
             on_error=reply,
         )
-
-    def _took_producer_ids(self, block: object, reply: Reply) -> None:
-        if isinstance(block, ProducerIdBlock):
-            self._producer_ids = (block.first_id, block.first_id + block.count)
-            self._take_producer_id(reply)
 
     # ---- the end -----------------------------------------------------------------------------------------------
 
@@ -341,3 +318,9 @@ class BrokerProcess(NetworkNode):
             reason = str(error)
         self.world.note(self.name, trace.Kind.PROCESS, f"has ended: {reason}")
         self.world.process_ended(self)
+
+
+def _serves_none(request: CallRequest, reply: Answered) -> bool:
+    """Of a schedule without transactions: nobody asks."""
+    del reply
+    raise InvariantError(f"a {type(request).__name__} in a schedule without transactions")

@@ -7,29 +7,20 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.append import AwaitedTransaction
-from spark_broker.broker.confirmation import (
-    CONFIRMATION_TIMEOUT_MS,
-    confirmation_request,
-    coordinator_of,
-    refused_confirmation,
-    take_confirmation,
-)
+from spark_broker.broker.confirmation import Confirmations
 from spark_broker.broker.marker_writer import MarkerWriter, OnWritten
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.transaction_coordinator import Reply, TransactionCoordinator
-from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, TransactionService
+from spark_broker.broker.transaction_service import TransactionRequests
 from spark_broker.broker.transaction_thread import TICK_S
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     AllocateProducerIds,
-    CallRequest,
-    DescribeTransactions,
     Message,
     WriteTransactionMarkers,
 )
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
-from spark_broker.testing.simulation.network import Reply as Answered
 from spark_broker.testing.simulation.transaction_faults import Strike
 
 if TYPE_CHECKING:
@@ -49,15 +40,13 @@ class Coordination:
         self._process = process
         self._transactional = transactional
         self._pump_due = False
-        self._markers = MarkerWriter(process.manager)
+        clock, config = process.machine.clock, process.world.settings.cluster
         self.coordinator = TransactionCoordinator(
-            process.manager,
-            process.world.settings.cluster,
-            self,
-            _OwnMarkers(self, process),
-            wake=self._wake,
-            clock=process.machine.clock,
+            process.manager, config, self, _OwnMarkers(self, process), wake=self._wake, clock=clock
         )
+        markers = _ServedMarkers(transactional, process)
+        self.requests = TransactionRequests(self.coordinator, markers, config.request_timeout_ms, clock)
+        self._confirmations = Confirmations(process.manager, self.coordinator, self._call, clock)
 
     def start(self) -> None:
         """Tick from now on."""
@@ -80,22 +69,7 @@ class Coordination:
         self._pump_due = False
         self.coordinator.pump()
 
-    # ---- requests ----------------------------------------------------------------------------------------------
-
-    serves = staticmethod(TransactionService.serves)
-
-    def answer(self, request: CallRequest, reply: Answered) -> None:
-        """As `TransactionService.answer`. Raises the error that the caller gets."""
-        now_ms = self._process.machine.clock.boottime_ms()
-        match request:
-            case DescribeTransactions():
-                reply(self.coordinator.describe(request))
-            case WriteTransactionMarkers():
-                if not self._transactional.faults.kills_leader(self._process):
-                    self._markers.write(request, now_ms + MARKERS_WAIT_MS, reply)
-            case _:
-                deadline_ms = now_ms + self._process.world.settings.cluster.request_timeout_ms
-                self.coordinator.handle(request, deadline_ms, reply)  # type: ignore[arg-type]
+    # ---- confirmations -----------------------------------------------------------------------------------------
 
     def confirm(
         self,
@@ -105,17 +79,11 @@ class Coordination:
         deadline_ms: int,
         done: Callable[[SparkBrokerError | None], None],
     ) -> None:
-        """As `Confirmations.confirm`; `done` hears the error that refuses the batch, or None."""
-        now_ms = self._process.machine.clock.boottime_ms()
-        timeout_ms = min(deadline_ms - now_ms, CONFIRMATION_TIMEOUT_MS)
-        request = confirmation_request(partition, awaited, transactional_id)
+        """As `TransactionService.confirm`; `done` hears the error that refuses the batch, or None."""
 
         def take(answer: Message | SparkBrokerError) -> None:
-            if isinstance(answer, SparkBrokerError):
-                done(refused_confirmation(transactional_id, answer))
-                return
             try:
-                take_confirmation(partition, awaited, answer)
+                self._confirmations.take(partition, awaited, transactional_id, answer)
             except SparkBrokerError as error:
                 done(error)
             else:
@@ -124,15 +92,7 @@ class Coordination:
         def answered(answer: Message | SparkBrokerError) -> None:
             self._later(partial(take, answer), "confirmed")
 
-        try:
-            broker = coordinator_of(self._process.manager.image, transactional_id)
-        except SparkBrokerError as error:
-            answered(error)
-            return
-        if broker.id == self._process.manager.broker_id:
-            self.coordinator.handle(request, now_ms + timeout_ms, answered)
-        else:
-            self._call(broker, request, timeout_ms, answered)
+        self._confirmations.ask(partition, awaited, transactional_id, deadline_ms, answered)
 
     def _later(self, action: Callable[[], None], label: str) -> None:
         """A thread with an answer in its hands may be kept from carrying it out."""
@@ -197,3 +157,16 @@ class _OwnMarkers(MarkerWriter):
 
     def write(self, request: WriteTransactionMarkers, deadline_ms: int, written: OnWritten) -> None:
         self._coordination.send_markers(partial(super().write, request, deadline_ms, written))
+
+
+class _ServedMarkers(MarkerWriter):
+    """Markers that other brokers ask this one to write, unless it dies at that moment."""
+
+    def __init__(self, transactional: Transactional, process: BrokerProcess) -> None:
+        super().__init__(process.manager)
+        self._faults = transactional.faults
+        self._process = process
+
+    def write(self, request: WriteTransactionMarkers, deadline_ms: int, written: OnWritten) -> None:
+        if not self._faults.kills_leader(self._process):
+            super().write(request, deadline_ms, written)

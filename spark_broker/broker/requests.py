@@ -1,0 +1,184 @@
+"""What a broker answers to calls: itself, or what the controller says.
+
+Nothing waits here. `broker.service` waits for the answers in its callers' threads, the simulator in events.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.transaction_coordinator import Answer, Reply
+from spark_broker.controller.describe import describe
+from spark_broker.controller.image import MetadataImage
+from spark_broker.core.transaction_decision import ProducerIdPool
+from spark_broker.errors import (
+    LeaderNotAvailableError,
+    NetworkError,
+    NotControllerError,
+    SparkBrokerError,
+)
+from spark_broker.protocol.messages import (
+    EARLIEST_TIMESTAMP_MS,
+    LATEST_TIMESTAMP_MS,
+    AllocateProducerIds,
+    CallRequest,
+    GetMetadata,
+    InitProducerId,
+    ListOffsets,
+    Message,
+    OffsetCommit,
+    OffsetFetch,
+    OffsetInfo,
+    Offsets,
+    OffsetSpec,
+    ProducerIdBlock,
+    ProducerIdentity,
+    ReplicaState,
+    TransactionalOffsetCommit,
+)
+
+COMMIT_TIMEOUT_MS = 10_000
+
+AskController = Callable[[Message, Reply], None]
+"""Hands the controller's answer, or the error of the call, to the reply."""
+
+AnswerTransactional = Callable[[CallRequest, Reply], bool]
+"""Answers a request about transactions, now or later. False: it is no such request."""
+
+
+class BrokerRequests:
+    """Safe for use by many threads. A reply may come under a partition's lock, from any thread: it must not block."""
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        coordinator: Coordinator,
+        answer_transactional: AnswerTransactional,
+        ask_controller: AskController,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._manager = manager
+        self._coordinator = coordinator
+        self._answer_transactional = answer_transactional
+        self._ask_controller = ask_controller
+        self._clock = clock
+        self._producer_ids = _ProducerIds(manager, ask_controller)
+
+    @property
+    def image(self) -> MetadataImage:
+        """What clients are told of the cluster. Raises LeaderNotAvailableError before anything is known."""
+        image = self._manager.image
+        if not image.cluster_id:
+            raise LeaderNotAvailableError("this broker has not heard from the controller yet")
+        return image
+
+    def answer(self, request: CallRequest, reply: Reply) -> None:
+        """Answer now or later. Raises the error that the caller gets, or hands it to `reply`."""
+        match request:
+            case GetMetadata(topics):
+                reply(describe(self.image, topics))
+            case ListOffsets(partitions):
+                reply(Offsets([self._offset(spec) for spec in partitions]))
+            case InitProducerId():
+                self._producer_ids.take(reply)
+            case OffsetCommit() | TransactionalOffsetCommit():
+                self._coordinator.commit(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply)
+            case OffsetFetch():
+                reply(self._coordinator.fetch(request))
+            case ReplicaState(topic_id, partition, leader_epoch):
+                reply(self._manager.partition(topic_id, partition).replica_state(leader_epoch))
+            case _:
+                if not self._answer_transactional(request, reply):
+                    self._pass_on(request, reply)
+
+    def _offset(self, spec: OffsetSpec) -> OffsetInfo:
+        key = (spec.topic_id, spec.partition)
+        try:
+            partition = self._manager.partition(*key)
+            log_start, high_watermark = partition.offsets(spec.leader_epoch)
+            _, offset = partition.offsets(spec.leader_epoch, read_committed=spec.read_committed)
+            timestamp_ms = -1
+            if spec.timestamp_ms == EARLIEST_TIMESTAMP_MS:
+                offset = log_start
+            elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
+                found = partition.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
+                offset, timestamp_ms = found if found is not None else (-1, -1)
+        except SparkBrokerError as error:
+            return OffsetInfo(*key, error.code, error.message[:1000])
+        return OffsetInfo(
+            *key,
+            0,
+            offset=offset,
+            timestamp_ms=timestamp_ms,
+            leader_epoch=partition.leader_epoch(),
+            log_start_offset=log_start,
+            high_watermark=high_watermark,
+            last_epoch=partition.epoch_before(offset),
+        )
+
+    def _pass_on(self, request: Message, reply: Reply) -> None:
+        """Administration is the controller's; any broker passes it on."""
+
+        def answered(answer: Answer) -> None:
+            reply(_unreachable("the controller cannot be reached", answer))
+
+        self._ask_controller(request, answered)
+
+
+class _ProducerIds:
+    """Producer ids, taken from the controller in blocks so that most clients cost it nothing."""
+
+    def __init__(self, manager: ReplicaManager, ask_controller: AskController) -> None:
+        self._manager = manager
+        self._ask_controller = ask_controller
+        self._lock = threading.Lock()
+        # Guarded by _lock.
+        self._pool = ProducerIdPool()
+        self._waiting: deque[Reply] = deque()  # for the block that was asked for
+
+    def take(self, reply: Reply) -> None:
+        with self._lock:
+            if len(self._pool):
+                identity = ProducerIdentity(self._pool.take(), 0)
+            else:
+                self._waiting.append(reply)
+                if len(self._waiting) > 1:
+                    return  # The first of them has asked.
+                identity = None
+        if identity is not None:
+            reply(identity)
+        else:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._ask_controller(AllocateProducerIds(self._manager.broker_id, self._manager.broker_epoch), self._answered)
+
+    def _answered(self, block: Answer) -> None:
+        """Everybody gets an id of the block, or the error. Whoever is left over has the next block asked for."""
+        answers: list[tuple[Reply, Answer]] = []
+        with self._lock:
+            if isinstance(block, ProducerIdBlock):
+                self._pool.refill(block.first_id, block.count)
+                while self._waiting and len(self._pool):
+                    answers.append((self._waiting.popleft(), ProducerIdentity(self._pool.take(), 0)))
+            else:
+                if not isinstance(block, SparkBrokerError):
+                    block = NotControllerError(f"no producer id: the controller answered with {type(block).__name__}")
+                error = _unreachable("no producer id", block)
+                answers = [(reply, error) for reply in self._waiting]
+                self._waiting.clear()
+            ask_again = bool(self._waiting)
+        for reply, answer in answers:
+            reply(answer)
+        if ask_again:
+            self._ask()
+
+
+def _unreachable(what: str, answer: Answer) -> Answer:
+    """A client that is told of a network error would take this broker for gone."""
+    return NotControllerError(f"{what}: {answer.message}") if isinstance(answer, NetworkError) else answer

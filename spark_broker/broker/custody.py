@@ -14,7 +14,7 @@ import os
 import selectors
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 
 from spark_broker.broker.clock import SYSTEM_CLOCK
@@ -34,14 +34,14 @@ ENDED_BY_FORCE = 3
 """Exit status of a broker that did not leave in time."""
 
 
-class State(Enum):
+class CustodyState(Enum):
     KEPT = auto()  # a keeper is connected
     ALONE = auto()  # none is; another one is to come
     LEAVING = auto()  # it was asked to hand over and leave
     OVER = auto()  # it did not leave in time: end the process
 
 
-class Signal(Enum):
+class CustodyEvent(Enum):
     KEEPER_CAME = auto()
     LAST_KEEPER_WENT = auto()
     NOBODY_CAME = auto()
@@ -49,18 +49,18 @@ class Signal(Enum):
     OUT_OF_TIME = auto()
 
 
-TRANSITIONS: dict[tuple[State, Signal], State] = {
-    (State.KEPT, Signal.KEEPER_CAME): State.KEPT,
-    (State.KEPT, Signal.LAST_KEEPER_WENT): State.ALONE,
-    (State.KEPT, Signal.EXECUTOR_ENDED): State.LEAVING,
-    (State.ALONE, Signal.KEEPER_CAME): State.KEPT,
-    (State.ALONE, Signal.NOBODY_CAME): State.LEAVING,
-    (State.ALONE, Signal.EXECUTOR_ENDED): State.LEAVING,
+TRANSITIONS: dict[tuple[CustodyState, CustodyEvent], CustodyState] = {
+    (CustodyState.KEPT, CustodyEvent.KEEPER_CAME): CustodyState.KEPT,
+    (CustodyState.KEPT, CustodyEvent.LAST_KEEPER_WENT): CustodyState.ALONE,
+    (CustodyState.KEPT, CustodyEvent.EXECUTOR_ENDED): CustodyState.LEAVING,
+    (CustodyState.ALONE, CustodyEvent.KEEPER_CAME): CustodyState.KEPT,
+    (CustodyState.ALONE, CustodyEvent.NOBODY_CAME): CustodyState.LEAVING,
+    (CustodyState.ALONE, CustodyEvent.EXECUTOR_ENDED): CustodyState.LEAVING,
     # A broker that leaves goes on leaving, whoever comes; but it must be quick once its executor has ended.
-    (State.LEAVING, Signal.KEEPER_CAME): State.LEAVING,
-    (State.LEAVING, Signal.LAST_KEEPER_WENT): State.LEAVING,
-    (State.LEAVING, Signal.EXECUTOR_ENDED): State.LEAVING,
-    (State.LEAVING, Signal.OUT_OF_TIME): State.OVER,
+    (CustodyState.LEAVING, CustodyEvent.KEEPER_CAME): CustodyState.LEAVING,
+    (CustodyState.LEAVING, CustodyEvent.LAST_KEEPER_WENT): CustodyState.LEAVING,
+    (CustodyState.LEAVING, CustodyEvent.EXECUTOR_ENDED): CustodyState.LEAVING,
+    (CustodyState.LEAVING, CustodyEvent.OUT_OF_TIME): CustodyState.OVER,
 }
 
 
@@ -71,7 +71,7 @@ class Custody:
     """
 
     def __init__(self, now_ms: int, *, adoption_timeout_ms: int, shutdown_timeout_ms: int) -> None:
-        self.state = State.ALONE
+        self.state = CustodyState.ALONE
         self.why = ""
         self.deadline_ms: int | None = None
         self._adoption_timeout_ms = adoption_timeout_ms
@@ -82,8 +82,8 @@ class Custody:
     def keeper_came(self) -> None:
         """Another keeper is connected."""
         self._keepers += 1
-        self._move(Signal.KEEPER_CAME)
-        if self.state is State.KEPT:
+        self._move(CustodyEvent.KEEPER_CAME)
+        if self.state is CustodyState.KEPT:
             self.deadline_ms = None
 
     def keeper_went(self, now_ms: int) -> None:
@@ -91,13 +91,13 @@ class Custody:
         invariant(self._keepers > 0, "a keeper went that had not come")
         self._keepers -= 1
         if self._keepers == 0:
-            self._move(Signal.LAST_KEEPER_WENT)
-            if self.state is State.ALONE:
+            self._move(CustodyEvent.LAST_KEEPER_WENT)
+            if self.state is CustodyState.ALONE:
                 self._wait_for_keeper(now_ms)
 
     def executor_ended(self, now_ms: int, why: str) -> None:
         """The executor's JVM has ended."""
-        self._move(Signal.EXECUTOR_ENDED)
+        self._move(CustodyEvent.EXECUTOR_ENDED)
         self.why = why
         self._hurry(now_ms + EXECUTOR_GONE_MS)
 
@@ -105,11 +105,11 @@ class Custody:
         """Time passed."""
         if self.deadline_ms is None or now_ms < self.deadline_ms:
             return
-        if self.state is State.LEAVING:
-            self._move(Signal.OUT_OF_TIME)
+        if self.state is CustodyState.LEAVING:
+            self._move(CustodyEvent.OUT_OF_TIME)
             self.deadline_ms = None
-        elif self.state is State.ALONE:
-            self._move(Signal.NOBODY_CAME)
+        elif self.state is CustodyState.ALONE:
+            self._move(CustodyEvent.NOBODY_CAME)
             self.why = f"no keeper came for {self._adoption_timeout_ms} ms (broker.adoption.timeout.ms)"
             self.deadline_ms = now_ms + self._shutdown_timeout_ms
 
@@ -120,9 +120,9 @@ class Custody:
     def _hurry(self, deadline_ms: int) -> None:
         self.deadline_ms = deadline_ms if self.deadline_ms is None else min(self.deadline_ms, deadline_ms)
 
-    def _move(self, signal: Signal) -> None:
-        invariant((self.state, signal) in TRANSITIONS, f"custody: {signal.name} in {self.state.name}")
-        self.state = TRANSITIONS[self.state, signal]
+    def _move(self, event: CustodyEvent) -> None:
+        invariant((self.state, event) in TRANSITIONS, f"custody: {event.name} in {self.state.name}")
+        self.state = TRANSITIONS[self.state, event]
 
 
 class LeaveRequest:
@@ -170,9 +170,12 @@ class CustodyThread(threading.Thread):
         self._executor = executor
         self._custody = custody
         self._end_process = end_process
-        self._lock = threading.Lock()  # the connections and the outcome, which the broker's main thread hands in
-        self._keepers: set[socket.socket] = set()
+        self._lock = threading.Lock()  # the listener and the keepers: the broker's main thread reports to them
+        self._reported = False
+        first_keeper.setblocking(False)
+        self._keepers = {first_keeper}
         self._pause = threading.Event()  # never set
+        listener.setblocking(False)  # what one thread has seen waiting, the other may have taken in
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._watched: WatchedProcess | None = None  # the executor's JVM, until it has ended
@@ -181,7 +184,7 @@ class CustodyThread(threading.Thread):
     def run(self) -> None:
         try:
             self._watch_executor()
-            while self._custody.state is not State.OVER:
+            while self._custody.state is not CustodyState.OVER:
                 self._look()
             logger.error("did not leave in time: %s", self._custody.why)
         except BaseException:
@@ -198,7 +201,7 @@ class CustodyThread(threading.Thread):
         if self._watched is not None and self._watched.has_ended:
             self._note_executor_end(self._watched)
         self._custody.tick(SYSTEM_CLOCK.boottime_ms())
-        if self._custody.state is State.LEAVING:
+        if self._custody.state is CustodyState.LEAVING:
             self.leave.send(self._custody.why)
 
     def report(self, outcome: BrokerOutcome) -> None:
@@ -209,10 +212,28 @@ class CustodyThread(threading.Thread):
         line = outcome.to_json() + b"\n"
         with self._lock:
             for keeper in self._keepers:
-                try:
-                    keeper.sendall(line)
-                except OSError:
-                    logger.info("a keeper went before it could be told of the end")
+                _tell(keeper, line)
+            for keeper in self._waiting():
+                with keeper:
+                    _tell(keeper, line)
+
+    def _waiting(self) -> Iterator[socket.socket]:
+        """Keepers that have connected and were not taken in; later ones are refused, and wait until the process is gone.
+
+        Not told, they would see their connection end without a word, and take the broker for lost.
+        """
+        self._reported = True
+        self._listener.shutdown(socket.SHUT_RD)
+        while True:
+            try:
+                keeper = self._accept_one()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                logger.warning("a keeper cannot be told of the end: %s", error)
+                return
+            if keeper is not None:
+                yield keeper
 
     def _watch_executor(self) -> None:
         try:
@@ -242,23 +263,37 @@ class CustodyThread(threading.Thread):
 
     def _accept(self) -> None:
         try:
-            keeper, _ = self._listener.accept()
+            keeper = self._take_in()
         except OSError as error:
             # Of a broker that has no file descriptor left, say. The keeper waits, and so does this thread.
             logger.warning("a keeper cannot be taken in: %s", error)
             self._pause.wait(LOOK_S)
             return
-        if peer_of(keeper).uid == os.getuid():
+        if keeper is not None:
             self._admit(keeper)
-        else:
+
+    def _take_in(self) -> socket.socket | None:
+        with self._lock:
+            if self._reported:
+                self._selector.unregister(self._listener)  # shut down, it would be ready without end
+                return None
+            keeper = self._accept_one()
+            if keeper is not None:
+                self._keepers.add(keeper)
+            return keeper
+
+    def _accept_one(self) -> socket.socket | None:
+        """The next that waits; None: it was another user's. Raises BlockingIOError when nobody waits."""
+        keeper, _ = self._listener.accept()
+        if peer_of(keeper).uid != os.getuid():
             keeper.close()
+            return None
+        keeper.setblocking(False)  # a keeper that takes nothing must not hold the broker's end up
+        return keeper
 
     def _admit(self, keeper: socket.socket) -> None:
-        keeper.setblocking(False)  # a keeper that takes nothing must not hold the broker's end up
-        with self._lock:
-            self._keepers.add(keeper)
         self._selector.register(keeper, selectors.EVENT_READ)
-        alone = self._custody.state is State.ALONE
+        alone = self._custody.state is CustodyState.ALONE
         self._custody.keeper_came()
         if alone:
             logger.info("kept by a task")
@@ -275,7 +310,7 @@ class CustodyThread(threading.Thread):
             self._keepers.discard(keeper)
         keeper.close()
         self._custody.keeper_went(SYSTEM_CLOCK.boottime_ms())
-        if self._custody.state is State.ALONE:
+        if self._custody.state is CustodyState.ALONE:
             logger.warning("the keeper is gone; the broker goes on, and waits for another one")
 
     def _patience_s(self) -> float | None:
@@ -284,3 +319,10 @@ class CustodyThread(threading.Thread):
         if self._watched is not None and self._watched.descriptor is None:
             return LOOK_S if wait_s is None else min(wait_s, LOOK_S)
         return wait_s
+
+
+def _tell(keeper: socket.socket, line: bytes) -> None:
+    try:
+        keeper.sendall(line)
+    except OSError:
+        logger.info("a keeper went before it could be told of the end")

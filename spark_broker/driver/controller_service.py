@@ -47,7 +47,7 @@ from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.controller_loop import ControllerLoop, now_ms, wall_ms
 from spark_broker.driver.metadata_claim import Owner
 from spark_broker.driver.metadata_log import START_PATIENCE_S, MetadataLog
-from spark_broker.driver.metadata_update import records_update, snapshot_update
+from spark_broker.driver.metadata_publisher import MetadataPublisher
 from spark_broker.driver.port_probe import port_refuses
 from spark_broker.driver.topic_schema import check_columns, stored_schema
 from spark_broker.errors import (
@@ -105,7 +105,7 @@ class ControllerService:
         self._failure: BaseException | None = None
         self._calls: dict[int, Future[Result]] = {}
         self._sessions: dict[int, BrokerSession] = {}
-        self._subscribed: set[int] = set()  # only the loop's thread uses it
+        self._publisher = MetadataPublisher(lambda: log.image, self._send)  # only the loop's thread uses it
         self._probes = ThreadPoolExecutor(MAX_PROBES, thread_name_prefix="probe")
         self._controller = Controller(log.image, settings, shared_executor=shared_executor)
         self._loop = ControllerLoop(self._controller, log, self, self._fail)
@@ -253,11 +253,7 @@ class ControllerService:
 
     def publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
         """Send committed records to every broker that has what comes before them."""
-        if not self._subscribed:
-            return
-        update = records_update(self._log.image, first_offset, records)
-        for session_id in list(self._subscribed):
-            self._send(session_id, update)
+        self._publisher.publish(first_offset, records)
 
     def carry(self, effect: Effect) -> None:
         """Carry one effect out."""
@@ -265,7 +261,7 @@ class ControllerService:
             case Send():
                 self._send(effect.session_id, effect.message)
             case Subscribe():
-                self._subscribe(effect.session_id)
+                self._publisher.subscribe(effect.session_id)
             case CloseSession():
                 self._close_session(effect.session_id, effect.error)
             case ProbePort():
@@ -275,19 +271,16 @@ class ControllerService:
             case Note():
                 logger.log(logging.INFO if effect.expected else logging.WARNING, "%s", effect.text)
 
-    def _send(self, session_id: int, message: Message) -> None:
+    def _send(self, session_id: int, message: Message) -> bool:
+        """False: the session is over."""
         session = self._sessions.get(session_id)
         if session is None or session.closed:
-            self._subscribed.discard(session_id)
-        else:
-            session.send(message)
-
-    def _subscribe(self, session_id: int) -> None:
-        self._send(session_id, snapshot_update(self._log.image))
-        self._subscribed.add(session_id)
+            return False
+        session.send(message)
+        return True
 
     def _close_session(self, session_id: int, error: SparkBrokerError) -> None:
-        self._subscribed.discard(session_id)
+        self._publisher.unsubscribe(session_id)
         session = self._sessions.get(session_id)
         if session is not None:
             logger.info("session %d is closed: %s", session_id, error)

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from spark_broker.broker import hosting
+from spark_broker.broker.custody import Custody, CustodyThread
 from spark_broker.broker.executor import ExecutorLog, WatchedProcess, executor_identity, is_running, parent_of
 from spark_broker.broker.hosting import MAX_LINE_BYTES, KeptBroker, Lines
-from spark_broker.broker.spec import FAILED, LOST, STOPPED, BrokerSpec
+from spark_broker.broker.spec import FAILED, LOST, STOPPED, BrokerOutcome, BrokerSpec
 from spark_broker.errors import ERRORS, InvalidRequestError, LogDirectoryLockedError
 from spark_broker.storage.filesystem import ProcessIdentity, process_start_time
 from tests.support.waiting import eventually
@@ -191,6 +192,31 @@ def test_every_keeper_hears_how_the_broker_left(host: Host) -> None:
         assert outcome is not None
         assert outcome.reason == STOPPED
         assert keeper.has_ended
+
+
+def test_a_keeper_that_connected_before_the_end_hears_of_it_and_a_later_one_is_refused(host: Host) -> None:
+    """The thread that would take it in does not come to it: it is not even started here."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    name = f"\0spark-broker/{host.cluster_id}/1"
+    listener.bind(name)
+    listener.listen()
+    first, theirs = socket.socketpair()
+    custody = Custody(0, adoption_timeout_ms=1000, shutdown_timeout_ms=1000)
+    thread = CustodyThread(listener, theirs, identity(os.getpid()), custody)
+    waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(3)]
+    for keeper in waiting:
+        keeper.connect(name)
+
+    thread.report(BrokerOutcome(reason=STOPPED))
+
+    for keeper in (first, *waiting):
+        keeper.settimeout(20)
+        assert BrokerOutcome.from_json(keeper.recv(65_536)).reason == STOPPED
+        keeper.close()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as late, pytest.raises(ConnectionRefusedError):
+        late.connect(name)
+    theirs.close()
+    listener.close()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from spark_broker.broker.custody import EXECUTOR_GONE_MS, NEVER, TRANSITIONS, Custody, LeaveRequest, Signal, State
+from spark_broker.broker.custody import (
+    EXECUTOR_GONE_MS,
+    NEVER,
+    TRANSITIONS,
+    Custody,
+    CustodyEvent,
+    CustodyState,
+    LeaveRequest,
+)
 from spark_broker.errors import InvariantError
 
 ADOPTION_MS = 5000
@@ -15,7 +23,7 @@ def custody(adoption_timeout_ms: int = ADOPTION_MS) -> Custody:
     return Custody(0, adoption_timeout_ms=adoption_timeout_ms, shutdown_timeout_ms=SHUTDOWN_MS)
 
 
-def state(of: Custody) -> State:
+def state(of: Custody) -> CustodyState:
     """Its state now: what a checker of types knows of it is over with the next event."""
     return of.state
 
@@ -26,7 +34,7 @@ def test_a_kept_broker_stays_for_ever() -> None:
 
     kept.tick(10**12)
 
-    assert (kept.state, kept.deadline_ms) == (State.KEPT, None)
+    assert (kept.state, kept.deadline_ms) == (CustodyState.KEPT, None)
 
 
 def test_a_broker_whose_keeper_went_waits_for_another_one_and_stays() -> None:
@@ -34,12 +42,12 @@ def test_a_broker_whose_keeper_went_waits_for_another_one_and_stays() -> None:
     kept.keeper_came()
     kept.keeper_went(1000)
     kept.tick(1000 + ADOPTION_MS - 1)
-    assert state(kept) is State.ALONE
+    assert state(kept) is CustodyState.ALONE
 
     kept.keeper_came()
     kept.tick(10**12)
 
-    assert state(kept) is State.KEPT
+    assert state(kept) is CustodyState.KEPT
 
 
 def test_a_broker_that_nobody_adopts_leaves_in_order_and_by_force_after_that() -> None:
@@ -48,12 +56,12 @@ def test_a_broker_that_nobody_adopts_leaves_in_order_and_by_force_after_that() -
     alone.keeper_went(1000)
 
     alone.tick(1000 + ADOPTION_MS)
-    assert state(alone) is State.LEAVING
+    assert state(alone) is CustodyState.LEAVING
     assert "broker.adoption.timeout.ms" in alone.why
     assert alone.deadline_ms == 1000 + ADOPTION_MS + SHUTDOWN_MS
 
     alone.tick(1000 + ADOPTION_MS + SHUTDOWN_MS)
-    assert state(alone) is State.OVER
+    assert state(alone) is CustodyState.OVER
 
 
 def test_a_broker_that_never_had_a_keeper_leaves_too() -> None:
@@ -61,7 +69,7 @@ def test_a_broker_that_never_had_a_keeper_leaves_too() -> None:
 
     alone.tick(ADOPTION_MS)
 
-    assert state(alone) is State.LEAVING
+    assert state(alone) is CustodyState.LEAVING
 
 
 def test_without_an_adoption_timeout_a_broker_waits_for_ever() -> None:
@@ -69,7 +77,7 @@ def test_without_an_adoption_timeout_a_broker_waits_for_ever() -> None:
 
     alone.tick(10**12)
 
-    assert (alone.state, alone.deadline_ms) == (State.ALONE, None)
+    assert (alone.state, alone.deadline_ms) == (CustodyState.ALONE, None)
 
 
 @pytest.mark.parametrize("keepers", [0, 1, 2])
@@ -79,12 +87,12 @@ def test_when_the_executor_ends_so_does_the_broker_whoever_keeps_it(keepers: int
         kept.keeper_came()
 
     kept.executor_ended(100, "its JVM has ended")
-    assert (kept.state, kept.why) == (State.LEAVING, "its JVM has ended")
+    assert (kept.state, kept.why) == (CustodyState.LEAVING, "its JVM has ended")
     for _ in range(keepers):
         kept.keeper_went(101)
 
     kept.tick(100 + EXECUTOR_GONE_MS)
-    assert state(kept) is State.OVER
+    assert state(kept) is CustodyState.OVER
 
 
 def test_a_broker_that_leaves_anyway_must_be_quick_once_its_executor_has_ended() -> None:
@@ -112,10 +120,10 @@ def test_the_last_of_several_keepers_counts() -> None:
     kept.keeper_came()
 
     kept.keeper_went(10)
-    assert state(kept) is State.KEPT
+    assert state(kept) is CustodyState.KEPT
 
     kept.keeper_went(20)
-    assert (kept.state, kept.deadline_ms) == (State.ALONE, 20 + ADOPTION_MS)
+    assert (kept.state, kept.deadline_ms) == (CustodyState.ALONE, 20 + ADOPTION_MS)
 
 
 def test_a_broker_that_leaves_is_not_kept_back_by_a_late_keeper() -> None:
@@ -124,7 +132,7 @@ def test_a_broker_that_leaves_is_not_kept_back_by_a_late_keeper() -> None:
 
     alone.keeper_came()
 
-    assert state(alone) is State.LEAVING
+    assert state(alone) is CustodyState.LEAVING
     assert alone.deadline_ms is not None
 
 
@@ -134,10 +142,10 @@ def test_a_keeper_that_never_came_cannot_go() -> None:
 
 
 def test_nothing_follows_the_end_and_every_state_but_it_hears_of_the_executors_end() -> None:
-    ends = {state for state, signal in TRANSITIONS if signal is Signal.EXECUTOR_ENDED}
+    ends = {state for state, event in TRANSITIONS if event is CustodyEvent.EXECUTOR_ENDED}
 
-    assert ends == set(State) - {State.OVER}
-    assert not any(state is State.OVER for state, _ in TRANSITIONS)
+    assert ends == set(CustodyState) - {CustodyState.OVER}
+    assert not any(state is CustodyState.OVER for state, _ in TRANSITIONS)
 
 
 def test_a_request_to_leave_reaches_one_who_subscribes_late_and_only_once() -> None:

@@ -30,7 +30,7 @@ from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.controller_loop import LOOK_S, MAX_BATCH
 from spark_broker.driver.metadata_log import MetadataLog
-from spark_broker.driver.metadata_update import records_update, snapshot_update
+from spark_broker.driver.metadata_publisher import MetadataPublisher
 from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import MetadataStoreError, SparkBrokerError, StaleControllerEpochError
 from spark_broker.protocol.messages import (
@@ -71,7 +71,7 @@ class ControllerProcess(NetworkNode):
         self._controller = Controller(self.log.image, world.settings)
         self._next_id = 0
         self._ends: dict[int, End] = {}
-        self._subscribed: dict[int, None] = {}
+        self._publisher = MetadataPublisher(lambda: self.log.image, self._send)
         self._replies: dict[int, Answer] = {}
         self._waiting = Meanwhile(self._controller)
         self._busy = False
@@ -156,7 +156,7 @@ class ControllerProcess(NetworkNode):
             written = lambda: self._committed(first_offset, records, outcomes)  # noqa: E731
             self._world.scheduler.after(again_ms, self, "metadata written", written)
             return
-        self._publish(first_offset, records)
+        self._publisher.publish(first_offset, records)
         self._busy = False
         self._carry(outcomes)
         if len(self._waiting) and not self._busy:
@@ -169,18 +169,12 @@ class ControllerProcess(NetworkNode):
 
     # ---- effects -----------------------------------------------------------------------------------------------
 
-    def _publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
-        if self._subscribed:
-            update = records_update(self.log.image, first_offset, records)
-            for session_id in list(self._subscribed):
-                self._send(session_id, update)
-
     def _carry_one(self, effect: Effect) -> None:
         match effect:
             case Send():
                 self._send(effect.session_id, effect.message)
             case Subscribe():
-                self._subscribe(effect.session_id)
+                self._publisher.subscribe(effect.session_id)
             case CloseSession():
                 self._close_session(effect.session_id, effect.error)
             case ProbePort():
@@ -192,19 +186,15 @@ class ControllerProcess(NetworkNode):
             case Note():
                 self._world.note(self.name, trace.Kind.METADATA, effect.text)
 
-    def _send(self, session_id: int, message: object) -> None:
+    def _send(self, session_id: int, message: object) -> bool:
         end = self._ends.get(session_id)
         if end is None or end.closed:
-            self._subscribed.pop(session_id, None)
-        else:
-            end.send(message)
-
-    def _subscribe(self, session_id: int) -> None:
-        self._send(session_id, snapshot_update(self.log.image))
-        self._subscribed[session_id] = None
+            return False
+        end.send(message)
+        return True
 
     def _close_session(self, session_id: int, error: SparkBrokerError) -> None:
-        self._subscribed.pop(session_id, None)
+        self._publisher.unsubscribe(session_id)
         end = self._ends.get(session_id)
         if end is not None and not end.closed:
             end.close(error)

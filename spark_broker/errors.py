@@ -8,6 +8,7 @@ Errors cross the wire as `(code, message)` and are raised again, as the same typ
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import ClassVar
 
 
@@ -585,10 +586,33 @@ class LogDirectoryNotUsableError(SparkBrokerError):
     hint = "Give that user the rights there, mount the disk writable, or set log.dirs to another directory."
 
 
-class InvariantError(SparkBrokerError):
-    """An invariant of spark-broker does not hold: our own bug. The broker stops rather than go on."""
+class InvariantError(Exception):
+    """An invariant of spark-broker does not hold: our own bug. The process stops rather than go on.
 
-    code = 1099
+    It is no SparkBrokerError: whoever handles refusals and failures must not take it for one of them.
+
+    `message`: what does not hold. `whose`, `state` and `last_events` (oldest first) say of whom, once `concerning` was
+    called; all of it is in the text of the error.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.whose = ""
+        self.state = ""
+        self.last_events: tuple[str, ...] = ()
+
+    def concerning(self, whose: str, state: str, last_events: Iterable[str] = ()) -> None:
+        """Say whose invariant it is. The innermost machine that says so is right; later calls change nothing."""
+        if not self.whose:
+            self.whose, self.state, self.last_events = whose, state, tuple(last_events)
+
+    def __str__(self) -> str:
+        text = f"invariant broken: {self.message}"
+        if not self.whose:
+            return text
+        events = "".join(f"\n    {event}" for event in self.last_events) or " none"
+        return f"{text}\n  of: {self.whose}\n  state: {self.state}\n  last events:{events}"
 
 
 def _table() -> dict[int, type[SparkBrokerError]]:
@@ -615,7 +639,10 @@ def error_from_code(code: int, message: str) -> SparkBrokerError:
     return kind(message)
 
 
-def invariant(condition: bool, message: str) -> None:
-    """Stop on a bug of our own. Not `assert`, which `python -O` removes."""
+def invariant(condition: bool, message: str, *values: object) -> None:
+    """Stop on a bug of our own: raises InvariantError(message % values). Not `assert`, which `python -O` removes.
+
+    The text is made only when the condition is false, so that a check on the path of every batch costs a call.
+    """
     if not condition:
-        raise InvariantError(message)
+        raise InvariantError(message % values if values else message)

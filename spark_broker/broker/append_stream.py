@@ -15,7 +15,6 @@ from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
 from spark_broker.errors import (
     InvalidRequestError,
     InvalidTopicError,
-    InvariantError,
     SparkBrokerError,
     StorageFullError,
     ThrottlingQuotaExceededError,
@@ -84,8 +83,6 @@ class AppendStream:
                 # comes behind it stays behind it; other streams have threads of their own.
                 confirm = self._without(turn)
                 append_confirmed(partition, append, token, request.transactional_id, confirm)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             if token is None:
                 # acks=0 asks for no answer. Ending the stream would also break the batches behind this one; such a

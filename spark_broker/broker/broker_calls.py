@@ -9,7 +9,7 @@ from collections.abc import Callable
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.controller.image import BrokerState
-from spark_broker.errors import InvariantError, NetworkError, SparkBrokerError
+from spark_broker.errors import NetworkError, SparkBrokerError
 from spark_broker.protocol.messages import AllocateProducerIds, Message
 from spark_broker.transport.client import Connection
 
@@ -117,8 +117,6 @@ class _Caller(threading.Thread):
     def _make(self, request: Message, timeout_ms: int, answered: Reply) -> None:
         try:
             answer: Message | SparkBrokerError = self.connection.call(request, timeout_ms=timeout_ms)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             answer = error
         answered(answer)

@@ -18,7 +18,6 @@ from spark_broker.core.group_offsets import offset_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidRequestError,
-    InvariantError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
@@ -91,8 +90,6 @@ class Coordinator:
                 continue
             try:
                 shard.write_snapshot(self._snapshot_records)
-            except InvariantError:
-                raise
             except SparkBrokerError as error:
                 # A disk that has failed has ended the partition already. Whatever else: the log stays long for now. It
                 # may be so ten times a second, for as long as replicas are missing.

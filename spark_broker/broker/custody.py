@@ -218,9 +218,9 @@ class CustodyThread(threading.Thread):
                     _tell(keeper, line)
 
     def _waiting(self) -> Iterator[socket.socket]:
-        """Keepers that have connected and were not taken in; later ones are refused, and wait until the process is gone.
+        """Keepers that have connected and were not taken in. Later ones are refused, and wait for the process's end.
 
-        Not told, they would see their connection end without a word, and take the broker for lost.
+        Without an answer they would see their connection end without a word, and take the broker for lost.
         """
         self._reported = True
         self._listener.shutdown(socket.SHUT_RD)

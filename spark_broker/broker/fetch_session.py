@@ -15,14 +15,7 @@ from functools import partial
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.core.replica import Diverging, Fetched, FetchPosition
-from spark_broker.errors import (
-    CorruptMessageError,
-    InvariantError,
-    NetworkError,
-    SparkBrokerError,
-    StorageFullError,
-    invariant,
-)
+from spark_broker.errors import CorruptMessageError, NetworkError, SparkBrokerError, StorageFullError, invariant
 from spark_broker.protocol.frame import decode_frames
 from spark_broker.protocol.messages import (
     ReplicaFetched,
@@ -183,8 +176,6 @@ class FetchSession:
         """A partition that fails is tried again later; the others go on. A bug of our own is nothing to try again."""
         try:
             action()
-        except InvariantError:
-            raise
         except CorruptMessageError as error:
             logger.warning("%s: the leader sent a batch that fails its checksum: %s", self._partitions[key], error)
             self._retry_in(key, RETRY_MS)

@@ -15,7 +15,6 @@ from spark_broker.broker.request_queue import RequestKind, RequestQueue
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import (
     InvalidRequestError,
-    InvariantError,
     LogTruncationError,
     SparkBrokerError,
     ThrottlingQuotaExceededError,
@@ -105,8 +104,6 @@ class FetchStream:
                 break
             try:
                 read, parts = self._read_partition(wanted, max(budget, 1), request.columns, request.read_committed)
-            except InvariantError:
-                raise
             except SparkBrokerError as error:
                 answers.append(refused(wanted, error))
                 done = True

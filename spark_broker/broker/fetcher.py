@@ -9,7 +9,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_fetcher import FetcherState, ReplicaFetcher
-from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import ReplicaState
 from spark_broker.transport.client import ClientStream, Connection
 
@@ -101,7 +101,5 @@ class ReplicaFetcherThread(threading.Thread):
     def _call(self, request: ReplicaState) -> object:
         try:
             return self._connection.call(request, timeout_ms=self._timeout_ms)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             return error

@@ -18,7 +18,7 @@ from spark_broker.broker.proposal_queue import (
 )
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.errors import SparkBrokerError
 from spark_broker.transport.client import Connection
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,6 @@ class IsrProposals(threading.Thread):
         try:
             answer = self._controller.call(request_of(manager, proposals), timeout_ms=self._timeout_ms)
             settle(manager, answer, proposals)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             logger.info("ISR proposals are tried again: %s", error)
             self._try_again(manager, proposals)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from spark_broker.broker.append import Marker
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.errors import InvalidRequestError, InvalidTopicError, InvariantError, SparkBrokerError
+from spark_broker.errors import InvalidRequestError, InvalidTopicError, SparkBrokerError
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import MarkerResult, MarkersWritten, TransactionMarker, WriteTransactionMarkers
 
@@ -45,8 +45,6 @@ class MarkerWriter:
             partition.append_marker(
                 Marker(marker.producer_id, marker.producer_epoch, marker.committed, deadline_ms), token
             )
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             token.refuse(error)
 

@@ -26,7 +26,6 @@ from spark_broker.controller.image import MetadataImage, image_from_snapshot
 from spark_broker.controller.records import decode_records
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
-    InvariantError,
     NetworkError,
     RequestTimedOutError,
     SparkBrokerError,
@@ -199,8 +198,6 @@ class Membership:
 
     def session_ended(self, error: SparkBrokerError) -> None:
         """The session ended with this error: another follows after RECONNECT_MS, unless the broker is `over` now."""
-        if isinstance(error, InvariantError):
-            raise error
         if isinstance(error, ENDS_ONE_SESSION):
             self._move(MembershipEvent.SESSION_ENDS)
             self._lease.session_lost()

@@ -22,7 +22,7 @@ from typing import Protocol
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.partition import Partition, PartitionKey
-from spark_broker.errors import InvariantError, NetworkError, SparkBrokerError, invariant
+from spark_broker.errors import NetworkError, SparkBrokerError, invariant
 
 logger = logging.getLogger(__name__)
 
@@ -114,8 +114,6 @@ class ReplicaFetcher:
 
     def failed(self, session: FetchSession, error: SparkBrokerError) -> None:
         """The session's stream broke, or the leader refused it. Of an earlier session that says nothing."""
-        if isinstance(error, InvariantError):
-            raise error
         level = logging.DEBUG if isinstance(error, NetworkError) else logging.WARNING
         logger.log(level, "replication from %s: %s", self._leader, error)
         if session is self.session:

@@ -260,6 +260,7 @@ class ReplicaManager:
             opened.state,
             min_insync_replicas=topic.config.min_insync_replicas,
             lag_max_ms=self._settings.cluster.replica_lag_time_max_ms,
+            name=f"{topic.name}-{key[1]}",
         )
         return Partition(
             key,

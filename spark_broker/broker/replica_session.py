@@ -14,7 +14,7 @@ from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
 from spark_broker.core.replica import Diverging, FetchPosition
-from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.frame import encode_frames
 from spark_broker.protocol.messages import (
     ReplicaFetched,
@@ -125,8 +125,6 @@ class ReplicaSession:
             partition = self._manager.partition(*key)
             live = self._manager.live_broker_epochs()
             diverging = partition.follower_fetch(request.broker_id, request.broker_epoch, position, live)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             self._forget(key)
             return ReplicaFetched(*key, error.code, error.message[:1000])
@@ -177,8 +175,6 @@ class ReplicaSession:
         key, position = followed.partition.key, followed.position
         try:
             read = followed.partition.read_for_follower(position.leader_epoch, position.fetch_offset, max_bytes)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             self._forget(key)
             return ReplicaFetched(*key, error.code, error.message[:1000]), []

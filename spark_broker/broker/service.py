@@ -11,7 +11,7 @@ from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
 from spark_broker.broker.requests import COMMIT_TIMEOUT_MS, BrokerRequests
 from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, TransactionRequests, TransactionService
-from spark_broker.errors import InvariantError, SparkBrokerError
+from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     CallRequest,
     GetMetadata,
@@ -93,8 +93,6 @@ class BrokerService:
         """In the thread that asks."""
         try:
             answer = self._controller.call(request, timeout_ms=self._timeout_ms)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             reply(error)
         else:

@@ -35,7 +35,6 @@ from spark_broker.core.transaction_coordinator import (
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidTopicError,
-    InvariantError,
     KafkaStorageError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
@@ -119,8 +118,6 @@ class TransactionCoordinator:
                 if len(self._replies) >= REQUESTS_MAX:
                     raise CoordinatorNotAvailableError(f"{REQUESTS_MAX} requests wait at this coordinator")
                 self._request(request, deadline_ms, reply)
-            except InvariantError:
-                raise
             except SparkBrokerError as error:
                 self._outbox.append(partial(reply, error))
         self.pump()
@@ -261,8 +258,6 @@ class TransactionCoordinator:
             try:
                 if topic is not None:
                     self._led(topic, number)
-            except InvariantError:
-                raise
             except SparkBrokerError as error:
                 logger.debug("%s-%s is not loaded yet: %s", TRANSACTION_STATE_TOPIC, number, error)
 
@@ -297,8 +292,6 @@ class TransactionCoordinator:
         token = _Token(self, led, led.shard.appended_count + 1)
         try:
             led.append(append.records(), token)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             self._carry_out(led, led.shard.append_refused(append, error))
             return
@@ -314,8 +307,6 @@ class TransactionCoordinator:
             token = _Token(self, led, led.shard.appended_count + 1)
             try:
                 led.append(records, token, snapshot=True)
-            except InvariantError:
-                raise
             except SparkBrokerError as error:
                 logger.info("%s: the snapshot waits: %s", led.partition, error)
                 return

@@ -52,7 +52,11 @@ class LedShard:
         if high_watermark < partition.log.log_end_offset:
             raise CoordinatorNotAvailableError(f"{partition} has records that are not committed yet")
         led = LedShard(
-            number, partition, leader_epoch, TransactionShard(resources, id_expiration_ms=id_expiration_ms), clock
+            number,
+            partition,
+            leader_epoch,
+            TransactionShard(resources, id_expiration_ms=id_expiration_ms, name=str(partition)),
+            clock,
         )
         while position < high_watermark:
             read = partition.read_all(leader_epoch, position, READ_BYTES, read_committed=False)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from spark_broker.core.divergence import Diverging, truncation_offset
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.errors import LogTruncationError, PolicyViolationError, SparkBrokerError
+from spark_broker.errors import InvariantError, LogTruncationError, PolicyViolationError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 
 NO_LINEAGE = EpochHistory()
@@ -174,7 +174,7 @@ class Assignment:
         self.partitions: dict[TopicPartition, PartitionState] = {}
         self.topics: set[str] = set()
         self.topic_errors: dict[str, SparkBrokerError] = {}
-        self.failure: SparkBrokerError | None = None
+        self.failure: SparkBrokerError | InvariantError | None = None
         self.refresh_wanted = False
         self.closed = False
         self._served = 0
@@ -209,7 +209,7 @@ class Assignment:
             raise PolicyViolationError(f"{tp} is not assigned to this consumer")
         return found
 
-    def first_error(self) -> SparkBrokerError | None:
+    def first_error(self) -> SparkBrokerError | InvariantError | None:
         """What poll has to raise."""
         for error in self.topic_errors.values():
             return error

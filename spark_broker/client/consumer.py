@@ -21,10 +21,10 @@ from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     ClosedError,
     InvalidConfigError,
-    InvariantError,
     OffsetOutOfRangeError,
     PolicyViolationError,
     RequestTimedOutError,
+    SparkBrokerError,
 )
 from spark_broker.model import NO_EPOCH, ConsumedBatch, OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
@@ -238,7 +238,7 @@ class Consumer:
         error = self._assignment.first_error()
         if error is None:
             return
-        if error is self._assignment.failure and not isinstance(error, InvariantError):
+        if error is self._assignment.failure and isinstance(error, SparkBrokerError):
             self._assignment.failure = None
         raise error
 

@@ -49,7 +49,6 @@ from spark_broker.controller.registration import Registration, RegistrationRules
 from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionTimes, State
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
-    InvariantError,
     SparkBrokerError,
     StaleLaunchError,
     invariant,
@@ -203,8 +202,6 @@ class Controller:
         try:
             registration = self._registration(event.request, now_ms)
         except SparkBrokerError as error:
-            if isinstance(error, InvariantError):
-                raise
             self._effects.append(CloseSession(event.session_id, error))
             self._note(f"launch {event.request.launch} may not register: {error}", expected=False)
             return
@@ -367,8 +364,6 @@ class Controller:
             context = CallContext(self._settings, event.new_topic, expected, self._log_ends, self._full)
             decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:
-            if isinstance(error, InvariantError):
-                raise
             self._effects.append(Reply(event.call_id, error))
             return
         self._apply(decision.records, reason(event.request))

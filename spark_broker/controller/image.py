@@ -26,7 +26,7 @@ from spark_broker.controller.records import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
-from spark_broker.errors import invariant
+from spark_broker.errors import InvariantError, invariant
 from spark_broker.model import NO_EPOCH, NO_LEADER
 
 
@@ -298,12 +298,13 @@ class _Builder:
         return self._partitions[topic_id]
 
     def _topic(self, topic_id: str) -> TopicState:
-        invariant(topic_id in self.topics, f"a record names the unknown topic {topic_id}")
+        invariant(topic_id in self.topics, "a record names the unknown topic %s", topic_id)
         return self.topics[topic_id]
 
     def _broker(self, broker_id: int, epoch: int) -> BrokerState:
         broker = self.brokers.get(broker_id)
-        invariant(broker is not None and broker.epoch == epoch, f"a record names broker {broker_id} of epoch {epoch}")
+        known = broker is not None and broker.epoch == epoch
+        invariant(known, "a record names broker %d of epoch %d", broker_id, epoch)
         return self.brokers[broker_id]
 
     def replay(self, record: MetadataRecord) -> None:
@@ -340,13 +341,14 @@ class _Builder:
     def _replay_topic(self, record: TopicRecord | SchemaRecord | TopicConfigRecord | RemoveTopicRecord) -> None:
         match record:
             case TopicRecord():
-                invariant(record.name not in self.topic_ids, f"the topic {record.name} is created twice")
+                invariant(record.name not in self.topic_ids, "the topic %s is created twice", record.name)
                 self.topic_ids[record.name] = record.topic_id
                 config = MappingProxyType(dict(record.config))
                 self.topics[record.topic_id] = TopicState(record.name, record.topic_id, config, record.internal)
             case SchemaRecord():
                 topic = self._topic(record.topic_id)
-                invariant(record.schema_id == len(topic.schemas), f"schema {record.schema_id} of {topic.name}: a gap")
+                follows = record.schema_id == len(topic.schemas)
+                invariant(follows, "schema %d of %s: a gap", record.schema_id, topic.name)
                 self.topics[record.topic_id] = replace(topic, schemas=(*topic.schemas, record.schema))
             case TopicConfigRecord():
                 config = MappingProxyType(dict(record.config))
@@ -358,7 +360,8 @@ class _Builder:
 
     def _add_partition(self, record: PartitionRecord) -> None:
         partitions = self._partitions_of(record.topic_id)
-        invariant(record.partition == len(partitions), f"partition {record.partition} of {record.topic_id}: a gap")
+        follows = record.partition == len(partitions)
+        invariant(follows, "partition %d of %s: a gap", record.partition, record.topic_id)
         partitions.append(
             _checked(
                 PartitionState(
@@ -378,8 +381,14 @@ class _Builder:
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
         partitions = self._partitions_of(record.topic_id)
-        invariant(record.partition < len(partitions), f"partition {record.partition} of {record.topic_id} is unknown")
-        partitions[record.partition] = changed_partition(partitions[record.partition], record)
+        known = record.partition < len(partitions)
+        invariant(known, "partition %d of %s is unknown", record.partition, record.topic_id)
+        before = partitions[record.partition]
+        try:
+            partitions[record.partition] = changed_partition(before, record)
+        except InvariantError as error:
+            error.concerning(f"{self._topic(record.topic_id).name}-{record.partition}", str(before), [str(record)])
+            raise
 
 
 def changed_partition(state: PartitionState, record: PartitionChangeRecord) -> PartitionState:
@@ -405,10 +414,17 @@ def _checked(state: PartitionState) -> PartitionState:
     state = _without_damaged_members(state)
     sets = (state.isr, state.elr, state.last_known_elr)
     for members in sets:
-        invariant(set(members) <= set(state.replicas), f"{members} is not within the replicas {state.replicas}")
-    invariant(len({*state.isr, *state.elr, *state.last_known_elr}) == sum(map(len, sets)), f"not disjoint: {sets}")
-    invariant(set(state.damaged) <= set(state.last_known_elr), f"damaged {state.damaged} of {state.last_known_elr}")
-    invariant(state.leader == NO_LEADER or state.leader in state.isr, f"leader {state.leader} not in {state.isr}")
+        within = set(members) <= set(state.replicas)
+        invariant(within, "%s is not within the replicas %s", members, state.replicas)
+    disjoint = len({*state.isr, *state.elr, *state.last_known_elr}) == sum(map(len, sets))
+    invariant(disjoint, "not disjoint: ISR %s, ELR %s, last known ELR %s", *sets)
+    damaged_known = set(state.damaged) <= set(state.last_known_elr)
+    invariant(damaged_known, "damaged %s of %s", state.damaged, state.last_known_elr)
+    leads_in_sync = state.leader == NO_LEADER or state.leader in state.isr
+    invariant(leads_in_sync, "leader %d not in %s", state.leader, state.isr)
+    moving = set(state.adding) <= set(state.replicas) and set(state.removing) <= set(state.replicas)
+    invariant(moving, "adding %s and removing %s of the replicas %s", state.adding, state.removing, state.replicas)
+    invariant(bool(state.replicas) and len(set(state.replicas)) == len(state.replicas), "replicas %s", state.replicas)
     return state
 
 
@@ -447,5 +463,4 @@ def _replay_scalar(image: MetadataImage, record: MetadataRecord) -> MetadataImag
             invariant(record.next_producer_id >= image.next_producer_id, "producer ids are given out once")
             return replace(image, next_producer_id=record.next_producer_id)
         case _:
-            invariant(False, f"no rule for the record {type(record).__name__}")
-            return image
+            raise InvariantError(f"no rule for the record {type(record).__name__}")

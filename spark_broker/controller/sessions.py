@@ -107,7 +107,8 @@ class Session:
     next_probe_ms: int | None = None  # None: a probe is under way, or none is due
 
     def move(self, signal: Signal) -> None:
-        invariant((self.state, signal) in TRANSITIONS, f"broker {self.broker_id}: {signal.name} in {self.state.name}")
+        known = (self.state, signal) in TRANSITIONS
+        invariant(known, "broker %d: %s in %s", self.broker_id, signal.name, self.state.name)
         self.state = TRANSITIONS[self.state, signal]
 
 
@@ -254,7 +255,8 @@ class Sessions:
 
     def _fence(self, sessions: list[Session], reason: str) -> list[SessionEffect]:
         for session in sessions:
-            invariant(session.state is State.FENCED, f"broker {session.broker_id} is fenced in {session.state.name}")
+            fenced = session.state is State.FENCED
+            invariant(fenced, "broker %d is fenced in %s", session.broker_id, session.state.name)
             del self._sessions[session.broker_id]
         return [FenceBrokers(tuple(sorted(s.broker_id for s in sessions)), reason)] if sessions else []
 

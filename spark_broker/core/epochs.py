@@ -59,7 +59,7 @@ class EpochHistory:
         """`epoch` writes from `start_offset` on. An epoch that wrote nothing leaves no entry."""
         if self.entries and epoch == self.latest_epoch:
             return self
-        invariant(epoch > self.latest_epoch, f"epoch {epoch} after {self.latest_epoch}")
+        invariant(epoch > self.latest_epoch, "epoch %d after %d", epoch, self.latest_epoch)
         kept = tuple(entry for entry in self.entries if entry.start_offset < start_offset)
         return EpochHistory((*kept, EpochStart(epoch, start_offset)))
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.core.events import Assignment
-from spark_broker.core.progress import FollowerProgress
-from spark_broker.errors import NotLeaderOrFollowerError, StaleBrokerEpochError, UnknownLeaderEpochError
+from spark_broker.core.progress import UNKNOWN_OFFSET, FollowerProgress
+from spark_broker.errors import NotLeaderOrFollowerError, StaleBrokerEpochError, UnknownLeaderEpochError, invariant
 
 CONFIRMATION_MS = 60_000
 """A transaction that goes on is confirmed again after this long at the latest, which also renews its time-out at the
@@ -50,6 +50,17 @@ class Leadership:
             self.proposed_isr = None
         self._assignment = assignment
         self._update_followers(broker_epochs, now_ms)
+
+    def check(self, assignment: Assignment, log_end_offset: int) -> None:
+        """Raises InvariantError where an invariant does not hold. `log_end_offset`: the leader's."""
+        invariant(self._assignment is assignment, "a leadership of another assignment")
+        invariant(0 <= self.epoch_start_offset <= log_end_offset, "the epoch begins at %d", self.epoch_start_offset)
+        invariant(self._me not in self.followers, "a leader that follows itself")
+        for broker, progress in self.followers.items():
+            end = progress.log_end_offset
+            invariant(UNKNOWN_OFFSET <= end <= log_end_offset, "broker %d ends at %d, past its leader", broker, end)
+        proposed = self.proposed_isr
+        invariant(proposed is None or self._me in proposed, "the leader asks for an ISR %s without itself", proposed)
 
     # ---- followers ---------------------------------------------------------------------------------------------
 

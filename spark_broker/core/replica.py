@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
 
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.divergence import Diverging, FetchPosition, check_lineage, find_divergence, truncation_offset
@@ -38,6 +39,7 @@ from spark_broker.core.effects import (
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.events import AppendGrant, Assignment, AwaitTransaction, Fetched, LogState
 from spark_broker.core.leadership import CONFIRMATION_MS, Leadership
+from spark_broker.core.machine import Machine, event
 from spark_broker.core.pending import PendingAppend, PendingAppends
 from spark_broker.core.producers import ProducerStates, StoredBatch
 from spark_broker.core.progress import FollowerProgress
@@ -82,14 +84,35 @@ class Role(Enum):
     STOPPED = "stopped"
 
 
-class Replica:
+class Standing(NamedTuple):
+    """Where a replica stands between two events."""
+
+    role: Role
+    leader_epoch: int
+    partition_epoch: int
+    log_start_offset: int
+    high_watermark: int
+    log_end_offset: int
+
+    def __str__(self) -> str:
+        role, leader_epoch, partition_epoch, *offsets = self
+        return f"{role.value} in leader epoch {leader_epoch}, partition epoch {partition_epoch}, offsets {offsets}"
+
+
+class Replica(Machine[Standing]):
     """The replica of a partition on broker `me`. Not thread-safe: the shell's partition lock covers it.
 
     Invariants: log_start_offset <= high_watermark <= log_end_offset; the high watermark never falls; the leader epoch
     and the partition epoch never fall; `leadership` is there exactly while this replica leads.
     """
 
-    def __init__(self, me: int, log: LogState, *, min_insync_replicas: int, lag_max_ms: int) -> None:
+    remembered = Machine.remembered | {Assignment, BatchInfo, Diverging, Fetched, FetchPosition}
+
+    def __init__(
+        self, me: int, log: LogState, *, min_insync_replicas: int, lag_max_ms: int, name: str = "replica"
+    ) -> None:
+        """`name`: the topic-partition, for people."""
+        super().__init__(f"{name} on broker {me}")
         self.me = me
         self.role = Role.OFFLINE
         self.assignment = Assignment(leader=-1, leader_epoch=-1, partition_epoch=-1, replicas=(), isr=())
@@ -109,6 +132,46 @@ class Replica:
         self.producers = log.producers
         self.producers.committed(self.high_watermark)
 
+    # ---- invariants --------------------------------------------------------------------------------------------
+
+    def check(self) -> Standing:
+        start, high, end = self.log_start_offset, self.high_watermark, self.log_end_offset
+        invariant(0 <= start <= high <= end, "log start %d, high watermark %d, log end %d", start, high, end)
+        leadership, assignment, role = self.leadership, self.assignment, self.role
+        invariant((leadership is not None) == (role is Role.LEADER), "a leadership without the role, or the reverse")
+        history = self.epochs.entries
+        invariant(not history or history[-1].start_offset <= end, "an epoch begins past the log end %d", end)
+        if leadership is not None:
+            invariant(assignment.leader == self.me, "it leads what broker %d was given", assignment.leader)
+            invariant(self.epochs.latest_epoch == assignment.leader_epoch, "the log's newest epoch is another")
+            leadership.check(assignment, end)
+        else:
+            invariant(not len(self.pending), "appends wait for a replica that does not lead")
+        return Standing(role, assignment.leader_epoch, assignment.partition_epoch, start, high, end)
+
+    def check_step(self, name: str, before: Standing, after: Standing) -> bool:
+        """What never falls, or ends for good. It moved where it has another role, epoch or log start."""
+        if before == after:
+            return False
+        invariant(after.leader_epoch >= before.leader_epoch, "the leader epoch falls from %d", before.leader_epoch)
+        risen = after.partition_epoch >= before.partition_epoch
+        invariant(risen, "the partition epoch falls from %d", before.partition_epoch)
+        revived = before.role is Role.STOPPED and after.role is not Role.STOPPED
+        invariant(not revived, "a stopped replica is revived")
+        if name != "restarted":
+            risen = after.high_watermark >= before.high_watermark
+            invariant(risen, "the high watermark falls from %d", before.high_watermark)
+            risen = after.log_start_offset >= before.log_start_offset
+            invariant(risen, "the log start falls from %d", before.log_start_offset)
+        return before[:4] != after[:4]
+
+    def describe_state(self) -> str:
+        return (
+            f"{self.role.value}, {self.assignment}, log start {self.log_start_offset}, high watermark "
+            f"{self.high_watermark}, log end {self.log_end_offset}, epochs {self.epochs.to_pairs()}, proposed ISR "
+            f"{self.proposed_isr}, followers {dict(self.followers)}, {len(self.pending)} appends wait"
+        )
+
     # ---- what a leader knows (of a replica that does not lead: nothing) -------------------------------------------
 
     @property
@@ -126,6 +189,7 @@ class Replica:
 
     # ---- assignments -------------------------------------------------------------------------------------------
 
+    @event
     def assign(self, assignment: Assignment, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
         """The controller's word. `broker_epochs`: every registered broker's current epoch. Older words are ignored."""
         current = self.assignment
@@ -158,6 +222,7 @@ class Replica:
         self.leadership = Leadership(self.me, self.assignment, self.log_end_offset, broker_epochs, now_ms)
         return self._set_epochs(self.epochs.assign(self.assignment.leader_epoch, self.log_end_offset))
 
+    @event
     def stop(self, error: SparkBrokerError) -> list[Effect]:
         """For good: the topic is deleted, the disk failed, or the broker leaves. No later assignment revives it."""
         self.role = Role.STOPPED
@@ -197,6 +262,7 @@ class Replica:
             raise NotLeaderOrFollowerError(f"broker {self.me} does not lead; broker {self.assignment.leader} does")
         return self.leadership
 
+    @event
     def prepare_append(
         self,
         leader_epoch: int,
@@ -231,6 +297,7 @@ class Replica:
                 f"the ISR has {len(self.assignment.isr)} of the {self.effective_min_isr} replicas that must be in sync"
             )
 
+    @event
     def transaction_confirmed(
         self, leader_epoch: int, producer_id: int, producer_epoch: int, asked_ms: int, valid_ms: int = CONFIRMATION_MS
     ) -> None:
@@ -244,6 +311,7 @@ class Replica:
         if not self.producers.is_fenced(producer_id, producer_epoch):
             self.leadership.confirm(producer_id, producer_epoch, asked_ms, valid_ms)
 
+    @event
     def prepare_marker(self, leader_epoch: int, producer_id: int, producer_epoch: int) -> AppendGrant | None:
         """Where the marker goes that ends the producer's transaction and begins this epoch; None: it is in the log.
 
@@ -256,6 +324,7 @@ class Replica:
         leadership.forget_confirmation(producer_id)
         return AppendGrant(self.log_end_offset, self.assignment.leader_epoch)
 
+    @event
     def appended(self, batch: BatchInfo, now_ms: int) -> list[Effect]:
         """The shell has written the batch that `prepare_append` granted."""
         del now_ms
@@ -264,6 +333,7 @@ class Replica:
         self._remember(batch)
         return self._advance_high_watermark()
 
+    @event
     def await_commit(self, token: object, base_offset: int, next_offset: int, deadline_ms: int) -> list[Effect]:
         """acks=all for a batch that is in the log, new or a retry: acknowledge when it is committed."""
         if next_offset <= self.high_watermark:
@@ -277,6 +347,7 @@ class Replica:
 
     # ---- the leader: followers and the ISR ---------------------------------------------------------------------
 
+    @event
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int], now_ms: int
     ) -> tuple[Diverging | None, list[Effect]]:
@@ -313,6 +384,7 @@ class Replica:
         # Producers hear first: there may be hundreds of consumers to wake, who then compete for the broker's time.
         return [*(Acknowledge(a.token, a.base_offset) for a in committed), HighWatermarkAdvanced(offset)]
 
+    @event
     def tick(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
         """Time passes: slow followers leave the ISR, appends that waited too long fail."""
         expired: list[Effect] = [
@@ -324,6 +396,7 @@ class Replica:
         lag = (self.high_watermark, self.log_end_offset, now_ms, self.lag_max_ms)
         return [*expired, *self.leadership.shrink(broker_epochs, *lag)]
 
+    @event
     def isr_refused(self, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
         """The controller's answer to the proposal that was made at these epochs is an error.
 
@@ -351,6 +424,7 @@ class Replica:
         same_epoch = answer.leader_epoch == self.assignment.leader_epoch
         return self.role is Role.FOLLOWER and same_epoch and answer.position == self.fetch_position()
 
+    @event
     def fetched(self, answer: Fetched) -> list[Effect]:
         """The leader's answer. Batches that follow our log end are then written by the shell (`follower_appended`)."""
         if not self.awaits(answer):
@@ -376,6 +450,7 @@ class Replica:
         ours = f"our log ends at {self.log_end_offset} in epoch {self.epochs.epoch_at(self.log_end_offset - 1)}"
         return self.truncate_to(offset, f"{leader}, has epoch {diverging.epoch} up to {diverging.end_offset}; {ours}")
 
+    @event
     def truncate_to(self, offset: int, reason: str = "") -> list[Effect]:
         """Cut the log at `offset`. Until the shell has (`truncated`) nothing changes here: a full disk may refuse.
 
@@ -387,6 +462,7 @@ class Replica:
             return self._set_epochs(history)
         return [*self._save_epochs(history), TruncateLog(offset, reason)]
 
+    @event
     def truncated(self, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
         """The shell has cut the log, and rebuilt the producers from it.
 
@@ -398,6 +474,7 @@ class Replica:
         self.log_end_offset = log_end_offset
         return self._set_epochs(self.epochs.truncate_to(log_end_offset))
 
+    @event
     def follower_appended(self, batches: Sequence[BatchInfo], leader_high_watermark: int) -> list[Effect]:
         """The shell has written these batches of the leader's, unchanged."""
         invariant(self.role is Role.FOLLOWER, "only a follower copies")
@@ -410,6 +487,7 @@ class Replica:
             self._remember(batch)
         return [*self._set_epochs(history), *self._raise_high_watermark(leader_high_watermark)]
 
+    @event
     def restarted(self, log: LogState) -> None:
         """The log was dropped and begins anew at the leader's log start, the only thing known to be committed.
 
@@ -455,6 +533,7 @@ class Replica:
             raise OffsetNotAvailableError("the new leader does not know yet what is committed")
         return self.last_stable_offset if read_committed else self.high_watermark
 
+    @event
     def advance_log_start(self, offset: int) -> list[Effect]:
         """`offset` is the beginning of a batch. KAFKA-9491: the high watermark is never below the log start.
 
@@ -473,10 +552,12 @@ class Replica:
         self.epochs = self.epochs.start_at(offset)
         return [AdvanceLogStart(offset), *raised]
 
+    @event
     def expire_producers(self, before_ms: int) -> list[int]:
         """Forget idle producers: those whose last append has an append time (UTC ms) before this."""
         return self.producers.expire(before_ms)
 
+    @event
     def configure(self, min_insync_replicas: int) -> list[Effect]:
         """The topic's min.insync.replicas changed."""
         self.min_insync_replicas = min_insync_replicas

@@ -26,8 +26,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_broker.core import transaction_groups, transaction_producers
+from spark_broker.core.machine import Machine, event
 from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, ProducerIdPool, Resources
 from spark_broker.core.transaction_records import (
     AnyChange,
@@ -44,7 +46,6 @@ from spark_broker.errors import (
     InvalidProducerIdMappingError,
     InvalidRequestError,
     InvalidTxnStateError,
-    InvariantError,
     NotLeaderOrFollowerError,
     RequestTimedOutError,
     SparkBrokerError,
@@ -168,14 +169,28 @@ class _HeldDecision:
     transactional_id: str
 
 
-class TransactionShard:
+class Standing(NamedTuple):
+    """Where a shard stands between two events: what it has appended, and what of that is committed."""
+
+    appended: int
+    committed: int
+    ids: int
+
+    def __str__(self) -> str:
+        return f"{self.appended} appended, {self.committed} committed, {self.ids} ids"
+
+
+class TransactionShard(Machine[Standing]):
     """The shell calls one method at a time, carries out its effects in order, and drops the shard with its leadership.
 
     Positions count appends. Invariants: committed <= appended; `_held` is in order of positions, all past `committed`;
     an id has targets in `_unmarked` only while it is PREPARED, and its decision is committed then.
     """
 
-    def __init__(self, resources: Resources, *, id_expiration_ms: int = -1) -> None:
+    remembered = Machine.remembered | {MarkerTarget, InitTransactions, AddPartitionToTransaction, EndTransaction}
+
+    def __init__(self, resources: Resources, *, id_expiration_ms: int = -1, name: str = "a shard") -> None:
+        super().__init__(f"coordinator of {name}")
         self._resources = resources
         self._id_expiration_ms = id_expiration_ms
         self._forgetting_due_ms = 0
@@ -189,12 +204,34 @@ class TransactionShard:
         self._to_end: dict[str, None] = {}  # every marker is committed; Ended could not be appended yet
         self._open: dict[str, None] = {}  # Ongoing: what may time out
 
+    # ---- invariants --------------------------------------------------------------------------------------------
+
+    def check(self) -> Standing:
+        appended, committed, held = self.appended_count, self.committed_count, self._held
+        invariant(0 <= committed <= appended, "%d of %d appends are committed", committed, appended)
+        if held:
+            first, last = held[0].position, held[-1].position
+            invariant(committed < first <= last <= appended, "answers are held for appends %d to %d", first, last)
+        return Standing(appended, committed, len(self.transactions))
+
+    def check_step(self, name: str, before: Standing, after: Standing) -> bool:
+        """What is appended and committed never falls. It moved where something was committed."""
+        risen = after.appended >= before.appended and after.committed >= before.committed
+        invariant(risen, "%s takes the shard back from %s to %s", name, before, after)
+        return after.committed > before.committed
+
+    def describe_state(self) -> str:
+        standing = Standing(self.appended_count, self.committed_count, len(self.transactions))
+        unmarked, to_end = sorted(self._unmarked)[:10], list(self._to_end)[:10]
+        return f"{standing}; {len(self._held)} held; markers are missing of {unmarked}; to be ended: {to_end}"
+
     # ---- the log -----------------------------------------------------------------------------------------------
 
     def replay(self, record: TransactionRecord) -> None:
         """A committed record, while the shard is loaded. Raises CorruptMessageError."""
         self._apply(record.transactional_id, record.change)
 
+    @event
     def loaded(self, now_ms: int) -> list[Effect]:
         """Every record is replayed: go on with what the last leader had decided. Time-outs begin anew."""
         effects: list[Effect] = []
@@ -225,18 +262,18 @@ class TransactionShard:
 
     # ---- requests ----------------------------------------------------------------------------------------------
 
+    @event
     def request(self, token: object, request: CoordinatorRequest, deadline_ms: int, now_ms: int) -> list[Effect]:
         """Decide; the answer comes as an effect, now or later."""
         return self.decide(Waiting(token, request, deadline_ms), now_ms)
 
+    @event
     def decide(self, waiting: Waiting, now_ms: int) -> list[Effect]:
         """A new request, or one that has waited for the end of what was before it."""
         request = waiting.request
         try:
             transactional_id = transactional_id_of(request)
             decision = self._decision(transactional_id, request)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             return self._answer(waiting, error)
         found = self.transactions.get(transactional_id)
@@ -290,6 +327,7 @@ class TransactionShard:
 
     # ---- appends -----------------------------------------------------------------------------------------------
 
+    @event
     def appended(self, append: AppendRecords, now_ms: int) -> list[Effect]:
         """The records are at the end of the log. Appends are counted; `committed` names the count."""
         self.appended_count += 1
@@ -312,6 +350,7 @@ class TransactionShard:
         """A part of a snapshot is at the end of the log: it is counted like other appends."""
         self.appended_count += 1
 
+    @event
     def append_refused(self, append: AppendRecords, error: SparkBrokerError) -> list[Effect]:
         """Nothing was stored, so nothing has happened. What nobody asked for is tried again by `tick`."""
         if append.waiting is None:
@@ -319,6 +358,7 @@ class TransactionShard:
         refused = CoordinatorNotAvailableError(f"the transaction's record was refused: {error.message}")
         return self._answer(append.waiting, refused)
 
+    @event
     def committed(self, count: int) -> list[Effect]:
         """The first `count` appends are committed."""
         invariant(self.committed_count <= count <= self.appended_count, "commits of what was not appended")
@@ -337,12 +377,14 @@ class TransactionShard:
     # ---- markers -----------------------------------------------------------------------------------------------
 
     def _mark(self, transactional_id: str) -> list[Effect]:
+        invariant(transactional_id in self.transactions, "a decision about the unknown id %s", transactional_id)
         targets = self.transactions[transactional_id].markers()
         if not targets:
             return self._end(transactional_id)
         self._unmarked[transactional_id] = set(targets)
         return [WriteMarkers(tuple(targets))]
 
+    @event
     def marked(self, target: MarkerTarget) -> list[Effect]:
         """The marker is committed, or its topic is gone. Repetitions change nothing."""
         unmarked = self._unmarked.get(target.transactional_id)
@@ -360,6 +402,7 @@ class TransactionShard:
 
     # ---- time --------------------------------------------------------------------------------------------------
 
+    @event
     def tick(self, now_ms: int) -> list[Effect]:
         """Time passes: idle transactions are aborted, ends that could not be appended are, late requests refused."""
         effects: list[Effect] = [AppendRecords(one, (Ended(),), None, None) for one in self._to_end]
@@ -402,6 +445,7 @@ class TransactionShard:
             }
         return [AnswerRequest(token, RequestTimedOutError("the transaction has not ended in time")) for token in late]
 
+    @event
     def dropped(self) -> list[AnswerRequest]:
         """The leadership is over: whoever waits asks the next leader."""
         moved = NotLeaderOrFollowerError("the coordinator moved before it could answer")

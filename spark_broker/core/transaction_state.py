@@ -17,7 +17,7 @@ from spark_broker.core.transaction_records import (
     Restored,
     WriterJoined,
 )
-from spark_broker.errors import invariant
+from spark_broker.errors import InvariantError, invariant
 
 NO_PRODUCER = -1
 
@@ -118,6 +118,24 @@ class Transactions:
 
     def apply(self, change: AnyChange) -> None:
         """A record, in the order of the log."""
+        try:
+            self._apply(change)
+            self.check()
+        except InvariantError as error:
+            error.concerning(f"transactional id {self.transactional_id!r}", str(self), [str(change)])
+            raise
+
+    def check(self) -> None:
+        """Raises InvariantError where an invariant does not hold."""
+        empty, prepared = self.state is State.EMPTY, self.state in PREPARED
+        invariant(not (empty and self.writers), "writers outside of a transaction")
+        invariant(self.winners <= self.writers.keys(), "a winner that has not joined")
+        invariant(not self.winners or self.committing, "winners of what is not being committed")
+        invariant(self.next_identity == NOBODY or (prepared and not self.grouped), "a next identity before its time")
+        ahead = empty or not self.grouped or self.version > self.last_committed
+        invariant(ahead, "version %d is open, %d is committed", self.version, self.last_committed)
+
+    def _apply(self, change: AnyChange) -> None:
         match change:
             case Restored():
                 self._restore(change)
@@ -143,7 +161,7 @@ class Transactions:
             case Ended():
                 self._end()
             case _:
-                invariant(False, f"{type(change).__name__} is no change of an id")
+                raise InvariantError(f"{type(change).__name__} is no change of an id")
 
     def _restore(self, change: Restored) -> None:
         self.grouped = change.grouped
@@ -167,6 +185,9 @@ class Transactions:
             self.state = State.ONGOING
             self.writers[self.identity.producer_id] = Writer(self.identity.producer_epoch)
         invariant(self.state is State.ONGOING, "a partition added outside of a transaction")
+        invariant(
+            change.producer_id in self.writers, "a partition added by producer %d, not a writer", change.producer_id
+        )
         self.writers[change.producer_id].partitions[change.topic_id, change.partition] = None
 
     def _prepare(self, change: Ending) -> None:
@@ -174,7 +195,6 @@ class Transactions:
         invariant(not self.grouped or self.state is State.ONGOING, "a decision about nothing")
         self.state = State.PREPARE_COMMIT if change.committed else State.PREPARE_ABORT
         self.winners = frozenset(change.winners)
-        invariant(self.winners <= self.writers.keys(), "a winner that has not joined")
         if not self.grouped:
             self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
 

@@ -36,7 +36,6 @@ from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.metadata_store import open_store
 from spark_broker.errors import (
     InvalidRequestError,
-    InvariantError,
     MetadataStoreError,
     SparkBrokerError,
     StaleControllerEpochError,
@@ -163,7 +162,7 @@ class ControllerProcess:
 
     def fail(self, error: BaseException) -> NoReturn:
         """Deposed, no metadata store, or a bug: nothing that this process still says may count."""
-        is_bug = isinstance(error, InvariantError) or not isinstance(error, SparkBrokerError)
+        is_bug = not isinstance(error, SparkBrokerError)
         if is_bug:
             logger.critical("the controller ends on a bug: %s", error, exc_info=error)
         else:

@@ -211,7 +211,7 @@ class PartitionLog:
             # A replica that starts at the leader's log start may get the batch that this offset lies within.
             first = number == 0 and not self._segments and header.base_offset <= expected < header.next_offset
             follows = first or header.base_offset == expected
-            invariant(follows, f"a batch at {header.base_offset} in a log that ends at {expected}")
+            invariant(follows, "a batch at %d in a log that ends at %d", header.base_offset, expected)
             invariant(header.length == len(message), "a header's length is its message's")
             invariant(header.max_timestamp_us >= latest_us, "the maximum timestamp of a partition never falls")
             expected, latest_us = header.next_offset, header.max_timestamp_us

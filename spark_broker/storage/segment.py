@@ -287,7 +287,7 @@ class Segment:
         self._arrow_file = self._index_file = None
 
     def _writable(self) -> tuple[EntryIndex, int, int]:
-        invariant(not self.sealed, f"segment {self.base_offset} is sealed")
+        invariant(not self.sealed, "segment %d is sealed", self.base_offset)
         if self._index is None or self._arrow_file is None or self._index_file is None:
             raise KafkaStorageError(f"segment {self.arrow_path} is closed")
         return self._index, self._arrow_file.fd, self._index_file.fd

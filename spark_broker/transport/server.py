@@ -19,7 +19,6 @@ import pyarrow.flight as flight
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import (
     InvalidRequestError,
-    InvariantError,
     NetworkError,
     SparkBrokerError,
     UnknownServerError,
@@ -211,8 +210,6 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             _check_size(action.body.size, self._max_request_bytes)
             return self._calls(wire.decode_request(memoryview(action.body)))
         except SparkBrokerError as error:
-            if isinstance(error, InvariantError):
-                self._on_bug(error)
             return wire.error_response(error)
         except Exception as error:
             logger.exception("a call failed")
@@ -229,8 +226,6 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         except NetworkError:
             return
         except SparkBrokerError as error:
-            if isinstance(error, InvariantError):
-                self._on_bug(error)
             _send_last(stream, error)
         except Exception as error:
             logger.exception("a stream failed")

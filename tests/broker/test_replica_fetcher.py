@@ -10,7 +10,7 @@ from spark_broker.broker.clock import SystemClock
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_fetcher import BACK_OFF_MS, TRANSITIONS, FetcherEvent, FetcherState, ReplicaFetcher
-from spark_broker.errors import InvariantError, NetworkError, NotLeaderOrFollowerError, SparkBrokerError
+from spark_broker.errors import NetworkError, NotLeaderOrFollowerError, SparkBrokerError
 
 KEY: PartitionKey = ("t", 0)
 PARTITIONS = {KEY: cast("Partition", object())}
@@ -96,11 +96,6 @@ def test_the_end_of_an_earlier_session_is_nothing_to_the_one_after_it(fetcher: R
     session = session_of(fetcher)
     fetcher.failed(earlier, NetworkError("the stream is closed"))
     assert fetcher.session is session
-
-
-def test_a_bug_of_our_own_is_nothing_to_try_again(fetcher: ReplicaFetcher) -> None:
-    with pytest.raises(InvariantError):
-        fetcher.failed(session_of(fetcher), InvariantError("a gap in what the leader sent"))
 
 
 def test_a_fetcher_that_was_stopped_stays_so_whatever_the_metadata_says(fetcher: ReplicaFetcher) -> None:

@@ -260,8 +260,6 @@ class BrokerProcess(NetworkNode):
     def answer(self, request: object, reply: Reply) -> None:
         try:
             self._answer(request, reply)
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             reply(error)
 
@@ -310,8 +308,6 @@ class BrokerProcess(NetworkNode):
             if reason == STOPPED:
                 self.directory.mark_clean()
             self.directory.release()
-        except InvariantError:
-            raise
         except SparkBrokerError as error:
             # The process ends with this error instead: it leaves no marker.
             self.world.invariants.interrupted(self.machine)

@@ -12,7 +12,7 @@ from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.confirmation import CONFIRMATIONS_MAX, no_coordinator
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.partition import Partition
-from spark_broker.errors import InvariantError, NetworkError, SparkBrokerError
+from spark_broker.errors import NetworkError, SparkBrokerError
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, Message, StreamMessage
 from spark_broker.protocol.wire import Buffer
 from spark_broker.testing.simulation.network import End
@@ -150,8 +150,6 @@ def serve_fetches(process: BrokerProcess, end: End) -> None:
 def _run(server: AppendStream | FetchStream, end: End) -> None:
     try:
         server.run()
-    except InvariantError:
-        raise
     except NetworkError:
         return
     except SparkBrokerError as error:

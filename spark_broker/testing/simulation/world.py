@@ -119,7 +119,7 @@ class World:
             self.process_killed()
             return
         except InvariantError as error:
-            raise ViolationError("the code's own invariants", f"{scheduler.acting}: {error.message}") from error
+            raise ViolationError("the code's own invariants", f"{scheduler.acting}: {error}") from error
         except (ViolationError, KeyboardInterrupt):
             raise
         except Exception as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from spark_broker.core.replica import ACKS_ALL
-from spark_broker.errors import NotEnoughReplicasError, SparkBrokerError
+from spark_broker.errors import InvariantError, NotEnoughReplicasError, SparkBrokerError
 from tests.unit.core.checker import Checker, ViolationError, check_healed
 from tests.unit.core.clients import Client, rows_of
 from tests.unit.core.harness import LAG_MAX_MS, Answer, Cluster, Producer, Request
@@ -269,5 +269,5 @@ def run(seed: int, steps: int = 200, *, transactional: bool | None = None) -> No
     """Raises ViolationError when a rule is broken, and says with which seed."""
     try:
         Schedule(seed, transactional=transactional).run(steps)
-    except (ViolationError, SparkBrokerError, AssertionError) as error:
+    except (ViolationError, SparkBrokerError, InvariantError, AssertionError) as error:
         raise ViolationError(f"seed {seed}, {steps} steps: {error}") from error

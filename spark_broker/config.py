@@ -22,20 +22,25 @@ from spark_broker.errors import InvalidConfigError
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
-Check = Callable[[Any], str | None]
-"""A validator: None, or what is wrong with the value."""
+
+@dataclass(frozen=True)
+class Check:
+    """Which values of a setting are allowed, in words and as a predicate."""
+
+    allowed: str
+    accepts: Callable[[Any], bool]
 
 
 def at_least(low: int) -> Check:
-    return lambda value: None if value >= low else f"must be at least {low}"
+    return Check(f"at least {low}", lambda value: value >= low)
 
 
 def between(low: int, high: int) -> Check:
-    return lambda value: None if low <= value <= high else f"must be from {low} to {high}"
+    return Check(f"from {low} to {high}", lambda value: low <= value <= high)
 
 
 def one_of(*names: str) -> Check:
-    return lambda value: None if value in names else f"must be one of {', '.join(names)}"
+    return Check(f"one of {', '.join(name or '(empty)' for name in names)}", lambda value: value in names)
 
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
@@ -78,11 +83,10 @@ class Config:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            check = field.metadata.get("check")
-            problem = check(getattr(self, field.name)) if check else None
-            if problem:
+            check: Check | None = field.metadata.get("check")
+            if check is not None and not check.accepts(getattr(self, field.name)):
                 name = field.name.replace("_", ".")
-                raise InvalidConfigError(f"{name} = {to_text(getattr(self, field.name))!r}: {problem}")
+                raise InvalidConfigError(f"{name} = {to_text(getattr(self, field.name))!r}: must be {check.allowed}")
 
 
 def unknown_setting(name: str, known: Mapping[str, object] | list[str], what: str = "setting") -> str:
@@ -617,13 +621,16 @@ def reference_markdown() -> str:
             "",
             (cls.__doc__ or "").strip(),
             "",
-            "| Setting | Type | Default | Meaning |",
-            "|---|---|---|---|",
+            "| Setting | Type | Default | Allowed | Meaning |",
+            "|---|---|---|---|---|",
         ]
         for field in dataclasses.fields(cls):
             kind = _KIND_NAMES[type(field.default)]
             default = f"`{to_text(field.default)}`" if to_text(field.default) else "(empty)"
-            lines.append(f"| `{field.name.replace('_', '.')}` | {kind} | {default} | {field.metadata['doc']} |")
+            check: Check | None = field.metadata.get("check")
+            allowed = "" if check is None else check.allowed
+            name = field.name.replace("_", ".")
+            lines.append(f"| `{name}` | {kind} | {default} | {allowed} | {field.metadata['doc']} |")
     return "\n".join(lines) + "\n"
 
 

@@ -193,7 +193,7 @@ def test_every_test_says_what_it_proves() -> None:
 
 
 def test_every_file_of_tests_is_found_by_pytest() -> None:
-    """A `something_test.py` or a test in a helper would never run."""
+    """A file that ends in `_test` or a test in a helper would never run."""
     stray = [
         f"{p.relative_to(ROOT)}: {node.name}"
         for p in python_files("tests")

@@ -167,7 +167,7 @@ class Membership:
         self.state = TRANSITIONS[self.state, event]
 
     def _accept(self, message: StreamMessage) -> None:
-        """The first message of a session. KNOWN_BUGS 18: what an older driver still says is refused."""
+        """The first message of a session. Known bug 18: what an older driver still says is refused."""
         if not isinstance(message, Registered):
             raise NetworkError(f"the controller answered a registration with {type(message).__name__}")
         if message.controller_epoch < self._controller_epoch:

@@ -116,7 +116,7 @@ class OffsetsShard:
 
     def write_snapshot(self, every: int) -> None:
         """Until compaction exists: where there are `every` records since the last snapshot, write all live offsets at
-        the log's end; once they are committed, drop what is older (DESIGN 6). Raises typed errors."""
+        the log's end; once they are committed, drop what is older. Raises typed errors."""
         snapshot = self._snapshot
         if snapshot is None:
             self._begin_snapshot(every)

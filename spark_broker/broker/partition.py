@@ -406,7 +406,7 @@ class Partition:
         self._carry_out(self.replica.follower_appended([batch_info(f.header) for f in frames], leader_high_watermark))
 
     def restart(self, leader_epoch: int, answer: ReplicaStateAnswer) -> None:
-        """Begin anew at the leader's log start with the leader's epoch history and producers (DESIGN 5)."""
+        """Begin anew at the leader's log start with the leader's epoch history and producers."""
         with self._lock:
             if self.replica.role is not Role.FOLLOWER or leader_epoch != self.replica.assignment.leader_epoch:
                 return

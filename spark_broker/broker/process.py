@@ -197,7 +197,7 @@ class Broker:
         logger.info("registered as broker %s, epoch %s", registered.broker_id, registered.broker_epoch)
 
     def _on_storage_failure(self, key: PartitionKey | None, error: SparkBrokerError) -> None:
-        """KNOWN_BUGS 27: an I/O error stops the broker; its replicas elsewhere take over."""
+        """Known bug 27: an I/O error stops the broker; its replicas elsewhere take over."""
         topic = None if key is None else self._manager.image.topics.get(key[0])
         name = self._directory.path if key is None or topic is None else f"{topic.name}-{key[1]}"
         logger.error("the disk failed for %s, and this broker ends: %s", name, error)

@@ -275,7 +275,7 @@ class ReplicaManager:
             self.room.refused,
         )
 
-    # ---- damage (KNOWN_BUGS 28) --------------------------------------------------------------------------------
+    # ---- damage (known bug 28) --------------------------------------------------------------------------------
     #
     # A damaged replica stops at once, is set aside, and named by heartbeats. Nothing comes in its place before the
     # controller has taken it out of ISR and ELR; then an empty one follows whoever leads, and may be let in again.
@@ -318,7 +318,7 @@ class ReplicaManager:
                 self._update_fetchers()
 
     def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
-        """An I/O error ends the broker (KNOWN_BUGS 27): one that went on would be elected for what it cannot serve."""
+        """An I/O error ends the broker (known bug 27): one that went on would be elected for what it cannot serve."""
         topic = self._topics.get(key[0])
         logger.error("%s-%d is offline: %s", topic.name if topic else key[0], key[1], error)
         self._offline = {**self._offline, key: error}
@@ -382,7 +382,7 @@ class ReplicaManager:
         self._directory.check()
 
     def storage_failed(self, error: SparkBrokerError) -> None:
-        """The broker's own files fail: it ends (KNOWN_BUGS 27)."""
+        """The broker's own files fail: it ends (known bug 27)."""
         self._outward.on_storage_failure(None, error)
 
     def save_high_watermarks(self) -> None:

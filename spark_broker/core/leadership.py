@@ -104,7 +104,7 @@ class Leadership:
         return min(ends)
 
     def grow(self, follower: int, live: Mapping[int, int], high_watermark: int) -> list[ProposeIsr]:
-        """A follower joins past both the high watermark and the start of the leader's epoch (KNOWN_BUGS 11).
+        """A follower joins past both the high watermark and the start of the leader's epoch (known bug 11).
 
         Not one without room for what comes next: it would leave again, and come again, for as long as nothing moves.
         """

@@ -184,7 +184,7 @@ def _cut_unfinished(fs: FileSystem, directory: Path, base_offset: int, count: in
 
 
 def _write_again(fs: FileSystem, directory: Path, base_offset: int, index: EntryIndex, recovery_point: int) -> None:
-    """Write what is not synced once more, as it is (KNOWN_BUGS 27).
+    """Write what is not synced once more, as it is (known bug 27).
 
     The process may have died of a failed fsync. The kernel then takes those pages for written: the next fsync would
     write nothing, and succeed, and what it says is synced would go with the machine.

@@ -1,4 +1,4 @@
-"""Damage at run time: nothing damaged is served, the replica is set aside and fetched again (KNOWN_BUGS 28)."""
+"""Damage at run time: nothing damaged is served, the replica is set aside and fetched again (known bug 28)."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def send_all(queue: PartitionQueue) -> list[OutgoingBatch]:
 
 
 def test_a_batch_that_failed_is_never_more_than_five_numbers_behind_the_newest() -> None:
-    """KNOWN_BUGS 22, simulator seed 105662: a partition remembers five batches of a producer.
+    """Known bug 22, simulator seed 105662: a partition remembers five batches of a producer.
 
     The first four time out at the leader, and the fifth, which has a later deadline, is acknowledged. A sixth that was
     sent together with the four would push the first out of what is remembered, and its retry would get no offset.

@@ -1,4 +1,4 @@
-"""Known bugs, put back into production code: each is a patch that the simulator has to find (KNOWN_BUGS.md).
+"""Known bugs, put back into production code: each is a patch that the simulator has to find (docs/known-bugs.md).
 
 Some have no face here, and `tests/unit/core` looks after them. An epoch that was left past the log end in the file (3)
 is dropped by `ReplicaLog` when it opens, whatever the replica forgot to save. A follower that judges sequence numbers

@@ -1,4 +1,4 @@
-"""KNOWN_BUGS 17 and 32, put back into production code: commits that say too much, and commits that are forgotten.
+"""Known bugs 17 and 32, put back into production code: commits that say too much, and commits that are forgotten.
 
 A log that is shortened before its snapshot is committed is not here: followers hear of the new log start with the very
 answer that brings them the snapshot, so a leader that has the one has the other. Nor is an older leader that judges a

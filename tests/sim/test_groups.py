@@ -136,7 +136,7 @@ def test_a_successor_resumes_at_another_coordinator() -> None:
 
 
 def test_a_successor_is_told_that_what_its_group_has_read_is_gone() -> None:
-    """KNOWN_BUGS 17: the last member was gone before it could meet the next leader, whose log is another one."""
+    """Known bug 17: the last member was gone before it could meet the next leader, whose log is another one."""
     scene = Scene()
     world, key = scene.world, scene.key()
     run_until(world, lambda: scene.committed() > 5)

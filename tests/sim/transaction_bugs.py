@@ -1,4 +1,4 @@
-"""Known bugs of transactions, put back into production code: KNOWN_BUGS 19 to 24, and what a coordinator can do wrong.
+"""Known bugs of transactions, put back into production code: known bugs 19 to 24, and what a coordinator can do wrong.
 
 `forget_confirmation` (core.leadership) is not here: without it, the epoch that a marker begins refuses a late batch all
 the same. It matters only where that epoch has expired, which takes longer than a coordinator's word is good for.

@@ -1,4 +1,4 @@
-"""KNOWN_BUGS 16, put back into production code: elections that lose records unasked, readers who are not told."""
+"""Known bug 16, put back into production code: elections that lose records unasked, readers who are not told."""
 
 from __future__ import annotations
 

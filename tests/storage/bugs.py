@@ -1,6 +1,6 @@
-"""Known bugs of storage, put back into production code: each is a patch that the torture has to find (KNOWN_BUGS.md).
+"""Known bugs of storage, put back into production code: a patch each, which the torture must find (docs/known-bugs.md).
 
-The numbers are KNOWN_BUGS's; those without one were found here, by this torture, when it was made.
+The numbers are those of docs/known-bugs.md; those without one were found here, by this torture, when it was made.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class StorageBug:
-    """`number`: of KNOWN_BUGS, empty for one that was found here. `quick`: found within a second or so."""
+    """`number`: of docs/known-bugs.md, empty for one that was found here. `quick`: found within a second or so."""
 
     number: str
     name: str

@@ -1,4 +1,4 @@
-"""KNOWN_BUGS 27: after a failed fsync, what later counts as synced really is, also for the process that comes next."""
+"""Known bug 27: after a failed fsync, what later counts as synced really is, also for the process that comes next."""
 
 from __future__ import annotations
 

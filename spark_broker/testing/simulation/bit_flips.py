@@ -1,4 +1,4 @@
-"""Bit flips: files of a replica rot while its broker runs, on a minority of each partition's replicas (KNOWN_BUGS 28).
+"""Bit flips: files of a replica rot while its broker runs, on a minority of each partition's replicas (known bug 28).
 
 Nothing rotten is served or cleaned up, and in the end all replicas agree. Damage of the only complete replica is beyond
 the promise, so a bit flips only where another intact one is in sync, and where no record is ever committed by fewer

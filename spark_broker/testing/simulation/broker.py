@@ -292,7 +292,7 @@ class BrokerProcess(NetworkNode):
         self.world.scheduler.after(0, self, "failed", lambda: self._end("failed"))
 
     def _on_storage_failure(self, key: PartitionKey | None, error: SparkBrokerError) -> None:
-        """KNOWN_BUGS 27: an I/O error stops the broker; its replicas elsewhere take over."""
+        """Known bug 27: an I/O error stops the broker; its replicas elsewhere take over."""
         del key
         self.lease.drop()
         self._on_failure(error)

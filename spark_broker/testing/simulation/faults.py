@@ -152,7 +152,7 @@ class Faults:
             self._world.scheduler.resume(process)
 
     def _lose_machine(self) -> str:
-        """Only while another intact replica holds what this machine may lose: more is beyond the promise (DESIGN 3)."""
+        """Only while another intact replica holds what this machine may lose: more is beyond the promise."""
         machine = self._rng.choice(self._world.machines)
         if not machine.powered or not self._may_lose(machine):
             return ""
@@ -255,7 +255,7 @@ class Faults:
         return f"nothing gets from {source} to {target} for {self._heal_later():.0f} ms"
 
     def _cut_from_controller(self) -> str:
-        """KNOWN_BUGS 9: the leader goes on serving, fenced or not, and does not hear what was decided."""
+        """Known bug 9: the leader goes on serving, fenced or not, and does not hear what was decided."""
         machine = self._leader() if self._rng.random() < 0.7 else self._rng.choice(self._world.machines)
         if machine is None:
             return ""
@@ -310,7 +310,7 @@ class Faults:
         return f"the next {kind} on {machine} fails"
 
     def _failed_sync_lost_power(self) -> str:
-        """KNOWN_BUGS 27: what a failed fsync was to save is lost with the power, whatever the next fsync says."""
+        """Known bug 27: what a failed fsync was to save is lost with the power, whatever the next fsync says."""
         machine = self._any_running()
         if machine is None:
             return ""
@@ -373,7 +373,7 @@ class Faults:
     def proposal_delay_ms(self, key: Key, proposal: ProposeIsr) -> float:
         """How long an ISR proposal waits in its broker.
 
-        KNOWN_BUGS 9: the follower that it lets in comes back meanwhile, with less than it had.
+        known bug 9: the follower that it lets in comes back meanwhile, with less than it had.
         """
         world = self._world
         state = world.invariants.image.partition(*key)

@@ -14,7 +14,7 @@ SHARE = 0.12
 """Of the schedules."""
 
 SHARE_OF_UNCLEAN = 0.5
-"""Of those with unclean elections: that is where a committed offset needs its leader epoch (KNOWN_BUGS 17)."""
+"""Of those with unclean elections: that is where a committed offset needs its leader epoch (known bug 17)."""
 
 LEFT_OUT = frozenset({"delete records"})
 """A group that is moved on by deleted records has committed past what nobody was handed out, by design; and the log of

@@ -1,4 +1,4 @@
-"""What must hold after every event. Each rule is a function that names the bug it stands guard against (KNOWN_BUGS).
+"""What must hold after every event. Each rule is a function that names its bug (docs/known-bugs.md).
 
 Cheap because it is incremental: only the process to which the event happened is looked at, and of it only replicas
 whose offsets, role or epoch changed.
@@ -129,7 +129,7 @@ class Invariants:
                 self._check_joined(key, before, image)
 
     def _note_unclean(self, key: Key, before: PartitionState | None, state: PartitionState) -> None:
-        """KNOWN_BUGS 16: where it was asked for, an election may lose records; elsewhere the winner has all of them."""
+        """Known bug 16: where it was asked for, an election may lose records; elsewhere the winner has all of them."""
         unclean = self._world.unclean
         if unclean.allowed and before is not None and unclean.is_unclean(before, state):
             unclean.elected(key, TopicPartition(self.image.topics[key[0]].name, key[1]))
@@ -137,7 +137,7 @@ class Invariants:
             self._shown.pop(key, None)
 
     def _check_joined(self, key: Key, before: MetadataImage, image: MetadataImage) -> None:
-        """KNOWN_BUGS 7: a fenced replica never rejoins the ISR by itself."""
+        """Known bug 7: a fenced replica never rejoins the ISR by itself."""
         was, state = before.partition(*key), image.partition(*key)
         if was is None or state is None or state.leader_epoch != was.leader_epoch:
             return  # who was elected meanwhile did not join by itself, and may be fenced again in the same commit
@@ -148,7 +148,7 @@ class Invariants:
     # ---- metadata ----------------------------------------------------------------------------------------------
 
     def _check_controller_epoch(self, before: MetadataImage, image: MetadataImage) -> None:
-        """KNOWN_BUGS 18: the controller epoch and the metadata log only grow."""
+        """Known bug 18: the controller epoch and the metadata log only grow."""
         if image.controller_epoch < before.controller_epoch or image.next_offset <= before.next_offset:
             raise ViolationError(
                 "metadata grows",
@@ -157,7 +157,7 @@ class Invariants:
             )
 
     def _check_prefix(self, process: BrokerProcess, image: MetadataImage) -> None:
-        """KNOWN_BUGS 18: a broker's metadata is a prefix of the controller's."""
+        """Known bug 18: a broker's metadata is a prefix of the controller's."""
         known = self._images.get(image.next_offset)
         if image.next_offset and image is not known and image != known:
             raise ViolationError(
@@ -165,9 +165,9 @@ class Invariants:
             )
 
     def _check_damage(self, process: BrokerProcess) -> None:
-        """KNOWN_BUGS 26, 27: what a crash leaves is no damage, and what was synced is not lost: a replica is intact.
+        """Known bugs 26, 27: what a crash leaves is no damage, and what was synced is not lost: a replica is intact.
 
-        KNOWN_BUGS 28: but for one that has rotted, which is then another replica, and not in sync.
+        known bug 28: but for one that has rotted, which is then another replica, and not in sync.
         """
         for key in self._world.bit_flips.look(process):
             if not self._world.bit_flips.was_damaged(process.machine, key):
@@ -204,14 +204,14 @@ class Invariants:
             raise ViolationError("epochs rise", f"{before} -> {state}", name)
 
     def _check_sets(self, name: str, state: PartitionState) -> None:
-        """KNOWN_BUGS 12: ISR and ELR never overlap; only an ISR member that is not damaged leads."""
+        """Known bug 12: ISR and ELR never overlap; only an ISR member that is not damaged leads."""
         if set(state.isr) & set(state.elr):
             raise ViolationError("ISR and ELR are disjoint", f"ISR {state.isr}, ELR {state.elr}", name)
         if state.leader != NO_LEADER and (state.leader not in state.isr or state.leader in state.damaged):
             raise ViolationError("the leader is in sync", f"leader {state.leader}, ISR {state.isr}", name)
 
     def _check_member(self, key: Key, broker_id: int, state: PartitionState) -> None:
-        """KNOWN_BUGS 1, 2, 9, 10, 11, 12: whoever may be elected has everything that was ever committed."""
+        """Known bugs 1, 2, 9, 10, 11, 12: whoever may be elected has everything that was ever committed."""
         committed = self.committed.get(key)
         machine = self._world.machine_of(broker_id)
         if committed is None or machine is None or machine.incomplete:
@@ -297,7 +297,7 @@ class Invariants:
         return shadow
 
     def _follow_log(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
-        """Bring the shadow up to date. KNOWN_BUGS 19 and 20 are looked at whenever the log became shorter."""
+        """Bring the shadow up to date. Known bugs 19 and 20 are looked at whenever the log became shorter."""
         replica = partition.replica
         if replica.log_start_offset > shadow.start_offset:
             shadow.begin_at(replica.log_start_offset)
@@ -325,13 +325,13 @@ class Invariants:
             )
 
     def _check_still_member(self, process: BrokerProcess, partition: Partition) -> None:
-        """KNOWN_BUGS 1, 9: an electable replica does not cut off what is committed, nor come back without it."""
+        """Known bugs 1, 9: an electable replica does not cut off what is committed, nor come back without it."""
         state = self.image.partition(*partition.key)
         if state is not None and process.machine.broker_id in (*state.isr, *state.elr):
             self._check_member(partition.key, process.machine.broker_id, state)
 
     def _check_producers(self, process: BrokerProcess, partition: Partition) -> None:
-        """KNOWN_BUGS 19, 20: after truncation and retention the producers' state is what the log says."""
+        """Known bugs 19, 20: after truncation and retention the producers' state is what the log says."""
         rebuilt = partition.log.rebuild_producers(partition.replica.high_watermark)
         if not same_producers(partition, rebuilt, expire=self._world.producers_expire):
             raise ViolationError(
@@ -339,7 +339,7 @@ class Invariants:
             )
 
     def _check_bounds(self, process: BrokerProcess, replica: Replica, name: str) -> None:
-        """KNOWN_BUGS 15: log start <= high watermark <= log end. 5: epochs begin at or before the log end."""
+        """Known bug 15: log start <= high watermark <= log end. 5: epochs begin at or before the log end."""
         if not replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset:
             raise ViolationError(
                 "offsets are in order",
@@ -369,7 +369,7 @@ class Invariants:
     def _commit(
         self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow, committed: CommittedLog
     ) -> None:
-        """KNOWN_BUGS 10: what is committed is at once on every member that may be elected."""
+        """Known bug 10: what is committed is at once on every member that may be elected."""
         first_new = len(committed.headers)
         committed.extend(shadow.headers, partition.replica.high_watermark, process.name)
         if self._world.transactional is not None:
@@ -386,7 +386,7 @@ class Invariants:
             self._check_member(partition.key, broker_id, state)
 
     def _conflict(self, process: BrokerProcess, committed: CommittedLog, different: object) -> None:
-        """KNOWN_BUGS 13: what is committed is the same everywhere, for ever."""
+        """Known bug 13: what is committed is the same everywhere, for ever."""
         raise ViolationError(
             "committed records never change",
             f"{process.name} takes {different} for committed; others have another batch there",
@@ -401,7 +401,7 @@ class Invariants:
             raise ViolationError("one leader an epoch", f"{first} and {process.name} lead in epoch {epoch}", name)
 
     def _check_latest_offset(self, key: Key, replica: Replica, name: str) -> None:
-        """KNOWN_BUGS 14, KIP-207: whoever goes from a leader to a newer one is never shown less."""
+        """Known bug 14, KIP-207: whoever goes from a leader to a newer one is never shown less."""
         epoch = replica.assignment.leader_epoch
         try:
             latest = replica.latest_offset(epoch)
@@ -420,7 +420,7 @@ class Invariants:
     def _check_acknowledged(
         self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int
     ) -> None:
-        """KNOWN_BUGS 8, 10, 22: committed (acks=all), at the offset that the client is told, in the epoch it named."""
+        """Known bugs 8, 10, 22: committed (acks=all), at the offset that the client is told, in the epoch it named."""
         key = (request.topic_id, request.partition)
         partition = process.manager.find(*key)
         committed = self.committed.get(key)

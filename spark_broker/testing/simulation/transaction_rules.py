@@ -89,7 +89,7 @@ class TransactionRules:
                 )
 
     def _batch(self, known: _Decided, header: BatchHeader) -> None:
-        """KNOWN_BUGS 24: a late batch never joins a newer transaction, and begins none that is over."""
+        """Known bug 24: a late batch never joins a newer transaction, and begins none that is over."""
         producer_id, epoch = header.producer_id, header.producer_epoch
         found = known.open.setdefault(producer_id, _Open(epoch, header.base_offset))
         found.batches.append(header.base_offset)
@@ -107,7 +107,7 @@ class TransactionRules:
             )
 
     def _marker(self, known: _Decided, header: BatchHeader) -> None:
-        """KNOWN_BUGS 24: a marker ends the transaction whose epoch is right before its own, and no newer one."""
+        """Known bug 24: a marker ends the transaction whose epoch is right before its own, and no newer one."""
         producer_id, committed = header.producer_id, not header.attributes & ABORT
         if producer_id in known.open:
             known.ended.append((known.open[producer_id].first_offset, header.base_offset))
@@ -148,7 +148,7 @@ class TransactionRules:
     # ---- replicas ------------------------------------------------------------------------------------------------
 
     def check_replica(self, process: BrokerProcess, partition: Partition) -> None:
-        """KNOWN_BUGS 24: nothing undecided lies below the last stable offset, and nothing decided holds it back."""
+        """Known bug 24: nothing undecided lies below the last stable offset, and nothing decided holds it back."""
         replica = partition.replica
         known = self._partitions.get(partition.key)
         if known is None:
@@ -184,7 +184,7 @@ class TransactionRules:
                 )
 
     def check_opened(self, process: BrokerProcess, partition: Partition, headers: list[BatchHeader]) -> None:
-        """KNOWN_BUGS 19: what a snapshot and the rest of the log give is what the whole log gives."""
+        """Known bug 19: what a snapshot and the rest of the log give is what the whole log gives."""
         if partition.replica.log_start_offset > 0:
             return
         rebuilt = ProducerStates()

@@ -1,4 +1,4 @@
-"""Unclean elections: a replica that may lack committed records is let lead, on purpose (KNOWN_BUGS 16, 17).
+"""Unclean elections: a replica that may lack committed records is let lead, on purpose (known bugs 16, 17).
 
 Such a partition may lose what was committed, so the rules that say otherwise end for it (`released`). What stays: its
 replicas agree in the end, and no reader goes on after records that are gone without having been told (KIP-320), which

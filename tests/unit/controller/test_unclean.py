@@ -88,7 +88,7 @@ def test_after_a_loss_of_all_machines_the_most_complete_replica_leads_once_all_a
 
 
 def test_a_last_replica_that_restarted_uncleanly_leads_only_if_no_other_has_more() -> None:
-    """KNOWN_BUGS 12 with min.insync.replicas=1, where nobody is eligible beside the last member."""
+    """Known bug 12 with min.insync.replicas=1, where nobody is eligible beside the last member."""
     cluster = three_brokers()
     lose(cluster, 1, 2, 0)
     reaches(cluster, 0, 0, 20)

@@ -66,7 +66,7 @@ class Checker:
 
     @staticmethod
     def _check_producers(node: Node, replica: Replica) -> None:
-        """KNOWN_BUGS 19. A replica that forgot idle ones knows less of them, and nothing else."""
+        """Known bug 19. A replica that forgot idle ones knows less of them, and nothing else."""
         rebuilt = node.log.expected_producers()
         if node.forgot:
             remembered = dict(rebuilt.entries())
@@ -112,7 +112,7 @@ class Checker:
         self.high_watermarks[key] = replica.high_watermark
 
     def _check_committed(self, node: Node, replica: Replica) -> None:
-        """KNOWN_BUGS 13: below the high watermark, everybody has the same batches, for ever."""
+        """Known bug 13: below the high watermark, everybody has the same batches, for ever."""
         for entry in node.log.entries:
             if entry.info.next_offset <= replica.high_watermark:
                 known = self.committed.setdefault(entry.base_offset, entry)

@@ -214,7 +214,7 @@ class Schedule:
                 self.cluster.controller.fence(broker)
 
     def lose_machine(self) -> None:
-        """Only while another broker holds what this one may be the last but one to have (DESIGN 3)."""
+        """Only while another broker holds what this one may be the last but one to have."""
         others = [b for b in self.cluster.controller.eligible if not self.cluster.nodes[b].data_lost]
         members = [b for b in self.cluster.controller.assignment.isr if b in self.cluster.running()]
         broker = self.rng.choice(members) if members and self.rng.random() < 0.7 else self._any_running()

@@ -37,7 +37,7 @@ def test_nothing_is_committed_below_the_minimum_and_who_left_keeps_everything() 
 
 
 def test_an_eligible_replica_leads_with_everything_that_was_acknowledged() -> None:
-    """KNOWN_BUGS 12: the last member of the ISR lost its tail with its machine."""
+    """Known bug 12: the last member of the ISR lost its tail with its machine."""
     cluster = below_the_minimum()
     checker = Checker()
     checker.check(cluster)

@@ -172,7 +172,7 @@ def diverged_logs(draw: st.DrawFn) -> tuple[Log, Log]:
 
 @given(diverged_logs())
 def test_whatever_the_shape_the_follower_ends_at_the_common_prefix(both: tuple[Log, Log]) -> None:
-    """KNOWN_BUGS 1 and 2: nothing that both have is cut, and nothing that differs stays."""
+    """Known bugs 1 and 2: nothing that both have is cut, and nothing that differs stays."""
     leader, follower = both
     result, rounds = reconciled(leader, follower, leader_epoch=20)
     assert result == follower[: common_prefix(leader, follower)]
@@ -180,7 +180,7 @@ def test_whatever_the_shape_the_follower_ends_at_the_common_prefix(both: tuple[L
 
 
 def test_the_cut_is_the_smaller_of_both_ends_of_the_epoch() -> None:
-    """KNOWN_BUGS 2, KIP-279: the leader's end alone lies past the follower's log end, and nothing would be cut."""
+    """Known bug 2, KIP-279: the leader's end alone lies past the follower's log end, and nothing would be cut."""
     leader, follower = [0] * 10 + [2] * 2, [0] * 4 + [1] * 4 + [3] * 2
     theirs, mine = history_of(leader), history_of(follower)
     diverging = find_divergence(theirs, len(leader), FetchPosition(4, 10, 3))

@@ -37,7 +37,7 @@ def replayed(records: list[OffsetRecord]) -> GroupOffsets:
 
 @given(commits)
 def test_the_last_commit_of_a_partition_counts(made: list[Commit]) -> None:
-    """KNOWN_BUGS 17: with the leader epoch of the last record read, which is checked on resume."""
+    """Known bug 17: with the leader epoch of the last record read, which is checked on resume."""
     offsets = replayed([offset_record(group, committed) for group, committed in made])
     for group in ("a", "b"):
         last = {(c.topic, c.partition): c for g, c in made if g == group}

@@ -64,7 +64,7 @@ def test_sequence_numbers_wrap_to_zero() -> None:
 
 
 def test_a_producer_begins_at_zero_in_each_of_its_epochs() -> None:
-    """KNOWN_BUGS 20 and 24: an unknown one elsewhere is refused, and so is an older epoch."""
+    """Known bugs 20 and 24: an unknown one elsewhere is refused, and so is an older epoch."""
     states = states_after(3, epoch=4)
     with pytest.raises(UnknownProducerIdError):
         states.check(8, 0, 1)
@@ -77,7 +77,7 @@ def test_a_producer_begins_at_zero_in_each_of_its_epochs() -> None:
 
 
 def test_a_later_epoch_forgets_the_batches_of_the_earlier_one() -> None:
-    """KNOWN_BUGS 23: its number 0 is the new batch, wherever it is asked for."""
+    """Known bug 23: its number 0 is the new batch, wherever it is asked for."""
     states = states_after(3)
     states.replay(stored(0, 9, epoch=1))
     assert states.check(PID, 1, 0) == StoredBatch(0, 9, 9)

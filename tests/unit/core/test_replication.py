@@ -1,4 +1,4 @@
-"""KNOWN_BUGS, replication: each test plays the story of one bug and is named by its number.
+"""docs/known-bugs.md, replication: each test plays the story of one bug and is named by its number.
 
 Broker 1 leads first, all three are in the ISR, two must be. Values are batches of one row, so offsets count values.
 """
@@ -531,7 +531,7 @@ def test_a_leader_never_moves_its_log_start_past_what_is_committed() -> None:
 
 
 def test_a_follower_that_ends_below_the_log_start_begins_anew_there_and_joins() -> None:
-    """4, DESIGN 5: the leader answers with its log start, not with an error that would repeat for ever."""
+    """4: the leader answers with its log start, not with an error that would repeat for ever."""
     cluster = Cluster()
     leave_isr(cluster, 3)
     acknowledge_unheard(cluster, 10, 11, 12, followers=(2,))

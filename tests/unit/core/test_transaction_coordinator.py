@@ -89,7 +89,7 @@ def test_a_commit_marks_every_partition_with_the_next_epoch_and_is_answered_only
 
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_end_of_a_transaction_without_appends_raises_the_epoch(committed: bool) -> None:
-    """KNOWN_BUGS 24: a batch that is still on its way must not open the next transaction."""
+    """Known bug 24: a batch that is still on its way must not open the next transaction."""
     driver = Driver()
     who = init(driver)
     assert end(driver, who, committed=committed) == next_epoch(who)

@@ -35,7 +35,7 @@ def finds(seeds: int = 1000) -> bool:
 
 
 def test_an_empty_abort_that_keeps_the_epoch_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """KNOWN_BUGS 24: a late batch joins the next transaction."""
+    """Known bug 24: a late batch joins the next transaction."""
     right = transaction_producers.end
 
     def wrong(found: Transactions, request: EndTransaction, resources: Resources) -> Decision:

@@ -1,6 +1,6 @@
 """Transactions of one partition: what is refused, what readers of committed records see, and what survives a leader.
 
-Broker 1 leads first. Batches have one row, so offsets count batches and markers. Numbers in docstrings: KNOWN_BUGS.
+Broker 1 leads first. Batches have one row, so offsets count batches and markers. Numbers: docs/known-bugs.md.
 """
 
 from __future__ import annotations

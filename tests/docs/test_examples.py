@@ -1,0 +1,85 @@
+"""The examples of the pages about clients run as they are printed, one after the other, on a cluster of their own."""
+
+from __future__ import annotations
+
+import re
+import runpy
+import shlex
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_broker.cli.columns import parse_schema
+from tests.client.fake_broker import FakeCluster
+
+RunPage = Callable[[str], list[str]]
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    cluster = FakeCluster(3)
+    yield cluster
+    cluster.close()
+    assert [broker.bugs for broker in cluster.brokers] == [[], [], []]
+
+
+def examples(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+
+
+@pytest.fixture
+def run(cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunPage:
+    def run_page(page: str) -> list[str]:
+        """What each example of the page printed."""
+        printed = []
+        for number, example in enumerate(examples(page, "python")):
+            script = tmp_path / f"example_{number}.py"
+            script.write_text(example)
+            runpy.run_path(str(script), {"servers": cluster.bootstrap})
+            printed.append(capsys.readouterr().out)
+        return printed
+
+    return run_page
+
+
+def test_the_examples_of_the_clients_do_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
+    produced, consumed, committed, described, failed = run("clients.md")
+    assert produced.startswith("0\n[(")
+    assert sorted(re.findall(r"hello|hallo|salut", consumed)) == ["hallo", "hello", "salut"]
+    first, position = committed.split()
+    assert first == position
+    assert described.splitlines()[0] == "['greetings']"
+    assert failed.startswith("UNKNOWN_TOPIC_OR_PARTITION True ")
+
+
+def test_the_examples_of_typed_topics_do_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
+    created, appended, read = run("typed-topics.md")
+    assert "price: decimal128(10, 2)" in created
+    partition, offset = appended.split()
+    assert (int(partition) in range(3), offset) == (True, "0")
+    assert read == f"{partition} 0 [{{'customer': 'ada', 'price': Decimal('9.99')}}]\n"
+
+
+def test_the_columns_of_the_command_line_are_those_of_python(run: RunPage, cluster: FakeCluster) -> None:
+    run("typed-topics.md")
+    (command,) = examples("typed-topics.md", "sh")
+    words = shlex.split(command.replace("\\\n", " "))
+    columns = [words[at + 1] for at, word in enumerate(words) if word == "--column"]
+    schema: pa.Schema = cluster.topics["orders"].parsed_schemas[0]
+    assert parse_schema(columns).equals(schema)
+
+
+def test_every_type_of_the_table_of_types_is_taken() -> None:
+    rows = re.findall(r"^\| [a-z ]+ \| (`.*?`) \|", (DOCS / "typed-topics.md").read_text(), re.MULTILINE)
+    types = [kind for row in rows for kind in re.findall(r"`([^`]+)`", row)]
+    assert len(types) >= 16
+    assert len(parse_schema([f"c:{kind}" for kind in types])) == len(types)
+
+
+def test_the_example_for_who_comes_from_kafka_does_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
+    (printed,) = run("from-kafka.md")
+    assert printed == "b'user-1' b'{\"page\": \"/\"}'\n"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spark_broker.errors import InvalidConfigError
 from spark_broker.model import TopicPartition
+from spark_broker.spark.option_table import DEFAULTS, Query
 from spark_broker.spark.selection import PARTITION_MAX, is_int, parse_json
 
 LATEST_OFFSET = -1
@@ -14,6 +15,8 @@ LATEST_OFFSET = -1
 
 EARLIEST_OFFSET = -2
 """In JSON: its beginning."""
+
+ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
 _INT64_MAX = 2**63 - 1
 
@@ -53,26 +56,34 @@ class ByTimestamp:
 Bound = Earliest | Latest | ByOffset | ByTimestamp
 
 
-def parse_start(values: Mapping[str, str]) -> Bound:
+def parse_start(values: Mapping[str, str], query: Query) -> Bound:
     """The start, from options by their canonical name; of several the first of startingTimestamp,
     startingOffsetsByTimestamp and startingOffsets counts, as in Spark's Kafka source. Raises InvalidConfigError."""
     timed = _timed(values, "starting")
     if timed is not None:
         return timed
-    text = values.get("startingOffsets", "earliest").strip()
+    text = values.get("startingOffsets", DEFAULTS["startingOffsets"].default_in(query)).strip()
     if text.lower() == "earliest":
         return Earliest()
     if text.lower() == "latest":
-        raise InvalidConfigError("startingOffsets = 'latest': a batch read would always be empty; name offsets")
-    return ByOffset("startingOffsets", _offsets("startingOffsets", text, refused=LATEST_OFFSET))
+        if query is Query.BATCH:
+            raise InvalidConfigError("startingOffsets = 'latest': a batch read would always be empty; name offsets")
+        return Latest()
+    refused = LATEST_OFFSET if query is Query.BATCH else None
+    return ByOffset("startingOffsets", _offsets("startingOffsets", text, refused=refused))
 
 
-def parse_end(values: Mapping[str, str]) -> Bound:
-    """The end (exclusive), likewise. Raises InvalidConfigError."""
+def parse_end(values: Mapping[str, str], query: Query) -> Bound:
+    """The end (exclusive), likewise; a streaming query has none. Raises InvalidConfigError."""
+    if query is Query.STREAM:
+        given = [name for name in ENDS if name in values]
+        if given:
+            raise InvalidConfigError(f"{given[0]}: a streaming query has no end; leave it out, or read as a batch")
+        return Latest()
     timed = _timed(values, "ending")
     if timed is not None:
         return timed
-    text = values.get("endingOffsets", "latest").strip()
+    text = values.get("endingOffsets", DEFAULTS["endingOffsets"].default).strip()
     if text.lower() == "latest":
         return Latest()
     if text.lower() == "earliest":
@@ -93,7 +104,7 @@ def _timed(values: Mapping[str, str], which: str) -> ByTimestamp | None:
     return ByTimestamp(option, timestamps_ms=_by_partition(option, values[option], lambda ms: 0 <= ms <= _INT64_MAX))
 
 
-def _offsets(option: str, text: str, *, refused: int) -> dict[TopicPartition, int]:
+def _offsets(option: str, text: str, *, refused: int | None) -> dict[TopicPartition, int]:
     offsets = _by_partition(option, text, lambda offset: EARLIEST_OFFSET <= offset <= _INT64_MAX)
     for tp, offset in offsets.items():
         if offset == refused:

@@ -1,4 +1,4 @@
-"""The options of a read: those of Spark's Kafka source, `columns`, and the settings of a consumer.
+"""The options of a read: those of Spark's Kafka source, a few more, and the settings of a consumer.
 
 Names are compared without regard to case, since Spark hands them on in lower case.
 """
@@ -6,26 +6,14 @@ Names are compared without regard to case, since Spark hands them on in lower ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_broker.config import ConsumerConfig, unknown_setting
 from spark_broker.errors import InvalidConfigError
 from spark_broker.spark.bounds import Bound, parse_end, parse_start
+from spark_broker.spark.limits import Limits, checked, parse_duration_ms
+from spark_broker.spark.option_table import DEFAULTS, OPTIONS, WITHOUT_EFFECT, Query
 from spark_broker.spark.selection import Selection, parse_selection
-
-OPTIONS = (
-    *("subscribe", "subscribePattern", "assign", "path", "paths"),
-    *("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp", "startingOffsetsByTimestampStrategy"),
-    *("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"),
-    *("minPartitions", "maxRecordsPerPartition", "includeHeaders", "failOnDataLoss", "columns"),
-)
-
-WITHOUT_EFFECT = (
-    *("groupIdPrefix", "kafka.group.id", "group.id"),  # a read commits nothing and joins no group
-    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # bounded by deadlines
-    *("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"),  # of a stream
-)
-"""Options of Spark's Kafka source that a job may keep when it changes the format; a batch read has no use for them."""
 
 _SET_BY_THE_SOURCE = {
     "auto.offset.reset": "use startingOffsets",
@@ -38,7 +26,10 @@ PREFIX = "kafka."
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """A batch read. `settings` are those of the consumers that carry it out."""
+    """A read. `settings` are those of the consumers that carry it out.
+
+    `end` counts in a batch query, `limits` and `group` (empty: none) in a streaming one.
+    """
 
     selection: Selection
     start: Bound
@@ -50,25 +41,29 @@ class ReadOptions:
     include_headers: bool = False
     fail_on_data_loss: bool = True
     columns: tuple[str, ...] | None = None
+    limits: Limits = field(default_factory=Limits)
+    group: str = ""
 
 
-def parse_options(options: Mapping[str, str]) -> ReadOptions:
-    """The read that these options describe.
+def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> ReadOptions:
+    """The read that these options describe; as a query of either kind, what only one of them refuses is let pass.
 
     Raises InvalidConfigError; for an unknown option it names the nearest known one.
     """
     values, settings = _sorted_out(options)
     return ReadOptions(
         selection=parse_selection(values),
-        start=parse_start(values),
-        end=parse_end(values),
+        start=parse_start(values, query),
+        end=parse_end(values, query),
         settings=ConsumerConfig.parse(settings),
         latest_if_no_timestamp=_strategy(values) == "latest",
         min_partitions=_count(values, "minPartitions"),
         max_records_per_partition=_count(values, "maxRecordsPerPartition"),
-        include_headers=_flag(values, "includeHeaders", default=False),
-        fail_on_data_loss=_flag(values, "failOnDataLoss", default=True),
+        include_headers=_flag(values, "includeHeaders"),
+        fail_on_data_loss=_flag(values, "failOnDataLoss"),
         columns=_columns(values),
+        limits=_limits(values),
+        group=_group(values),
     )
 
 
@@ -112,7 +107,7 @@ def _unknown(name: str, known: list[str]) -> str:
 
 def _strategy(values: Mapping[str, str]) -> str:
     name = "startingOffsetsByTimestampStrategy"
-    value = values.get(name, "error").strip().lower()
+    value = values.get(name, DEFAULTS[name].default).strip().lower()
     if value not in ("error", "latest"):
         raise InvalidConfigError(f"{name} = {values[name]!r} must be error or latest")
     return value
@@ -128,8 +123,8 @@ def _count(values: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
-    text = values.get(name, str(default)).strip().lower()
+def _flag(values: Mapping[str, str], name: str) -> bool:
+    text = values.get(name, DEFAULTS[name].default).strip().lower()
     if text not in ("true", "false"):
         raise InvalidConfigError(f"{name} = {values[name]!r} is neither true nor false")
     return text == "true"
@@ -143,3 +138,22 @@ def _columns(values: Mapping[str, str]) -> tuple[str, ...] | None:
     if not names:
         raise InvalidConfigError("columns names no column")
     return names
+
+
+def _limits(values: Mapping[str, str]) -> Limits:
+    delay = values.get("maxTriggerDelay", DEFAULTS["maxTriggerDelay"].default)
+    return checked(
+        Limits(
+            max_offsets=_count(values, "maxOffsetsPerTrigger"),
+            max_bytes=_count(values, "maxBytesPerTrigger"),
+            min_offsets=_count(values, "minOffsetsPerTrigger"),
+            max_delay_ms=parse_duration_ms("maxTriggerDelay", delay),
+        )
+    )
+
+
+def _group(values: Mapping[str, str]) -> str:
+    group = values.get("group", "").strip()
+    if "group" in values and not group:
+        raise InvalidConfigError("group names no group")
+    return group

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from spark_broker.errors import invariant
 from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch
+from spark_broker.spark.option_table import Query
 from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.ranges import OffsetRange
 from spark_broker.spark.spark_schema import output_of, spark_schema
@@ -33,7 +34,7 @@ def read_schema(options: Mapping[str, str]) -> StructType:
     from spark_broker.client.retry import Deadline
     from spark_broker.spark.cluster import connected, selected_topics
 
-    read = parse_options(options)
+    read = parse_options(options, Query.EITHER)
     deadline = Deadline.after_ms(read.settings.default_api_timeout_ms)
     with connected(read.settings) as metadata:
         topics = selected_topics(metadata, read.selection, deadline)

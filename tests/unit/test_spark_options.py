@@ -10,7 +10,9 @@ import pytest
 from spark_broker.errors import InvalidConfigError
 from spark_broker.model import TopicPartition
 from spark_broker.spark.bounds import ByOffset, ByTimestamp, Earliest, Latest
-from spark_broker.spark.options import OPTIONS, WITHOUT_EFFECT, ReadOptions, parse_options
+from spark_broker.spark.limits import Limits
+from spark_broker.spark.option_table import SETTINGS, TABLE, WITHOUT_EFFECT, Option, Query
+from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.selection import Assign, Subscribe, SubscribePattern
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
@@ -18,6 +20,10 @@ SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
 
 def parse(**options: str) -> ReadOptions:
     return parse_options({**SERVERS, "subscribe": "flights", **options})
+
+
+def parse_stream(**options: str) -> ReadOptions:
+    return parse_options({**SERVERS, "subscribe": "flights", **options}, Query.STREAM)
 
 
 def test_a_job_for_sparks_kafka_source_needs_another_format_name_and_nothing_else() -> None:
@@ -30,6 +36,9 @@ def test_a_job_for_sparks_kafka_source_needs_another_format_name_and_nothing_els
         "failOnDataLoss": "false",
         "minPartitions": "8",
         "kafka.request.timeout.ms": "1234",
+        "maxOffsetsPerTrigger": "1000",
+        "minOffsetsPerTrigger": "10",
+        "maxTriggerDelay": "5m",
         **dict.fromkeys(WITHOUT_EFFECT, "1"),
     }
     found = parse_options({name.lower(): value for name, value in kafka.items()})
@@ -178,7 +187,84 @@ def test_create_table_is_refused_because_spark_would_drop_the_options_of_its_que
         parse(provider="spark_broker", **{"option.subscribe": "flights"})
 
 
-def test_every_option_is_documented() -> None:
+def test_a_stream_begins_at_the_latest_and_may_name_it() -> None:
+    assert parse_stream().start == Latest()
+    named = parse_stream(startingOffsets='{"flights":{"0":-1,"1":-2}}').start
+    assert named == ByOffset("startingOffsets", {TopicPartition("flights", 0): -1, TopicPartition("flights", 1): -2})
+    assert parse_stream(startingOffsets="earliest").start == Earliest()
+
+
+@pytest.mark.parametrize("name", ["endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"])
+def test_a_stream_has_no_end(name: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"{name}: a streaming query has no end"):
+        parse_stream(**{name: "latest"})
+
+
+def test_before_spark_says_which_kind_of_query_it_will_be_what_one_of_them_refuses_passes() -> None:
+    options = {**SERVERS, "subscribe": "flights", "startingOffsets": "latest", "endingTimestamp": "5"}
+    assert parse_options(options, Query.EITHER).start == Latest()
+
+
+def test_the_limits_of_a_stream() -> None:
+    assert parse_stream().limits == Limits(max_offsets=0, max_bytes=0, min_offsets=0, max_delay_ms=15 * 60_000)
+    limits = parse_stream(
+        maxOffsetsPerTrigger="100", minOffsetsPerTrigger="10", maxTriggerDelay="90s", maxBytesPerTrigger="4096"
+    ).limits
+    assert limits == Limits(max_offsets=100, max_bytes=4096, min_offsets=10, max_delay_ms=90_000)
+    with pytest.raises(InvalidConfigError, match="minOffsetsPerTrigger = 10 is more than maxOffsetsPerTrigger = 5"):
+        parse_stream(maxOffsetsPerTrigger="5", minOffsetsPerTrigger="10")
+    for option in ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxBytesPerTrigger"):
+        with pytest.raises(InvalidConfigError, match=option):
+            parse_stream(**{option: "0"})
+
+
+@pytest.mark.parametrize(
+    ("text", "ms"), [("1500", 1500), ("250ms", 250), ("2s", 2000), ("3 min", 180_000), ("1h", 3_600_000), ("0s", 0)]
+)
+def test_durations_are_written_as_for_spark(text: str, ms: int) -> None:
+    assert parse_stream(maxTriggerDelay=text).limits.max_delay_ms == ms
+
+
+@pytest.mark.parametrize("text", ["soon", "-1s", "1.5h", "5 parsecs", ""])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidConfigError, match="maxTriggerDelay"):
+        parse_stream(maxTriggerDelay=text)
+
+
+def test_the_group_whose_offsets_are_the_querys_progress() -> None:
+    assert parse_stream().group == ""
+    assert parse_stream(group="reports").group == "reports"
+    with pytest.raises(InvalidConfigError, match="group"):
+        parse_stream(group=" ")
+
+
+def documented() -> dict[str, tuple[str, str]]:
+    """Defaults of a batch and of a stream, by option, as the table in the documentation has them."""
     text = (Path(__file__).parents[2] / "docs" / "dataframes.md").read_text(encoding="utf-8")
-    names = {*OPTIONS, *WITHOUT_EFFECT} - {"path", "paths", "group.id"}
-    assert {name for name in names if f"`{name}`" not in text} == set()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| `")]
+    return {row[0].strip("`"): (row[1].strip("`"), row[2].strip("`")) for row in rows if len(row) == 5}
+
+
+def test_the_table_of_the_documentation_has_the_options_of_the_code_in_their_order_with_their_defaults() -> None:
+    def shown(option: Option, query: Query) -> str:
+        counts = option.queries in (query, Query.EITHER)
+        return option.default_in(query) if counts else "–"
+
+    listed = [option for option in TABLE if option.name not in ("path", "paths")]
+    first, last = SETTINGS
+    assert list(documented().items()) == [
+        (option.name, (shown(option, Query.BATCH), shown(option, Query.STREAM))) for option in (first, *listed, last)
+    ]
+
+
+def test_the_documentation_names_the_options_that_do_nothing() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "dataframes.md").read_text(encoding="utf-8")
+    assert {name for name in WITHOUT_EFFECT if name != "group.id" and f"`{name}`" not in text} == set()
+
+
+@pytest.mark.parametrize("option", [option for option in TABLE if option.default], ids=lambda option: option.name)
+def test_a_default_that_is_written_out_changes_nothing(option: Option) -> None:
+    if option.queries is not Query.STREAM:
+        assert parse(**{option.name: option.default_in(Query.BATCH)}) == parse()
+    if option.queries is not Query.BATCH:
+        assert parse_stream(**{option.name: option.default_in(Query.STREAM)}) == parse_stream()

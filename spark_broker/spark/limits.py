@@ -1,0 +1,57 @@
+"""How much of a topic one batch of a streaming query takes: the options, and how a limit is shared by partitions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from spark_broker.errors import InvalidConfigError
+
+P = TypeVar("P")
+
+_UNITS_MS = {"us": 0.001, "ms": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION = re.compile(r"([0-9]+)\s*([a-z]*)")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """0: no such limit. A batch waits for `min_offsets`, but no longer than `max_delay_ms` since the last one."""
+
+    max_offsets: int = 0
+    max_bytes: int = 0
+    min_offsets: int = 0
+    max_delay_ms: int = 900_000
+
+    # Invariant: min_offsets <= max_offsets, where there is a max_offsets.
+
+
+def checked(limits: Limits) -> Limits:
+    """The limits. Raises InvalidConfigError where a batch could never have enough."""
+    if 0 < limits.max_offsets < limits.min_offsets:
+        raise InvalidConfigError(
+            f"minOffsetsPerTrigger = {limits.min_offsets} is more than maxOffsetsPerTrigger = {limits.max_offsets}"
+        )
+    return limits
+
+
+def parse_duration_ms(option: str, text: str) -> int:
+    """`15m`, `90s` or `1500` (milliseconds), as Spark reads durations. Raises InvalidConfigError."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or (found[2] and found[2] not in _UNITS_MS):
+        raise InvalidConfigError(f"{option} = {text!r} is not a duration such as 30s, 15m or 1h")
+    return int(int(found[1]) * _UNITS_MS[found[2] or "ms"])
+
+
+def shares(limit: int, backlogs: Mapping[P, int]) -> dict[P, int]:
+    """The limit, shared in proportion to the backlogs; partitions without one get nothing.
+
+    Each other partition gets at least 1, so that none starves: with a limit below their number, the sum is above it.
+    """
+    sizes = {partition: size for partition, size in backlogs.items() if size > 0}
+    total, count = sum(sizes.values()), len(sizes)
+    if limit >= total:
+        return sizes
+    rest = max(limit, count) - count  # what is left when each has its 1
+    return {partition: 1 + (size - 1) * rest // (total - count) for partition, size in sizes.items()}

@@ -1,0 +1,72 @@
+"""The options of a read, in one table: names and defaults of Spark's Kafka source, and what this source adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Query(Enum):
+    """What a read is for. The schema is asked for before Spark says which of the two it will be."""
+
+    BATCH = "batch"
+    STREAM = "stream"
+    EITHER = "either"
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `default`: what an absent one stands for, as it would be written; empty: none.
+
+    `stream_default`: the same in a streaming query, where it is another. `queries`: where it counts.
+    """
+
+    name: str
+    default: str = ""
+    stream_default: str | None = None
+    queries: Query = Query.EITHER
+    in_kafka: bool = True
+
+    def default_in(self, query: Query) -> str:
+        """The default in a query of this kind."""
+        return self.stream_default if query is Query.STREAM and self.stream_default is not None else self.default
+
+
+TABLE = (
+    Option("subscribe"),
+    Option("subscribePattern"),
+    Option("assign"),
+    Option("path", in_kafka=False),
+    Option("paths", in_kafka=False),
+    Option("startingTimestamp"),
+    Option("startingOffsetsByTimestamp"),
+    Option("startingOffsetsByTimestampStrategy", "error"),
+    Option("startingOffsets", "earliest", stream_default="latest"),
+    Option("endingTimestamp", queries=Query.BATCH),
+    Option("endingOffsetsByTimestamp", queries=Query.BATCH),
+    Option("endingOffsets", "latest", queries=Query.BATCH),
+    Option("failOnDataLoss", "true"),
+    Option("minPartitions"),
+    Option("maxRecordsPerPartition"),
+    Option("includeHeaders", "false"),
+    Option("maxOffsetsPerTrigger", queries=Query.STREAM),
+    Option("minOffsetsPerTrigger", queries=Query.STREAM),
+    Option("maxTriggerDelay", "15m", queries=Query.STREAM),
+    Option("maxBytesPerTrigger", queries=Query.STREAM, in_kafka=False),
+    Option("columns", in_kafka=False),
+    Option("group", queries=Query.STREAM, in_kafka=False),
+)
+"""What the source itself understands. `path` and `paths` are the argument of `load`."""
+
+SETTINGS = (Option("kafka.bootstrap.servers"), Option("isolation.level", "read_committed"))
+"""Settings of a consumer that the documentation lists beside the options; every other one may be given too."""
+
+WITHOUT_EFFECT = (
+    *("groupIdPrefix", "kafka.group.id", "group.id"),  # no consumer group is joined; `group` publishes progress
+    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # bounded by deadlines
+)
+"""Options of Spark's Kafka source that a job may keep when it changes the format."""
+
+OPTIONS = tuple(option.name for option in TABLE)
+
+DEFAULTS = {option.name: option for option in TABLE}

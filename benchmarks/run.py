@@ -260,10 +260,10 @@ def send_each(bootstrap: str, topic: str, records: int, keys: Sequence[bytes | N
     value, turns = b"x" * RECORD_BYTES, itertools.cycle(keys)
     with Producer(bootstrap, acks="all") as producer:
         for key in itertools.islice(turns, records // 10):
-            producer.send(topic, value, key)
+            producer.send(topic, value, key=key)
         producer.flush()
         started = time.perf_counter()
-        futures = [producer.send(topic, value, key) for key in itertools.islice(turns, records)]
+        futures = [producer.send(topic, value, key=key) for key in itertools.islice(turns, records)]
         producer.flush()
         seconds = time.perf_counter() - started
         for future in futures:

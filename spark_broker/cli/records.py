@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 import msgspec
 
 from spark_broker.model import ConsumedBatch
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from spark_broker.times import from_us
 
 
 def is_default(batch: ConsumedBatch) -> bool:
@@ -30,7 +29,7 @@ def records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
             f"{prefix}topic": batch.topic,
             f"{prefix}partition": batch.partition,
             f"{prefix}offset": batch.base_offset + index,
-            f"{prefix}timestamp": EPOCH + timedelta(microseconds=time_us),
+            f"{prefix}timestamp": from_us(time_us),
         }
         columns = {name: readable(value) for name, value in row.items() if name != f"{prefix}timestamp"}
         yield {**columns, **place} if prefix else {**place, **columns}

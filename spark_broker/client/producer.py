@@ -31,7 +31,7 @@ from spark_broker.client.record_builder import (
     Slot,
     to_bytes,
     to_pairs,
-    to_us,
+    to_timestamp_us,
 )
 from spark_broker.client.retry import Backoff, Deadline
 from spark_broker.client.sender import Sender
@@ -156,15 +156,15 @@ class Producer:
         self,
         topic: str,
         value: bytes | str | None = None,
+        *,
         key: bytes | str | None = None,
         partition: int | None = None,
         headers: Headers | None = None,
-        timestamp: datetime | int | None = None,
+        timestamp: datetime | None = None,
     ) -> Future[RecordMetadata]:
         """Append one record to a topic of Kafka's record; records gather in micro-batches (linger.ms, batch.size).
 
-        `timestamp`: a datetime, or milliseconds since 1970; now by default. Text becomes UTF-8. Raises what `append`
-        raises.
+        `timestamp`: now by default; without a zone it is UTC. Text becomes UTF-8. Raises what `append` raises.
         """
         self._check_open()
         if self._state is None:
@@ -179,7 +179,7 @@ class Producer:
         key: object,
         partition: int | None,
         headers: Headers | None,
-        timestamp: datetime | int | None,
+        timestamp: datetime | None,
     ) -> Future[RecordMetadata]:
         # This runs for each record: what can be remembered is in the target, what can wait is done for the micro-batch.
         try:
@@ -195,7 +195,7 @@ class Producer:
             if headers is not None:
                 pairs, header_bytes = to_pairs(headers)
                 size_bytes += header_bytes
-            timestamp_us = time.time_ns() // 1000 if timestamp is None else to_us(timestamp)
+            timestamp_us = time.time_ns() // 1000 if timestamp is None else to_timestamp_us(timestamp)
             number = self._record_partition(target, key, partition)
         except ClosedError:
             raise

@@ -6,7 +6,7 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from types import NoneType
 
 import numpy as np
@@ -16,6 +16,7 @@ from spark_broker.client.send_result import FutureRecordMetadata, SendResult
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
+from spark_broker.times import to_us
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
@@ -31,9 +32,7 @@ HEADER_OVERHEAD_BYTES = 9
 _ENCODE_HINT = (
     "Encode it (`str(x)`, `json.dumps(x)`), or create the topic with columns and use append() (docs/typed-topics.md)."
 )
-_MAX_TIMESTAMP_MS = 2**63 // 1000 - 1
 _MAX_COLUMN_BYTES = 2**31 - 1
-_MICROSECOND = datetime.resolution
 _HEADERS_TYPE = DEFAULT_SCHEMA.field("headers").type
 
 
@@ -64,17 +63,17 @@ def to_pairs(headers: Headers) -> tuple[Pairs, int]:
     return encoded, sum(len(name) + len(value or b"") + HEADER_OVERHEAD_BYTES for name, value in encoded)
 
 
-def to_us(timestamp: object) -> int:
+def to_timestamp_us(timestamp: object) -> int:
     """Microseconds since 1970. Raises InvalidDataError or InvalidTimestampError."""
-    if isinstance(timestamp, datetime):
-        # As everywhere in Python, a datetime without a zone is local time.
-        moment = timestamp.astimezone(UTC)
-        return int((moment - datetime(1970, 1, 1, tzinfo=UTC)) / _MICROSECOND)
-    if isinstance(timestamp, bool) or not isinstance(timestamp, int):
-        raise InvalidDataError(f"timestamp is {type(timestamp).__name__}; it must be a datetime or int milliseconds")
-    if not 0 <= timestamp <= _MAX_TIMESTAMP_MS:
-        raise InvalidTimestampError(f"timestamp {timestamp}: milliseconds since 1970, from 0 to {_MAX_TIMESTAMP_MS}")
-    return timestamp * 1000
+    if not isinstance(timestamp, datetime):
+        raise InvalidDataError(
+            f"timestamp is {type(timestamp).__name__}; it must be a datetime",
+            hint="For milliseconds since 1970: datetime.fromtimestamp(milliseconds / 1000, UTC).",
+        )
+    timestamp_us = to_us(timestamp)
+    if timestamp_us < 0:
+        raise InvalidTimestampError(f"timestamp {timestamp} is before 1970")
+    return timestamp_us
 
 
 class RecordBuilder:

@@ -8,14 +8,15 @@ they do not know goes to `pa.array`: the result and the errors are always those 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from spark_broker.times import to_us
+
 _MAX_OFFSET = 2**31 - 1
 _MICROSECONDS = (pa.timestamp("us"), pa.timestamp("us", tz="UTC"))
 _TYPES: dict[str, pa.DataType] = {
@@ -120,8 +121,7 @@ def _floats(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None
 def _moments(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     """As for Arrow, a datetime without a zone is UTC."""
     moments = cast("Sequence[datetime | None]", values)
-    aware = (_EPOCH if m is None else m if m.utcoffset() is not None else m.replace(tzinfo=UTC) for m in moments)
-    return _integers([(moment - _EPOCH) // datetime.resolution for moment in aware], kind, valid)
+    return _integers([0 if moment is None else to_us(moment) for moment in moments], kind, valid)
 
 
 def _numbers(numbers: npt.NDArray[Any], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pyarrow as pa
 import pytest
 
 from spark_broker.client.admin import Admin
 from spark_broker.client.producer import Producer
-from spark_broker.client.record_builder import to_bytes, to_us
+from spark_broker.client.record_builder import to_bytes, to_timestamp_us
 from spark_broker.driver import session
 from spark_broker.errors import (
     InvalidDataError,
@@ -35,9 +37,14 @@ def test_an_int_as_value_is_told_how_to_become_bytes() -> None:
         to_bytes(5, "value")
 
 
-def test_a_negative_timestamp_names_its_unit() -> None:
-    with pytest.raises(InvalidTimestampError, match=r"timestamp -1: milliseconds since 1970, .* -> Give a time from"):
-        to_us(-1)
+def test_a_timestamp_before_1970_is_told_from_when_on_times_can_be() -> None:
+    with pytest.raises(InvalidTimestampError, match=r"timestamp 1969-12-31 .* is before 1970 -> Give a time from"):
+        to_timestamp_us(datetime(1969, 12, 31, tzinfo=UTC))
+
+
+def test_milliseconds_as_a_timestamp_are_told_how_to_become_a_datetime() -> None:
+    with pytest.raises(InvalidDataError, match=r"timestamp is int; .* -> For milliseconds since 1970: datetime\."):
+        to_timestamp_us(1_500_000_000_000)
 
 
 def test_a_replication_factor_of_zero_is_not_told_to_lower_it() -> None:

@@ -127,7 +127,7 @@ def test_records_gather_in_one_batch_and_each_gets_its_offset(cluster: FakeClust
         moment = datetime(2020, 1, 2, tzinfo=UTC)
         sent = [
             producer.send("t", value=b"v1", key=b"k", headers={"h": b"x"}, timestamp=moment),
-            producer.send("t", value="v2", timestamp=1_500_000_000_000),
+            producer.send("t", value="v2", timestamp=datetime(2017, 7, 14, 2, 40)),  # noqa: DTZ001
             producer.send("t"),
         ]
         assert cluster.arrivals == []
@@ -179,7 +179,7 @@ def test_records_with_keys_keep_their_order_and_go_where_kafka_sends_them(cluste
     rows = [(f"key-{n % 7}", f"{n}") for n in range(60)]
     with Producer(cluster.bootstrap) as producer:
         for key, value in rows:
-            producer.send("t", value, key)
+            producer.send("t", value, key=key)
     assert stored_values(cluster) == [[v for k, v in rows if partition_of(k.encode(), 4) == p] for p in range(4)]
 
 
@@ -189,10 +189,10 @@ def test_keys_go_to_partitions_that_were_added(cluster: FakeCluster, wait_until:
     key = b"key"
     assert partition_of(key, 5) != 0
     with Producer(cluster.bootstrap, metadata_max_age_ms=50) as producer:
-        assert producer.send("t", b"v", key).result(WAIT_S).partition == 0
+        assert producer.send("t", b"v", key=key).result(WAIT_S).partition == 0
         cluster.topics["t"].partitions += cluster.topics["grown"].partitions[1:]
         wait_until(
-            lambda: producer.send("t", b"v", key).result(WAIT_S).partition == partition_of(key, 5), "new metadata"
+            lambda: producer.send("t", b"v", key=key).result(WAIT_S).partition == partition_of(key, 5), "new metadata"
         )
 
 
@@ -211,7 +211,7 @@ def test_records_that_many_threads_send_are_where_their_futures_say(cluster: Fak
 
         def run(thread: int) -> None:
             for n in range(200):
-                sent[thread].append((f"{thread}-{n}", producer.send("t", f"{thread}-{n}", f"{thread}")))
+                sent[thread].append((f"{thread}-{n}", producer.send("t", f"{thread}-{n}", key=f"{thread}")))
 
         threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
         for thread in threads:
@@ -252,8 +252,8 @@ def test_an_append_does_not_overtake_records_sent_before_it(cluster: FakeCluster
     [
         ({"value": 3}, InvalidDataError),
         ({"value": b"v", "headers": [("h",)]}, InvalidDataError),
-        ({"value": b"v", "timestamp": -1}, InvalidTimestampError),
-        ({"value": b"v", "timestamp": "now"}, InvalidDataError),
+        ({"value": b"v", "timestamp": datetime(1969, 12, 31, tzinfo=UTC)}, InvalidTimestampError),
+        ({"value": b"v", "timestamp": 1_500_000_000_000}, InvalidDataError),
         ({"value": b"v", "partition": 9}, UnknownTopicOrPartitionError),
         ({"value": b"x" * 5000}, MessageTooLargeError),
     ],

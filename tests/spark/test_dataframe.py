@@ -16,6 +16,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark_spark_broker import DefaultSource
 from spark_broker import Admin, NewTopic, Producer, TransactionGroup
 from spark_broker.driver.cluster import BrokerCluster
+from spark_broker.times import from_ms
 from tests.support.waiting import eventually
 
 FLIGHTS = pa.schema([("dest", pa.string()), ("delay", pa.int32()), ("n", pa.int64())])
@@ -133,7 +134,7 @@ def test_an_empty_topic_is_an_empty_frame(load: type[Load], admin: Admin) -> Non
 def test_kafkas_record_reads_like_sparks_kafka_source(load: type[Load], admin: Admin, producer: Producer) -> None:
     admin.create_topic(NewTopic("words", partitions=1, replication_factor=3))
     futures = [
-        producer.send("words", value=word, key=b"k", headers=[("at", b"1")], timestamp=1_700_000_000_000)
+        producer.send("words", value=word, key=b"k", headers=[("at", b"1")], timestamp=from_ms(1_700_000_000_000))
         for word in (b"a", b"b")
     ]
     assert [future.result(60).offset for future in futures] == [0, 1]

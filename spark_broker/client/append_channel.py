@@ -8,13 +8,11 @@ the broker is blocked in an answer, neither would go on.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.outgoing import OutgoingBatch
-from spark_broker.client.partition_queue import PartitionQueue
-from spark_broker.client.settings import Address
 from spark_broker.errors import InvalidRequestError, SparkBrokerError
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.transport.client import ClientStream, Connection
@@ -23,51 +21,36 @@ DIRECT_WRITES = 4
 """A calling thread writes at most this many batches, then leaves the rest to the sending thread."""
 
 
-class InFlight(NamedTuple):
-    """A batch that waits for its answer."""
-
-    queue: PartitionQueue
-    batch: OutgoingBatch
-    sent_at_s: float
-
-
 class ChannelOwner(Protocol):
     """What a channel asks of the sender."""
 
     lock: threading.Lock
 
-    def next_append(self, channel: AppendChannel) -> tuple[AppendRequest, OutgoingBatch] | None:
+    def next_append(self, channel: LeaderChannel) -> tuple[AppendRequest, OutgoingBatch] | None:
         """The next batch to write, taken; None: nothing can be sent now."""
 
-    def written(self, channel: AppendChannel, request: AppendRequest, batch: OutgoingBatch) -> None:
+    def written(self, channel: LeaderChannel, batch: OutgoingBatch) -> None:
         """The batch is in the hands of the transport."""
 
-    def answered(self, channel: AppendChannel, response: AppendResponse) -> None:
+    def answered(self, channel: LeaderChannel, response: AppendResponse) -> None:
         """The leader answered one append."""
 
-    def broke(self, channel: AppendChannel, error: SparkBrokerError) -> None:
+    def broke(self, channel: LeaderChannel, error: SparkBrokerError) -> None:
         """The stream is broken; what is in flight on it is not known to be stored."""
 
 
 class AppendChannel:
-    """`line`, `in_flight` and `broken` are guarded by the owner's lock."""
+    """The threads and the stream of one `LeaderChannel`, which the owner's lock guards."""
 
-    def __init__(
-        self, owner: ChannelOwner, broker_id: int, address: Address, request_timeout_ms: int, name: str
-    ) -> None:
-        self.broker_id = broker_id
-        self.address = address
-        self.line: deque[PartitionQueue] = deque()
-        self.in_flight: dict[int, InFlight] = {}
-        self.answers_read = 0  # of its stream; by the receiving thread
-        self.broken = False
+    def __init__(self, owner: ChannelOwner, leader: LeaderChannel, request_timeout_ms: int, name: str) -> None:
+        self._leader = leader
         self._owner = owner
         self._request_timeout_ms = request_timeout_ms
         self._name = name
         self._work = threading.Condition(owner.lock)
         self._has_work = False
         self._write_lock = threading.Lock()
-        self._connection = Connection(address.host, address.port)
+        self._connection = Connection(leader.address.host, leader.address.port)
         self._stream: ClientStream | None = None
         self._start(self._send_loop, "send")
 
@@ -102,15 +85,15 @@ class AppendChannel:
         written = 0
         try:
             while limit is None or written < limit:
-                taken = self._owner.next_append(self)
+                taken = self._owner.next_append(self._leader)
                 if taken is None:
                     return False
                 request, batch = taken
                 self._open_stream().send(request, batch.head, batch.body, timeout_ms=self._request_timeout_ms)
-                self._owner.written(self, request, batch)
+                self._owner.written(self._leader, batch)
                 written += 1
         except SparkBrokerError as error:
-            self._owner.broke(self, error)
+            self._owner.broke(self._leader, error)
             return False
         return True
 
@@ -118,16 +101,16 @@ class AppendChannel:
         if self._stream is None:
             stream = self._stream = self._connection.open_stream("append")
             self._start(lambda: self._receive_loop(stream), "receive")
-            if self.broken:  # `close` may have come before there was a stream
+            if self._leader.broken:  # `close` may have come before there was a stream
                 stream.close()
         return self._stream
 
     def _send_loop(self) -> None:
         while True:
             with self._owner.lock:
-                self._work.wait_for(lambda: self._has_work or self.broken)
+                self._work.wait_for(lambda: self._has_work or self._leader.broken)
                 self._has_work = False
-                if self.broken:
+                if self._leader.broken:
                     return
             with self._write_lock:
                 self._write(None)
@@ -135,17 +118,18 @@ class AppendChannel:
     def _receive_loop(self, stream: ClientStream) -> None:
         try:
             while True:
-                # Deadlines are kept by the sender, per append; it breaks the stream when one passes.
+                # The machine keeps the deadlines, per append; the stream is closed when one passes.
                 response, _ = stream.receive(timeout_ms=None)
-                self.answers_read += 1
                 if not isinstance(response, AppendResponse):
-                    raise InvalidRequestError(f"{self.address} answered an append with {type(response).__name__}")
-                self._owner.answered(self, response)
+                    raise InvalidRequestError(
+                        f"{self._leader.address} answered an append with {type(response).__name__}"
+                    )
+                self._owner.answered(self._leader, response)
         except SparkBrokerError as error:
-            self._owner.broke(self, error)
+            self._owner.broke(self._leader, error)
         finally:
             stream.close()
             self._connection.close()
 
     def _start(self, target: Callable[[], None], what: str) -> None:
-        threading.Thread(target=target, name=f"{self._name}-{what}-{self.broker_id}", daemon=True).start()
+        threading.Thread(target=target, name=f"{self._name}-{what}-{self._leader.broker_id}", daemon=True).start()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
-from spark_broker.client.retry import Backoff, Deadline, call_with_retries
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline, call_with_retries
 from spark_broker.client.settings import Address
 from spark_broker.errors import (
     BootstrapUnreachableError,
@@ -26,15 +26,14 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.messages import CallResponse, GetMetadata, InitProducerId, Message, Metadata
 
+__all__ = ["UNKNOWN_TOPIC_GRACE_MS", "ClusterMetadata"]
+
 ATTEMPT_TIMEOUT_MS = 1000
 """A frozen broker accepts calls and never answers: the next one is asked after this long. A slow one is asked again,
 and given twice as long each time."""
 
 BOOTSTRAP_GRACE_MS = 3000
 """As long as no broker has ever answered, addresses at which nobody is are reported after this long."""
-
-UNKNOWN_TOPIC_GRACE_MS = 1000
-"""A broker may learn of a new topic later than the client: absence is believed once it has lasted this long."""
 
 _UNANSWERED = (NetworkError, RequestTimedOutError)
 

@@ -29,7 +29,7 @@ class OutgoingBatch:
         "body",
         "complete",
         "correlation_id",
-        "deadline_s",
+        "deadline_ms",
         "error",
         "head",
         "identity",
@@ -61,7 +61,7 @@ class OutgoingBatch:
         self.body = memoryview(message)[split:]
         self.size_bytes = len(message)
         self.complete = complete
-        self.deadline_s = 0.0
+        self.deadline_ms = 0
         self.identity: Identity | None = None
         self.sequence = -1
         self.correlation_id = -1

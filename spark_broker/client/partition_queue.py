@@ -1,8 +1,12 @@
 """The batches of one partition that are not acknowledged yet, in the order in which they are stored.
 
-    not recovering: a prefix of `unacked` (`in_flight` batches) is sent, the rest waits its turn
-    recovering:     something failed. Nothing is sent; once every answer is in (`in_flight` 0), `settle` decides what
-                    each batch's error means, and the rest is sent again from the first unacknowledged one, in order
+    state     event                                               next
+    --------  --------------------------------------------------  ------------------------------------------------------
+    SENDING   an attempt failed, or nobody leads: `stop`          DRAINING: nothing is sent, answers come in
+    DRAINING  every answer is in: `settle`                        SETTLED: it is decided what each batch's error means
+    SETTLED   there is a leader, and a producer id: `resume`      SENDING: again from the first unacknowledged, in order
+
+While SENDING, a prefix of `unacked` (`in_flight` batches) is sent, and the rest waits its turn.
 
 Sequence numbers say what is certain. A broker that answers OUT_OF_ORDER_SEQUENCE_NUMBER to the first unacknowledged
 batch does not have it: numbers are missing before it. If they are those of a batch of ours that failed, this one gets a
@@ -13,13 +17,16 @@ Not in a transaction: there a batch that failed ends the transaction, and what f
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from enum import Enum
 
-from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS
-from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.client.leader_channel import LeaderChannel
+from spark_broker.client.outgoing import Identity, OutgoingBatch
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS
 from spark_broker.core.producers import REMEMBERED_BATCHES, SEQUENCE_LIMIT
 from spark_broker.errors import (
     InconsistentTopicIdError,
+    InvariantError,
     OutOfOrderSequenceNumberError,
     SparkBrokerError,
     UnknownProducerIdError,
@@ -28,17 +35,37 @@ from spark_broker.errors import (
 )
 from spark_broker.model import TopicPartition
 
-if TYPE_CHECKING:
-    from spark_broker.client.append_channel import AppendChannel
 
-Completion = tuple[OutgoingBatch, Outcome]
+class QueueState(Enum):
+    """See the table at the top."""
+
+    SENDING = "sending"
+    DRAINING = "draining"
+    SETTLED = "settled"
+
+
+class QueueEvent(Enum):
+    """See the table at the top."""
+
+    STOP = "stop"
+    SETTLE = "settle"
+    RESUME = "resume"
+
+
+TRANSITIONS: Mapping[tuple[QueueState, QueueEvent], QueueState] = {
+    (QueueState.SENDING, QueueEvent.STOP): QueueState.DRAINING,
+    (QueueState.DRAINING, QueueEvent.STOP): QueueState.DRAINING,
+    (QueueState.DRAINING, QueueEvent.SETTLE): QueueState.SETTLED,
+    (QueueState.SETTLED, QueueEvent.STOP): QueueState.SETTLED,
+    (QueueState.SETTLED, QueueEvent.RESUME): QueueState.SENDING,
+}
 
 
 class PartitionQueue:
-    """Not thread-safe: the sender's lock covers it.
+    """A part of the sender's machine. Times are in ms.
 
-    Invariants: 0 <= in_flight <= len(unacked); unless recovering, `unacked[:in_flight]` are those that are in flight;
-    `ready` where it is in the line of `channel`, once, and it is in no other line.
+    Invariants: 0 <= in_flight <= len(unacked); while SENDING, `unacked[:in_flight]` are those that are in flight; once
+    SETTLED, none is; `ready` where it is in the line of `channel`, once, and it is in no other line.
     """
 
     def __init__(
@@ -52,22 +79,26 @@ class PartitionQueue:
     ) -> None:
         self.topic_partition = topic_partition
         self.topic_id = topic_id
+        self.state = QueueState.SENDING
         self.unacked: deque[OutgoingBatch] = deque()
         self.in_flight = 0
-        self.channel: AppendChannel | None = None
+        self.channel: LeaderChannel | None = None
         self.leader_epoch = -1
         self.ready = False  # whether it waits in its channel's line
-        self.recovering = False
-        self.settled = False
         self.failed_epoch = -1
         self.failures = 0
-        self.retry_at_s = 0.0
-        self.missing_since_s = 0.0
+        self.retry_at_ms = 0
+        self.missing_since_ms = -1
         self.identity = identity
         self._numbered = numbered
         self._renumbers = renumbers
         self._next_sequence = 0
         self._gaps: set[Identity] = set()  # under which numbers are missing; only those that unacked batches have
+
+    @property
+    def recovering(self) -> bool:
+        """Whether something failed, and nothing is sent for now."""
+        return self.state is not QueueState.SENDING
 
     @property
     def needs_identity(self) -> bool:
@@ -109,15 +140,18 @@ class PartitionQueue:
 
     def stop(self) -> None:
         """Send nothing until settled and resumed."""
-        if not self.recovering:
-            self.recovering = True
-            self.settled = False
+        if self.state is QueueState.SENDING:
             self.failed_epoch = self.leader_epoch
+        self._move(QueueEvent.STOP)
 
-    def expire(self, now_s: float) -> list[tuple[OutgoingBatch, bool]]:
+    def resume(self) -> None:
+        """Send again, under the leader that is known now."""
+        self._move(QueueEvent.RESUME)
+
+    def expire(self, now_ms: int) -> list[tuple[OutgoingBatch, bool]]:
         """Take out the batches whose delivery time-out has passed, each with whether it is in flight."""
         expired = []
-        while self.unacked and self.unacked[0].deadline_s <= now_s:
+        while self.unacked and self.unacked[0].deadline_ms <= now_ms:
             batch = self.unacked.popleft()
             in_flight = batch.correlation_id >= 0
             if in_flight:
@@ -128,10 +162,11 @@ class PartitionQueue:
             expired.append((batch, in_flight))
         return expired
 
-    def settle(self) -> list[Completion]:
-        """What the errors of the last round mean: completes the batches that failed for good, keeps the others."""
+    def settle(self) -> list[tuple[OutgoingBatch, SparkBrokerError]]:
+        """What the errors of the last round mean: takes out the batches that failed for good, keeps the others."""
+        self._move(QueueEvent.SETTLE)
         invariant(self.in_flight == 0, "a partition is settled when every answer is in")
-        completions: list[Completion] = []
+        failed: list[tuple[OutgoingBatch, SparkBrokerError]] = []
         kept: deque[OutgoingBatch] = deque()
         for batch in self.unacked:
             error, batch.error = batch.error, None
@@ -140,29 +175,29 @@ class PartitionQueue:
                 kept.append(batch)
             else:
                 self._leave_gap(batch)
-                completions.append((batch, verdict))
+                failed.append((batch, verdict))
         self.unacked = kept
         self._gaps &= {batch.identity for batch in kept if batch.identity is not None}
-        self.settled = True
-        return completions
+        return failed
 
-    def fail_all(self, error: SparkBrokerError) -> list[Completion]:
+    def fail_all(self) -> list[OutgoingBatch]:
         """Take out every batch, in flight or not."""
-        completions: list[Completion] = [(batch, error) for batch in self.unacked]
+        batches = list(self.unacked)
         self.unacked.clear()
         self.in_flight = 0
-        return completions
+        return batches
 
-    def gone(self, topic_id: str | None, now_s: float) -> SparkBrokerError | None:
+    def gone(self, topic_id: str | None, now_ms: int) -> SparkBrokerError | None:
         """The error once the topic has been missing, or another one, for longer than a broker may lag behind.
 
         `topic_id`: that of the topic which has the name now; None: there is none.
         """
         if topic_id == self.topic_id:
-            self.missing_since_s = 0.0
+            self.missing_since_ms = -1
             return None
-        self.missing_since_s = self.missing_since_s or now_s
-        if (now_s - self.missing_since_s) * 1000 < UNKNOWN_TOPIC_GRACE_MS:
+        if self.missing_since_ms < 0:
+            self.missing_since_ms = now_ms
+        if now_ms - self.missing_since_ms < UNKNOWN_TOPIC_GRACE_MS:
             return None
         name = self.topic_partition.topic
         if topic_id is None:
@@ -198,6 +233,12 @@ class PartitionQueue:
     def take_identity(self, identity: Identity) -> None:
         self.identity = identity
         self._next_sequence = 0
+
+    def _move(self, event: QueueEvent) -> None:
+        after = TRANSITIONS.get((self.state, event))
+        if after is None:
+            raise InvariantError(f"{self.topic_partition}: {event.value} while it is {self.state.value}")
+        self.state = after
 
     def _answered(self) -> None:
         self.in_flight -= 1

@@ -15,6 +15,8 @@ T = TypeVar("T")
 JITTER = 0.2
 """Waits differ by this share, so that clients that lost one broker do not come back in step."""
 
+UNKNOWN_TOPIC_GRACE_MS = 1000
+"""A broker may learn of a new topic later than the client: absence is believed once it has lasted this long."""
 
 FAST_RETRIES = 20
 """So many looks at the metadata of a partition without a leader come at the first backoff: an election takes less than

@@ -43,7 +43,7 @@ def test_a_batch_that_failed_is_never_more_than_five_numbers_behind_the_newest()
         queue.failed(batch, RequestTimedOutError("the ISR was too small for too long"))
     queue.acknowledged(first[4])
     assert queue.settle() == []
-    queue.recovering = False
+    queue.resume()
 
     again = send_all(queue)
     assert [batch.sequence for batch in again] == [0, 1, 2, 3]
@@ -61,9 +61,9 @@ def test_numbers_that_are_missing_are_known_of_every_identity_that_batches_still
     out_of_order = OutOfOrderSequenceNumberError("0 is next")
     for batch in sent:
         batch.correlation_id = 1
-        batch.deadline_s = 9.0
-    sent[0].deadline_s = sent[1].deadline_s = 1.0
-    assert [batch for batch, _ in queue.expire(2.0)] == sent[:2]
+        batch.deadline_ms = 9000
+    sent[0].deadline_ms = sent[1].deadline_ms = 1000
+    assert [batch for batch, _ in queue.expire(2000)] == sent[:2]
     for batch in sent[2:]:
         queue.failed(batch, out_of_order)
         batch.correlation_id = -1
@@ -72,14 +72,14 @@ def test_numbers_that_are_missing_are_known_of_every_identity_that_batches_still
     assert sent[3].identity == OLD
 
     queue.take_identity(NEW)
-    queue.recovering = False
+    queue.resume()
     assert queue.sendable(IN_FLIGHT) is sent[2]
     queue.sent(sent[2])
-    sent[2].correlation_id, sent[2].deadline_s = 2, 3.0
-    assert [batch for batch, _ in queue.expire(4.0)] == [sent[2]]
+    sent[2].correlation_id, sent[2].deadline_ms = 2, 3000
+    assert [batch for batch, _ in queue.expire(4000)] == [sent[2]]
     assert queue.settle() == []
 
-    queue.recovering = False
+    queue.resume()
     queue.sent(sent[3])
     queue.failed(sent[3], out_of_order)
     assert queue.settle() == []

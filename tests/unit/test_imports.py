@@ -43,6 +43,14 @@ TOP = GROUPS[-1]
 """Only these may import from the facade `spark_broker` itself, which leads everywhere."""
 
 PURE = ("core", "controller")
+PURE_MODULES = (
+    "client/cluster_view.py",
+    "client/leader_channel.py",
+    "client/partition_queue.py",
+    "client/sender_effects.py",
+    "client/sender_machine.py",
+)
+"""State machines, and what they know, in a layer that is not pure."""
 
 IMPURE_MODULES = (
     # clock, randomness, environment
@@ -241,6 +249,12 @@ def test_a_circle_of_imports_is_found() -> None:
 def test_every_module_belongs_to_a_layer() -> None:
     places = {path: place_of(path)[0] for path in modules() if path != ROOT / "spark_broker" / "__init__.py"}
     assert {path: layer for path, layer in places.items() if layer not in layers()} == {}
+
+
+@pytest.mark.parametrize("module", PURE_MODULES)
+def test_the_clients_machines_touch_no_clock_file_socket_thread_or_environment(module: str) -> None:
+    path = ROOT / "spark_broker" / module
+    assert purity_violations(path.read_text(), place_of(path)[1]) == []
 
 
 @pytest.mark.parametrize("layer", PURE)

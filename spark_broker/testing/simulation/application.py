@@ -97,7 +97,6 @@ class SimTask(TransactionalClient):
         self._append_next(self.rng.randint(1, self.transactional.draw.appends_max))
 
     def _append_next(self, left: int) -> None:
-        self.give_up_late()
         if self.failure is not None:
             self._fail(self.failure)
             return
@@ -106,13 +105,14 @@ class SimTask(TransactionalClient):
         self.after(step_ms, "append", partial(self._append_next, left) if left else self._flush)
 
     def _flush(self) -> None:
-        self.give_up_late()
         if self.failure is not None:
             self._fail(self.failure)
         elif self.open_batches:
             self.look_later(self._flush)
         else:
-            self._reports(Attempt(self._transaction, self._identity.producer_id if self._identity else -1))
+            self._reports(
+                Attempt(self._transaction, self.machine.identity.producer_id if self.machine.identity else -1)
+            )
             self.quit("its work is done")
 
     def _fail(self, error: object) -> None:

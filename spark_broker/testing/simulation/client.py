@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from spark_broker.client.cluster_view import ClusterView, merge
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
+from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NO_LEADER
-from spark_broker.protocol.messages import GetMetadata
+from spark_broker.protocol.messages import CallRequest, GetMetadata, Metadata
 from spark_broker.testing.simulation.network import Address, NetworkNode
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
-BACKOFF_MS = 40.0
-BACKOFF_MAX_MS = 400.0
+BACKOFF_MS = 20
+BACKOFF_MAX_MS = 400
 REFRESH_TIMEOUT_MS = 500
 
 
@@ -24,6 +27,8 @@ class Client(NetworkNode):
         super().__init__(name, name)
         self.world = world
         self.image: MetadataImage = EMPTY_IMAGE
+        self.view = ClusterView()  # as production merges the answers
+        self._learned: Metadata | None = None
         self._round_due = False
         self._rounds = 0
 
@@ -42,23 +47,43 @@ class Client(NetworkNode):
             wait_ms = min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** min(self._rounds, 6))
             self.world.scheduler.after(wait_ms, self, "ask for metadata", self._ask)
 
-    def _ask(self) -> None:
-        self._rounds += 1
+    def ask_any(
+        self,
+        request: CallRequest,
+        on_answer: Callable[[object], None],
+        on_error: Callable[[SparkBrokerError], None],
+        timeout_ms: float = REFRESH_TIMEOUT_MS,
+    ) -> None:
+        """Ask any broker, once."""
         machine = self.world.client_rng.choice(self.world.machines)
         self.world.network.call(
             self,
             machine.host,
             machine.address,
-            GetMetadata(),
-            timeout_ms=REFRESH_TIMEOUT_MS,
-            on_answer=self._metadata_came,
-            on_error=lambda _: self._again(),
+            request,
+            timeout_ms=timeout_ms,
+            on_answer=on_answer,
+            on_error=on_error,
         )
+
+    def learn(self, answer: object) -> None:
+        """A broker has answered GetMetadata with its image; what production makes of that is the view."""
+        if not isinstance(answer, MetadataImage):
+            return
+        if answer.next_offset >= self.image.next_offset:
+            self.image = answer
+        description = self.world.describe(answer)
+        if description is not self._learned:
+            self._learned = description
+            self.view = merge(self.view, description, None)
+
+    def _ask(self) -> None:
+        self._rounds += 1
+        self.ask_any(GetMetadata(), self._metadata_came, lambda _: self._again())
 
     def _metadata_came(self, answer: object) -> None:
         self._round_due = False
-        if isinstance(answer, MetadataImage) and answer.next_offset >= self.image.next_offset:
-            self.image = answer
+        self.learn(answer)
         if self.refreshed():
             self.want_metadata()
         else:

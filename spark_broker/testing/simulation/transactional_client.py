@@ -12,20 +12,19 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
-from spark_broker.client.partition_queue import PartitionQueue
 from spark_broker.errors import (
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
     SparkBrokerError,
     TransactionAbortableError,
 )
-from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
+from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.messages import CallRequest, Message
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.testing.simulation.batches import SCHEMA, values_of
-from spark_broker.testing.simulation.producer import MAX_ROWS, SimProducer
+from spark_broker.testing.simulation.producer import MAX_ROWS, SenderShell
 from spark_broker.testing.simulation.trace import Kind
 from spark_broker.testing.simulation.violation import ViolationError
 
@@ -44,11 +43,12 @@ DELIVERY_MS = 3_000
 Answer = Message | SparkBrokerError
 
 
-class TransactionalClient(SimProducer):
+class TransactionalClient(SenderShell):
     """One process. It quits, or is killed; whoever started it hears of that by `gone`."""
 
     def __init__(self, world: World, transactional: Transactional, name: str, transactional_id: str) -> None:
-        super().__init__(world, name)
+        super().__init__(world, name, delivery_timeout_ms=DELIVERY_MS, transactional_id=transactional_id)
+        self.stopped = False
         self.transactional_id = transactional_id
         self.transactional = transactional
         self.rng = transactional.rng
@@ -70,15 +70,9 @@ class TransactionalClient(SimProducer):
 
     def take_identity(self, identity: Identity) -> None:
         """Nothing of the transaction before is on its way any more; numbers begin anew."""
-        self._identity = identity
+        self.machine.begin_epoch(identity)
         self.failure = None
-        self._forget_batches()
-
-    def _forget_batches(self) -> None:
-        self._queues.clear()
         self._has_failed.clear()
-        for channel in self._channels.values():
-            channel.in_flight.clear()
 
     def append_one(self, transaction: int) -> bool:
         """Append a batch to any partition; False while none is known."""
@@ -90,19 +84,8 @@ class TransactionalClient(SimProducer):
         number, rows = self.world.next_batch(), self.rng.randint(1, MAX_ROWS)
         operation = self.world.history.invoked(self.name, tp, values_of(number, rows), transaction)
         complete = partial(self._completed, operation, (topic_id, tp.partition))
-        batch = OutgoingBatch(tp, topic_id, 0, rows, encoded_in_transaction(number, rows), complete)
-        batch.deadline_s = self._now_s + DELIVERY_MS / 1000
-        queue = self._queue(topic_id, tp)
-        queue.unacked.append(batch)
-        if not queue.recovering:
-            self._route(queue)
+        self.enqueue(OutgoingBatch(tp, topic_id, 0, rows, encoded_in_transaction(number, rows), complete))
         return True
-
-    def _queue(self, topic_id: str, tp: TopicPartition) -> PartitionQueue:
-        key = (topic_id, tp.partition)
-        if key not in self._queues:
-            self._queues[key] = PartitionQueue(tp, topic_id, self._identity, numbered=True, renumbers=False)
-        return self._queues[key]
 
     def _completed(self, operation: int, key: tuple[str, int], outcome: Outcome) -> None:
         if not isinstance(outcome, SparkBrokerError):
@@ -121,23 +104,13 @@ class TransactionalClient(SimProducer):
     def discard(self) -> None:
         """What is not acknowledged is given up; it may arrive all the same, and late."""
         error = TransactionAbortableError("the transaction was aborted before the append was acknowledged")
-        for queue in self._queues.values():
-            for batch, outcome in queue.fail_all(error):
-                batch.complete(outcome)
-        self._forget_batches()
-
-    def give_up_late(self) -> None:
-        """Fail what was not acknowledged in time."""
-        self._expire()
-
-    def _want_identity(self) -> None:
-        """It comes from the coordinator, and with each transaction."""
+        self.carry_out(self.machine.refuse(error))
 
     def refreshed(self) -> bool:
         waiting, self._waiting = self._waiting, []
         for again in waiting:
             again()
-        return super().refreshed() or bool(self._waiting)
+        return bool(self._waiting)
 
     def look_again(self, again: Callable[[], None]) -> None:
         """Once newer metadata is there."""
@@ -148,7 +121,7 @@ class TransactionalClient(SimProducer):
 
     def ask(self, request: CallRequest, answered: Callable[[Answer], None], patience_ms: float = PATIENCE_MS) -> None:
         """Ask, as often as it takes: `answered` hears the answer, an error that is final, or that time is up."""
-        _Question(self, request, answered, self._now_s + patience_ms / 1000).attempt()
+        _Question(self, request, answered, self.now_ms + patience_ms).attempt()
 
     def look_later(self, look: Callable[[], None]) -> None:
         """In production somebody is woken: looking is no event."""
@@ -163,16 +136,16 @@ class _Question:
     """A request to the coordinator, repeated until it is answered."""
 
     def __init__(
-        self, client: TransactionalClient, request: CallRequest, answered: Callable[[Answer], None], deadline_s: float
+        self, client: TransactionalClient, request: CallRequest, answered: Callable[[Answer], None], deadline_ms: float
     ) -> None:
         self._client = client
         self._request = request
         self._answered = answered
-        self._deadline_s = deadline_s
+        self._deadline_ms = deadline_ms
 
     def attempt(self) -> None:
         client = self._client
-        if client.world.scheduler.now_us / 1e6 > self._deadline_s:
+        if client.now_ms > self._deadline_ms:
             self._answered(RequestTimedOutError(f"{type(self._request).__name__} was not answered in time"))
             return
         topic = client.image.topic(TRANSACTION_STATE_TOPIC)

@@ -73,7 +73,6 @@ class SimTransactionalProducer(TransactionalClient):
         self._append_next(self.rng.randint(1, self.transactional.draw.appends_max))
 
     def _append_next(self, left: int) -> None:
-        self.give_up_late()
         if self.failure is not None:
             self._abort()
             return
@@ -94,7 +93,6 @@ class SimTransactionalProducer(TransactionalClient):
 
     def _flush(self) -> None:
         """A commit is asked for only when every append is acknowledged."""
-        self.give_up_late()
         if self.failure is not None:
             self._abort()
         elif self.open_batches:
@@ -104,7 +102,7 @@ class SimTransactionalProducer(TransactionalClient):
             self.ask(self._end_request(committed=True), self._committed)
 
     def _end_request(self, *, committed: bool) -> EndTransaction:
-        identity = self._identity or Identity(-1, -1)
+        identity = self.machine.identity or Identity(-1, -1)
         return EndTransaction(self.transactional_id, identity.producer_id, identity.producer_epoch, committed)
 
     def _committed(self, answer: Answer) -> None:

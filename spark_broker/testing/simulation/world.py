@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spark_broker.broker.membership import read_update
 from spark_broker.client.outgoing import Outcome
+from spark_broker.controller.describe import describe
 from spark_broker.controller.effects import LaunchNumber
 from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.errors import (
@@ -19,7 +20,7 @@ from spark_broker.errors import (
     StorageFullError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
-from spark_broker.protocol.messages import CreateTopic, MetadataUpdate
+from spark_broker.protocol.messages import CreateTopic, Metadata, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.simulation.bit_flips import BitFlips, with_bit_flips
 from spark_broker.testing.simulation.broker import BrokerProcess
@@ -46,6 +47,8 @@ from spark_broker.testing.simulation.violation import ViolationError
 
 TOPIC = "t"
 RETRY_MS = 200
+DESCRIBED_MAX = 16
+"""Images whose descriptions are kept."""
 
 
 class World:
@@ -98,6 +101,7 @@ class World:
         self._topics = 0  # that were asked for
         self._topic_ids = 0
         self._batches = 0
+        self._described: dict[int, tuple[MetadataImage, Metadata]] = {}
         self._read: dict[int, tuple[MetadataUpdate, MetadataImage, MetadataImage]] = {}
 
     # ---- running -----------------------------------------------------------------------------------------------
@@ -355,6 +359,15 @@ class World:
         image = read_update(known, update)
         self._read[id(update)] = (update, known, image)
         return image
+
+    def describe(self, image: MetadataImage) -> Metadata:
+        """As a broker with this image describes it to clients, once for all that ask."""
+        cached = self._described.get(id(image))
+        if cached is None:
+            if len(self._described) == DESCRIBED_MAX:
+                self._described.clear()
+            cached = self._described[id(image)] = (image, describe(image))
+        return cached[1]
 
     def registered(self, broker: BrokerState) -> None:
         """A registration is committed: a machine that had lost data is out of every ISR now."""

@@ -3,25 +3,15 @@
 An event is a method: it takes what happened and the time, changes the state and returns effects for the shell to carry
 out in order. The shell holds the partition's lock meanwhile, and tells the replica of every write that it has done.
 
-    event                offline     follower               leader
-    ------------------------------------------------------------------------------------------------------------
-    assign(leader=me)    -> leader   -> leader              new epoch, or new ISR
-    assign(leader=other) -> follower new epoch              -> follower: refuse pending, truncate by epochs
-    prepare_append       refuse      refuse                 accept, recognise a retry, ask the coordinator, or refuse
-    prepare_marker       refuse      refuse                 accept, recognise a repetition, or refuse
-    appended             invariant   invariant              log end up; perhaps high watermark, acknowledgements
-    follower_fetch       refuse      refuse                 progress, high watermark, ISR growth; or divergence
-    fetched              ignore      truncate/append/restart ignore
-    follower_appended    invariant   log end up             invariant
-    tick                 -           -                      ISR shrink, expiry of pending appends
-    isr_refused          -           -                      forget the proposal, if it certainly was not taken
-    stop                 all -> stopped, for good: pending appends refused, assignments ignored
+`TRANSITIONS` says what may happen to a replica in which role; what it does then is the method's docstring. A request to
+a replica that does not lead is refused with a typed error, an answer that is not to this replica as it is now is
+ignored, and both are no events. What the table does not have is a bug of ours.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
+from enum import Enum, auto
 from typing import NamedTuple
 
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
@@ -67,7 +57,9 @@ __all__ = [
     "FetchPosition",
     "Fetched",
     "LogState",
+    "TRANSITIONS",
     "Replica",
+    "ReplicaEvent",
     "Role",
 ]
 
@@ -78,10 +70,52 @@ CERTAIN_REFUSALS = frozenset({IneligibleReplicaError.code, InvalidRequestError.c
 
 
 class Role(Enum):
-    OFFLINE = "offline"
+    OFFLINE = "offline"  # its log is open; the controller's word has not come
     FOLLOWER = "follower"
     LEADER = "leader"
-    STOPPED = "stopped"
+    STOPPED = "stopped"  # for good
+
+
+class ReplicaEvent(Enum):
+    LEADS = auto()  # assigned: this broker leads, in a new leader epoch or again
+    FOLLOWS = auto()  # assigned: another broker leads, or nobody, in a new leader epoch
+    REASSIGNED = auto()  # assigned: another ISR or other replicas in the same leader epoch
+    APPENDED = auto()
+    FOLLOWER_FETCHED = auto()
+    ISR_REFUSED = auto()
+    FETCHED = auto()
+    FOLLOWER_APPENDED = auto()
+    TRUNCATED = auto()
+    RESTARTED = auto()
+    LOG_START_ADVANCED = auto()
+    STOPPED = auto()
+
+
+TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {
+    (Role.OFFLINE, ReplicaEvent.LEADS): Role.LEADER,
+    (Role.OFFLINE, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
+    (Role.OFFLINE, ReplicaEvent.STOPPED): Role.STOPPED,
+    (Role.FOLLOWER, ReplicaEvent.LEADS): Role.LEADER,
+    (Role.FOLLOWER, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.REASSIGNED): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.FETCHED): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.FOLLOWER_APPENDED): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.TRUNCATED): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.RESTARTED): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.LOG_START_ADVANCED): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.STOPPED): Role.STOPPED,
+    (Role.LEADER, ReplicaEvent.LEADS): Role.LEADER,
+    (Role.LEADER, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
+    (Role.LEADER, ReplicaEvent.REASSIGNED): Role.LEADER,
+    (Role.LEADER, ReplicaEvent.APPENDED): Role.LEADER,
+    (Role.LEADER, ReplicaEvent.FOLLOWER_FETCHED): Role.LEADER,
+    (Role.LEADER, ReplicaEvent.ISR_REFUSED): Role.LEADER,
+    (Role.LEADER, ReplicaEvent.LOG_START_ADVANCED): Role.LEADER,
+    (Role.LEADER, ReplicaEvent.STOPPED): Role.STOPPED,
+    # Its broker, or the coordinator that uses it, may not have heard of the end yet.
+    (Role.STOPPED, ReplicaEvent.LOG_START_ADVANCED): Role.STOPPED,
+    (Role.STOPPED, ReplicaEvent.STOPPED): Role.STOPPED,
+}
 
 
 class Standing(NamedTuple):
@@ -197,19 +231,36 @@ class Replica(Machine[Standing]):
             return []
         if (assignment.leader_epoch, assignment.partition_epoch) < (current.leader_epoch, current.partition_epoch):
             return []
-        new_epoch = assignment.leader_epoch > current.leader_epoch or self.role is Role.OFFLINE
+        event = self._assigned(assignment)
         self.assignment = assignment
-        if assignment.leader != self.me:
-            return self._follow() if new_epoch else []
-        if new_epoch or self.leadership is None:
-            effects = self._lead(broker_epochs, now_ms)
-        else:
-            effects = []
-            self.leadership.reassign(assignment, broker_epochs, now_ms)
+        match event:
+            case ReplicaEvent.FOLLOWS:
+                effects = self._follow()
+            case ReplicaEvent.LEADS:
+                effects = self._lead(broker_epochs, now_ms)
+            case _:
+                self._move(ReplicaEvent.REASSIGNED)
+                effects = []
+                if self.leadership is not None:
+                    self.leadership.reassign(assignment, broker_epochs, now_ms)
         return effects + self._advance_high_watermark()
 
+    def _assigned(self, assignment: Assignment) -> ReplicaEvent:
+        """What the assignment makes of this replica."""
+        current = self.assignment
+        if assignment.leader_epoch > current.leader_epoch or self.role is Role.OFFLINE:
+            return ReplicaEvent.LEADS if assignment.leader == self.me else ReplicaEvent.FOLLOWS
+        invariant(assignment.leader == current.leader, "another leader in the same leader epoch")
+        return ReplicaEvent.REASSIGNED
+
+    def _move(self, event: ReplicaEvent) -> None:
+        if (self.role, event) not in TRANSITIONS:
+            epoch, end = self.assignment.leader_epoch, self.log_end_offset
+            invariant(False, f"{event.name} of a {self.role.value} on broker {self.me}, epoch {epoch}, log end {end}")
+        self.role = TRANSITIONS[self.role, event]
+
     def _follow(self) -> list[Effect]:
-        self.role = Role.FOLLOWER
+        self._move(ReplicaEvent.FOLLOWS)
         self.leadership = None
         refused = self._refuse_pending(NotLeaderOrFollowerError("the leader changed before the batch was committed"))
         return [*self._set_epochs(self.epochs.truncate_to(self.log_end_offset)), *refused]
@@ -218,14 +269,14 @@ class Replica(Machine[Standing]):
         """Invariant: (epoch, log end) is in the history before the first append or read of the epoch."""
         # Led before, the epoch would name two batches at one offset where the log has lost its end since.
         invariant(self.assignment.leader_epoch > self.epochs.latest_epoch, "elected in an epoch that the log has seen")
-        self.role = Role.LEADER
+        self._move(ReplicaEvent.LEADS)
         self.leadership = Leadership(self.me, self.assignment, self.log_end_offset, broker_epochs, now_ms)
         return self._set_epochs(self.epochs.assign(self.assignment.leader_epoch, self.log_end_offset))
 
     @event
     def stop(self, error: SparkBrokerError) -> list[Effect]:
         """For good: the topic is deleted, the disk failed, or the broker leaves. No later assignment revives it."""
-        self.role = Role.STOPPED
+        self._move(ReplicaEvent.STOPPED)
         self.leadership = None
         return self._refuse_pending(error)
 
@@ -328,7 +379,7 @@ class Replica(Machine[Standing]):
     def appended(self, batch: BatchInfo, now_ms: int) -> list[Effect]:
         """The shell has written the batch that `prepare_append` granted."""
         del now_ms
-        invariant(self.role is Role.LEADER, "only a leader appends")
+        self._move(ReplicaEvent.APPENDED)
         invariant(batch.base_offset == self.log_end_offset, "appended elsewhere than granted")
         self._remember(batch)
         return self._advance_high_watermark()
@@ -360,6 +411,7 @@ class Replica(Machine[Standing]):
         ISR only now (unfenced since, or refused before), and a late request on an older stream may have said less.
         """
         leadership = self.check_leader(position.leader_epoch)
+        self._move(ReplicaEvent.FOLLOWER_FETCHED)
         progress = leadership.progress(follower, broker_epoch)
         diverging = find_divergence(self.epochs, self.log_end_offset, position)
         if diverging is not None:
@@ -406,6 +458,7 @@ class Replica(Machine[Standing]):
         current = (self.assignment.leader_epoch, self.assignment.partition_epoch)
         if self.leadership is None or current != (leader_epoch, partition_epoch) or error_code not in CERTAIN_REFUSALS:
             return []
+        self._move(ReplicaEvent.ISR_REFUSED)
         self.leadership.proposed_isr = None
         return self._advance_high_watermark()
 
@@ -429,6 +482,7 @@ class Replica(Machine[Standing]):
         """The leader's answer. Batches that follow our log end are then written by the shell (`follower_appended`)."""
         if not self.awaits(answer):
             return []
+        self._move(ReplicaEvent.FETCHED)
         if answer.diverging is not None:
             return self._truncate(answer.diverging)
         if answer.log_start_offset > self.log_end_offset:
@@ -468,6 +522,7 @@ class Replica(Machine[Standing]):
 
         A cut may fall on a batch's beginning below the offset asked for; all follow the log (KAFKA-5435).
         """
+        self._move(ReplicaEvent.TRUNCATED)
         invariant(log_end_offset >= self.high_watermark, "a cut below the high watermark")
         self.producers = producers
         producers.committed(self.high_watermark)
@@ -477,7 +532,7 @@ class Replica(Machine[Standing]):
     @event
     def follower_appended(self, batches: Sequence[BatchInfo], leader_high_watermark: int) -> list[Effect]:
         """The shell has written these batches of the leader's, unchanged."""
-        invariant(self.role is Role.FOLLOWER, "only a follower copies")
+        self._move(ReplicaEvent.FOLLOWER_APPENDED)
         history = self.epochs
         for batch in batches:
             invariant(batch.base_offset == self.log_end_offset, "a gap in what the leader sent")
@@ -493,6 +548,7 @@ class Replica(Machine[Standing]):
 
         Or as much of that as a full disk has allowed: what is left is what the log says.
         """
+        self._move(ReplicaEvent.RESTARTED)
         self._follow_log(log)
 
     # ---- reads and the log start -------------------------------------------------------------------------------
@@ -542,6 +598,7 @@ class Replica(Machine[Standing]):
         """
         if offset <= self.log_start_offset:
             return []
+        self._move(ReplicaEvent.LOG_START_ADVANCED)
         # A follower's leader has vouched for it: what lies below its log start is committed.
         bound = self.last_stable_offset if self.role is Role.LEADER else self.log_end_offset
         invariant(offset <= bound, "log start past what is committed")

@@ -4,6 +4,9 @@ A request is decided against the state and gives records, which the shell append
 which change the state at once; nobody hears of a change before it is committed. When the leadership ends, the shard is
 dropped, and the next leader replays the log: what was not committed never happened, and nothing is ever guessed.
 
+`transaction_state.ONE_WRITER` and `MANY_WRITERS` are the transitions of an id, record by record. What brings a record
+about, and what follows once it is committed:
+
     state of an id   event                                 -> state         what follows once the record is committed
     --------------------------------------------------------------------------------------------------------------
     (none), Empty    InitTransactions                      -> Empty         answer: a new epoch
@@ -40,7 +43,7 @@ from spark_broker.core.transaction_records import (
     Restored,
     TransactionRecord,
 )
-from spark_broker.core.transaction_state import PREPARED, MarkerTarget, State, Transactions
+from spark_broker.core.transaction_state import PREPARED, MarkerTarget, Transactions, TransactionState
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidProducerIdMappingError,
@@ -247,15 +250,17 @@ class TransactionShard(Machine[Standing]):
             yield TransactionRecord(transactional_id, found.snapshot())
 
     def _apply(self, transactional_id: str, change: AnyChange) -> None:
-        if isinstance(change, Forgotten):
-            self.transactions.pop(transactional_id, None)
-            return
         found = self.transactions.get(transactional_id)
+        if isinstance(change, Forgotten):
+            if found is not None:
+                found.apply(change)
+                del self.transactions[transactional_id]
+            return
         if found is None:
             grouped = isinstance(change, ExecutionStarted) or (isinstance(change, Restored) and change.grouped)
             found = self.transactions[transactional_id] = Transactions(transactional_id, grouped)
         found.apply(change)
-        if found.state is State.ONGOING:
+        if found.state is TransactionState.ONGOING:
             self._open[transactional_id] = None
         else:
             self._open.pop(transactional_id, None)
@@ -428,7 +433,7 @@ class TransactionShard(Machine[Standing]):
         return [
             AppendRecords(transactional_id, (Forgotten(),), None, None)
             for transactional_id, found in self.transactions.items()
-            if found.state is State.EMPTY and now_ms - found.active_ms >= self._id_expiration_ms
+            if found.state is TransactionState.EMPTY and now_ms - found.active_ms >= self._id_expiration_ms
         ]
 
     def _expire(self, now_ms: int) -> list[Effect]:
@@ -480,7 +485,7 @@ def _check_form(found: Transactions | None, *, grouped: bool) -> None:
 
 
 def _describe(found: Transactions, now_ms: int, leader_epoch: int) -> TransactionDescription:
-    open_ = found.state is not State.EMPTY
+    open_ = found.state is not TransactionState.EMPTY
     writers = [(producer_id, writer.producer_epoch) for producer_id, writer in found.writers.items()]
     if not found.grouped:
         writers = [(found.identity.producer_id, found.identity.producer_epoch)]

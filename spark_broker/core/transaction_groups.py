@@ -15,7 +15,7 @@ from spark_broker.core.transaction_records import (
     PartitionAdded,
     WriterJoined,
 )
-from spark_broker.core.transaction_state import JOIN_EPOCH, PREPARED, State, Transactions
+from spark_broker.core.transaction_state import JOIN_EPOCH, PREPARED, Transactions, TransactionState
 from spark_broker.errors import (
     AlreadyCommittedError,
     InvalidProducerEpochError,
@@ -70,7 +70,7 @@ def commit(found: Transactions, request: CommitTransaction, resources: Resources
 def abort(found: Transactions, request: AbortTransaction, resources: Resources) -> Decision:
     """Nobody writes for the version and execution any more; what was written is aborted."""
     same = (found.version, found.execution) == (request.version, request.execution)
-    if same and found.state is State.PREPARE_ABORT:
+    if same and found.state is TransactionState.PREPARE_ABORT:
         return AfterEnd(answer=Empty())
     if found.state not in PREPARED and _is_closed(found, request.version, request.execution):
         _check_not_committed(found, request.version)
@@ -105,7 +105,7 @@ def _open(found: Transactions, version: int, execution: str, timeout_ms: int) ->
         return AfterEnd(started)
     if _is_closed(found, version, execution):
         raise InvalidTxnStateError(f"version {version} of execution {execution!r} has ended")
-    if found.state is State.ONGOING:
+    if found.state is TransactionState.ONGOING:
         same = (found.version, found.execution) == (version, execution)
         return () if same else AfterEnd((*started, ABORT))
     return (*started, Opened(version, execution, timeout_ms))
@@ -115,7 +115,7 @@ def _is_closed(found: Transactions, version: int, execution: str) -> bool:
     """Whether the version has ended for this execution, or was passed over by a higher one that is open."""
     if execution != found.newest_execution:
         return False
-    passed = found.state is State.ONGOING and found.execution == execution and version < found.version
+    passed = found.state is TransactionState.ONGOING and found.execution == execution and version < found.version
     return passed or version <= found.closed
 
 
@@ -133,7 +133,7 @@ def _check_not_fenced(found: Transactions, execution: str) -> None:
 
 def _check_joined(found: Transactions, version: int, execution: str, winners: tuple[int, ...]) -> None:
     """Every winner is a writer of exactly this open version and execution; nothing has changed where one is not."""
-    if (found.version, found.execution) != (version, execution) or found.state is not State.ONGOING:
+    if (found.version, found.execution) != (version, execution) or found.state is not TransactionState.ONGOING:
         raise InvalidTxnStateError(f"version {version} of execution {execution!r} is not open")
     strangers = [producer_id for producer_id in winners if producer_id not in found.writers]
     if strangers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources, added
 from spark_broker.core.transaction_records import Ending, Initialized, PartitionAdded
-from spark_broker.core.transaction_state import PREPARED, Identity, Outcome, State, Transactions
+from spark_broker.core.transaction_state import PREPARED, Identity, Outcome, Transactions, TransactionState
 from spark_broker.errors import (
     InvalidProducerEpochError,
     InvalidProducerIdMappingError,
@@ -33,7 +33,7 @@ def initialize(found: Transactions | None, request: InitTransactions, resources:
     resources.check_timeout(request.timeout_ms)
     if found is None:
         identity = Identity(resources.producer_ids.take(), 0)
-    elif found.state is State.ONGOING:
+    elif found.state is TransactionState.ONGOING:
         return AfterEnd((_ending(found, False, resources),))
     elif found.state in PREPARED:
         return AfterEnd()

@@ -1,9 +1,9 @@
-"""One transactional id, as a function of its records."""
+"""One transactional id, as a function of its records. The transition tables of both forms are below."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import Enum, auto
 
 from spark_broker.core.transaction_records import (
     NO_VERSION,
@@ -11,6 +11,7 @@ from spark_broker.core.transaction_records import (
     Ended,
     Ending,
     ExecutionStarted,
+    Forgotten,
     Initialized,
     Opened,
     PartitionAdded,
@@ -28,7 +29,7 @@ JOIN_EPOCH = 0
 """Every join has a producer id of its own, so its epoch need not rise."""
 
 
-class State(Enum):
+class TransactionState(Enum):
     """Of a transactional id; the values are Kafka's names."""
 
     EMPTY = "Empty"
@@ -37,7 +38,48 @@ class State(Enum):
     PREPARE_ABORT = "PrepareAbort"
 
 
-PREPARED = (State.PREPARE_COMMIT, State.PREPARE_ABORT)
+class TransactionEvent(Enum):
+    """What a record says has happened."""
+
+    INITIALIZED = auto()
+    EXECUTION_STARTED = auto()
+    OPENED = auto()
+    WRITER_JOINED = auto()
+    PARTITION_ADDED = auto()
+    COMMIT_DECIDED = auto()
+    ABORT_DECIDED = auto()
+    ENDED = auto()
+    FORGOTTEN = auto()
+
+
+Transitions = dict[tuple[TransactionState, TransactionEvent], TransactionState]
+
+_BOTH_FORMS: Transitions = {
+    (TransactionState.ONGOING, TransactionEvent.PARTITION_ADDED): TransactionState.ONGOING,
+    (TransactionState.ONGOING, TransactionEvent.COMMIT_DECIDED): TransactionState.PREPARE_COMMIT,
+    (TransactionState.ONGOING, TransactionEvent.ABORT_DECIDED): TransactionState.PREPARE_ABORT,
+    (TransactionState.PREPARE_COMMIT, TransactionEvent.ENDED): TransactionState.EMPTY,
+    (TransactionState.PREPARE_ABORT, TransactionEvent.ENDED): TransactionState.EMPTY,
+    (TransactionState.EMPTY, TransactionEvent.FORGOTTEN): TransactionState.EMPTY,
+}
+
+ONE_WRITER: Transitions = {
+    **_BOTH_FORMS,
+    (TransactionState.EMPTY, TransactionEvent.INITIALIZED): TransactionState.EMPTY,
+    (TransactionState.EMPTY, TransactionEvent.PARTITION_ADDED): TransactionState.ONGOING,
+    # Nothing was appended. The producer's epoch ends all the same: a batch may be on its way.
+    (TransactionState.EMPTY, TransactionEvent.COMMIT_DECIDED): TransactionState.PREPARE_COMMIT,
+    (TransactionState.EMPTY, TransactionEvent.ABORT_DECIDED): TransactionState.PREPARE_ABORT,
+}
+
+MANY_WRITERS: Transitions = {
+    **_BOTH_FORMS,
+    **{(state, TransactionEvent.EXECUTION_STARTED): state for state in TransactionState},
+    (TransactionState.EMPTY, TransactionEvent.OPENED): TransactionState.ONGOING,
+    (TransactionState.ONGOING, TransactionEvent.WRITER_JOINED): TransactionState.ONGOING,
+}
+
+PREPARED = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +133,7 @@ class Transactions:
 
     transactional_id: str
     grouped: bool  # many writers: the id is an application's
-    state: State = State.EMPTY
+    state: TransactionState = TransactionState.EMPTY
     timeout_ms: int = 0
     writers: dict[int, Writer] = field(default_factory=dict)
     # one writer
@@ -114,7 +156,7 @@ class Transactions:
 
     @property
     def committing(self) -> bool:
-        return self.state is State.PREPARE_COMMIT
+        return self.state is TransactionState.PREPARE_COMMIT
 
     def apply(self, change: AnyChange) -> None:
         """A record, in the order of the log."""
@@ -127,7 +169,7 @@ class Transactions:
 
     def check(self) -> None:
         """Raises InvariantError where an invariant does not hold."""
-        empty, prepared = self.state is State.EMPTY, self.state in PREPARED
+        empty, prepared = self.state is TransactionState.EMPTY, self.state in PREPARED
         invariant(not (empty and self.writers), "writers outside of a transaction")
         invariant(self.winners <= self.writers.keys(), "a winner that has not joined")
         invariant(not self.winners or self.committing, "winners of what is not being committed")
@@ -140,19 +182,19 @@ class Transactions:
             case Restored():
                 self._restore(change)
             case Initialized(producer_id, producer_epoch, timeout_ms):
-                invariant(self.state is State.EMPTY, "a new producer inside a transaction")
+                self._move(TransactionEvent.INITIALIZED)
                 self.identity, self.timeout_ms = Identity(producer_id, producer_epoch), timeout_ms
                 self.last_outcome = None
             case ExecutionStarted(execution):
+                self._move(TransactionEvent.EXECUTION_STARTED)
                 known = tuple(one for one in self.executions if one != execution)
                 self.executions = (*known, execution)[-REMEMBERED_EXECUTIONS:]
                 self.closed = NO_VERSION
             case Opened(version, execution, timeout_ms):
-                invariant(self.state is State.EMPTY, "a transaction inside another")
-                self.state, self.version, self.execution = State.ONGOING, version, execution
-                self.timeout_ms = timeout_ms
+                self._move(TransactionEvent.OPENED)
+                self.version, self.execution, self.timeout_ms = version, execution, timeout_ms
             case WriterJoined(producer_id):
-                invariant(self.state is State.ONGOING, "a join outside of a transaction")
+                self._move(TransactionEvent.WRITER_JOINED)
                 self.writers[producer_id] = Writer(JOIN_EPOCH)
             case PartitionAdded():
                 self._add_partition(change)
@@ -160,12 +202,19 @@ class Transactions:
                 self._prepare(change)
             case Ended():
                 self._end()
+            case Forgotten():
+                self._move(TransactionEvent.FORGOTTEN)
             case _:
                 raise InvariantError(f"{type(change).__name__} is no change of an id")
 
+    def _move(self, event: TransactionEvent) -> None:
+        transitions = MANY_WRITERS if self.grouped else ONE_WRITER
+        invariant((self.state, event) in transitions, f"{self.transactional_id}: {event.name} while {self.state.value}")
+        self.state = transitions[self.state, event]
+
     def _restore(self, change: Restored) -> None:
         self.grouped = change.grouped
-        self.state = State(change.state)
+        self.state = TransactionState(change.state)
         self.timeout_ms = change.timeout_ms
         self.identity = Identity(change.producer_id, change.producer_epoch)
         self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
@@ -181,35 +230,34 @@ class Transactions:
         }
 
     def _add_partition(self, change: PartitionAdded) -> None:
-        if not self.grouped and self.state is State.EMPTY:
-            self.state = State.ONGOING
+        opens = self.state is TransactionState.EMPTY
+        self._move(TransactionEvent.PARTITION_ADDED)
+        if opens:
             self.writers[self.identity.producer_id] = Writer(self.identity.producer_epoch)
-        invariant(self.state is State.ONGOING, "a partition added outside of a transaction")
         invariant(
             change.producer_id in self.writers, "a partition added by producer %d, not a writer", change.producer_id
         )
         self.writers[change.producer_id].partitions[change.topic_id, change.partition] = None
 
     def _prepare(self, change: Ending) -> None:
-        invariant(self.state not in PREPARED, "a second decision about a transaction")
-        invariant(not self.grouped or self.state is State.ONGOING, "a decision about nothing")
-        self.state = State.PREPARE_COMMIT if change.committed else State.PREPARE_ABORT
+        self._move(TransactionEvent.COMMIT_DECIDED if change.committed else TransactionEvent.ABORT_DECIDED)
         self.winners = frozenset(change.winners)
         if not self.grouped:
             self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
 
     def _end(self) -> None:
-        invariant(self.state in PREPARED, "an end without a decision")
+        committed = self.committing
+        self._move(TransactionEvent.ENDED)
         if self.grouped:
-            if self.committing:
+            if committed:
                 invariant(self.version > self.last_committed, "a version committed twice")
                 self.last_committed = self.version
             if self.execution == self.newest_execution:
                 self.closed = max(self.closed, self.version)
         else:
-            self.last_outcome = Outcome(self.identity, self.committing)
+            self.last_outcome = Outcome(self.identity, committed)
             self.identity, self.next_identity = self.next_identity, NOBODY
-        self.state, self.writers, self.winners = State.EMPTY, {}, frozenset()
+        self.writers, self.winners = {}, frozenset()
 
     def markers(self) -> list[MarkerTarget]:
         """What the decision asks of the partitions."""

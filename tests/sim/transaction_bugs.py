@@ -29,7 +29,7 @@ from spark_broker.core.transaction_coordinator import (
 from spark_broker.core.transaction_decision import Answered, Decision, Resources
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.core.transaction_records import NO_VERSION, Ending, Initialized
-from spark_broker.core.transaction_state import MarkerTarget, State, Transactions
+from spark_broker.core.transaction_state import MarkerTarget, Transactions, TransactionState
 from spark_broker.protocol.messages import InitTransactions, MarkersWritten, ProducerIdentity
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from tests.sim import bugs
@@ -201,7 +201,7 @@ def swap_winners_and_losers_at_a_fail_over(patch: Patch) -> None:
 
     def swap(shard: TransactionShard, found: Transactions) -> None:
         del shard
-        if found.state is State.PREPARE_COMMIT and found.grouped:
+        if found.state is TransactionState.PREPARE_COMMIT and found.grouped:
             found.winners = frozenset(found.writers) - found.winners
 
     _after_loading(patch, swap)
@@ -224,8 +224,8 @@ def abort_what_was_decided_at_a_fail_over(patch: Patch) -> None:
 
     def abort(shard: TransactionShard, found: Transactions) -> None:
         del shard
-        if found.state is State.PREPARE_COMMIT:
-            found.state, found.winners = State.PREPARE_ABORT, frozenset()
+        if found.state is TransactionState.PREPARE_COMMIT:
+            found.state, found.winners = TransactionState.PREPARE_ABORT, frozenset()
 
     _after_loading(patch, abort)
 

@@ -6,7 +6,7 @@ import pytest
 
 from spark_broker.core.transaction_coordinator import MarkerTarget, ProducerIdPool
 from spark_broker.core.transaction_records import Initialized, TransactionRecord, decode_record, encode_record
-from spark_broker.core.transaction_state import State
+from spark_broker.core.transaction_state import TransactionState
 from spark_broker.errors import (
     ConcurrentTransactionsError,
     CoordinatorNotAvailableError,
@@ -59,7 +59,7 @@ def next_epoch(who: ProducerIdentity, by: int = 1) -> ProducerIdentity:
     return ProducerIdentity(who.producer_id, who.producer_epoch + by)
 
 
-def state(driver: Driver) -> State:
+def state(driver: Driver) -> TransactionState:
     return driver.shard.transactions[ID].state
 
 
@@ -94,7 +94,7 @@ def test_the_end_of_a_transaction_without_appends_raises_the_epoch(committed: bo
     who = init(driver)
     assert end(driver, who, committed=committed) == next_epoch(who)
     assert isinstance(add(driver, who), InvalidProducerEpochError)
-    assert state(driver) is State.EMPTY
+    assert state(driver) is TransactionState.EMPTY
 
 
 @pytest.mark.parametrize("committed", [True, False])
@@ -108,7 +108,7 @@ def test_a_repeated_end_gets_the_same_answer(committed: bool) -> None:
     assert isinstance(first, ProducerIdentity)
     add(driver, first)
     assert end(driver, who, committed=committed) == first, "also while the next transaction is under way"
-    assert state(driver) is State.ONGOING
+    assert state(driver) is TransactionState.ONGOING
 
 
 def test_a_repetition_joins_the_end_that_is_under_way() -> None:
@@ -167,9 +167,9 @@ def test_an_idle_transaction_is_aborted_and_its_producer_goes_on_after_an_abort(
     who = init(driver)
     add(driver, who)
     driver.tick(TIMEOUT_MS - 1)
-    assert state(driver) is State.ONGOING
+    assert state(driver) is TransactionState.ONGOING
     driver.tick(TIMEOUT_MS)
-    assert state(driver) is State.EMPTY
+    assert state(driver) is TransactionState.EMPTY
     assert isinstance(add(driver, who), InvalidProducerEpochError)
     assert isinstance(end(driver, who), TransactionAbortableError)
     assert end(driver, who, committed=False) == next_epoch(who)
@@ -187,7 +187,7 @@ def test_adding_again_renews_the_time_out_and_writes_nothing() -> None:
     assert isinstance(add(driver, who), AddedToTransaction)
     assert len(driver.log.records) == length
     driver.tick(2 * TIMEOUT_MS - 2)
-    assert state(driver) is State.ONGOING
+    assert state(driver) is TransactionState.ONGOING
 
 
 def test_an_answer_that_rests_on_an_uncommitted_record_waits_for_it() -> None:
@@ -264,7 +264,7 @@ def test_refused_appends_change_nothing_and_ends_are_appended_later() -> None:
     who = init(driver)
     driver.refusing = True
     assert isinstance(add(driver, who), CoordinatorNotAvailableError)
-    assert state(driver) is State.EMPTY
+    assert state(driver) is TransactionState.EMPTY
     driver.refusing = False
     add(driver, who)
     driver.auto = False
@@ -273,7 +273,7 @@ def test_refused_appends_change_nothing_and_ends_are_appended_later() -> None:
     driver.refusing = True
     driver.run(driver.shard.marked(driver.targets.popleft()))
     driver.tick(1)
-    assert state(driver) is State.PREPARE_COMMIT
+    assert state(driver) is TransactionState.PREPARE_COMMIT
     driver.refusing = False
     driver.tick(2)
     driver.settle()
@@ -319,7 +319,7 @@ def test_a_decision_that_was_not_committed_never_happened() -> None:
     driver.send(ending(who, False))
     assert not driver.targets
     after = driver.fail_over(kept=0, auto=True)
-    assert state(after) is State.ONGOING
+    assert state(after) is TransactionState.ONGOING
     assert end(after, who, committed=True) == next_epoch(who)
 
 
@@ -329,9 +329,9 @@ def test_time_outs_begin_anew_with_a_new_leader() -> None:
     add(driver, who)
     after = driver.fail_over()
     after.tick(TIMEOUT_MS - 1)
-    assert state(after) is State.ONGOING
+    assert state(after) is TransactionState.ONGOING
     after.tick(TIMEOUT_MS)
-    assert state(after) is State.EMPTY
+    assert state(after) is TransactionState.EMPTY
 
 
 def test_no_error_of_the_coordinator_asks_a_producer_to_wait_for_nothing() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.core.transaction_records import encode_record
-from spark_broker.core.transaction_state import REMEMBERED_EXECUTIONS, State
+from spark_broker.core.transaction_state import REMEMBERED_EXECUTIONS, TransactionState
 from spark_broker.errors import (
     AlreadyCommittedError,
     InvalidProducerEpochError,
@@ -244,7 +244,7 @@ def test_the_end_of_one_transaction_answers_nobody_who_waits_for_the_next() -> N
     driver.send(AbortTransaction(APP, 1, "run-1"))
     driver.commit()
     driver.run(driver.shard.marked(driver.targets.popleft()))  # its end is in the log, not committed yet
-    assert driver.shard.transactions[APP].state is State.EMPTY
+    assert driver.shard.transactions[APP].state is TransactionState.EMPTY
     joined = driver.send(JoinTransaction(APP, 2, "run-1", TIMEOUT_MS))
     position = driver.shard.appended_count
     aborted = driver.send(AbortTransaction(APP, 2, "run-1"))

@@ -7,7 +7,7 @@ import pytest
 from spark_broker.core import transaction_producers
 from spark_broker.core.transaction_coordinator import AnswerRequest, AppendRecords, Effect, TransactionShard
 from spark_broker.core.transaction_decision import Answered, Decision, Resources
-from spark_broker.core.transaction_state import Identity, State, Transactions
+from spark_broker.core.transaction_state import Identity, Transactions, TransactionState
 from spark_broker.errors import InvariantError
 from spark_broker.protocol.messages import EndTransaction, InitTransactions, ProducerIdentity
 from tests.unit.core.transaction_world import ViolationError, run_schedule
@@ -40,7 +40,7 @@ def test_an_empty_abort_that_keeps_the_epoch_is_found(monkeypatch: pytest.Monkey
 
     def wrong(found: Transactions, request: EndTransaction, resources: Resources) -> Decision:
         identity = Identity(request.producer_id, request.producer_epoch)
-        if found.state is State.EMPTY and identity == found.identity:
+        if found.state is TransactionState.EMPTY and identity == found.identity:
             return Answered(ProducerIdentity(request.producer_id, request.producer_epoch))
         return right(found, request, resources)
 
@@ -67,7 +67,7 @@ def test_a_new_producer_without_an_epoch_of_its_own_is_found(monkeypatch: pytest
     right = transaction_producers.initialize
 
     def wrong(found: Transactions | None, request: InitTransactions, resources: Resources) -> Decision:
-        if found is not None and found.state is State.EMPTY and found.last_outcome is not None:
+        if found is not None and found.state is TransactionState.EMPTY and found.last_outcome is not None:
             return Answered(ProducerIdentity(found.identity.producer_id, found.identity.producer_epoch))
         return right(found, request, resources)
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TextIO
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from spark_broker.broker.log_format import formatter
 from spark_broker.config import LOG_LEVELS, ClusterSettings, load_cluster_settings
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.directories import lasting_metadata_dir
@@ -71,7 +72,7 @@ def main(given: list[str] | None = None) -> int:
     options = arguments(given)
     try:
         settings = load_settings(options)
-        log(settings.cluster.controller_log_level)
+        log(settings.cluster.controller_log_level, settings.cluster.log_format)
         metadata_dir = lasting_metadata_dir(settings.cluster)
         if metadata_dir is not None and not options.take_over:
             check_claim_of(metadata_dir)  # Spark takes long to start, and the controller would only say the same.
@@ -117,12 +118,11 @@ class StderrHandler(logging.StreamHandler[TextIO]):
         raise AttributeError("the stream is stderr")
 
 
-def log(level: str) -> None:
+def log(level: str, log_format: str) -> None:
     """Log to stderr: the cluster at this level, everything else warnings only."""
-    handlers = [StderrHandler()]
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s", handlers=handlers
-    )
+    handler = StderrHandler()
+    handler.setFormatter(formatter(log_format, "%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("spark_broker").setLevel(level)
 
 

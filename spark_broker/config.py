@@ -43,6 +43,7 @@ def one_of(*names: str) -> Check:
     return Check(f"one of {', '.join(name or '(empty)' for name in names)}", lambda value: value in names)
 
 
+LOG_FORMATS = ("text", "json")
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 
@@ -398,6 +399,11 @@ class ClusterConfig(Config):
         "",
         "Level of the controller's log, which is part of the driver's, and of the brokers', which are the executors' stderr: DEBUG, INFO, WARNING or ERROR. Empty: INFO; on local[N] the brokers' is WARNING then, since their executor is your own process.",
         one_of("", *LOG_LEVELS),
+    )
+    log_format: str = setting(
+        "text",
+        "How the brokers, and the driver of `spark-broker cluster start`, write their logs: text for people, or json, one object a line with the fields of each event (topic_partition, leader_epoch, offset, why and others). In your own driver the format is your logging's; the fields are there too (docs/troubleshooting.md).",
+        one_of(*LOG_FORMATS),
     )
     broker_executor_resource: bool = setting(
         False,

@@ -19,6 +19,7 @@ import msgspec
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.custody import Custody, CustodyThread, LeaveRequest
 from spark_broker.broker.hosting import BrokerOrder
+from spark_broker.broker.log_format import formatter
 from spark_broker.broker.repeats import Repeats
 from spark_broker.broker.spec import FAILED, BrokerOutcome, BrokerSpec
 from spark_broker.config import ClusterConfig
@@ -41,7 +42,7 @@ def main() -> None:
         os._exit(1)
     order = msgspec.json.decode(line, type=BrokerOrder)
     settings = ClusterConfig.parse(order.spec.settings)
-    log_to_stderr(settings.broker_log_level(shares_terminal=False))
+    log_to_stderr(settings.broker_log_level(shares_terminal=False), settings.log_format)
     custody = Custody(
         SYSTEM_CLOCK.boottime_ms(),
         adoption_timeout_ms=settings.broker_adoption_timeout_ms,
@@ -81,12 +82,12 @@ def load_entry(entry: str) -> Entry:
     return cast("Entry", getattr(importlib.import_module(module), name))
 
 
-def log_to_stderr(level: str) -> None:
+def log_to_stderr(level: str, log_format: str) -> None:
     """The executor's stderr is where a broker's log is."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Repeats())
-    line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
-    logging.basicConfig(level=level, handlers=[handler], format=line)
+    handler.setFormatter(formatter(log_format))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spark_broker.config import ClusterSettings
 from spark_broker.controller import damage, fencing, partition_notes, room, shutdown, unclean
@@ -44,15 +45,25 @@ from spark_broker.controller.events import (
 from spark_broker.controller.housekeeping import Housekeeping
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.log_ends import LogEnds
-from spark_broker.controller.records import ClusterRecord, ControllerEpochRecord, LaunchRecord, MetadataRecord
+from spark_broker.controller.records import (
+    ClusterRecord,
+    ControllerEpochRecord,
+    LaunchRecord,
+    MetadataRecord,
+    PartitionChangeRecord,
+)
 from spark_broker.controller.registration import Registration, RegistrationRules, register
 from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionTimes, State
+from spark_broker.controller.topic_notes import topic_notes
+from spark_broker.core.machine import Machine
+from spark_broker.core.machine import event as event_of_machine
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
     SparkBrokerError,
     StaleLaunchError,
     invariant,
 )
+from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import Heartbeat, HeartbeatAnswer, RegisterBroker, Registered, StopBroker
 
 MAX_LOST_LAUNCHES = 10_000
@@ -64,12 +75,28 @@ class _PendingStop:
     broker_ids: tuple[int, ...]
 
 
-class Controller:
-    """The cluster's decisions. `shared_executor`: brokers may share one executor (plain `local[N]`)."""
+class Standing(NamedTuple):
+    """Where the controller stands between two events."""
+
+    controller_epoch: int
+    next_offset: int
+
+    def __str__(self) -> str:
+        return f"epoch {self.controller_epoch}, metadata up to {self.next_offset}"
+
+
+class Controller(Machine[Standing]):
+    """The cluster's decisions. `shared_executor`: brokers may share one executor (plain `local[N]`).
+
+    Invariants: a session is of the registered epoch of its broker; a broker that is not fenced has a session; the
+    controller epoch and the metadata offset never fall; who is elected is not fenced.
+    """
 
     def __init__(self, image: MetadataImage, settings: ClusterSettings, *, shared_executor: bool = False) -> None:
+        super().__init__("the controller")
         cluster = settings.cluster
         self.image = image
+        self._began = False  # until then the image says who was live under an earlier controller
         self.sessions = Sessions(SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms))
         self._settings = settings
         self._shared_executor = shared_executor
@@ -95,11 +122,66 @@ class Controller:
         """Brokers with a session that have said that their disks have no room."""
         return frozenset(self._full)
 
+    # ---- invariants --------------------------------------------------------------------------------------------
+
+    def check(self) -> Standing:
+        brokers = self.image.brokers
+        for session in self.sessions.all():
+            broker = brokers.get(session.broker_id)
+            current = broker is not None and broker.epoch == session.broker_epoch
+            invariant(current, "session %d is of no registered epoch: %s", session.session_id, session)
+        if self._began:
+            for broker in brokers.values():
+                known = broker.fenced or broker.id in self.sessions.connected
+                invariant(known, "broker %d is live and has no session", broker.id)
+        return Standing(self.image.controller_epoch, self.image.next_offset)
+
+    def check_step(self, name: str, before: Standing, after: Standing) -> bool:
+        """What never falls, and who was elected. It moved where it decided something."""
+        risen = after.controller_epoch >= before.controller_epoch and after.next_offset >= before.next_offset
+        invariant(risen, "%s takes the controller back from %s to %s", name, before, after)
+        counted = after.next_offset - before.next_offset == len(self._records)
+        invariant(counted, "%d records lead from %s to %s", len(self._records), before, after)
+        for record in self._records:
+            if isinstance(record, PartitionChangeRecord) and record.leader not in (None, NO_LEADER):
+                self._check_elected(record)
+        return before != after
+
+    def _check_elected(self, record: PartitionChangeRecord) -> None:
+        state = self.image.partition(record.topic_id, record.partition)
+        if state is not None and state.leader == record.leader:  # Else a later record of the outcome says otherwise.
+            leads = not self.image.brokers[state.leader].fenced
+            invariant(leads, "%s-%d: a fenced broker is elected: %s", record.topic_id, record.partition, state)
+
+    def describe_state(self) -> str:
+        live = sorted(broker.id for broker in self.image.brokers.values() if broker.live)
+        sessions = [f"{s.session_id} of broker {s.broker_id}: {s.state.name}" for s in self.sessions.all()]
+        partitions = sum(len(topic.partitions) for topic in self.image.topics.values())
+        return f"epoch {self.image.controller_epoch}, live brokers {live}, {sessions}, {partitions} partitions"
+
+    def _kept(self, value: object) -> object:
+        """Of an event, what it is and whose: messages may be large."""
+        match value:
+            case CallReceived():
+                return f"call {type(value.request).__name__}"
+            case BrokerRegisters():
+                return f"session {value.session_id} registers launch {value.request.launch}"
+            case HeartbeatReceived():
+                return f"heartbeat of session {value.session_id}, metadata {value.heartbeat.metadata_offset}"
+            case SessionEnded() | PortProbed() | SparkLost() | StopRequested():
+                return value
+            case _:
+                return super()._kept(value)
+
+    # ---- events ------------------------------------------------------------------------------------------------
+
+    @event_of_machine
     def handle(self, event: Event, now_ms: int) -> Outcome:
         """Decide on one event. `now_ms` never falls from one event to the next."""
         self._records, self._effects = [], []
         full = set(self._full)
         self._dispatch(event, now_ms)
+        self._began = self._began or isinstance(event, ControllerStarted)
         if self._elections_wait and (self._records or self._full != full):
             # Whoever would rather lead may have left the ISR since, or its disk be full.
             records = fencing.elect_leaders(self.image, others_come=True, full=self._full)
@@ -118,7 +200,7 @@ class Controller:
             case BrokerRegisters():
                 self._register(event, now_ms)
             case SessionEnded():
-                self._follow(self.sessions.ended(event.session_id, now_ms), now_ms)
+                self._session_ended(event.session_id, now_ms)
             case PortProbed():
                 probed = self.sessions.probed(event.broker_id, event.session_id, refused=event.refused, now_ms=now_ms)
                 self._follow(probed, now_ms)
@@ -137,12 +219,13 @@ class Controller:
         if records:
             before, self.image = self.image, self.image.apply(records)
             self._records += records
+            self._effects += topic_notes(before, self.image, records)
             self._effects += partition_notes.notes(
                 before, self.image, records, why, leaderless_expected=leaderless_expected or self._cluster_stops
             )
 
-    def _note(self, text: str, *, expected: bool = True) -> None:
-        self._effects.append(Note(text, expected=expected))
+    def _note(self, text: str, *, expected: bool = True, **fields: object) -> None:
+        self._effects.append(Note(text, expected=expected, fields=fields))
 
     def _start(self, event: ControllerStarted, now_ms: int) -> None:
         """A higher epoch; what an older controller still says is refused from here on."""
@@ -154,7 +237,7 @@ class Controller:
         self._apply([ControllerEpochRecord(epoch, event.writer, event.host, event.pid, event.started_ms)], why)
         was = f" (epoch {epoch - 1} was pid {last.controller_pid} on host {last.controller_host})"
         begins = f"controller epoch {epoch} begins: pid {event.pid} on host {event.host}"
-        self._note(begins + was if last.controller_host else begins)
+        self._note(begins + was if last.controller_host else begins, controller_epoch=epoch)
         why = f"every broker registers anew in controller epoch {epoch}"
         self._apply(fencing.fence_all(self.image), why, leaderless_expected=True)
         self._absences.all_left(self.image, now_ms)
@@ -176,10 +259,26 @@ class Controller:
             else:
                 self._effects.append(effect)
 
+    def _session_ended(self, session_id: int, now_ms: int) -> None:
+        session = self.sessions.of_stream(session_id)
+        if session is not None and session.state in HAS_STREAM:
+            self._note_session(session, "ends: its stream ended")
+        self._follow(self.sessions.ended(session_id, now_ms), now_ms)
+
+    def _note_session(self, session: Session, what: str) -> None:
+        self._note(
+            f"session {session.session_id} of broker {session.broker_id} {what}",
+            session_id=session.session_id,
+            broker_id=session.broker_id,
+            broker_epoch=session.broker_epoch,
+            launch=session.launch,
+        )
+
     def _fence(self, fence: FenceBrokers, now_ms: int) -> None:
         brokers = [self.image.brokers[broker_id] for broker_id in fence.broker_ids if broker_id in self.image.brokers]
         names = ", ".join(f"broker {broker.id} of launch {broker.launch}" for broker in brokers)
-        self._note(f"fenced {names}: {fence.reason}", expected=fence.reason == STOPPED_IN_ORDER)
+        expected, reason = fence.reason == STOPPED_IN_ORDER, fence.reason
+        self._note(f"fenced {names}: {reason}", expected=expected, broker_ids=[b.id for b in brokers], why=reason)
         why = f"{names} {'are' if len(brokers) > 1 else 'is'} fenced"
         self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops, full=self._full), why)
         for broker_id in fence.broker_ids:
@@ -203,7 +302,8 @@ class Controller:
             registration = self._registration(event.request, now_ms)
         except SparkBrokerError as error:
             self._effects.append(CloseSession(event.session_id, error))
-            self._note(f"launch {event.request.launch} may not register: {error}", expected=False)
+            text = f"launch {event.request.launch} may not register: {error}"
+            self._note(text, expected=False, launch=event.request.launch, session_id=event.session_id)
             return
         broker_id = registration.broker_id
         start = f"{event.request.start_kind} start"
@@ -212,6 +312,9 @@ class Controller:
         self._clocks.forget(broker_id)
         if not registration.resumed:
             self._shutdown_offsets.pop(broker_id, None)
+        previous = self.sessions.of_broker(broker_id)
+        if previous is not None and previous.state in HAS_STREAM:
+            self._note_session(previous, f"ends: session {event.session_id} replaces it")
         self._follow(self.sessions.opened(event.session_id, self.image.brokers[broker_id], now_ms), now_ms)
         how = "resumed its session" if registration.resumed else f"registered ({start})"
         name = f"broker {broker_id} of launch {event.request.launch}"
@@ -219,7 +322,13 @@ class Controller:
             Send(event.session_id, self._registered(registration, event.wall_ms)),
             Subscribe(event.session_id),
         ]
-        self._note(f"{name} {how}, broker epoch {registration.broker_epoch}")
+        self._note(
+            f"{name} {how}, broker epoch {registration.broker_epoch}: session {event.session_id} begins",
+            broker_id=broker_id,
+            broker_epoch=registration.broker_epoch,
+            launch=event.request.launch,
+            session_id=event.session_id,
+        )
 
     def _returned(self, broker_id: int, now_ms: int, *, new_id: bool = False) -> None:
         """The broker is no longer away. One that is new, or was away for long, is to get its share of replicas."""
@@ -332,7 +441,8 @@ class Controller:
             return
         if broker.fenced and not broker.in_controlled_shutdown and beat.ready and caught_up:
             name = f"broker {broker.id} of launch {broker.launch}"
-            self._note(f"{name} is live: it may lead and join ISRs")
+            text = f"{name} is live: it may lead and join ISRs"
+            self._note(text, broker_id=broker.id, broker_epoch=broker.epoch, launch=broker.launch)
             others_come = self._absences.just_begun(fencing.OTHERS_COME_MS, now_ms)
             self._elections_wait = self._elections_wait or others_come
             records = fencing.unfence(self.image, broker.id, others_come=others_come, full=self._full)
@@ -344,7 +454,8 @@ class Controller:
         broker_id = session.broker_id
         name = f"broker {broker_id} of launch {session.launch}"
         if not self.image.brokers[broker_id].in_controlled_shutdown:
-            self._note(f"{name} hands over and leaves in order")
+            text = f"{name} hands over and leaves in order"
+            self._note(text, broker_id=broker_id, broker_epoch=session.broker_epoch, launch=session.launch)
         self._apply(shutdown.begin_shutdown(self.image, broker_id, self._full), f"{name} leaves in order")
         end = self._shutdown_offsets.setdefault(broker_id, self.image.next_offset)
         others = [s for s in self.sessions.all() if s.broker_id != broker_id and self.image.is_live(s.broker_id)]

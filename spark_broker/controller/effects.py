@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import Message
@@ -74,13 +76,17 @@ class FenceBrokers:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth a line in the controller's log. `expected`: it is the ordinary course of things."""
+    """Something worth a line in the controller's log. `expected`: it is the ordinary course of things.
+
+    `fields`: who and which epoch, by name, for machines that read the log.
+    """
 
     text: str
     expected: bool = False
+    fields: Mapping[str, object] = field(default_factory=dict, compare=False)
 
 
-Effect = Reply | Send | Subscribe | CloseSession | ProbePort | Note
+Effect = Reply | Send | Subscribe | CloseSession | ProbePort | Note | PartitionChanged
 SessionEffect = FenceBrokers | Send | CloseSession | ProbePort | Note
 
 

@@ -1,6 +1,10 @@
 """What the controller's log says of a decision on partitions: elections and ISR changes, with epochs and the reason.
 
-A kind of change is one line, however many partitions it is about: a broker that is fenced may have led hundreds.
+Each change of a partition is one line (`PartitionChanged`). A decision on many partitions has a line of each kind of
+change above them: a broker that is fenced may have led hundreds, and who reads only warnings reads one.
+
+Lines are bounded by the metadata log: a change is a committed record, and what a flapping partition may ask for is at
+most one change for each answer of the controller's.
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from dataclasses import dataclass
 
 from spark_broker.controller.effects import Note
 from spark_broker.controller.image import MetadataImage, PartitionState
-from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
+from spark_broker.controller.partition_line import PartitionChanged
+from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord, PartitionRecord
 from spark_broker.model import NO_LEADER
 
 EXAMPLES = 3
@@ -28,9 +33,8 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of change: the words for one partition, and for many. `expected`: as in Note."""
+    """A kind of change: the words for many partitions. `expected`: as in Note."""
 
-    one: Callable[[_Change], str]
     many: Callable[[Sequence[_Change]], str]
     expected: bool = True
 
@@ -42,20 +46,30 @@ def notes(
     why: str,
     *,
     leaderless_expected: bool = False,
-) -> list[Note]:
+) -> list[Note | PartitionChanged]:
     """The lines about these records, which made `after` of `before`.
 
     `leaderless_expected`: the cluster begins or ends, so that nobody leads is the ordinary course of things.
     """
-    by_kind: dict[_Kind, list[_Change]] = {kind: [] for kind in KINDS}
+    by_kind: dict[_Kind | None, list[_Change]] = {kind: [] for kind in (*KINDS, None)}
     for change in _changes(before, after, records):
-        kind = _kind_of(change)
-        if kind is not None:
-            by_kind[kind].append(change)
+        by_kind[_kind_of(change)].append(change)
+    lines: list[Note | PartitionChanged] = []
+    for kind, changes in by_kind.items():
+        expected = kind is None or kind.expected or (kind is LEADERLESS and leaderless_expected)
+        if kind is not None and (len(changes) > 1 or (changes and kind is UNCLEAN)):
+            lines.append(Note(_line(kind, changes, why), expected=expected))
+            expected = True  # Who reads only warnings has read it.
+        lines += [PartitionChanged(c.name, c.before, c.after, why, c.unclean, expected) for c in changes]
+    return lines + _created(after, records, why)
+
+
+def _created(after: MetadataImage, records: Iterable[MetadataRecord], why: str) -> list[PartitionChanged]:
     return [
-        Note(_line(kind, changes, why), expected=kind.expected or (kind is LEADERLESS and leaderless_expected))
-        for kind, changes in by_kind.items()
-        if changes
+        PartitionChanged(f"{after.topics[record.topic_id].name}-{record.partition}", None, state, why)
+        for record in records
+        if isinstance(record, PartitionRecord)
+        and (state := after.partition(record.topic_id, record.partition)) is not None
     ]
 
 
@@ -83,55 +97,18 @@ def _kind_of(change: _Change) -> _Kind | None:
 
 
 def _line(kind: _Kind, changes: Sequence[_Change], why: str) -> str:
-    if len(changes) == 1:
-        return f"{kind.one(changes[0])}: {why}"
     named = ", ".join(f"{change.name} epoch {change.after.leader_epoch}" for change in changes[:EXAMPLES])
     more = ", ..." if len(changes) > EXAMPLES else ""
     return f"{kind.many(changes)} ({named}{more}): {why}"
 
 
-# ---- one partition ---------------------------------------------------------------------------------------------
-
-
-def _unclean(change: _Change) -> str:
-    return (
-        f"unclean election: broker {change.after.leader} leads {change.name} from leader epoch "
-        f"{change.after.leader_epoch} on; acknowledged records that it does not have are lost"
-    )
-
-
-def _elected(change: _Change) -> str:
-    before, after = change.before, change.after
-    leader, was = _broker(after.leader), _broker(before.leader)
-    return f"{change.name}: {leader} leads in leader epoch {after.leader_epoch} (was {was}), ISR {_ids(after.isr)}"
-
-
-def _led_on(change: _Change) -> str:
-    after = change.after
-    return f"{change.name}: broker {after.leader} leads on in leader epoch {after.leader_epoch}, ISR {_ids(after.isr)}"
-
-
-def _isr(change: _Change) -> str:
-    before, after = change.before, change.after
-    return f"{change.name}: ISR {_ids(after.isr)} (was {_ids(before.isr)}) in leader epoch {after.leader_epoch}"
-
-
-def _broker(broker_id: int) -> str:
-    return "nobody" if broker_id == NO_LEADER else f"broker {broker_id}"
-
-
-def _ids(brokers: Iterable[int]) -> str:
-    return ", ".join(map(str, brokers)) or "empty"
-
-
-# ---- many partitions -------------------------------------------------------------------------------------------
-
-
 def _many_unclean(changes: Sequence[_Change]) -> str:
-    return (
-        f"{len(changes)} unclean elections: {_leaders(changes)}; "
-        "acknowledged records that the new leaders do not have are lost"
-    )
+    if len(changes) == 1:
+        leader, epoch = changes[0].after.leader, changes[0].after.leader_epoch
+        elected = f"unclean election: broker {leader} leads {changes[0].name} from leader epoch {epoch} on"
+        return f"{elected}; acknowledged records that it does not have are lost"
+    elected = f"{len(changes)} unclean elections: {_leaders(changes)}"
+    return f"{elected}; acknowledged records that the new leaders do not have are lost"
 
 
 def _many_leaderless(changes: Sequence[_Change]) -> str:
@@ -159,10 +136,10 @@ def _leaders(changes: Sequence[_Change]) -> str:
     return ", ".join(f"{count} on broker {broker}" for broker, count in sorted(counts.items()))
 
 
-UNCLEAN = _Kind(_unclean, _many_unclean, expected=False)
-LEADERLESS = _Kind(_elected, _many_leaderless, expected=False)
-ELECTED = _Kind(_elected, _many_elected)
-LED_ON = _Kind(_led_on, _many_led_on)
-ISR = _Kind(_isr, _many_isr)
+UNCLEAN = _Kind(_many_unclean, expected=False)
+LEADERLESS = _Kind(_many_leaderless, expected=False)
+ELECTED = _Kind(_many_elected)
+LED_ON = _Kind(_many_led_on)
+ISR = _Kind(_many_isr)
 
 KINDS = (UNCLEAN, LEADERLESS, ELECTED, LED_ON, ISR)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from spark_broker import errors
+from spark_broker.broker.log_format import log_fields
 from spark_broker.driver.controller_pipe import (
     MAX_LINE_BYTES,
     Answer,
@@ -216,7 +217,7 @@ class ControllerClient:
 
     def _take(self, message: FromController) -> None:
         if isinstance(message, LogLine):
-            controller_logger.log(message.level, "%s", message.text)
+            log_fields(controller_logger, message.level, message.text, message.fields)
             return
         with self._changed:
             match message:

@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable
 
+from spark_broker.broker.log_format import fields_of
 from spark_broker.driver.controller_pipe import LogLine
 
 MAX_WAITING_LINES = 10_000
@@ -20,7 +21,7 @@ class PipeHandler(logging.handlers.QueueHandler):
     """Hands lines to a thread of its own, which `write`s them; those that find no room are counted and left out."""
 
     def __init__(self, write: Callable[[LogLine], None]) -> None:
-        self._lines: queue.Queue[logging.LogRecord | None] = queue.Queue(MAX_WAITING_LINES)
+        self._lines: queue.Queue[LogLine | None] = queue.Queue(MAX_WAITING_LINES)
         super().__init__(self._lines)
         self.setFormatter(logging.Formatter("%(message)s"))
         self._write = write
@@ -28,7 +29,11 @@ class PipeHandler(logging.handlers.QueueHandler):
         self._writer = threading.Thread(target=self._write_all, name="log", daemon=True)
         self._writer.start()
 
-    def enqueue(self, record: logging.LogRecord) -> None:
+    def prepare(self, record: logging.LogRecord) -> LogLine:
+        fields = {name: value for name, value in fields_of(record).items() if name != "message"}
+        return LogLine(record.levelno, self.format(record), fields)
+
+    def enqueue(self, record: LogLine) -> None:  # type: ignore[override]
         try:
             self._lines.put_nowait(record)
         except queue.Full:
@@ -44,11 +49,11 @@ class PipeHandler(logging.handlers.QueueHandler):
 
     def _write_all(self) -> None:
         try:
-            while (record := self._lines.get()) is not None:
+            while (line := self._lines.get()) is not None:
                 left_out, self._left_out = self._left_out, 0
                 if left_out:
                     text = f"{left_out} lines are left out: the driver did not read them"
                     self._write(LogLine(logging.WARNING, text))
-                self._write(LogLine(record.levelno, record.getMessage()))
+                self._write(line)
         except OSError:
             return  # the driver is gone, and this process ends next

@@ -5,7 +5,7 @@ The controller's log comes this way too: it is the driver's log, and goes where 
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -95,10 +95,11 @@ class Answer(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LogLine(Struct, frozen=True, tag=True):
-    """A line of the controller's log. `level`: a number of `logging`."""
+    """A line of the controller's log. `level`: a number of `logging`. `fields`: see `broker.log_format`."""
 
     level: int
     text: str
+    fields: dict[str, Any] = {}
 
 
 class Failed(Struct, frozen=True, tag=True):
@@ -113,7 +114,7 @@ FromController = Started | Answer | LogLine | Failed
 
 def to_line(message: Struct) -> bytes:
     """The message as a line."""
-    return msgspec.json.encode(message) + b"\n"
+    return msgspec.json.encode(message, enc_hook=str) + b"\n"
 
 
 def from_line(line: bytes, kind: type[T]) -> T:

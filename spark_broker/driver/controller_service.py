@@ -15,6 +15,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from spark_broker.broker.log_format import log_fields
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.controller import Controller
 from spark_broker.controller.effects import (
@@ -41,6 +42,7 @@ from spark_broker.controller.events import (
     StopRequested,
 )
 from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.broker_session import BrokerSession
@@ -268,8 +270,10 @@ class ControllerService:
                 self._probes.submit(self._probe, effect)
             case Reply():
                 self._reply(effect)
-            case Note():
-                logger.log(logging.INFO if effect.expected else logging.WARNING, "%s", effect.text)
+            case Note() | PartitionChanged():
+                level = logging.INFO if effect.expected else logging.WARNING
+                if logger.isEnabledFor(level):
+                    log_fields(logger, level, effect.text, effect.fields)
 
     def _send(self, session_id: int, message: Message) -> bool:
         """False: the session is over."""

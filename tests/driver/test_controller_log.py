@@ -39,7 +39,8 @@ def test_every_registration_and_fence_is_a_line_of_the_drivers_log_with_its_reas
 
     fence = f"fenced broker 0 of launch {launch}: Spark reported its executor or task as lost"
     eventually(lambda: (logging.WARNING, fence) in said(caplog), 20, "the fence")
-    assert (logging.INFO, f"broker 0 of launch {launch} registered (clean start), broker epoch 3") in said(caplog)
+    registered = f"broker 0 of launch {launch} registered (clean start), broker epoch 3: session "
+    assert [text for level, text in said(caplog) if level == logging.INFO and text.startswith(registered)]
     broker.die()
     controller.close()
 

@@ -26,6 +26,7 @@ from spark_broker.controller.events import (
 )
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.meanwhile import Meanwhile
+from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.controller_loop import LOOK_S, MAX_BATCH
@@ -183,7 +184,7 @@ class ControllerProcess(NetworkNode):
                 reply = self._replies.pop(effect.call_id, None)
                 if reply is not None:
                     reply(effect.result)
-            case Note():
+            case Note() | PartitionChanged() if self._world.trace.wants_notes:
                 self._world.note(self.name, trace.Kind.METADATA, effect.text)
 
     def _send(self, session_id: int, message: object) -> bool:

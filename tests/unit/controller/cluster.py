@@ -20,6 +20,7 @@ from spark_broker.controller.events import (
 )
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState, TopicState
 from spark_broker.controller.log_ends import is_asked_for
+from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import PartitionChangeRecord
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.errors import SparkBrokerError
@@ -102,8 +103,8 @@ class Cluster:
                 state = self.replayed.partition(record.topic_id, record.partition)
                 assert state is not None
                 self.unclean.add((record.topic_id, record.partition, state.leader_epoch))
-        self.notes += [effect.text for effect in outcome.effects if isinstance(effect, Note)]
-        self.effects = [effect for effect in outcome.effects if not isinstance(effect, Note)]
+        self.notes += [effect.text for effect in outcome.effects if isinstance(effect, Note | PartitionChanged)]
+        self.effects = [effect for effect in outcome.effects if not isinstance(effect, Note | PartitionChanged)]
         return Outcome(outcome.records, tuple(self.effects))
 
     def tick(self, ms: int = 0, step_ms: int = 50) -> list[Effect]:

@@ -14,6 +14,7 @@ from spark_broker.controller.image import MetadataImage, PartitionState, TopicSt
 from spark_broker.controller.log_ends import Key, LogEnds
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import PartitionChangeRecord
+from spark_broker.errors import InvariantError
 from tests.support.sensitivity import Hunts
 from tests.unit.controller.test_properties import ClusterMachine
 
@@ -110,7 +111,7 @@ def find(name: str, stories: int) -> dict[str, object]:
         put_in(patch)
         try:
             run_state_machine_as_test(ClusterMachine, settings=search)
-        except AssertionError:
+        except (AssertionError, InvariantError):
             return {"after": stories}
     return {"after": 0}
 

@@ -1,0 +1,58 @@
+"""How lines of the log look: as text for people, or as JSON, one object a line, for machines.
+
+A line about a replica, session or call has fields. They are the one mapping that it is logged with, which is also what
+its text is made of: `logger.info("%(topic_partition)s: truncated to %(offset)d", {...})`. So both always say the same,
+and any other handler of Python's `logging` finds the fields as `record.args`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+TEXT = "text"
+JSON = "json"
+
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
+
+OWN_KEYS = ("time", "level", "logger", "process", "thread", "message", "error")
+"""What every line of JSON has (`error` only with a traceback). A field has another name."""
+
+_encoder = msgspec.json.Encoder(enc_hook=str)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """The fields of a line, by name; none if it has none."""
+    arguments = record.args
+    return {str(name): value for name, value in arguments.items()} if isinstance(arguments, Mapping) else {}
+
+
+def log_fields(logger: logging.Logger, level: int, text: str, fields: Mapping[str, object]) -> None:
+    """Log a text that is complete, with these fields."""
+    logger.log(level, "%(message)s", {**fields, "message": text})
+
+
+class JsonFormatter(logging.Formatter):
+    """One line of JSON: `OWN_KEYS`, then the fields. `time` is UTC."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "process": record.process,
+            "thread": record.threadName,
+            "message": record.getMessage(),
+        }
+        line |= {name: value for name, value in fields_of(record).items() if name not in OWN_KEYS}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return _encoder.encode(line).decode()
+
+
+def formatter(log_format: str, text_format: str = TEXT_FORMAT) -> logging.Formatter:
+    """The formatter that the setting `log.format` names."""
+    return JsonFormatter() if log_format == JSON else logging.Formatter(text_format)

@@ -1,0 +1,49 @@
+"""What the controller's log says of topics: one line for each that is created, changed or deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from spark_broker.controller.effects import Note
+from spark_broker.controller.image import MetadataImage, TopicState
+from spark_broker.controller.records import (
+    MetadataRecord,
+    PartitionRecord,
+    RemoveTopicRecord,
+    SchemaRecord,
+    TopicConfigRecord,
+    TopicRecord,
+)
+
+OF_TOPICS = TopicRecord | SchemaRecord | TopicConfigRecord | RemoveTopicRecord | PartitionRecord
+
+
+def topic_notes(before: MetadataImage, after: MetadataImage, records: Sequence[MetadataRecord]) -> list[Note]:
+    """The lines about these records, which made `after` of `before`."""
+    ids = dict.fromkeys(record.topic_id for record in records if isinstance(record, OF_TOPICS))
+    return [note for topic_id in ids for note in _notes(before.topics.get(topic_id), after.topics.get(topic_id))]
+
+
+def _notes(before: TopicState | None, after: TopicState | None) -> list[Note]:
+    if after is None:
+        return [] if before is None else [_note(before, "is deleted")]
+    if before is None:
+        settings = f", {_settings(after.config)}" if after.config else ""
+        return [_note(after, f"is created with {len(after.partitions)} partitions{settings}")]
+    changes = []
+    if len(after.partitions) != len(before.partitions):
+        changes.append(f"has {len(after.partitions)} partitions (was {len(before.partitions)})")
+    if after.config != before.config:
+        changes.append(f"has settings {_settings(after.config)} (was {_settings(before.config)})")
+    if len(after.schemas) != len(before.schemas):
+        changes.append(f"has schema {len(after.schemas) - 1}")
+    return [_note(after, change) for change in changes]
+
+
+def _settings(config: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in sorted(config.items())) or "none"
+
+
+def _note(topic: TopicState, what: str) -> Note:
+    fields = {"topic": topic.name, "topic_id": topic.topic_id, "partitions": len(topic.partitions)}
+    return Note(f"topic {topic.name} ({topic.topic_id}) {what}", expected=True, fields=fields)

@@ -6,7 +6,7 @@ missing would break every Python data source of the session.
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamWriter, DataSourceWriter
 from pyspark.sql.types import StructType
 
 __all__ = ["DefaultSource"]
@@ -28,3 +28,14 @@ class DefaultSource(DataSource):
         from spark_broker.spark.source import batch_reader
 
         return batch_reader(self.options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from spark_broker.spark.writer import batch_writer
+
+        return batch_writer(self.options, schema, overwrite=overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        # `overwrite`: of the output mode `complete`, whose rows are appended as in Kafka's sink.
+        from spark_broker.spark.writer import stream_writer
+
+        return stream_writer(self.options, schema)

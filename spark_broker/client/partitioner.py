@@ -70,6 +70,11 @@ def partition_batch(
     if wanted is None:
         return [(sticky, batch)]
     wanted[wanted == UNKEYED] = sticky
+    return split_by_partition(batch, wanted, partitions)
+
+
+def split_by_partition(batch: pa.RecordBatch, wanted: Partitions, partitions: int) -> list[tuple[int, pa.RecordBatch]]:
+    """The rows of each partition that `wanted` names (one number a row, from 0 to `partitions` - 1), in order."""
     counts = np.bincount(wanted, minlength=partitions)
     used = np.flatnonzero(counts)
     if len(used) == 1:

@@ -15,7 +15,7 @@ from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Backoff, Deadline
 from spark_broker.client.settings import parse_addresses
-from spark_broker.config import ConsumerConfig
+from spark_broker.config import ConsumerConfig, ProducerConfig
 from spark_broker.errors import InvalidConfigError, UnknownServerError, UnknownTopicOrPartitionError
 from spark_broker.model import INTERNAL_PREFIX
 from spark_broker.protocol.messages import GetMetadata, Metadata
@@ -23,7 +23,7 @@ from spark_broker.spark.selection import Assign, Selection, SubscribePattern
 
 
 @contextmanager
-def connected(settings: ConsumerConfig) -> Iterator[ClusterMetadata]:
+def connected(settings: ConsumerConfig | ProducerConfig) -> Iterator[ClusterMetadata]:
     """Metadata of the cluster, with connections that are closed at the end. Raises InvalidConfigError."""
     metadata = ClusterMetadata(
         parse_addresses(settings.bootstrap_servers),

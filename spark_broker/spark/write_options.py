@@ -1,0 +1,188 @@
+"""The options of a write: those of Spark's Kafka sink, those of a transaction, of a topic to create, and a producer's.
+
+Names are compared without regard to case, since Spark hands them on in lower case.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_broker.client.transaction_group import TIMEOUT_MS
+from spark_broker.config import ProducerConfig, TopicConfig
+from spark_broker.errors import InvalidConfigError
+
+OPTIONS = (
+    *("topic", "path", "transactional", "txnAppId", "txnVersion"),
+    *("createTopic", "topic.partitions", "topic.replication.factor"),
+)
+
+WITHOUT_EFFECT = (
+    "includeHeaders",  # the column `headers` is written wherever there is one
+    *("checkpointLocation", "queryName"),  # of the stream; Spark hands them on
+    *("linger.ms", "batch.size"),  # of `send`; a write appends whole batches
+)
+"""Options that a job may keep when it changes the format from Kafka's, or that are Spark's own."""
+
+_SET_BY_THE_SINK = {
+    "acks": ("all", "-1"),
+    "enable.idempotence": ("true",),
+}
+"""Settings of a producer with the only values that a write may have."""
+
+PRODUCER_PREFIX = "kafka."
+TOPIC_PREFIX = "topic."
+VERSION_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True)
+class TopicToCreate:
+    """What `createTopic=true` makes of a topic that does not exist; None: the cluster's default."""
+
+    partitions: int | None
+    replication_factor: int | None
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Idempotence:
+    """`txnAppId` and `txnVersion`: a version at or below the application's last one is not written again."""
+
+    app_id: str
+    version: int
+
+
+@dataclass(frozen=True)
+class WriteOptions:
+    """A write. `topic` None: each row names its own in the column `topic`. `settings` are a producer's."""
+
+    topic: str | None
+    settings: Mapping[str, str]
+    producer: ProducerConfig
+    transactional: bool
+    idempotence: Idempotence | None
+    transaction_timeout_ms: int
+    create: TopicToCreate | None
+
+
+def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+    """The write that these options describe.
+
+    Raises InvalidConfigError; for an unknown option it names the nearest known one.
+    """
+    values, settings, topic_settings = _sorted_out(options)
+    transactional = _flag(values, "transactional", default=True)
+    idempotence = _idempotence(values)
+    if idempotence is not None and not transactional:
+        raise InvalidConfigError("txnAppId needs a transaction: leave out transactional=false")
+    timeout_ms = settings.pop("transaction.timeout.ms", str(TIMEOUT_MS))
+    return WriteOptions(
+        topic=_topic(values),
+        settings=settings,
+        producer=ProducerConfig.parse(settings),
+        transactional=transactional,
+        idempotence=idempotence,
+        transaction_timeout_ms=_number("transaction.timeout.ms", timeout_ms, low=1),
+        create=_topic_to_create(values, topic_settings),
+    )
+
+
+def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    """Options by canonical name, a producer's settings without their prefix, a new topic's without theirs."""
+    canonical = {name.lower(): name for name in OPTIONS}
+    ignored = {name.lower() for name in WITHOUT_EFFECT}
+    of_topics = {TOPIC_PREFIX + name: name for name in TopicConfig.setting_names()}
+    values: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    topic_settings: dict[str, str] = {}
+    for given, value in options.items():
+        name = given.lower()
+        setting = name.removeprefix(PRODUCER_PREFIX)
+        if name in ignored or setting in ignored:
+            continue
+        if name in canonical:
+            values[canonical[name]] = value
+        elif name in of_topics:
+            topic_settings[of_topics[name]] = value
+        elif setting in ProducerConfig.setting_names():
+            _check_setting(setting, value)
+            if settings.setdefault(setting, value) != value:
+                raise InvalidConfigError(f"{setting} and {PRODUCER_PREFIX}{setting} differ; give one of them")
+        else:
+            raise InvalidConfigError(_unknown(name, list(of_topics)))
+    if not settings.get("bootstrap.servers", "").strip():
+        raise InvalidConfigError("bootstrap.servers is missing; give one `host:port` or more of the cluster's brokers")
+    return values, settings, topic_settings
+
+
+def _check_setting(setting: str, value: str) -> None:
+    if setting == "transactional.id":
+        raise InvalidConfigError("a write has many producers: txnAppId and txnVersion make a re-run of it idempotent")
+    allowed = _SET_BY_THE_SINK.get(setting)
+    if allowed is not None and value.strip().lower() not in allowed:
+        raise InvalidConfigError(f"{setting} = {value!r}: a write always has {setting} = {allowed[0]}")
+
+
+def _unknown(name: str, of_topics: list[str]) -> str:
+    """The nearest name is looked for in lower case, which is how the option arrives, and shown as it is documented."""
+    settings = set(ProducerConfig.setting_names()) - {"transactional.id"}
+    known = {one.lower(): one for one in (*OPTIONS, *of_topics, *settings)}
+    known.update({PRODUCER_PREFIX + one: PRODUCER_PREFIX + one for one in settings})
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"unknown option {name!r} of a write" + (f"; did you mean {known[near[0]]!r}?" if near else "")
+
+
+def _topic(values: Mapping[str, str]) -> str | None:
+    """`option("topic", "t")` or `save("t")`."""
+    topic = values.get("topic", values.get("path"))
+    if topic is None:
+        return None
+    if values.get("path", topic) != topic:
+        raise InvalidConfigError(f"topic = {topic!r} and save({values['path']!r}) differ; give one of them")
+    if not topic.strip():
+        raise InvalidConfigError("topic is empty")
+    return topic.strip()
+
+
+def _idempotence(values: Mapping[str, str]) -> Idempotence | None:
+    given = [name for name in ("txnAppId", "txnVersion") if name in values]
+    if not given:
+        return None
+    if len(given) == 1:
+        raise InvalidConfigError(f"{given[0]} needs {'txnVersion' if given[0] == 'txnAppId' else 'txnAppId'} beside it")
+    if not values["txnAppId"].strip():
+        raise InvalidConfigError("txnAppId is empty")
+    return Idempotence(values["txnAppId"].strip(), _number("txnVersion", values["txnVersion"], low=0))
+
+
+def _topic_to_create(values: Mapping[str, str], settings: Mapping[str, str]) -> TopicToCreate | None:
+    if not _flag(values, "createTopic", default=False):
+        unused = [name for name in ("topic.partitions", "topic.replication.factor") if name in values]
+        unused += [TOPIC_PREFIX + name for name in settings]
+        if unused:
+            raise InvalidConfigError(f"{unused[0]} needs createTopic=true: a topic that exists is not changed")
+        return None
+    if _topic(values) is None:
+        raise InvalidConfigError("createTopic needs the option topic: a column's topics are not created")
+    TopicConfig.parse(settings)
+    return TopicToCreate(_count(values, "topic.partitions"), _count(values, "topic.replication.factor"), settings)
+
+
+def _count(values: Mapping[str, str], name: str) -> int | None:
+    text = values.get(name)
+    return None if text is None else _number(name, text, low=1)
+
+
+def _number(name: str, text: str, *, low: int) -> int:
+    digits = text.strip()
+    if not digits.isascii() or not digits.isdigit() or not low <= int(digits) <= VERSION_MAX:
+        raise InvalidConfigError(f"{name} = {text!r} is not a number from {low} on")
+    return int(digits)
+
+
+def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = values.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise InvalidConfigError(f"{name} = {values[name]!r} is neither true nor false")
+    return text == "true"

@@ -1,0 +1,218 @@
+"""The sinks of the data source: a batch write and a stream's, each one version of an application's transactions.
+
+Every task attempt joins the version and appends under a producer id of its own. Spark hands the messages of the
+attempts that count to `commit`, which names them as the winners; all others are aborted by the same decision. A version
+is committed once, whoever asks: a stream's batch that is run again after a crash finds it done.
+
+    write            application                     version      execution
+    ---------------  ------------------------------  -----------  ----------------------------------------------
+    batch            a uuid                          0            a uuid, made with the writer
+      txnAppId       txnAppId, and the topic's       txnVersion   likewise
+    stream           the query's id                  batch id     a uuid, made by the planner for each run of it
+
+A stream's planner does not know its query; the tasks do, and their messages carry it to the committing process.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from spark_broker.errors import AlreadyCommittedError, InvalidConfigError, InvariantError, SparkBrokerError, invariant
+from spark_broker.spark.message_first import message_first
+from spark_broker.spark.write_options import Idempotence, parse_write_options
+from spark_broker.spark.write_plan import OneTopic, WritePlan, plan_write
+
+if TYPE_CHECKING:
+    from spark_broker.client.transaction_group import TransactionGroup
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Local properties of a stream's tasks."""
+
+TOPIC_ID_CHARS = 8
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of an application, and the execution that writes it."""
+
+    application: str
+    version: int
+    execution: str
+
+    def group(self, plan: WritePlan) -> TransactionGroup:
+        """The transaction in which it is written."""
+        from spark_broker.client.transaction_group import TransactionGroup
+
+        options = plan.options
+        return TransactionGroup(
+            options.settings["bootstrap.servers"],
+            self.application,
+            self.version,
+            self.execution,
+            options.transaction_timeout_ms,
+            options.settings,
+        )
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What an attempt reports. `version` None: without a transaction. `producer_id` None: it has written nothing."""
+
+    version: Version | None
+    producer_id: int | None
+    rows: int
+
+
+def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
+    """The sink of `df.write`. Raises typed errors of options, schema and cluster."""
+    with message_first():
+        if overwrite:
+            raise InvalidConfigError('a topic is only ever appended to: use mode("append")')
+        plan = plan_write(parse_write_options(options), schema)
+        version = _batch_version(plan) if plan.options.transactional else None
+        return BatchWriter(plan, version)
+
+
+def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
+    """The sink of `df.writeStream`. Raises typed errors of options, schema and cluster."""
+    with message_first():
+        parsed = parse_write_options(options)
+        if parsed.idempotence is not None:
+            raise InvalidConfigError("txnAppId is for batch writes: a stream is its own application")
+        return StreamWriter(plan_write(parsed, schema), uuid.uuid4().hex)
+
+
+def _batch_version(plan: WritePlan) -> Version:
+    execution = uuid.uuid4().hex
+    idempotence = plan.options.idempotence
+    if idempotence is None:
+        return Version(f"spark-write-{execution}", 0, execution)
+    return Version(_application(plan, idempotence), idempotence.version, execution)
+
+
+def _application(plan: WritePlan, idempotence: Idempotence) -> str:
+    """Two topics of one `foreachBatch` may share a txnAppId, as two Delta tables may; so may a topic's successor."""
+    if not isinstance(plan.destination, OneTopic):
+        return idempotence.app_id
+    target = plan.destination.target
+    return f"{idempotence.app_id}/{target.name}/{target.topic_id[:TOPIC_ID_CHARS]}"
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Made once for a write; copies of it run `write`, `commit` and `abort`, each in a process of its own."""
+
+    def __init__(self, plan: WritePlan, version: Version | None) -> None:
+        self._plan = plan
+        self._version = version
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
+        with message_first():
+            return write_attempt(self._plan, self._version, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Make the winners' rows visible. Raises typed errors; RequestTimedOutError: the outcome is not known."""
+        with message_first():
+            if self._version is not None:
+                _commit(self._version, self._plan, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """Best effort: what stays open is aborted at its time-out."""
+        if self._version is not None:
+            _abort(self._version, self._plan)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Made by the planner for each micro-batch, and again, with an execution that nobody uses, to commit or abort."""
+
+    def __init__(self, plan: WritePlan, execution: str) -> None:
+        self._plan = plan
+        self._execution = execution
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
+        with message_first():
+            version = _stream_version(self._execution) if self._plan.options.transactional else None
+            return write_attempt(self._plan, version, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Make the winners' rows visible. A batch whose earlier run was committed is left as it is."""
+        with message_first():
+            for version in _versions(messages, batchId):
+                _commit(version, self._plan, messages)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        """Best effort: where no attempt has reported, the query's next run aborts what is open, or the time-out."""
+        for version in _versions(messages, batchId):
+            _abort(version, self._plan)
+
+
+def _stream_version(execution: str) -> Version:
+    context = TaskContext.get()
+    query_id = None if context is None else context.getLocalProperty(QUERY_ID)
+    batch_id = None if context is None else context.getLocalProperty(BATCH_ID)
+    if query_id is None or batch_id is None:
+        raise InvariantError("a stream's task does not know its query and its batch")
+    return Version(query_id, int(batch_id), execution)
+
+
+def _versions(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> set[Version]:
+    """The version that the messages are about: one, or none without a transaction or a message."""
+    versions = {one.version for one in messages if isinstance(one, Written) and one.version is not None}
+    invariant(len(versions) <= 1, f"one execution writes batch {batch_id}")
+    invariant(all(one.version == batch_id for one in versions), f"the messages are of batch {batch_id}")
+    return versions
+
+
+def write_attempt(plan: WritePlan, version: Version | None, batches: Iterator[pa.RecordBatch]) -> Written:
+    """Join the version with the first row, and write. Where it is committed already, the rows are passed over."""
+    from spark_broker.client.producer import Producer
+    from spark_broker.spark.task_write import TaskWrite
+
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return Written(version, None, 0)
+    context = TaskContext.get()
+    task = 0 if context is None else context.partitionId()
+    rows = _chained(first, batches)
+    if version is None:
+        with Producer(config=plan.options.settings) as producer:
+            return Written(None, None, TaskWrite(plan, producer, task).write(rows))
+    try:
+        writer = version.group(plan).join()
+    except AlreadyCommittedError as error:
+        logger.warning("nothing is written: %s", error.message)
+        return Written(version, None, sum(batch.num_rows for batch in rows))
+    with writer:
+        written = TaskWrite(plan, writer, task).write(rows)
+    return Written(version, writer.producer_id, written)
+
+
+def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    yield first
+    yield from rest
+
+
+def _commit(version: Version, plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> None:
+    winners = [one.producer_id for one in messages if isinstance(one, Written) and one.producer_id is not None]
+    if not version.group(plan).commit(winners):
+        logger.warning("version %d of %s was committed before", version.version, version.application)
+
+
+def _abort(version: Version, plan: WritePlan) -> None:
+    try:
+        version.group(plan).abort()
+    except SparkBrokerError as error:
+        logger.warning("version %d of %s was not aborted: %s", version.version, version.application, error)

@@ -1,0 +1,427 @@
+"""A write without Spark: planned, run as attempts and committed in copies that were pickled between, as Spark does."""
+
+from __future__ import annotations
+
+import datetime as dt
+import pickle  # noqa: TID251 - Spark itself carries writers and messages to its processes this way
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict, WriterCommitMessage
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from pyspark_spark_broker import DefaultSource
+from spark_broker.client.partitioner import row_partitions
+from spark_broker.errors import (
+    BootstrapUnreachableError,
+    InvalidConfigError,
+    InvalidDataError,
+    MessageTooLargeError,
+    SchemaMismatchError,
+    SparkBrokerError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.spark.message_first import HIDE_TRACEBACK
+from spark_broker.spark.task_write import GATHERED_BYTES
+from spark_broker.spark.writer import BatchWriter, StreamWriter, Version, Written, write_attempt
+from tests.client.fake_broker import FakeCluster
+from tests.client.test_transactions import committed
+from tests.datasource.conftest import MakeRead
+
+T = TypeVar("T")
+
+FLIGHTS = pa.schema([("dest", pa.string()), ("delay", pa.int32()), pa.field("n", pa.int64(), nullable=False)])
+
+
+@pytest.fixture(autouse=True)
+def traceback_switch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error hides its frames from Spark for the rest of its process, which is a worker of Spark elsewhere."""
+    monkeypatch.setenv(HIDE_TRACEBACK, "")
+
+
+def copied(value: T) -> T:
+    return pickle.loads(pickle.dumps(value))  # type: ignore[no-any-return]
+
+
+@dataclass
+class Write:
+    """A batch write of these rows, as Spark runs it."""
+
+    writer: BatchWriter
+
+    def attempt(self, *batches: pa.RecordBatch) -> WriterCommitMessage:
+        return copied(copied(self.writer).write(iter(batches)))
+
+    def commit(self, *messages: WriterCommitMessage) -> None:
+        copied(self.writer).commit(list(messages))
+
+    def abort(self) -> None:
+        copied(self.writer).abort([None, None])
+
+
+MakeWrite = Callable[..., Write]
+
+
+@pytest.fixture
+def write(cluster: FakeCluster) -> MakeWrite:
+    """`write(schema, topic="t", ...)`: options as keywords; planned."""
+
+    def make(schema: pa.Schema, **options: str) -> Write:
+        source = DefaultSource(CaseInsensitiveDict(settings(cluster, **options)))
+        writer = copied(source).writer(from_arrow_schema(schema), overwrite=False)
+        assert isinstance(writer, BatchWriter)
+        return Write(writer)
+
+    return make
+
+
+def settings(cluster: FakeCluster, **options: str) -> dict[str, str]:
+    return {"bootstrap.servers": cluster.bootstrap, "retry.backoff.ms": "5", **options}
+
+
+def save(write: MakeWrite, rows: pa.RecordBatch, **options: str) -> None:
+    planned = write(rows.schema, **options)
+    planned.commit(planned.attempt(rows))
+
+
+def strings(**columns: Iterable[str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: pa.array(list(v), pa.string()) for name, v in columns.items()})
+
+
+def flights(start: int, end: int) -> pa.RecordBatch:
+    numbers = range(start, end)
+    rows = {"dest": [f"D{n % 7}" for n in numbers], "delay": [n % 90 for n in numbers], "n": list(numbers)}
+    return pa.RecordBatch.from_pydict(rows, schema=FLIGHTS)
+
+
+def test_kafkas_columns_are_text_or_binary(cluster: FakeCluster, write: MakeWrite, read: MakeRead) -> None:
+    cluster.create("t")
+    when = dt.datetime(2020, 1, 1, 12, tzinfo=dt.UTC)
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([b"k", None], pa.binary()),
+            "Value": pa.array(["a", None], pa.string()),
+            "headers": pa.array(
+                [[{"key": "h", "value": b"1"}], None],
+                pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
+            ),
+            "timestamp": pa.array([when, when], pa.timestamp("us", tz="Europe/Berlin")),
+            "another": pa.array([1, 2]),
+        }
+    )
+
+    save(write, rows, topic="t")
+
+    stored = read(subscribe="t", includeHeaders="true").table()
+    assert stored.select(["key", "value", "headers", "timestamp"]).to_pylist() == [
+        {"key": b"k", "value": b"a", "headers": [{"key": "h", "value": b"1"}], "timestamp": when},
+        {"key": None, "value": None, "headers": None, "timestamp": when},
+    ]
+
+
+def test_a_record_without_a_timestamp_gets_that_of_its_append(
+    cluster: FakeCluster, write: MakeWrite, read: MakeRead
+) -> None:
+    cluster.create("t")
+    before = dt.datetime.now(dt.UTC)
+    save(write, strings(value=["a"]), topic="t")
+    (when,) = read(subscribe="t").table()["timestamp"].to_pylist()
+    assert before <= when <= dt.datetime.now(dt.UTC)
+
+
+def test_columns_of_a_typed_topic_go_by_name_and_are_widened(
+    cluster: FakeCluster, write: MakeWrite, read: MakeRead
+) -> None:
+    cluster.create("f", schema=FLIGHTS)
+    rows = pa.RecordBatch.from_pydict(
+        {
+            "N": pa.array([1, 2], pa.int32()),
+            "dest": pa.array(["BOS", None], pa.large_string()),
+            "_offset": pa.array([7, 8], pa.int64()),
+        }
+    )
+    save(write, rows, topic="f")
+    stored = read(subscribe="f", columns="dest,delay,n").table()
+    assert stored.to_pydict() == {"dest": ["BOS", None], "delay": [None, None], "n": [1, 2]}
+
+
+def test_rows_go_to_the_partitions_of_the_python_client_and_keep_their_order(
+    cluster: FakeCluster, write: MakeWrite
+) -> None:
+    cluster.create("f", 5, schema=FLIGHTS, config={"key.columns": "dest"})
+    rows = flights(0, 1000)
+    expected = row_partitions(rows, ("dest",), 5)
+    assert expected is not None
+
+    save(write, rows, topic="f")
+
+    for partition in range(5):
+        numbers = [row["n"] for row in cluster.rows("f", partition)]
+        assert numbers == np.flatnonzero(expected == partition).tolist()
+
+
+def test_a_row_may_name_its_partition(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t", 3)
+    rows = strings(key=["a", "b", "c", "d"], value=["0", "1", "2", "3"])
+    rows = rows.append_column("partition", pa.array([2, None, 0, 2], pa.int32()))
+    keyed = row_partitions(strings(key=["b"]), ("key",), 3)
+    assert keyed is not None
+
+    save(write, rows, topic="t")
+
+    stored = [[row["value"] for row in cluster.rows("t", partition)] for partition in range(3)]
+    expected: list[list[bytes]] = [[b"2"], [], [b"0", b"3"]]
+    expected[keyed[0]].append(b"1")
+    assert list(map(Counter, stored)) == list(map(Counter, expected))
+    with pytest.raises(UnknownTopicOrPartitionError, match="column 'partition' has 3; 't' has partitions 0 to 2"):
+        save(write, rows.set_column(2, "partition", pa.array([0, 0, 3, 0], pa.int32())), topic="t")
+
+
+def test_rows_without_a_key_take_turns_at_partitions_that_have_leaders(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t", 3)
+    cluster.elect("t", 1, -1)
+    rows = strings(value=["x" * 1000] * (3 * GATHERED_BYTES // 1000))
+    planned = write(rows.schema, topic="t")
+    thousands = [rows.slice(start, 1000) for start in range(0, rows.num_rows, 1000)]
+    planned.commit(planned.attempt(*thousands))
+    counts = [len(cluster.rows("t", partition)) for partition in range(3)]
+    assert sum(counts) == rows.num_rows
+    assert counts[0]
+    assert not counts[1]
+    assert counts[2]
+
+
+def test_each_row_may_name_its_topic(cluster: FakeCluster, write: MakeWrite, read: MakeRead) -> None:
+    cluster.create("words", 2)
+    cluster.create("typed", schema=pa.schema([("value", pa.string())]))
+    rows = strings(topic=["words", "typed", "words"], value=["a", "b", "c"])
+
+    save(write, rows)
+
+    assert sorted(read(subscribe="words").table()["value"].to_pylist()) == [b"a", b"c"]
+    assert read(subscribe="typed").table()["value"].to_pylist() == ["b"]
+    with pytest.raises(InvalidDataError, match="column 'topic' has 1 nulls"):
+        save(write, strings(topic=["words", None], value=["a", "b"]))
+    with pytest.raises(UnknownTopicOrPartitionError, match="'elsewhere'"):
+        save(write, strings(topic=["elsewhere"], value=["a"]))
+    save(write, strings(topic=["elsewhere"], value=["d"]), topic="words")
+    assert read(subscribe="words").table().num_rows == 3
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"dest": pa.array(["a"]), "delay": pa.array([1])}, "column 'n' .int64. is missing and is not nullable"),
+        ({"n": pa.array([1]), "dset": pa.array(["a"])}, "unknown column 'dset' .*did you mean 'dest'"),
+        ({"n": pa.array(["1"])}, "column 'n' is string; the topic's schema has int64"),
+        ({"n": pa.array([1]), "N": pa.array([1])}, "two columns named 'N'"),
+        ({}, "no columns"),
+    ],
+)
+def test_a_dataframe_that_does_not_fit_is_refused_when_it_is_planned(
+    cluster: FakeCluster, write: MakeWrite, columns: dict[str, pa.Array], message: str
+) -> None:
+    cluster.create("f", schema=FLIGHTS)
+    with pytest.raises(SparkBrokerError, match=message):
+        write(pa.table(columns).schema, topic="f")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"key": pa.array(["a"])}, "column 'value' is missing"),
+        ({"value": pa.array([1])}, "column 'value' is int64; the topic's schema has binary"),
+        ({"value": pa.array(["a"]), "partition": pa.array(["1"])}, "column 'partition' is string"),
+        ({"value": pa.array(["a"]), "headers": pa.array(["1"])}, "column 'headers' is string"),
+    ],
+)
+def test_what_is_no_record_of_kafka_is_refused_when_it_is_planned(
+    cluster: FakeCluster, write: MakeWrite, columns: dict[str, pa.Array], message: str
+) -> None:
+    cluster.create("t")
+    with pytest.raises(SchemaMismatchError, match=message):
+        write(pa.table(columns).schema, topic="t")
+
+
+def test_a_topic_must_be_named(cluster: FakeCluster, write: MakeWrite) -> None:
+    with pytest.raises(SchemaMismatchError, match="give the option topic, or a column 'topic'"):
+        write(strings(value=["a"]).schema)
+    with pytest.raises(SchemaMismatchError, match="column 'topic' is int64"):
+        write(pa.schema([("topic", pa.int64()), ("value", pa.string())]))
+
+
+def test_values_that_do_not_fit_fail_the_attempt_and_nothing_is_seen(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("f", schema=FLIGHTS)
+    nulls = pa.RecordBatch.from_pydict({"n": pa.array([1, None], pa.int64())})
+    with pytest.raises(SchemaMismatchError, match="topic 'f': column 'n' is not nullable and has 1 nulls"):
+        save(write, nulls, topic="f")
+    large = pa.RecordBatch.from_pydict({"n": pa.array([1]), "delay": pa.array([2**31])})
+    with pytest.raises(SchemaMismatchError, match="column 'delay' is int64 and does not fit the topic's int32"):
+        save(write, large, topic="f")
+    assert cluster.rows("f", 0) == []
+
+
+def test_a_topic_that_is_not_there_and_a_dead_address_are_named(cluster: FakeCluster, write: MakeWrite) -> None:
+    with pytest.raises(UnknownTopicOrPartitionError, match="'nowhere' does not exist"):
+        write(strings(value=["a"]).schema, topic="nowhere")
+    with pytest.raises(BootstrapUnreachableError, match=r"127\.0\.0\.1:1"):
+        write(strings(value=["a"]).schema, topic="t", **{"bootstrap.servers": "127.0.0.1:1"})
+
+
+def test_a_batch_is_cut_to_what_the_topic_takes_and_one_large_row_is_refused(
+    cluster: FakeCluster, write: MakeWrite
+) -> None:
+    cluster.create("t", config={"max.message.bytes": "10000"})
+    save(write, strings(value=["x" * 500] * 100), topic="t")
+    assert len(cluster.rows("t", 0)) == 100
+    with pytest.raises(MessageTooLargeError):
+        save(write, strings(value=["x" * 20_000]), topic="t")
+
+
+def test_everything_is_acknowledged_before_an_attempt_ends_and_seen_when_it_is_committed(
+    cluster: FakeCluster, write: MakeWrite
+) -> None:
+    cluster.create("t", 2)
+    planned = write(strings(value=["a"]).schema, topic="t")
+    first = planned.attempt(strings(value=["a"]))
+    lost = planned.attempt(strings(value=["b"]))
+    second = planned.attempt(strings(value=["b"]))
+    empty = planned.attempt()
+    assert sum(len(cluster.rows("t", partition)) for partition in range(2)) == 3
+    assert committed(cluster) == [[], []]
+
+    planned.commit(first, second, empty)
+
+    assert sorted(value for part in committed(cluster) for value in part) == ["a", "b"]
+    assert isinstance(lost, Written)
+    assert lost.rows == 1
+
+
+def test_an_aborted_write_is_never_seen(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t")
+    planned = write(strings(value=["a"]).schema, topic="t")
+    planned.attempt(strings(value=["a"]))
+    planned.abort()
+    assert committed(cluster) == [[]]
+    save(write, strings(value=["b"]), topic="t")
+    assert committed(cluster) == [["b"]]
+
+
+def test_an_abort_without_a_cluster_says_so_and_raises_nothing(
+    cluster: FakeCluster, write: MakeWrite, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("t")
+    planned = write(strings(value=["a"]).schema, topic="t", **{"delivery.timeout.ms": "200"})
+    for broker in range(3):
+        cluster.kill(broker, fail_over=False)
+    planned.abort()
+    assert "was not aborted" in caplog.text
+
+
+def test_a_version_is_written_once_for_each_topic(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t")
+    cluster.create("u")
+    for topic in ("t", "t", "u"):
+        for version, value in (("1", "a"), ("3", "b"), ("2", "c")):
+            save(write, strings(value=[value]), topic=topic, txnAppId="app", txnVersion=version)
+    assert committed(cluster, "t") == [["a", "b"]]
+    assert committed(cluster, "u") == [["a", "b"]]
+    cluster.create("t")  # made anew: what it had is gone
+    save(write, strings(value=["a"]), topic="t", txnAppId="app", txnVersion="1")
+    assert committed(cluster, "t") == [["a"]]
+
+
+def test_a_version_over_several_topics_is_written_once(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t")
+    cluster.create("u")
+    for _ in range(2):
+        save(write, strings(topic=["t", "u"], value=["a", "b"]), txnAppId="app", txnVersion="0")
+    assert (committed(cluster, "t"), committed(cluster, "u")) == ([["a"]], [["b"]])
+
+
+def test_without_a_transaction_rows_are_seen_at_once(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t")
+    planned = write(strings(value=["a"]).schema, topic="t", transactional="false")
+    message = planned.attempt(strings(value=["a"]))
+    assert committed(cluster) == [["a"]]
+    planned.commit(message)
+    planned.abort()
+    assert cluster.transactions.by_id == {}
+
+
+def test_an_append_that_fails_fails_the_attempt_with_its_own_error(cluster: FakeCluster, write: MakeWrite) -> None:
+    cluster.create("t")
+    for transactional in ("true", "false"):
+        planned = write(strings(value=["a"]).schema, topic="t", transactional=transactional)
+        cluster.append_hook = lambda broker, request, header: InvalidDataError("not today")
+        with pytest.raises(InvalidDataError, match="not today"):
+            planned.attempt(strings(value=["a"]))
+
+
+def test_only_appending_is_offered(cluster: FakeCluster) -> None:
+    source = DefaultSource(CaseInsensitiveDict(settings(cluster, topic="t")))
+    with pytest.raises(InvalidConfigError, match=r'use mode\("append"\)'):
+        source.writer(from_arrow_schema(FLIGHTS), overwrite=True)
+
+
+def test_a_topic_is_created_with_the_dataframes_columns(cluster: FakeCluster, write: MakeWrite, read: MakeRead) -> None:
+    options = {"createTopic": "true", "topic.partitions": "4", "topic.key.columns": "dest"}
+    for start in (0, 10):
+        save(write, flights(start, start + 10), topic="f", **options)
+    created = cluster.topics["f"]
+    assert len(created.partitions) == 4
+    assert created.config == {"key.columns": "dest"}
+    assert created.parsed_schemas == [FLIGHTS]
+    assert sorted(read(subscribe="f").table()["n"].to_pylist()) == list(range(20))
+
+
+def stream(cluster: FakeCluster, execution: str, **options: str) -> StreamWriter:
+    """The planner's writer of a micro-batch; its execution is the test's."""
+    source = DefaultSource(CaseInsensitiveDict(settings(cluster, topic="t", checkpointLocation="/c", **options)))
+    writer = copied(source).streamWriter(from_arrow_schema(strings(value=[]).schema), overwrite=False)
+    assert isinstance(writer, StreamWriter)
+    return writer
+
+
+def stream_attempt(writer: StreamWriter, version: Version, *values: str) -> Written:
+    """What `StreamWriter.write` does, for a query and batch that the test names."""
+    return copied(write_attempt(writer._plan, version, iter([strings(value=values)])))
+
+
+def test_a_micro_batch_that_is_run_again_is_stored_once(cluster: FakeCluster) -> None:
+    cluster.create("t")
+    for execution in ("first", "second"):
+        writer = stream(cluster, execution)
+        messages = [stream_attempt(writer, Version("query", 0, execution), value) for value in ("a", "b")]
+        stream(cluster, "committing").commit([*messages], 0)
+    assert committed(cluster) == [["a", "b"]]
+
+
+def test_a_micro_batch_whose_first_run_was_not_committed_is_stored_once(cluster: FakeCluster) -> None:
+    cluster.create("t")
+    first = stream_attempt(stream(cluster, "first"), Version("query", 0, "first"), "a")
+    second = stream_attempt(stream(cluster, "second"), Version("query", 0, "second"), "a")
+    with pytest.raises(SparkBrokerError, match="INVALID_TXN_STATE"):
+        stream(cluster, "committing").commit([first], 0)
+    stream(cluster, "committing").commit([second], 0)
+    assert committed(cluster) == [["a"]]
+
+
+def test_an_abort_that_knows_nothing_does_nothing(cluster: FakeCluster) -> None:
+    cluster.create("t")
+    stream(cluster, "first").abort([None, None], 0)
+    assert cluster.transactions.by_id == {}
+    message = stream_attempt(stream(cluster, "first"), Version("query", 0, "first"), "a")
+    stream(cluster, "committing").abort([None, message], 0)
+    assert not cluster.transactions.by_id["query"].open
+    assert committed(cluster) == [[]]
+
+
+def test_a_stream_is_its_own_application(cluster: FakeCluster) -> None:
+    with pytest.raises(InvalidConfigError, match="a stream is its own application"):
+        stream(cluster, "first", txnAppId="a", txnVersion="1")

@@ -261,7 +261,7 @@ def test_values_that_do_not_fit_fail_the_attempt_and_nothing_is_seen(cluster: Fa
     with pytest.raises(SchemaMismatchError, match="topic 'f': column 'n' is not nullable and has 1 nulls"):
         save(write, nulls, topic="f")
     large = pa.RecordBatch.from_pydict({"n": pa.array([1]), "delay": pa.array([2**31])})
-    with pytest.raises(SchemaMismatchError, match="column 'delay' is int64 and does not fit the topic's int32"):
+    with pytest.raises(SchemaMismatchError, match="column 'delay' is int64 and row 0 does not fit the topic's int32"):
         save(write, large, topic="f")
     assert cluster.rows("f", 0) == []
 

@@ -3,15 +3,12 @@
 An event is a method: it takes what happened and the time, changes the state and returns effects for the shell to carry
 out in order. The shell holds the partition's lock meanwhile, and tells the replica of every write that it has done.
 
-`TRANSITIONS` says what may happen to a replica in which role; what it does then is the method's docstring. A request to
-a replica that does not lead is refused with a typed error, an answer that is not to this replica as it is now is
-ignored, and both are no events. What the table does not have is a bug of ours.
+`core.roles` has the transition table; what an event does is the docstring of its method.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import Enum, auto
 from typing import NamedTuple
 
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
@@ -33,6 +30,7 @@ from spark_broker.core.machine import Machine, event
 from spark_broker.core.pending import PendingAppend, PendingAppends
 from spark_broker.core.producers import ProducerStates, StoredBatch
 from spark_broker.core.progress import FollowerProgress
+from spark_broker.core.roles import TRANSITIONS, ReplicaEvent, Role
 from spark_broker.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,
@@ -57,9 +55,7 @@ __all__ = [
     "FetchPosition",
     "Fetched",
     "LogState",
-    "TRANSITIONS",
     "Replica",
-    "ReplicaEvent",
     "Role",
 ]
 
@@ -67,55 +63,6 @@ ACKS_ALL = -1
 
 CERTAIN_REFUSALS = frozenset({IneligibleReplicaError.code, InvalidRequestError.code})
 """What the controller answers after it has compared the epochs: the proposal was looked at and not taken."""
-
-
-class Role(Enum):
-    OFFLINE = "offline"  # its log is open; the controller's word has not come
-    FOLLOWER = "follower"
-    LEADER = "leader"
-    STOPPED = "stopped"  # for good
-
-
-class ReplicaEvent(Enum):
-    LEADS = auto()  # assigned: this broker leads, in a new leader epoch or again
-    FOLLOWS = auto()  # assigned: another broker leads, or nobody, in a new leader epoch
-    REASSIGNED = auto()  # assigned: another ISR or other replicas in the same leader epoch
-    APPENDED = auto()
-    FOLLOWER_FETCHED = auto()
-    ISR_REFUSED = auto()
-    FETCHED = auto()
-    FOLLOWER_APPENDED = auto()
-    TRUNCATED = auto()
-    RESTARTED = auto()
-    LOG_START_ADVANCED = auto()
-    STOPPED = auto()
-
-
-TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {
-    (Role.OFFLINE, ReplicaEvent.LEADS): Role.LEADER,
-    (Role.OFFLINE, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
-    (Role.OFFLINE, ReplicaEvent.STOPPED): Role.STOPPED,
-    (Role.FOLLOWER, ReplicaEvent.LEADS): Role.LEADER,
-    (Role.FOLLOWER, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
-    (Role.FOLLOWER, ReplicaEvent.REASSIGNED): Role.FOLLOWER,
-    (Role.FOLLOWER, ReplicaEvent.FETCHED): Role.FOLLOWER,
-    (Role.FOLLOWER, ReplicaEvent.FOLLOWER_APPENDED): Role.FOLLOWER,
-    (Role.FOLLOWER, ReplicaEvent.TRUNCATED): Role.FOLLOWER,
-    (Role.FOLLOWER, ReplicaEvent.RESTARTED): Role.FOLLOWER,
-    (Role.FOLLOWER, ReplicaEvent.LOG_START_ADVANCED): Role.FOLLOWER,
-    (Role.FOLLOWER, ReplicaEvent.STOPPED): Role.STOPPED,
-    (Role.LEADER, ReplicaEvent.LEADS): Role.LEADER,
-    (Role.LEADER, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
-    (Role.LEADER, ReplicaEvent.REASSIGNED): Role.LEADER,
-    (Role.LEADER, ReplicaEvent.APPENDED): Role.LEADER,
-    (Role.LEADER, ReplicaEvent.FOLLOWER_FETCHED): Role.LEADER,
-    (Role.LEADER, ReplicaEvent.ISR_REFUSED): Role.LEADER,
-    (Role.LEADER, ReplicaEvent.LOG_START_ADVANCED): Role.LEADER,
-    (Role.LEADER, ReplicaEvent.STOPPED): Role.STOPPED,
-    # Its broker, or the coordinator that uses it, may not have heard of the end yet.
-    (Role.STOPPED, ReplicaEvent.LOG_START_ADVANCED): Role.STOPPED,
-    (Role.STOPPED, ReplicaEvent.STOPPED): Role.STOPPED,
-}
 
 
 class Standing(NamedTuple):

@@ -6,7 +6,7 @@ import pytest
 
 from spark_broker.core.batch import BatchInfo
 from spark_broker.core.events import Assignment
-from spark_broker.core.replica import TRANSITIONS, ReplicaEvent, Role
+from spark_broker.core.roles import TRANSITIONS, ReplicaEvent, Role
 from spark_broker.core.transaction_records import (
     AnyChange,
     Ended,

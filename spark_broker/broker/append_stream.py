@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 
 from spark_broker.broker.append import Append, AwaitedTransaction
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
@@ -12,6 +13,7 @@ from spark_broker.broker.confirmation import Confirm, append_confirmed, no_coord
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
+from spark_broker.broker.slow import SLOW, SLOW_S
 from spark_broker.errors import (
     InvalidRequestError,
     InvalidTopicError,
@@ -74,6 +76,8 @@ class AppendStream:
         )
         try:
             partition = self._manager.partition(request.topic_id, request.partition)
+            if token is not None:
+                token.partition = partition
             if partition.topic.name.startswith(INTERNAL_PREFIX):
                 raise InvalidTopicError(f"{partition.topic.name} is internal: only brokers append to it")
             # Its producer is to hear of overload before it gives the request up itself.
@@ -140,8 +144,14 @@ class _Token:
     def __init__(self, answers: _Answers, correlation_id: int) -> None:
         self._answers = answers
         self._correlation_id = correlation_id
+        self.partition: Partition | None = None  # for the log, as is the time
+        self.began_s = time.monotonic()
 
     def acknowledge(self, base_offset: int) -> None:
+        took_s = time.monotonic() - self.began_s
+        if took_s >= SLOW_S and self.partition is not None:
+            epoch = self.partition.replica.assignment.leader_epoch
+            SLOW.took("append", took_s, topic_partition=self.partition, leader_epoch=epoch, offset=base_offset)
         self._answers.send(AppendResponse(self._correlation_id, 0, "", base_offset))
 
     def refuse(self, error: SparkBrokerError) -> None:

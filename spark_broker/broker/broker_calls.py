@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.slow import SLOW
 from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import NetworkError, SparkBrokerError
@@ -52,7 +53,8 @@ class BrokerCalls:
 
     def call(self, broker: BrokerState, request: Message, timeout_ms: int) -> Message:
         """Raises the other broker's typed error, NetworkError or RequestTimedOutError."""
-        answer: Message = self._connection(broker).call(request, timeout_ms=timeout_ms)
+        with SLOW.watch(f"call of {type(request).__name__}", to=f"broker {broker.id}"):
+            answer: Message = self._connection(broker).call(request, timeout_ms=timeout_ms)
         return answer
 
     def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
@@ -116,7 +118,8 @@ class _Caller(threading.Thread):
 
     def _make(self, request: Message, timeout_ms: int, answered: Reply) -> None:
         try:
-            answer: Message | SparkBrokerError = self.connection.call(request, timeout_ms=timeout_ms)
+            with SLOW.watch(f"call of {type(request).__name__}", to=self.connection.address):
+                answer: Message | SparkBrokerError = self.connection.call(request, timeout_ms=timeout_ms)
         except SparkBrokerError as error:
             answer = error
         answered(answer)

@@ -15,7 +15,14 @@ from functools import partial
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.core.replica import Diverging, Fetched, FetchPosition
-from spark_broker.errors import CorruptMessageError, NetworkError, SparkBrokerError, StorageFullError, invariant
+from spark_broker.errors import (
+    CorruptMessageError,
+    NetworkError,
+    SparkBrokerError,
+    StorageFullError,
+    error_from_code,
+    invariant,
+)
 from spark_broker.protocol.frame import decode_frames
 from spark_broker.protocol.messages import (
     ReplicaFetched,
@@ -126,7 +133,11 @@ class FetchSession:
         if isinstance(answer, SparkBrokerError):
             raise answer
         if isinstance(answer, ReplicaStateAnswer):
-            partition.restart(rebuild.request.leader_epoch, answer)
+            leader_epoch = rebuild.request.leader_epoch
+            fields = {"topic_partition": str(partition), "leader_epoch": leader_epoch, "why": partition.restart_reason}
+            text = "%(topic_partition)s: made anew from its leader's log in leader epoch %(leader_epoch)d: %(why)s"
+            logger.info(text, fields)
+            partition.restart(leader_epoch, answer)
         self._pending[partition.key] = None
 
     def _named(self) -> list[ReplicaPartition]:
@@ -160,7 +171,7 @@ class FetchSession:
     def _apply(self, key: PartitionKey, answer: ReplicaFetched, payload: memoryview) -> None:
         partition = self._partitions[key]
         if answer.error_code:
-            logger.debug("%s is not pulled: error %s %s", partition, answer.error_code, answer.error_message)
+            self._failed(key, logging.INFO, error_from_code(answer.error_code, answer.error_message))
             self._retry_in(key, RETRY_MS)
             return
         if not partition.apply(_fetched(answer, self._asked[key]), decode_frames(payload)):
@@ -177,15 +188,20 @@ class FetchSession:
         try:
             action()
         except CorruptMessageError as error:
-            logger.warning("%s: the leader sent a batch that fails its checksum: %s", self._partitions[key], error)
+            why = f"the leader sent a batch that fails its checksum: {error}"
+            self._failed(key, logging.WARNING, why)
             self._retry_in(key, RETRY_MS)
         except StorageFullError as error:
             logger.debug("%s: %s", self._partitions[key], error)  # Room says it once for all of them.
             self._no_room.add(key)
             self._retry_in(key, FAILED_RETRY_MS)
         except SparkBrokerError as error:
-            logger.warning("%s: %s", self._partitions[key], error)
+            self._failed(key, logging.WARNING, error)
             self._retry_in(key, FAILED_RETRY_MS)
+
+    def _failed(self, key: PartitionKey, level: int, why: object) -> None:
+        """For the log: the leader did not give what was asked for, or it could not be stored."""
+        self._partitions[key].lines.fetch_failed(level, self._clock.boottime_ms(), why)
 
     def _retry_in(self, key: PartitionKey, wait_ms: int) -> None:
         self._untaken.add(key)

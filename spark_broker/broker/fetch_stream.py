@@ -12,6 +12,7 @@ from spark_broker.broker.partition_read import PartitionRead
 from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.request_queue import RequestKind, RequestQueue
+from spark_broker.broker.slow import SLOW, SLOW_S
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import (
     InvalidRequestError,
@@ -54,6 +55,7 @@ class FetchStream:
             self._serve(request)
 
     def _serve(self, request: FetchRequest) -> None:
+        began_s = time.monotonic()
         notifier = Notifier()
         self._stream.on_gone = notifier.interrupt
         listening = self._listen(request, notifier)
@@ -69,6 +71,22 @@ class FetchStream:
         finally:
             for partition in listening:
                 partition.forget(notifier)
+            self._took(request, time.monotonic() - began_s)
+
+    def _took(self, request: FetchRequest, seconds: float) -> None:
+        """What the client is ready to wait is not slow. The line names the first partition."""
+        if seconds - request.max_wait_ms / 1000 < SLOW_S or not request.partitions:
+            return
+        first = request.partitions[0]
+        partition = self._manager.find(first.topic_id, first.partition)
+        SLOW.took(
+            "fetch",
+            seconds,
+            topic_partition=partition or f"{first.topic_id}-{first.partition}",
+            leader_epoch=first.leader_epoch,
+            offset=first.offset,
+            partitions=len(request.partitions),
+        )
 
     def _answer(self, request: FetchRequest, deadline: float) -> float:
         """Send an answer, or return for how many seconds more the client would rather wait for one."""

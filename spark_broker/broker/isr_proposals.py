@@ -17,6 +17,7 @@ from spark_broker.broker.proposal_queue import (
     still_open,
 )
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.slow import SLOW
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import SparkBrokerError
 from spark_broker.transport.client import Connection
@@ -69,7 +70,8 @@ class IsrProposals(threading.Thread):
             news = self._queue.take_news()
         announce(manager, news)
         try:
-            answer = self._controller.call(request_of(manager, proposals), timeout_ms=self._timeout_ms)
+            with SLOW.watch("call of AlterPartition", to="the controller"):
+                answer = self._controller.call(request_of(manager, proposals), timeout_ms=self._timeout_ms)
             settle(manager, answer, proposals)
         except SparkBrokerError as error:
             logger.info("ISR proposals are tried again: %s", error)

@@ -16,6 +16,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition_read import PartitionRead, can_judge, is_left_out
+from spark_broker.broker.replica_lines import ReplicaLines
 from spark_broker.broker.replica_log import ReplicaLog, batch_info, by_segment
 from spark_broker.broker.topic import Topic
 from spark_broker.core.effects import (
@@ -83,6 +84,7 @@ class Partition:
         self.key = key
         self.topic = topic
         self.replica = replica
+        self.lines = ReplicaLines(str(self), replica)
         self.restart_reason: str | None = None  # set: the log must be made anew from the leader's before it goes on
         self._log = log
         self._lease = lease
@@ -98,17 +100,16 @@ class Partition:
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.key[1]}"
 
-    # ---- metadata ----------------------------------------------------------------------------------------------
-
     def assign(self, assignment: Assignment, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
         """What the controller says now; streams that wait are woken to see it."""
         with self._lock:
             self.topic = topic
             self._log.configure(topic)
             self._carry_out(self.replica.configure(topic.config.min_insync_replicas))
-            leader_epoch = self.replica.assignment.leader_epoch
+            before = self.lines.before()
             self._carry_out(self.replica.assign(assignment, broker_epochs, self._clock.boottime_ms()))
-            if self.replica.assignment.leader_epoch != leader_epoch:
+            self.lines.assigned(before)
+            if self.replica.assignment.leader_epoch != before.assignment.leader_epoch:
                 # Another leader may well have what follows our log: it is asked first.
                 self.restart_reason = None
             for notifier in (*self._log_listeners, *self._commit_listeners):
@@ -117,6 +118,7 @@ class Partition:
     def stop(self, error: SparkBrokerError) -> None:
         """Take the replica offline; appends that wait are refused with `error`."""
         with self._lock:
+            self.lines.stopping(error.message)
             self._carry_out(self.replica.stop(error))
             for notifier in (*self._log_listeners, *self._commit_listeners):
                 notifier.notify(self.key)
@@ -135,10 +137,10 @@ class Partition:
 
     def is_current(self, proposal: ProposeIsr) -> bool:
         """Whether the proposal is still open."""
+        made_at = (proposal.leader_epoch, proposal.partition_epoch)
         with self._lock:
             now = self.replica.assignment
-            current = (now.leader_epoch, now.partition_epoch) == (proposal.leader_epoch, proposal.partition_epoch)
-            return current and self.replica.proposed_isr is not None
+            return made_at == (now.leader_epoch, now.partition_epoch) and self.replica.proposed_isr is not None
 
     def listen(self, notifier: Notifier, *, commits: bool) -> None:
         """Tell `notifier` of commits, or else of every append."""
@@ -149,8 +151,6 @@ class Partition:
         with self._lock:
             self._commit_listeners.pop(notifier, None)
             self._log_listeners.pop(notifier, None)
-
-    # ---- the leader --------------------------------------------------------------------------------------------
 
     def append(self, append: Append, token: AppendToken | None) -> AwaitedTransaction | None:
         """Validate a client's batch in full, store it and answer `token` as its acks ask (None with acks=0).
@@ -201,15 +201,13 @@ class Partition:
         """
         with self._lock:
             self._check_lease(writing=True)
-            topic = self.topic
             leader_epoch = self.replica.assignment.leader_epoch
             granted = self.replica.prepare_marker(leader_epoch, marker.producer_id, marker.producer_epoch)
             if granted is None:
                 base_offset = next_offset = self.replica.log_end_offset
             else:
-                message = marker_message(marker, topic)
-                base_offset = granted.base_offset
-                next_offset = self._store(message, topic.schema_id, granted, self._append_time_ms())
+                message, base_offset = marker_message(marker, self.topic), granted.base_offset
+                next_offset = self._store(message, self.topic.schema_id, granted, self._append_time_ms())
             self._carry_out(self.replica.await_commit(token, base_offset, next_offset, marker.deadline_ms))
 
     def _check_lease(self, *, writing: bool) -> None:
@@ -379,8 +377,6 @@ class Partition:
         with self._lock:
             return self.replica.assignment.leader_epoch
 
-    # ---- the follower ------------------------------------------------------------------------------------------
-
     def fetch_position(self) -> FetchPosition | None:
         """What to ask the leader for; None when this replica does not follow."""
         with self._lock:
@@ -391,6 +387,7 @@ class Partition:
         with self._lock:
             if not self.replica.awaits(answer):
                 return False
+            self.lines.fetched(self._clock.boottime_ms())
             self._carry_out(self.replica.fetched(answer))
             if answer.diverging is not None or self.restart_reason is not None:
                 return True
@@ -412,6 +409,7 @@ class Partition:
                 return
             if self.restart_reason is None:
                 return  # A fetcher that was replaced is late: dropped twice, the log would lose what was pulled since.
+            began, why = self.replica.log_end_offset, self.restart_reason
             begin = partial(self._log.restart_at, answer.log_start_offset, answer.epochs, answer.producers)
             try:
                 self._guard_storage(begin)
@@ -419,8 +417,7 @@ class Partition:
             finally:  # What is dropped counts no more, also where a full disk has refused the rest.
                 if self.replica.role is Role.FOLLOWER:
                     self.replica.restarted(self._log.state(high_watermark=self.replica.high_watermark))
-
-    # ---- maintenance -------------------------------------------------------------------------------------------
+                    self.lines.restarted(began, why)
 
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
         """The leader decides, if it has a lease: its clock is known. Others' may have been `clock_skew_max_ms` behind.
@@ -457,8 +454,6 @@ class Partition:
     def log(self) -> ReplicaLog:
         return self._log
 
-    # ---- effects -----------------------------------------------------------------------------------------------
-
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             self._carry_out_one(effect)
@@ -484,12 +479,14 @@ class Partition:
                 self._propose_isr(self.key, effect)
 
     def _truncate(self, offset: int, reason: str) -> None:
+        began = self.replica.log_end_offset
         try:
-            self._guard_storage(lambda: self._log.truncate_to(offset, reason))
+            self._guard_storage(lambda: self._log.truncate_to(offset))
         finally:  # A full disk may refuse the last step only: the segments above it are gone.
             if self.replica.role is not Role.STOPPED and self._log.log_end_offset < self.replica.log_end_offset:
                 producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
                 self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))
+                self.lines.truncated(began, reason)
 
     def _acknowledge(self, effect: Acknowledge) -> None:
         """The lease is checked here, just before the answer: a fenced incarnation acknowledges nothing."""

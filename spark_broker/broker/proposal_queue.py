@@ -7,18 +7,14 @@ When the outcome of a request is not known, the proposal is repeated: the replic
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.errors import NetworkError, invariant
+from spark_broker.errors import NetworkError, error_from_code, invariant
 from spark_broker.protocol.messages import AlterIsr, AlterIsrResult, AlterPartition, AlterPartitionResult, IsrMember
 
 logger = logging.getLogger(__name__)
-
-EXAMPLES = 3
-"""How many partitions a line names that is about many."""
 
 RETRY_MS = 100
 """Wait before proposals whose outcome is not known are sent again."""
@@ -86,39 +82,45 @@ def request_of(manager: ReplicaManager, proposals: Proposals) -> AlterPartition:
 
 
 def announce(manager: ReplicaManager, proposals: Proposals) -> None:
-    """Log what is asked for and why, as one line."""
-    texts = [
-        f"{partition}: ISR {', '.join(str(broker) for broker, _ in proposal.isr)} in leader epoch "
-        f"{proposal.leader_epoch} ({proposal.reason})"
-        for key, proposal in proposals.items()
-        if (partition := manager.find(*key)) is not None
-    ]
-    _log_together("asks for", texts)
+    """Log what is asked for and why: a line for each partition, which has one proposal at a time."""
+    for key, proposal in proposals.items():
+        partition = manager.find(*key)
+        if partition is not None:
+            text = "%(topic_partition)s: asks for ISR %(isr)s in leader epoch %(leader_epoch)d: %(why)s"
+            logger.info(text, {**_fields(partition, proposal), "why": proposal.reason})
 
 
-def _log_together(what: str, texts: Sequence[str]) -> None:
-    if len(texts) > EXAMPLES:
-        logger.info("%s %d ISRs: %s; ...", what, len(texts), "; ".join(texts[:EXAMPLES]))
-    elif texts:
-        logger.info("%s %s", what, "; ".join(texts))
+def _fields(partition: Partition, proposal: ProposeIsr) -> dict[str, object]:
+    return {
+        "topic_partition": str(partition),
+        "leader_epoch": proposal.leader_epoch,
+        "partition_epoch": proposal.partition_epoch,
+        "isr": tuple(broker for broker, _ in proposal.isr),
+        "offset": partition.replica.log_end_offset,
+    }
 
 
 def settle(manager: ReplicaManager, answer: object, proposals: Proposals) -> None:
     """Success shows as a newer state of the partition, and so does a stale epoch; a certain refusal ends a proposal."""
     if not isinstance(answer, AlterPartitionResult):
         raise NetworkError(f"ISR proposals were answered with {type(answer).__name__}")
-    refused = [_settle_one(manager, result, proposals) for result in answer.results]
-    _log_together("the controller refuses", [text for text in refused if text])
+    for result in answer.results:
+        _settle_one(manager, result, proposals)
 
 
-def _settle_one(manager: ReplicaManager, result: AlterIsrResult, proposals: Proposals) -> str:
-    """What was refused; nothing if it was taken."""
+def _settle_one(manager: ReplicaManager, result: AlterIsrResult, proposals: Proposals) -> None:
     key = (result.topic_id, result.partition)
     partition, proposal = manager.find(*key), proposals.get(key)
-    if not result.error_code or partition is None or proposal is None:
-        return ""
+    if partition is None or proposal is None:
+        return
+    if not result.error_code:
+        text = "%(topic_partition)s: the controller takes ISR %(isr)s in leader epoch %(leader_epoch)d"
+        logger.info(text, _fields(partition, proposal))
+        return
+    why = str(error_from_code(result.error_code, result.error_message))
+    text = "%(topic_partition)s: the controller refuses ISR %(isr)s in leader epoch %(leader_epoch)d: %(why)s"
+    logger.info(text, {**_fields(partition, proposal), "why": why})
     partition.isr_refused(proposal.leader_epoch, proposal.partition_epoch, result.error_code)
-    return f"{partition} in leader epoch {proposal.leader_epoch}: {result.error_code} {result.error_message}"
 
 
 def _change(key: PartitionKey, proposal: ProposeIsr) -> AlterIsr:

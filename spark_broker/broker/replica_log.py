@@ -192,13 +192,11 @@ class ReplicaLog:
         found = self._log.offset_for_timestamp(timestamp_us)
         return None if found is None else found[0]
 
-    def truncate_to(self, offset: int, reason: str = "") -> None:
-        """Cut to the beginning of the batch that holds `offset`. `reason`: for the log."""
+    def truncate_to(self, offset: int) -> None:
+        """Cut to the beginning of the batch that holds `offset`."""
         with self._disk():
             self._snapshots.remove_above(offset)  # First: left over, they would be taken for what follows.
-        began = self._log.log_end_offset
         self._log.truncate_to(offset)
-        logger.info("%s: truncated from %d to %d: %s", self._directory.name, began, self._log.log_end_offset, reason)
 
     def flush(self) -> None:
         """Sync. Raises DamagedLogError for files that nobody would find again."""

@@ -195,7 +195,8 @@ class ReplicaManager:
         for stray in self._directory.list_partitions():
             state = image.partition(stray.topic_id, stray.partition)
             if state is None or self.broker_id not in state.replicas:
-                logger.info("%s-%s is no longer here and is deleted", stray.topic, stray.partition)
+                fields = {"topic_partition": f"{stray.topic}-{stray.partition}"}
+                logger.info("%(topic_partition)s is no longer here and is deleted", fields)
                 self._directory.delete_partition(stray.topic, stray.partition)
 
     def _update_topics(self, delta: MetadataDelta) -> None:
@@ -246,7 +247,8 @@ class ReplicaManager:
     def _cannot_open(self, key: PartitionKey, error: SparkBrokerError) -> None:
         if isinstance(error, DamagedLogError):
             name = self._topics[key[0]].name
-            logger.error("%s-%s is damaged and set aside: %s", name, key[1], error)
+            fields = {"topic_partition": f"{name}-{key[1]}", "why": str(error)}
+            logger.error("%(topic_partition)s is damaged and set aside: %(why)s", fields)
             self._damaged.set_aside(key, name)
         elif isinstance(error, KafkaStorageError):
             self._take_offline(key, error)
@@ -262,7 +264,7 @@ class ReplicaManager:
             lag_max_ms=self._settings.cluster.replica_lag_time_max_ms,
             name=f"{topic.name}-{key[1]}",
         )
-        return Partition(
+        partition = Partition(
             key,
             topic,
             opened.log,
@@ -274,6 +276,8 @@ class ReplicaManager:
             self._on_damage,
             self.room.refused,
         )
+        partition.lines.opened(f"{self._directory.start_kind.value} start")
+        return partition
 
     # ---- damage (known bug 28) --------------------------------------------------------------------------------
     #
@@ -282,7 +286,7 @@ class ReplicaManager:
 
     def _on_damage(self, partition: Partition, error: DamagedLogError) -> None:
         """Somebody has read damaged bytes; he holds the partition's lock."""
-        logger.error("%s is damaged and set aside: %s", partition, error)
+        partition.lines.quarantined(error)
         self._found_damaged.append(partition)
 
     def set_damaged_aside(self) -> None:
@@ -320,7 +324,8 @@ class ReplicaManager:
     def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
         """An I/O error ends the broker (known bug 27): one that went on would be elected for what it cannot serve."""
         topic = self._topics.get(key[0])
-        logger.error("%s-%d is offline: %s", topic.name if topic else key[0], key[1], error)
+        fields = {"topic_partition": f"{topic.name if topic else key[0]}-{key[1]}", "why": str(error)}
+        logger.error("%(topic_partition)s is offline: %(why)s", fields)
         self._offline = {**self._offline, key: error}
         self._outward.on_storage_failure(key, error)
 
@@ -335,6 +340,7 @@ class ReplicaManager:
         partition.stop(reason)
         partition.close(clean=False)
         self._directory.delete_partition(partition.topic.name, key[1])
+        partition.lines.deleted(reason.message)
 
     # ---- replication -------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from spark_broker.broker.coordinator import Coordinator
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
 from spark_broker.broker.requests import COMMIT_TIMEOUT_MS, BrokerRequests
+from spark_broker.broker.slow import SLOW
 from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, TransactionRequests, TransactionService
 from spark_broker.errors import SparkBrokerError
@@ -60,11 +61,12 @@ class BrokerService:
     def answer(self, request: CallRequest) -> Message:
         """The response. Raises the error that the client gets."""
         answer = AwaitedAnswer()
-        with self._turn(request) as turn:
-            if turn is not None and isinstance(request, TransactionalOffsetCommit):
-                turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
-            self._requests.answer(request, answer)
-        return answer.wait(self._patience_ms(request))
+        with SLOW.watch(type(request).__name__):
+            with self._turn(request) as turn:
+                if turn is not None and isinstance(request, TransactionalOffsetCommit):
+                    turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
+                self._requests.answer(request, answer)
+            return answer.wait(self._patience_ms(request))
 
     def _turn(self, request: CallRequest) -> Turn | nullcontext[None]:
         """What brokers ask of each other, and what waits for a coordinator, has no turn."""

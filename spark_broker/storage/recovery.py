@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ from spark_broker.storage.start_kind import StartKind
 
 SchemaOf = Callable[[int], bytes]
 """Schema id to the bytes of its IPC schema message."""
+
+logger = logging.getLogger(__name__)
 
 _PREFIX_BYTES = 8
 _REWRITE_BYTES = 1 << 20
@@ -112,9 +115,20 @@ def _bytes_at(fs: FileSystem, path: Path, position: int, length: int) -> bytes:
 
 def _truncate(fs: FileSystem, path: Path, length: int) -> None:
     """Durably: the machine may crash later, and must not bring back what was cut."""
-    if fs.size_of(path) != length:
+    size = fs.size_of(path)
+    if size != length:
+        fields = {"topic_partition": path.parent.name, "file": path.name, "bytes": length, "old_bytes": size}
+        text = "%(topic_partition)s: recovery cuts %(file)s from %(old_bytes)d to %(bytes)d bytes"
+        logger.info(text, {**fields, "offset": int(path.stem)})
         fs.truncate(path, length)
         _sync_file(fs, path)
+
+
+def _remove(fs: FileSystem, directory: Path, base_offset: int, why: str) -> None:
+    """What a crash has left of a segment, where that is of no use."""
+    fields = {"topic_partition": directory.name, "offset": base_offset, "why": why}
+    logger.info("%(topic_partition)s: recovery removes segment %(offset)d: %(why)s", fields)
+    remove_files(fs, directory, base_offset)
 
 
 # ---- clean stop, process crash -------------------------------------------------------------------------------------
@@ -137,7 +151,7 @@ def _last(fs: FileSystem, directory: Path, base_offset: int, start: StartKind, r
     arrow_size, index_size = fs.size_of(arrow_path), fs.size_of(index_path)
     crashed = start is StartKind.PROCESS_CRASH
     if crashed and base_offset >= recovery_point and _never_committed(arrow_size, index_size):
-        remove_files(fs, directory, base_offset)
+        _remove(fs, directory, base_offset, "no batch was appended to it")
         fs.sync_directory(directory)
         return None
     count = index_size // ENTRY_BYTES
@@ -220,7 +234,7 @@ def _without_lost_start(fs: FileSystem, directory: Path, bases: list[int], log_s
     if not bases or bases[0] <= log_start_offset:
         return bases
     for base in reversed(bases):
-        remove_files(fs, directory, base)
+        _remove(fs, directory, base, "the first segment is lost, and nothing was synced")
     return []
 
 
@@ -250,7 +264,7 @@ def _drop_unsynced(fs: FileSystem, directory: Path, bases: list[int], recovery_p
     for base in reversed(bases):
         if base < recovery_point:
             raise DamagedLogError(f"segment {base} was synced up to {recovery_point} and cannot be read")
-        remove_files(fs, directory, base)
+        _remove(fs, directory, base, "the machine crashed before it, or what comes before it, was synced")
 
 
 def _rebuild(

@@ -42,6 +42,7 @@ class ProposingPartition:
     def __init__(self, proposals: IsrProposals) -> None:
         self._proposals = proposals
         self.could_propose = False
+        self.replica = SimpleNamespace(log_end_offset=500)
 
     def is_current(self, proposal: ProposeIsr) -> bool:
         assert proposal == PROPOSAL

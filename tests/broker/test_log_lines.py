@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
+from spark_broker.broker.log_format import JSON, TEXT, fields_of, formatter
 from spark_broker.broker.proposal_queue import ProposalQueue, announce, settle, still_open
+from spark_broker.broker.replica_lines import FLAPPING_MS
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.slow import SlowLog
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.replica import Diverging, Fetched
-from spark_broker.errors import IneligibleReplicaError
-from spark_broker.protocol.messages import AlterIsrResult, AlterPartitionResult
+from spark_broker.core.replica import Assignment, Diverging, Fetched
+from spark_broker.errors import IneligibleReplicaError, NetworkError, UnknownTopicOrPartitionError
+from spark_broker.protocol.messages import AlterIsrResult, AlterPartitionResult, ReplicaStateAnswer
+from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import LonePartition
 from tests.broker.test_fetch_session import append, elect
 
@@ -29,6 +35,7 @@ class NamedPartition:
     def __init__(self, name: str) -> None:
         self.name = name
         self.refused = 0
+        self.replica = SimpleNamespace(log_end_offset=500)
 
     def __str__(self) -> str:
         return self.name
@@ -59,7 +66,7 @@ def test_what_a_leader_asks_for_is_said_once_with_the_reason(caplog: pytest.LogC
     assert waiting.take() == proposals
     announce(manager(1), waiting.take_news())
     assert lines(caplog) == [
-        "asks for t-0: ISR 1, 2 in leader epoch 7 (broker 3 ends at 120, the leader at 500)",
+        "t-0: asks for ISR (1, 2) in leader epoch 7: broker 3 ends at 120, the leader at 500",
     ]
 
 
@@ -68,23 +75,22 @@ class _Current:
         return True
 
 
-def test_a_follower_of_hundreds_of_partitions_that_lags_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_follower_of_hundreds_of_partitions_that_lags_is_one_line_of_each(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     announce(manager(334), queue(334).take_news())
-    (line,) = lines(caplog)
-    assert line.startswith("asks for 334 ISRs: t-0: ISR 1, 2 in leader epoch 7 (broker 3 ends at 120, ")
-    assert line.endswith("; ...")
-    assert "t-3" not in line
+    asked = "asks for ISR (1, 2) in leader epoch 7: broker 3 ends at 120, the leader at 500"
+    assert lines(caplog) == [f"t-{number}: {asked}" for number in range(334)]
 
 
-def test_refusals_of_one_request_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_controllers_answer_to_a_proposal_is_a_line(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     code = IneligibleReplicaError.code
-    results = [AlterIsrResult("t", number, code, "broker 2 is not live") for number in range(2)]
+    results = [AlterIsrResult("t", 0, code, "broker 2 is not live"), AlterIsrResult("t", 1, 0, "")]
     settle(manager(2), AlterPartitionResult(results), queue(2).take())
-    (line,) = lines(caplog)
-    refusals = [f"t-{number} in leader epoch 7: {code} broker 2 is not live" for number in range(2)]
-    assert line == f"the controller refuses {'; '.join(refusals)}"
+    refused, taken = lines(caplog)
+    start = "t-0: the controller refuses ISR (1, 2) in leader epoch 7: [INELIGIBLE_REPLICA] broker 2 is not live"
+    assert refused.startswith(start)
+    assert taken == "t-1: the controller takes ISR (1, 2) in leader epoch 7"
 
 
 def test_a_follower_says_what_it_cuts_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,7 +103,171 @@ def test_a_follower_says_what_it_cuts_and_why(tmp_path: Path, caplog: pytest.Log
     caplog.set_level(logging.INFO)
     lone.partition.apply(Fetched(position, 2, 0, 0, Diverging(0, 0)), [])
     assert lone.partition.replica.log_end_offset == 0
-    (line,) = lines(caplog)
+    (line,) = (record for record in caplog.records if "truncated" in record.getMessage())
     leader = "broker 2, which leads in leader epoch 2, has epoch 0 up to 0"
-    assert line == f"t-0: truncated from 1 to 0: {leader}; our log ends at 1 in epoch 1"
+    assert line.getMessage() == f"t-0: truncated from 1 to 0: {leader}; our log ends at 1 in epoch 1"
+    fields = fields_of(line)
+    assert (fields["topic_partition"], fields["leader_epoch"]) == ("t-0", 2)
+    assert (fields["old_offset"], fields["offset"]) == (1, 0)
+    lone.close()
+
+
+def test_a_line_is_text_for_people_and_json_for_machines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    announce(manager(1), queue(1).take_news())
+    (record,) = caplog.records
+    text = formatter(TEXT).format(record)
+    assert text.endswith(": t-0: asks for ISR (1, 2) in leader epoch 7: broker 3 ends at 120, the leader at 500")
+    line = json.loads(formatter(JSON).format(record))
+    assert line["level"] == "INFO"
+    assert line["message"] == record.getMessage()
+    assert {name: line[name] for name in ("topic_partition", "leader_epoch", "isr", "offset")} == {
+        "topic_partition": "t-0",
+        "leader_epoch": 7,
+        "isr": [1, 2],
+        "offset": 500,
+    }
+
+
+def test_a_line_with_a_traceback_and_one_without_fields_are_one_line_of_json_each() -> None:
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "it failed: %s", ("so",), sys.exc_info())
+    text = formatter(JSON).format(record)
+    assert "\n" not in text
+    assert json.loads(text)["message"] == "it failed: so"
+    assert "ValueError" in json.loads(text)["error"]
+
+
+def fields(caplog: pytest.LogCaptureFixture, words: str) -> dict[str, object]:
+    """The fields of the one line whose text has these words, which a reader of JSON finds, too."""
+    (record,) = (record for record in caplog.records if words in record.getMessage())
+    found = fields_of(record)
+    assert {*found} <= {*json.loads(formatter(JSON).format(record))}
+    assert {"topic_partition", "leader_epoch", "offset"} <= {*found}
+    return found
+
+
+def test_each_change_of_role_is_one_line_and_an_isr_of_the_same_epoch_another(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    lone = LonePartition(tmp_path / "t-0")
+    elect(2, 1, lone.partition)
+    elect(0, 2, lone.partition)
+    elect(0, 2, lone.partition)  # nothing new
+    again = Assignment(0, 2, 3, (0, 1, 2), (0, 1, 2))
+    lone.partition.assign(again, lone.topic, {0: 1, 1: 1, 2: 1})
+    log = "log from 0 to 0, high watermark 0"
+    assert lines(caplog) == [
+        f"t-0: offline -> leader, leader epoch -1 -> 0, leader 0, ISR (0,), {log}",
+        f"t-0: leader -> follower, leader epoch 0 -> 1, leader 2, ISR (2, 2), {log}",
+        f"t-0: follower -> leader, leader epoch 1 -> 2, leader 0, ISR (0, 2), {log}",
+        "t-0: ISR (0, 2) -> (0, 1, 2) in leader epoch 2, log end 0",
+    ]
+    changed = fields(caplog, "follower -> leader")
+    assert (changed["old_role"], changed["role"], changed["leader"]) == ("follower", "leader", 0)
+    lone.close()
+
+
+def test_a_replica_that_is_stopped_says_so_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lone = LonePartition(tmp_path / "t-0")
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        lone.partition.stop(UnknownTopicOrPartitionError("t was deleted"))
+    assert lines(caplog) == ["t-0: stopped at offset 0 in leader epoch 0: t was deleted"]
+    assert fields(caplog, "stopped")["why"] == "t was deleted"
+    lone.close()
+
+
+def test_a_log_that_is_restarted_says_where_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lone = LonePartition(tmp_path / "t-0")
+    append(lone.partition, b"a")
+    elect(2, 1, lone.partition)
+    position = lone.partition.fetch_position()
+    assert position is not None
+    lone.partition.apply(Fetched(position, 1, 9, 7), [])
+    caplog.set_level(logging.INFO)
+    lone.partition.restart(1, ReplicaStateAnswer(7, [(0, 0)], []))
+    why = "the leader's log starts at 7, ours ends at 1"
+    assert lines(caplog) == [f"t-0: restarted at 7 in leader epoch 1; the log that ended at 1 is gone: {why}"]
+    assert fields(caplog, "restarted")["old_offset"] == 1
+    lone.close()
+
+
+def test_fetches_that_fail_are_a_line_when_it_begins_and_one_when_it_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lone = LonePartition(tmp_path / "t-0")
+    elect(2, 1, lone.partition)
+    caplog.set_level(logging.INFO)
+    said = lone.partition.lines
+    for now_ms in range(5_000, 5_500, 50):
+        said.fetch_failed(logging.INFO, now_ms, "broker 2 does not lead")
+    said.fetched(5_500)
+    said.fetched(5_550)
+    assert lines(caplog) == [
+        "t-0: fetches from broker 2 begin to fail at 0 in leader epoch 1: broker 2 does not lead",
+        "t-0: fetches from broker 2 work again at 0 in leader epoch 1, after 500 ms",
+    ]
+    assert fields(caplog, "work again")["failed_ms"] == 500
+    caplog.clear()
+    for now_ms in range(5_600, 5_600 + 10 * FLAPPING_MS, 100):  # fails and works in turn, five times a second
+        (said.fetched if now_ms % 200 else lambda at: said.fetch_failed(logging.INFO, at, "again"))(now_ms)
+    assert 10 <= len(lines(caplog)) <= 20
+    lone.close()
+
+
+def test_what_recovery_cuts_is_a_line_of_each_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lone = LonePartition(tmp_path / "t-0")
+    append(lone.partition, b"a")
+    (index,) = lone.directory.glob("*.index")
+    entries = index.stat().st_size
+    with index.open("ab") as file:
+        file.write(b"half an entry")
+    caplog.set_level(logging.INFO)
+    lone.reopen(StartKind.PROCESS_CRASH)
+    (line,) = (record for record in caplog.records if "recovery" in record.getMessage())
+    cut = f"recovery cuts {index.name} from {entries + 13} to {entries} bytes"
+    assert line.getMessage() == f"t-0: {cut}"
+    assert {"topic_partition": "t-0", "offset": 0, "old_bytes": entries + 13}.items() <= fields_of(line).items()
+    lone.close()
+
+
+def test_a_slow_request_is_a_line_that_stands_for_the_others_of_its_kind(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = 0.0
+    slow = SlowLog(lambda: now_s)
+    slow.took("append", 0.9, topic_partition="t-0")
+    for _ in range(4):
+        slow.took("append", 2.5, topic_partition="t-0", leader_epoch=3, offset=7)
+    slow.took("fetch", 1.5)
+    now_s = 1.0
+    slow.took("append", 2.5, topic_partition="t-1", leader_epoch=3, offset=9)
+    assert lines(caplog) == [
+        "slow: append took 2500 ms, topic partition t-0, leader epoch 3, offset 7",
+        "slow: fetch took 1500 ms",
+        (
+            "slow: append took 2500 ms, topic partition t-1, leader epoch 3, offset 9; "
+            "so did 3 others since the last such line"
+        ),
+    ]
+    assert fields(caplog, "t-1")["took_ms"] == 2500
+
+
+def test_a_slow_call_is_a_line_also_where_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([0.0, 3.0, 3.0])
+    with pytest.raises(NetworkError), SlowLog(lambda: next(times)).watch("call of WriteMarkers", to="broker 2"):
+        raise NetworkError("gone")
+    assert lines(caplog) == ["slow: call of WriteMarkers took 3000 ms, to broker 2"]
+
+
+def test_appends_and_fetches_write_no_lines(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lone = LonePartition(tmp_path / "t-0")
+    caplog.set_level(logging.INFO)
+    for _ in range(20):
+        append(lone.partition, b"a")
+        lone.partition.read(0, 0, 1 << 20, read_committed=True)
+        lone.partition.tick({0: 1})
+    assert lines(caplog) == []
     lone.close()

@@ -1,0 +1,136 @@
+"""What a broker's log says of one replica: each change of its role, epoch, ISR or log is a line that says why.
+
+Nothing here is on the path of a batch. Lines are bounded: a role, epoch or ISR changes by a record of the controller's
+log; a truncation follows a new leader epoch; a restart is tried again once a second; of fetches that fail only the
+first and the end are lines, at most once in `FLAPPING_MS` each.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from spark_broker.core.events import Assignment
+from spark_broker.core.replica import Replica, Role
+
+logger = logging.getLogger(__name__)
+
+FLAPPING_MS = 1000
+"""A fetch that fails, works and fails again within this time goes on failing, as far as the log is concerned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a replica was before an event."""
+
+    role: Role
+    assignment: Assignment
+
+
+class ReplicaLines:
+    """The lines about one replica. `name`: its topic-partition. Under the partition's lock, but for fetches."""
+
+    def __init__(self, name: str, replica: Replica) -> None:
+        self._name = name
+        self._replica = replica
+        self._fetch_failed_ms: int | None = None  # since when; None: it works
+        self._fetch_worked_ms = 0
+
+    def before(self) -> Before:
+        """To be handed to `assigned`."""
+        return Before(self._replica.role, self._replica.assignment)
+
+    def assigned(self, before: Before) -> None:
+        """The controller's word was carried out: what became of it?"""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        now, was = self._replica.assignment, before.assignment
+        if self._replica.role is not before.role or now.leader_epoch != was.leader_epoch:
+            self._changed_role(before)
+        elif self._replica.role is Role.LEADER and now.isr != was.isr:
+            isrs = {"isr": now.isr, "old_isr": was.isr, "partition_epoch": now.partition_epoch}
+            text = "ISR %(old_isr)s -> %(isr)s in leader epoch %(leader_epoch)d, log end %(offset)d"
+            self._line(logging.INFO, text, **isrs)
+
+    def _changed_role(self, before: Before) -> None:
+        now = self._replica.assignment
+        fields = {
+            **self._fields(),
+            "old_role": before.role.value,
+            "old_leader_epoch": before.assignment.leader_epoch,
+            "leader": now.leader,
+            "isr": now.isr,
+            "partition_epoch": now.partition_epoch,
+        }
+        text = "%(topic_partition)s: %(old_role)s -> %(role)s, leader epoch %(old_leader_epoch)d -> %(leader_epoch)d"
+        log = "log from %(log_start_offset)d to %(offset)d, high watermark %(high_watermark)d"
+        line = f"{text}, leader %(leader)d, ISR %(isr)s, {log}"
+        logger.info(line, fields)
+
+    def opened(self, start: str) -> None:
+        """Its log was opened, and after a crash recovered. `start`: of the process before."""
+        text = "opened after a %(start)s: log from %(log_start_offset)d to %(offset)d"
+        self._line(
+            logging.INFO,
+            f"{text}, newest leader epoch %(log_epoch)d",
+            start=start,
+            log_epoch=self._replica.epochs.latest_epoch,
+        )
+
+    def stopping(self, why: object) -> None:
+        """It serves nothing any more. Said once."""
+        if self._replica.role is not Role.STOPPED:
+            text = "stopped at offset %(offset)d in leader epoch %(leader_epoch)d: %(why)s"
+            self._line(logging.INFO, text, why=str(why))
+
+    def deleted(self, why: object) -> None:
+        """Its files are gone."""
+        self._line(logging.INFO, "deleted: %(why)s", why=str(why))
+
+    def quarantined(self, why: object) -> None:
+        """It was found damaged."""
+        text = "is damaged and set aside in leader epoch %(leader_epoch)d, log end %(offset)d: %(why)s"
+        self._line(logging.ERROR, text, why=str(why))
+
+    def truncated(self, began: int, why: str) -> None:
+        """Its log ended at `began`, and ends at `offset` now."""
+        text = "truncated from %(old_offset)d to %(offset)d: %(why)s"
+        self._line(logging.INFO, text, old_offset=began, why=why)
+
+    def restarted(self, began: int, why: str) -> None:
+        """Its log was dropped, and begins anew at the leader's log start."""
+        text = "restarted at %(offset)d in leader epoch %(leader_epoch)d; the log that ended at %(old_offset)d is gone"
+        self._line(logging.INFO, f"{text}: %(why)s", old_offset=began, why=why)
+
+    def fetch_failed(self, level: int, now_ms: int, why: object) -> None:
+        """A fetch from the leader ended in an error. The first of several is a line."""
+        if self._fetch_failed_ms is None and now_ms - self._fetch_worked_ms >= FLAPPING_MS:
+            text = "fetches from broker %(leader)d begin to fail at %(offset)d in leader epoch %(leader_epoch)d"
+            leader = self._replica.assignment.leader
+            self._line(level, f"{text}: %(why)s", leader=leader, why=str(why))
+            self._fetch_failed_ms = now_ms
+
+    def fetched(self, now_ms: int) -> None:
+        """A fetch from the leader worked. The first after an error is a line."""
+        if self._fetch_failed_ms is None:
+            return
+        failed_ms, self._fetch_failed_ms, self._fetch_worked_ms = now_ms - self._fetch_failed_ms, None, now_ms
+        text = "fetches from broker %(leader)d work again at %(offset)d in leader epoch %(leader_epoch)d"
+        leader = self._replica.assignment.leader
+        self._line(logging.INFO, f"{text}, after %(failed_ms)d ms", leader=leader, failed_ms=failed_ms)
+
+    def _line(self, level: int, text: str, **fields: object) -> None:
+        if logger.isEnabledFor(level):
+            line = f"%(topic_partition)s: {text}"
+            logger.log(level, line, {**self._fields(), **fields})
+
+    def _fields(self) -> dict[str, object]:
+        replica = self._replica
+        return {
+            "topic_partition": self._name,
+            "role": replica.role.value,
+            "leader_epoch": replica.assignment.leader_epoch,
+            "offset": replica.log_end_offset,
+            "high_watermark": replica.high_watermark,
+            "log_start_offset": replica.log_start_offset,
+        }

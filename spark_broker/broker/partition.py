@@ -309,6 +309,10 @@ class Partition:
         with self._lock:
             return self.replica.epochs.epoch_at(offset - 1) if offset > self.replica.log_start_offset else -1
 
+    def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""
+        return self._guard_storage(lambda: self._log.extent(start, end, max_bytes))
+
     def read(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
         """Committed batches of records from the one that holds `offset` on; none when there is nothing yet.
 

@@ -192,6 +192,10 @@ class ReplicaLog:
         found = self._log.offset_for_timestamp(timestamp_us)
         return None if found is None else found[0]
 
+    def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""
+        return self._log.extent(start, end, max_bytes)
+
     def truncate_to(self, offset: int) -> None:
         """Cut to the beginning of the batch that holds `offset`."""
         with self._disk():

@@ -108,6 +108,7 @@ class BrokerRequests:
             elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
                 found = partition.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
                 offset, timestamp_ms = found if found is not None else (-1, -1)
+            size, fitting = partition.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
         except SparkBrokerError as error:
             return OffsetInfo(*key, error.code, error.message[:1000])
         return OffsetInfo(
@@ -119,6 +120,9 @@ class BrokerRequests:
             log_start_offset=log_start,
             high_watermark=high_watermark,
             last_epoch=partition.epoch_before(offset),
+            start_epoch=partition.epoch_before(spec.start),
+            size_bytes=size,
+            fitting_offset=fitting,
         )
 
     def _pass_on(self, request: Message, reply: Reply) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from spark_broker.client.cluster_view import address_of
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
@@ -24,16 +25,33 @@ from spark_broker.protocol.messages import BrokerMetadata, ListOffsets, OffsetIn
 Failures = dict[TopicPartition, SparkBrokerError]
 
 
+@dataclass(frozen=True)
+class Reach:
+    """Where a caller is, and how many stored bytes (0: it does not matter) it wants from there on."""
+
+    start: int
+    max_bytes: int = 0
+
+
+NOWHERE = Reach(-1)
+
+
 class _Lookup:
     """One lookup of many partitions: those that fail are asked for again, of whoever leads them then."""
 
     def __init__(
-        self, metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, read_committed: bool
+        self,
+        metadata: ClusterMetadata,
+        wanted: Mapping[TopicPartition, int],
+        deadline: Deadline,
+        read_committed: bool,
+        reaches: Mapping[TopicPartition, Reach],
     ) -> None:
         self._metadata = metadata
         self._read_committed = read_committed
         self._deadline = deadline
         self._missing = dict(wanted)
+        self._reaches = reaches
         self._grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
         self.found: dict[TopicPartition, OffsetInfo] = {}
         self.failures: Failures = {}
@@ -79,7 +97,9 @@ class _Lookup:
                 self.failures[tp] = LeaderNotAvailableError(f"{tp} has no leader")
             else:
                 epoch = leader[1].leader_epoch
-                spec = OffsetSpec(topic.topic_id, tp.partition, epoch, timestamp_ms, self._read_committed)
+                reach = self._reaches.get(tp, NOWHERE)
+                where = (topic.topic_id, tp.partition, epoch)
+                spec = OffsetSpec(*where, timestamp_ms, self._read_committed, reach.start, reach.max_bytes)
                 grouped.setdefault(leader[0], []).append((tp, spec))
         return grouped
 
@@ -104,13 +124,19 @@ class _Lookup:
 
 
 def lookup_offsets(
-    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
+    metadata: ClusterMetadata,
+    wanted: Mapping[TopicPartition, int],
+    deadline: Deadline,
+    *,
+    read_committed: bool = True,
+    reaches: Mapping[TopicPartition, Reach] | None = None,
 ) -> dict[TopicPartition, OffsetInfo]:
     """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure.
 
-    `read_committed`: the latest is the last stable offset, else the high watermark.
+    `read_committed`: the latest is the last stable offset, else the high watermark. `reaches`: for these partitions the
+    answer says too what is stored from there to the offset.
     """
-    lookup = _Lookup(metadata, wanted, deadline, read_committed)
+    lookup = _Lookup(metadata, wanted, deadline, read_committed, reaches or {})
     lookup.run()
     for error in lookup.failures.values():
         raise error
@@ -121,7 +147,7 @@ def try_lookup_offsets(
     metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
 ) -> tuple[dict[TopicPartition, OffsetInfo], Failures]:
     """As `lookup_offsets`, but partitions that failed are returned beside those that were found."""
-    lookup = _Lookup(metadata, wanted, deadline, read_committed)
+    lookup = _Lookup(metadata, wanted, deadline, read_committed, {})
     lookup.run()
     return lookup.found, lookup.failures
 

@@ -7,8 +7,8 @@ late, and what they learn here is gone when they end.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.connections import ConnectionPool
@@ -16,9 +16,8 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Backoff, Deadline
 from spark_broker.client.settings import parse_addresses
 from spark_broker.config import ConsumerConfig, ProducerConfig
-from spark_broker.errors import InvalidConfigError, UnknownServerError, UnknownTopicOrPartitionError
-from spark_broker.model import INTERNAL_PREFIX
-from spark_broker.protocol.messages import GetMetadata, Metadata
+from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
+from spark_broker.model import INTERNAL_PREFIX, TopicPartition
 from spark_broker.spark.selection import Assign, Selection, SubscribePattern
 
 
@@ -44,10 +43,9 @@ def selected_topics(metadata: ClusterMetadata, selection: Selection, deadline: D
     Raises UnknownTopicOrPartitionError for a name that does not exist or a pattern that matches nothing, and
     InvalidConfigError when their schemas differ.
     """
-    if isinstance(selection, SubscribePattern):
-        names = _matching(metadata, selection.pattern, deadline)
-    else:
-        names = list(selection.partitions) if isinstance(selection, Assign) else list(selection.topics)
+    names = _selected_names(metadata, selection, deadline)
+    if not names and isinstance(selection, SubscribePattern):
+        raise UnknownTopicOrPartitionError(f"no topic matches subscribePattern = {selection.pattern!r}")
     metadata.use(names)
     topics = [metadata.topic(name, deadline) for name in names]
     for topic in topics[1:]:
@@ -58,12 +56,39 @@ def selected_topics(metadata: ClusterMetadata, selection: Selection, deadline: D
     return topics
 
 
-def _matching(metadata: ClusterMetadata, pattern: str, deadline: Deadline) -> list[str]:
-    answer = metadata.call_any(GetMetadata(None), deadline)
-    if not isinstance(answer, Metadata):
-        raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
-    names = [topic.name for topic in answer.topics if not topic.name.startswith(INTERNAL_PREFIX)]
-    found = sorted(name for name in names if re.fullmatch(pattern, name))
-    if not found:
-        raise UnknownTopicOrPartitionError(f"no topic matches subscribePattern = {pattern!r}")
-    return found
+def existing_topics(
+    metadata: ClusterMetadata, selection: Selection, known: Iterable[str], deadline: Deadline
+) -> list[TopicView]:
+    """The selected topics that exist now, by fresh metadata. Of `known` ones the absence is certain when they are left
+    out; a new one that a pattern matches may come a moment later."""
+    names = dict.fromkeys(_selected_names(metadata, selection, deadline))
+    if isinstance(selection, SubscribePattern):
+        names.update(dict.fromkeys(name for name in known if re.fullmatch(selection.pattern, name)))
+    metadata.use(names)
+    metadata.refresh(deadline)
+    topics = []
+    for name in names:
+        with suppress(UnknownTopicOrPartitionError):
+            topics.append(metadata.topic(name, deadline))
+    return topics
+
+
+def partitions_of(selection: Selection, topics: Sequence[TopicView]) -> list[TopicPartition]:
+    """The selected partitions of these topics. Raises UnknownTopicOrPartitionError for an assigned one of them that
+    does not exist."""
+    every = [TopicPartition(topic.name, state.partition) for topic in topics for state in topic.partitions]
+    if not isinstance(selection, Assign):
+        return every
+    names = {topic.name for topic in topics}
+    assigned = [TopicPartition(name, number) for name, numbers in selection.partitions.items() for number in numbers]
+    missing = [tp for tp in assigned if tp.topic in names and tp not in set(every)]
+    if missing:
+        raise UnknownTopicOrPartitionError(f"assign: {missing[0]} does not exist")
+    return [tp for tp in assigned if tp.topic in names]
+
+
+def _selected_names(metadata: ClusterMetadata, selection: Selection, deadline: Deadline) -> list[str]:
+    if not isinstance(selection, SubscribePattern):
+        return list(selection.partitions) if isinstance(selection, Assign) else list(selection.topics)
+    names = [name for name in metadata.fetch(None, deadline).topics if not name.startswith(INTERNAL_PREFIX)]
+    return sorted(name for name in names if re.fullmatch(selection.pattern, name))

@@ -8,13 +8,13 @@ from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
 from spark_broker.client.retry import Deadline
-from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError, UnknownTopicOrPartitionError
+from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, OffsetInfo
 from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
+from spark_broker.spark.cluster import partitions_of
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, split_ranges
-from spark_broker.spark.selection import Assign, Selection
 
 Infos = Mapping[TopicPartition, OffsetInfo]
 """Where each partition ends for this read (`offset`), and its log start."""
@@ -29,11 +29,10 @@ def plan_ranges(
     OffsetOutOfRangeError for offsets that the partition does not have (unless failOnDataLoss is false), and
     UnknownTopicOrPartitionError.
     """
-    partitions = _partitions(options.selection, topics)
-    for bound in (options.start, options.end):
-        _check_named(bound, partitions)
+    partitions = partitions_of(options.selection, topics)
+    _check_named(options.end, partitions)
     infos = _look_up(metadata, options, dict.fromkeys(partitions, LATEST_TIMESTAMP_MS), deadline)
-    starts = _resolve(metadata, options, options.start, infos, deadline)
+    starts = resolve_starts(metadata, options, infos, deadline)
     ends = _resolve(metadata, options, options.end, infos, deadline)
     ranges = []
     for tp in partitions:
@@ -54,21 +53,18 @@ def plan_ranges(
     return split_ranges(ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition)
 
 
+def resolve_starts(
+    metadata: ClusterMetadata, options: ReadOptions, infos: Infos, deadline: Deadline
+) -> dict[TopicPartition, int]:
+    """The first offset to read of each partition. Raises as `plan_ranges` does."""
+    _check_named(options.start, list(infos))
+    return _resolve(metadata, options, options.start, infos, deadline)
+
+
 def _look_up(
     metadata: ClusterMetadata, options: ReadOptions, wanted: Mapping[TopicPartition, int], deadline: Deadline
 ) -> dict[TopicPartition, OffsetInfo]:
     return lookup_offsets(metadata, wanted, deadline, read_committed=options.settings.read_committed)
-
-
-def _partitions(selection: Selection, topics: Sequence[TopicView]) -> list[TopicPartition]:
-    every = [TopicPartition(topic.name, state.partition) for topic in topics for state in topic.partitions]
-    if not isinstance(selection, Assign):
-        return every
-    wanted = [TopicPartition(topic, number) for topic, numbers in selection.partitions.items() for number in numbers]
-    missing = [tp for tp in wanted if tp not in set(every)]
-    if missing:
-        raise UnknownTopicOrPartitionError(f"assign: {missing[0]} does not exist")
-    return wanted
 
 
 def _check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:

@@ -1,32 +1,18 @@
-"""The batch read of the data source: its schema, its plan, its tasks, each in a process of its own."""
+"""The reads of the data source: their schema, and the plan of a batch, each in a process of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_broker.errors import invariant
-from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch
 from spark_broker.spark.option_table import Query
 from spark_broker.spark.options import ReadOptions, parse_options
-from spark_broker.spark.ranges import OffsetRange
-from spark_broker.spark.spark_schema import output_of, spark_schema
-
-if TYPE_CHECKING:
-    from spark_broker.client.cluster_view import TopicView
-
-
-@dataclass(frozen=True)
-class _Planned:
-    """What a task gets: the range, and the columns to ask the broker for (None: all, as stored)."""
-
-    part: OffsetRange
-    columns: list[str] | None
+from spark_broker.spark.spark_schema import spark_schema
+from spark_broker.spark.stream import StreamReader
+from spark_broker.spark.task import offered, planned, read_task
 
 
 def read_schema(options: Mapping[str, str]) -> StructType:
@@ -38,12 +24,17 @@ def read_schema(options: Mapping[str, str]) -> StructType:
     deadline = Deadline.after_ms(read.settings.default_api_timeout_ms)
     with connected(read.settings) as metadata:
         topics = selected_topics(metadata, read.selection, deadline)
-    return spark_schema(_offered(topics, read))
+    return spark_schema(offered(topics[0], read))
 
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """The reader of a query with this schema: the source's own, or the user's, who leaves out or reorders columns."""
     return BatchReader(parse_options(options), schema)
+
+
+def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """The reader of a streaming query with this schema, likewise."""
+    return StreamReader(parse_options(options, Query.STREAM), schema)
 
 
 class BatchReader(DataSourceReader):
@@ -63,42 +54,8 @@ class BatchReader(DataSourceReader):
         deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
         with connected(options.settings) as metadata:
             topics = selected_topics(metadata, options.selection, deadline)
-            output = output_of(self._schema, _offered(topics, options))
-            ranges = plan_ranges(metadata, options, topics, deadline)
-        columns = columns_to_fetch(topics[0], output.columns, include_headers=options.include_headers)
-        return [InputPartition(_Planned(part, columns)) for part in ranges]
+            return planned(plan_ranges(metadata, options, topics, deadline), topics, options, self._schema)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one range, in order of their offsets. Raises typed errors."""
-        # Spark asks for InputPartition(None) when there is nothing to read.
-        if partition.value is None:
-            return
-        invariant(isinstance(partition.value, _Planned), "a task gets what partitions() planned")
-        yield from self._read(partition.value)
-
-    def _read(self, planned: _Planned) -> Iterator[pa.RecordBatch]:
-        from spark_broker.client.retry import Deadline
-        from spark_broker.spark.assemble import assembled
-        from spark_broker.spark.cluster import connected
-        from spark_broker.spark.range_reader import RangeReader
-
-        options = self._options
-        with connected(options.settings) as metadata:
-            deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
-            topic = metadata.topic(planned.part.topic, deadline)
-            output = output_of(self._schema, _offered([topic], options))
-            reader = RangeReader(
-                metadata,
-                planned.part,
-                options.settings,
-                planned.columns,
-                fail_on_data_loss=options.fail_on_data_loss,
-            )
-            for batches in reader.batches():
-                yield from assembled(batches, output)
-
-
-def _offered(topics: Sequence[TopicView], options: ReadOptions) -> tuple[Column, ...]:
-    """The columns of the read before the user's `.schema(...)`: the topics' (their schemas are equal), or `columns`."""
-    columns = columns_of(topics[0], include_headers=options.include_headers)
-    return columns if options.columns is None else by_name(columns, options.columns, "columns")
+        return read_task(self._options, self._schema, partition)

@@ -26,6 +26,7 @@ from spark_broker.errors import (
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import ENTRY_BYTES, NO_TIMESTAMP, BatchHeader, Frame
 from spark_broker.storage.config import LogConfig
+from spark_broker.storage.extent import extent
 from spark_broker.storage.files import is_full
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.index import Entries, count_below, count_within, find_timestamp, header_at, headers_of
@@ -263,6 +264,10 @@ class PartitionLog:
             entries = self._entries(segment)
             headers += headers_of(entries[count_below(entries, from_offset) :])
         return headers
+
+    def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
+        """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""
+        return self._consistently(lambda: extent(self._segments, self._entries, start, end, max_bytes))
 
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
         """Base offset and header of the first batch whose running maximum reaches the timestamp; None if none does.

@@ -6,6 +6,7 @@ and decides what happens to an append or a call by a hook. Every append that arr
 
 from __future__ import annotations
 
+import itertools
 import threading
 import uuid
 from collections.abc import Callable
@@ -547,6 +548,9 @@ class FakeCluster:
         offset = {-1: part.latest(spec.read_committed), -2: part.log_start_offset}.get(spec.timestamp_ms, -1)
         if spec.timestamp_ms >= 0 and spec.timestamp_ms <= APPEND_TIME_MS and part.log:
             offset = part.log[0].header.base_offset
+        first = next((i for i, f in enumerate(part.log) if f.header.next_offset > spec.start), 0)
+        lengths = [f.header.length for f in part.log[first:] if f.header.next_offset <= offset]
+        fitting = sum(total <= spec.max_bytes for total in itertools.accumulate(lengths))
         return OffsetInfo(
             spec.topic_id,
             spec.partition,
@@ -556,6 +560,9 @@ class FakeCluster:
             log_start_offset=part.log_start_offset,
             high_watermark=part.committed,
             last_epoch=part.epochs.epoch_at(offset - 1) if offset > 0 else -1,
+            start_epoch=part.epochs.epoch_at(spec.start - 1) if spec.start > part.log_start_offset else -1,
+            size_bytes=sum(lengths),
+            fitting_offset=part.log[first + max(1, fitting) - 1].header.next_offset if lengths else spec.start,
         )
 
     def _group(self, broker: int, request: OffsetCommit | OffsetFetch) -> Message:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import pickle  # noqa: TID251 - Spark itself carries readers and partitions to its processes this way
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceReader, InputPartition
+from pyspark.sql.datasource import CaseInsensitiveDict, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadAllAvailable, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
 from pyspark_spark_broker import DefaultSource
@@ -62,3 +64,94 @@ def read(cluster: FakeCluster) -> MakeRead:
         return Read(reader, list(reader.partitions()), declared)
 
     return make
+
+
+@dataclass
+class Stream:
+    """A streaming query as Spark runs one: its checkpoint outlives `restart`, everything else does not."""
+
+    make_reader: Callable[[], DataSourceStreamReader]
+    schema: StructType
+    offset_log: list[str] = field(default_factory=list)
+    committed: int = 0
+    available_now: bool = False
+
+    def __post_init__(self) -> None:
+        self.reader = self._new_reader()
+
+    def _new_reader(self) -> DataSourceStreamReader:
+        reader = self.make_reader()
+        if self.available_now:
+            assert isinstance(reader, SupportsTriggerAvailableNow)
+            reader.prepareForTriggerAvailableNow()
+        return reader
+
+    def restart(self) -> pa.Table | None:
+        """Stop, start again; the rows of the batch that is repeated, if one was not committed."""
+        self.reader.stop()
+        self.reader = self._new_reader()
+        return self._run() if len(self.offset_log) > self.committed else None
+
+    def plan(self, *, unlimited: bool = False) -> bool:
+        """Write the next batch into the offset log, if there is one."""
+        start = self._start()
+        limit = ReadAllAvailable() if unlimited else self.reader.getDefaultReadLimit()
+        end = json.dumps(self.reader.latestOffset(json.loads(start), limit))
+        json.dumps(self.reader.reportLatestOffset())
+        if self.offset_log and end == self.offset_log[-1]:
+            return False
+        self.offset_log.append(end)
+        if self.committed:
+            self.reader.commit(json.loads(self.offset_log[self.committed - 1]))
+        return True
+
+    def trigger(self, *, unlimited: bool = False) -> pa.Table | None:
+        """One batch, committed; None: there is nothing for one."""
+        return self._run() if self.plan(unlimited=unlimited) else None
+
+    def numbers(self) -> list[int]:
+        """The column `n` of the next batch."""
+        table = self.trigger()
+        return [] if table is None else table["n"].to_pylist()
+
+    def _run(self) -> pa.Table:
+        start, end = json.loads(self._start()), json.loads(self.offset_log[-1])
+        partitions = [pickle.loads(pickle.dumps(one)) for one in self.reader.partitions(start, end)]
+        again = [one.value for one in self.reader.partitions(start, end)]
+        assert [one.value for one in partitions] == again, "Spark may ask twice"
+        task = self.make_reader()
+        batches = [batch for partition in partitions for batch in task.read(partition)]
+        self.committed = len(self.offset_log)
+        return pa.Table.from_batches(batches, to_arrow_schema(self.schema, timezone="UTC"))
+
+    def _start(self) -> str:
+        """Spark asks for the initial offset twice in the first batch."""
+        json.dumps(self.reader.initialOffset())
+        return self.offset_log[self.committed - 1] if self.committed else json.dumps(self.reader.initialOffset())
+
+
+MakeStream = Callable[..., Stream]
+
+
+@pytest.fixture
+def stream(cluster: FakeCluster) -> Iterator[MakeStream]:
+    """`stream(subscribe="t")`: a query that has not run yet."""
+    made: list[Stream] = []
+
+    def make(*, schema: StructType | None = None, available_now: bool = False, **options: str) -> Stream:
+        values = {"bootstrap.servers": cluster.bootstrap, "retry.backoff.ms": "5", **options}
+        source = DefaultSource(CaseInsensitiveDict(values))
+        declared = source.schema() if schema is None else schema
+
+        def make_reader() -> DataSourceStreamReader:
+            reader: DataSourceStreamReader = pickle.loads(
+                pickle.dumps(pickle.loads(pickle.dumps(source)).streamReader(declared))
+            )
+            return reader
+
+        made.append(Stream(make_reader, declared, available_now=available_now))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.reader.stop()

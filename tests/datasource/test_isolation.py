@@ -13,7 +13,7 @@ from spark_broker import Producer
 from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.conftest import WaitUntil
-from tests.datasource.conftest import MakeRead
+from tests.datasource.conftest import MakeRead, MakeStream
 from tests.datasource.test_planning import SCHEMA, numbers
 
 WAIT_S = 30.0
@@ -113,3 +113,25 @@ def test_a_last_stable_offset_that_a_new_leader_has_yet_to_reach_is_waited_for(
         assert not table.done()
         part.high_watermark = None
         assert table.result(WAIT_S)["n"].to_pylist() == list(range(10))
+
+
+def test_a_stream_reads_a_transaction_when_it_is_decided(undecided: FakeCluster, stream: MakeStream) -> None:
+    query = stream(subscribe="t", startingOffsets="earliest")
+    assert query.numbers() == list(range(10))
+    assert query.trigger() is None
+    undecided.transactions.time_out("x")
+    assert query.numbers() == [300]
+
+
+def test_a_stream_that_read_uncommitted_records_does_not_go_back_when_it_reads_committed_ones(
+    undecided: FakeCluster, stream: MakeStream
+) -> None:
+    options = {"subscribe": "t", "startingOffsets": "earliest"}
+    before = stream(**options, **{"isolation.level": "read_uncommitted"})
+    assert before.numbers() == [*range(10), *range(100, 110), *range(200, 210), 300]
+    after = stream(**options)
+    after.offset_log, after.committed = before.offset_log, before.committed
+    assert after.trigger() is None
+    undecided.transactions.time_out("x")
+    undecided.store("t", 0, numbers(301))
+    assert after.numbers() == [301]

@@ -92,6 +92,31 @@ def test_every_read_equals_a_scan(
 
 
 @given(
+    steps=st.lists(st.tuples(st.integers(1, 50), st.booleans()), min_size=1, max_size=12),
+    start=st.integers(0, 40),
+    end=st.integers(0, 40),
+    max_bytes=st.integers(0, 20_000),
+)
+def test_the_extent_of_a_range_equals_a_scan(
+    steps: list[tuple[int, bool]], start: int, end: int, max_bytes: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """But for the schema at the beginning of each segment, which is counted where the whole segment is."""
+    log = open_log(tmp_path_factory.mktemp("log"))
+    for _, roll in steps:
+        append_batch(log, roll=roll)
+    inside = [h for h in log.headers() if h.next_offset > start and h.next_offset <= end]
+    size, fitting = log.extent(start, end, max_bytes)
+    schemas = len(log.segment_base_offsets) * 1000
+    assert sum(h.length for h in inside) <= size <= sum(h.length for h in inside) + (schemas if inside else 0)
+    taken = [h for h in inside if h.next_offset <= fitting]
+    assert bool(taken) == bool(inside)
+    assert len(taken) <= 1 or sum(h.length for h in taken) <= max_bytes
+    missed = inside[len(taken) : len(taken) + 1]
+    assert not missed or sum(h.length for h in [*taken, *missed]) + schemas > max_bytes
+    log.close(clean=False)
+
+
+@given(
     steps=st.lists(st.tuples(st.integers(0, 20), st.booleans()), min_size=1, max_size=15),
     cut=st.integers(0, 45),
     start=st.integers(0, 45),

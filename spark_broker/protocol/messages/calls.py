@@ -117,7 +117,8 @@ class Metadata(Message, frozen=True):
 class OffsetSpec(Message, frozen=True):
     """`timestamp_ms`: -1 latest (the high watermark), -2 earliest (the log start), else the first at or after it.
 
-    `read_committed`: latest is the last stable offset.
+    `read_committed`: latest is the last stable offset. `start`: where the caller is; the answer has the epoch of the
+    record before. With `max_bytes` it says too how much is stored from there to the offset, and how far they reach.
     """
 
     topic_id: TopicId
@@ -125,6 +126,8 @@ class OffsetSpec(Message, frozen=True):
     leader_epoch: Epoch
     timestamp_ms: TimestampMs
     read_committed: bool = True
+    start: Offset = -1
+    max_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class ListOffsets(Message, frozen=True):
@@ -134,7 +137,11 @@ class ListOffsets(Message, frozen=True):
 
 
 class OffsetInfo(Message, frozen=True):
-    """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`."""
+    """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`.
+
+    `start_epoch`: of the one before the caller's `start`. `size_bytes`: stored from `start` to `offset`; the batches up
+    to `fitting_offset` are no more than `max_bytes`, or one batch. -1: not known, or not asked for.
+    """
 
     topic_id: TopicId
     partition: PartitionId
@@ -146,6 +153,9 @@ class OffsetInfo(Message, frozen=True):
     log_start_offset: Offset = -1
     high_watermark: Offset = -1
     last_epoch: Epoch = -1
+    start_epoch: Epoch = -1
+    size_bytes: int = -1
+    fitting_offset: int = -1
 
 
 class Offsets(Message, frozen=True):

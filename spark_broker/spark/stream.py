@@ -1,0 +1,166 @@
+"""The streaming read of the data source: a thin shell around `stream_planner`, in the process that Spark asks.
+
+Spark asks for offsets and ranges in one long-lived process of each query, and reads each range in a task elsewhere.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.stream_offset import INITIAL, StreamOffset, parse_offset
+from spark_broker.spark.stream_planner import (
+    Logs,
+    Loss,
+    StreamPlanner,
+    batch_ranges,
+    end_of_batch,
+    find_losses,
+    first_position,
+    loss_error,
+    resumed,
+    still_there,
+)
+from spark_broker.spark.task import planned, read_task
+
+if TYPE_CHECKING:
+    from spark_broker.spark.stream_session import StreamSession
+
+_log = logging.getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark calls. It is pickled for the tasks before it has connected to anything."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._planner = StreamPlanner(options.limits)
+        self._session: StreamSession | None = None
+        self._first: StreamOffset | None = None
+        self._latest: StreamOffset | None = None
+        self._planned_end: Json | None = None
+
+    def initialOffset(self) -> Json:
+        """A mark: Spark asks twice, and again after a crash. `latestOffset` resolves it, once."""
+        return dict(INITIAL)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Any but ReadAllAvailable means that the limits of the options hold, all of them."""
+        limits = self._options.limits
+        if limits.max_offsets:
+            return ReadMaxRows(limits.max_offsets)
+        if limits.max_bytes:
+            return ReadMaxBytes(limits.max_bytes)
+        return ReadMinRows(limits.min_offsets) if limits.min_offsets else ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Remember what there is now: the query reads so far, and ends."""
+        self._planner.stop_at(self._connected().logs(None))
+
+    def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
+        """The end of the next batch; `start` itself when there is nothing for one yet.
+
+        Raises typed errors: records or topics are gone (failOnDataLoss), no cluster.
+        """
+        session = self._connected()
+        position = parse_offset(start)
+        is_first = position is None
+        if position is None:
+            position = self._first = self._first or session.first_position()
+        session.publish(position)  # Spark asks for the next batch when the last one is committed.
+        logs = session.logs(position)
+        lossy = self._report(find_losses(position, logs))
+        logs = self._planner.within_target(logs)
+        end = self._end(session, position, logs, limited=not isinstance(limit, ReadAllAvailable), lossy=lossy)
+        self._latest = _all_of(logs)
+        if is_first:
+            end = replace(end, first=replace(position, ends={}))
+        self._planned_end = start if end is position else end.to_json()
+        return self._planned_end
+
+    def _end(
+        self, session: StreamSession, position: StreamOffset, logs: Logs, *, limited: bool, lossy: bool
+    ) -> StreamOffset:
+        begin = resumed(position, logs)
+        # With another isolation.level than before, the position may be past the last stable offset.
+        ends = {tp: max(begin[tp], log.end) for tp, log in logs.items()}
+        if limited:
+            if self._planner.is_delayed(sum(ends[tp] - begin[tp] for tp in ends), int(time.monotonic() * 1000)):
+                return position
+            ends = self._planner.limited(begin, ends)
+            if self._options.limits.max_bytes:
+                parts = self._planner.byte_shares(session.sizes(begin))
+                ends |= {tp: min(end, ends[tp]) for tp, end in session.reached(begin, parts).items()}
+        return end_of_batch(position, logs, ends, lossy=lossy)
+
+    def reportLatestOffset(self) -> Json | None:
+        """Where the logs ended at the last look: it is in the query's progress, beside what is read."""
+        return None if self._latest is None else self._latest.to_json()
+
+    def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
+        """A task for each range between the two: the same ones when the batch is repeated. Raises typed errors."""
+        last = parse_offset(end)
+        if last is None or start == end:
+            return []
+        session = self._connected()
+        position = first_position(last, parse_offset(start))
+        ranges = batch_ranges(position, last)
+        if end != self._planned_end:  # The batch was planned in another run.
+            logs = session.logs(position)
+            self._report(find_losses(replace(position, ends={}), logs))
+            ranges = still_there(ranges, logs)
+        return planned(session.split(ranges), session.topics_of(ranges), self._options, self._schema)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one range, in order of their offsets. Raises typed errors."""
+        return read_task(self._options, self._schema, partition)
+
+    def commit(self, end: Json) -> None:
+        """Spark has committed a batch that ended here."""
+        position = parse_offset(end)
+        if position is not None:
+            self._connected().publish(position)
+
+    def stop(self) -> None:
+        """Close the connections."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _connected(self) -> StreamSession:
+        from spark_broker.spark.stream_session import StreamSession
+
+        if self._session is None:
+            self._session = StreamSession(self._options)
+        return self._session
+
+    def _report(self, losses: Sequence[Loss]) -> bool:
+        """Fail, or log them; whether there are any."""
+        if losses and self._options.fail_on_data_loss:
+            raise loss_error(losses)
+        for loss in losses:
+            _log.warning("failOnDataLoss=false, going on with what there is: %s", loss)
+        return bool(losses)
+
+
+def _all_of(logs: Logs) -> StreamOffset:
+    return StreamOffset({tp: log.end for tp, log in logs.items()}, {tp.topic: log.topic_id for tp, log in logs.items()})

@@ -1,0 +1,91 @@
+"""What Spark keeps of a stream in its checkpoint: how far each partition is read, and of which topic.
+
+{"topics": {"flights": {"id": "0a1b...", "offsets": {"0": 23}, "ends": {"0": [40, 3]}}}, "first": {...}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spark_broker.errors import InvalidConfigError
+from spark_broker.model import TopicPartition
+from spark_broker.spark.selection import is_int
+
+INITIAL = {"initial": True}
+"""The offset before the first batch. It says nothing: what it stands for is resolved once, and kept in the end of that
+batch (`StreamOffset.first`), which Spark stores before it runs the batch. A batch that is repeated after a crash starts
+where it started, although Spark asks for the initial offset anew."""
+
+
+@dataclass(frozen=True)
+class LogEnd:
+    """Where a partition ended when a batch was planned, and the leader epoch of the record before."""
+
+    offset: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True)
+class StreamOffset:
+    """`offsets`: the first record of each partition that is not read yet. Topics without a record yet may be absent.
+
+    `ends`: a log that does not agree there any more does not hold what was planned. `first`: where the first batch
+    started, in that batch's end.
+    """
+
+    offsets: Mapping[TopicPartition, int]
+    topic_ids: Mapping[str, str]
+    ends: Mapping[TopicPartition, LogEnd] = field(default_factory=dict)
+    first: StreamOffset | None = None
+
+    # Invariant: every topic of a partition in `offsets` has an id, and `ends` names no other partitions.
+
+    def to_json(self) -> dict[str, object]:
+        """As Spark stores it. Equal offsets have equal texts."""
+        topics = {topic: self._topic_json(topic) for topic in sorted(self.topic_ids)}
+        return {"topics": topics} if self.first is None else {"topics": topics, "first": self.first.to_json()}
+
+    def _topic_json(self, topic: str) -> dict[str, object]:
+        partitions = sorted(tp for tp in self.offsets if tp.topic == topic)
+        ends = {tp: self.ends[tp] for tp in partitions if tp in self.ends}
+        return {
+            "id": self.topic_ids[topic],
+            "offsets": {str(tp.partition): self.offsets[tp] for tp in partitions},
+            "ends": {str(tp.partition): [end.offset, end.leader_epoch] for tp, end in ends.items()},
+        }
+
+
+def parse_offset(value: object) -> StreamOffset | None:
+    """The offset from Spark's checkpoint; None: the initial one. Raises InvalidConfigError for another source's."""
+    if value == INITIAL:
+        return None
+    try:
+        return _parse(value)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise InvalidConfigError(
+            f"the checkpoint has an offset that is not this source's: {value!r}; a query of another source, such as"
+            " Kafka's, cannot go on here: begin with a new checkpointLocation and startingOffsets"
+        ) from None
+
+
+def _parse(value: object) -> StreamOffset:
+    if not isinstance(value, dict):
+        raise TypeError("an offset is an object")
+    offsets: dict[TopicPartition, int] = {}
+    ends: dict[TopicPartition, LogEnd] = {}
+    topic_ids: dict[str, str] = {}
+    for topic, state in value["topics"].items():
+        topic_ids[topic] = str(state["id"])
+        for partition, offset in state["offsets"].items():
+            offsets[TopicPartition(topic, int(partition))] = _offset(offset)
+        for partition, (offset, leader_epoch) in state["ends"].items():
+            ends[TopicPartition(topic, int(partition))] = LogEnd(_offset(offset), int(leader_epoch))
+    first = value.get("first")
+    return StreamOffset(offsets, topic_ids, ends, None if first is None else _parse(first))
+
+
+def _offset(value: object) -> int:
+    if not isinstance(value, int) or not is_int(value) or value < 0:
+        raise ValueError(f"{value!r} is not an offset")
+    return value

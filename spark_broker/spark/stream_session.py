@@ -1,0 +1,124 @@
+"""What a streaming query asks the cluster, over connections that it keeps from batch to batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.group_offsets import GroupOffsets
+from spark_broker.client.offset_lookup import Reach, lookup_offsets
+from spark_broker.client.retry import Deadline
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import OffsetAndMetadata, TopicPartition
+from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, OffsetInfo
+from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
+from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.planning import resolve_starts
+from spark_broker.spark.ranges import OffsetRange, split_ranges
+from spark_broker.spark.stream_offset import StreamOffset
+from spark_broker.spark.stream_planner import LogRange
+
+PUBLISH_TIMEOUT_MS = 5000
+"""A group's offsets tell others how far the query is; the query does not wait for them longer than this."""
+
+_log = logging.getLogger(__name__)
+
+
+class StreamSession:
+    """Used by one thread. Every call has the deadline default.api.timeout.ms, and raises typed errors."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._stack = ExitStack()
+        self._metadata = self._stack.enter_context(connected(options.settings))
+        self._group = GroupOffsets(self._metadata, options.group) if options.group else None
+        self._published: Mapping[TopicPartition, int] = {}
+
+    def first_position(self) -> StreamOffset:
+        """Where a new query starts."""
+        deadline = self._deadline()
+        topics = selected_topics(self._metadata, self._options.selection, deadline)
+        infos = self._look_up(partitions_of(self._options.selection, topics), deadline)
+        starts = resolve_starts(self._metadata, self._options, infos, deadline)
+        return StreamOffset(starts, {topic.name: topic.topic_id for topic in topics})
+
+    def logs(self, position: StreamOffset | None) -> dict[TopicPartition, LogRange]:
+        """What the selected partitions hold now, those too that came since the last look."""
+        deadline = self._deadline()
+        known = () if position is None else position.topic_ids
+        topics = existing_topics(self._metadata, self._options.selection, known, deadline)
+        reached = {} if position is None else {tp: Reach(offset) for tp, offset in position.offsets.items()}
+        infos = self._look_up(partitions_of(self._options.selection, topics), deadline, reached)
+        return {
+            tp: LogRange(
+                topic_id=info.topic_id,
+                start=info.log_start_offset,
+                end=info.offset,
+                high_watermark=info.high_watermark,
+                last_epoch=info.last_epoch,
+                position_epoch=info.start_epoch,
+            )
+            for tp, info in infos.items()
+        }
+
+    def sizes(self, begin: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Bytes that are stored from there on."""
+        reaches = {tp: Reach(offset, max_bytes=1) for tp, offset in begin.items()}
+        return {tp: info.size_bytes for tp, info in self._look_up(begin, self._deadline(), reaches).items()}
+
+    def reached(
+        self, begin: Mapping[TopicPartition, int], max_bytes: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int]:
+        """How far so many bytes of each partition reach: one stored batch at least."""
+        reaches = {tp: Reach(begin[tp], size) for tp, size in max_bytes.items()}
+        return {tp: info.fitting_offset for tp, info in self._look_up(reaches, self._deadline(), reaches).items()}
+
+    def topics_of(self, ranges: Sequence[OffsetRange]) -> list[TopicView]:
+        """The topics of these ranges."""
+        deadline = self._deadline()
+        return [self._metadata.topic(name, deadline) for name in dict.fromkeys(part.topic for part in ranges)]
+
+    def split(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
+        """As minPartitions and maxRecordsPerPartition want it."""
+        options = self._options
+        return split_ranges(
+            ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
+        )
+
+    def publish(self, position: StreamOffset) -> None:
+        """Commit the position as the offsets of the query's group, if it has one, and they moved.
+
+        A failure is logged: the next batch publishes again, and Spark's checkpoint is what counts.
+        """
+        if self._group is None or position.offsets == self._published:
+            return
+        offsets = {
+            tp: OffsetAndMetadata(offset, end.leader_epoch if end is not None and end.offset == offset else -1, "")
+            for tp, offset in position.offsets.items()
+            for end in [position.ends.get(tp)]
+        }
+        try:
+            self._group.commit(offsets, Deadline.after_ms(PUBLISH_TIMEOUT_MS))
+        except SparkBrokerError as error:
+            _log.warning("the progress was not published as offsets of group %s: %s", self._options.group, error)
+        else:
+            self._published = position.offsets
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._stack.close()
+
+    def _look_up(
+        self,
+        partitions: Iterable[TopicPartition],
+        deadline: Deadline,
+        reaches: Mapping[TopicPartition, Reach] | None = None,
+    ) -> dict[TopicPartition, OffsetInfo]:
+        wanted = dict.fromkeys(partitions, LATEST_TIMESTAMP_MS)
+        read_committed = self._options.settings.read_committed
+        return lookup_offsets(self._metadata, wanted, deadline, read_committed=read_committed, reaches=reaches)
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after_ms(self._options.settings.default_api_timeout_ms)

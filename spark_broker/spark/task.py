@@ -1,0 +1,72 @@
+"""One task of a read, in a process of its own: a range of one partition, as record batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+from pyspark.sql.types import StructType
+
+from spark_broker.errors import invariant
+from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch
+from spark_broker.spark.options import ReadOptions
+from spark_broker.spark.ranges import OffsetRange
+from spark_broker.spark.spark_schema import output_of
+
+if TYPE_CHECKING:
+    from spark_broker.client.cluster_view import TopicView
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a task gets: the range, and the columns to ask the broker for (None: all, as stored)."""
+
+    part: OffsetRange
+    columns: list[str] | None
+
+
+def offered(topic: TopicView, options: ReadOptions) -> tuple[Column, ...]:
+    """The columns of a read before the user's `.schema(...)`: the topic's, or `columns`."""
+    columns = columns_of(topic, include_headers=options.include_headers)
+    return columns if options.columns is None else by_name(columns, options.columns, "columns")
+
+
+def planned(
+    ranges: Sequence[OffsetRange], topics: Sequence[TopicView], options: ReadOptions, schema: StructType
+) -> list[InputPartition]:
+    """A task for each range. Raises typed errors where a topic does not fit the schema of the read."""
+    columns = {
+        topic.name: columns_to_fetch(
+            topic, output_of(schema, offered(topic, options)).columns, include_headers=options.include_headers
+        )
+        for topic in topics
+    }
+    return [InputPartition(Planned(part, columns[part.topic])) for part in ranges]
+
+
+def read_task(options: ReadOptions, schema: StructType, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The rows of one range, in order of their offsets. Raises typed errors."""
+    # Spark asks for InputPartition(None) when there is nothing to read.
+    if partition.value is not None:
+        invariant(isinstance(partition.value, Planned), "a task gets what partitions() planned")
+        yield from _read(options, schema, partition.value)
+
+
+def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[pa.RecordBatch]:
+    from spark_broker.client.retry import Deadline
+    from spark_broker.spark.assemble import assembled
+    from spark_broker.spark.cluster import connected
+    from spark_broker.spark.range_reader import RangeReader
+
+    with connected(options.settings) as metadata:
+        deadline = Deadline.after_ms(options.settings.default_api_timeout_ms)
+        topic = metadata.topic(task.part.topic, deadline, partition=task.part.partition)
+        output = output_of(schema, offered(topic, options))
+        reader = RangeReader(
+            metadata, task.part, options.settings, task.columns, fail_on_data_loss=options.fail_on_data_loss
+        )
+        for batches in reader.batches():
+            yield from assembled(batches, output)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
 NO_LEADER = -1
 """Leader id of a partition that has none."""
@@ -73,12 +74,15 @@ class BrokerInfo:
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. `schema=None` is Kafka's record (key, value, headers, timestamp)."""
+    """A topic to create. `schema`: Arrow's, a Spark StructType, or its DDL ("dest STRING NOT NULL, delay INT").
+
+    None is Kafka's record (key, value, headers, timestamp).
+    """
 
     name: str
     partitions: int | None = None
     replication_factor: int | None = None
-    schema: pa.Schema | None = None
+    schema: pa.Schema | StructType | str | None = None
     config: Mapping[str, object] = field(default_factory=dict)
 
 

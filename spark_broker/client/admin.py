@@ -17,6 +17,7 @@ from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
 from spark_broker.client.retry import Backoff, Deadline, call_with_retries
 from spark_broker.client.settings import Address, client_config, parse_addresses
+from spark_broker.client.topic_schema import arrow_schema
 from spark_broker.config import AdminConfig, to_text
 from spark_broker.errors import (
     BootstrapUnreachableError,
@@ -100,7 +101,7 @@ class Admin:
         InvalidSchemaError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError.
         """
         deadline = self._deadline()
-        schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(topic.schema))
+        schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(arrow_schema(topic.schema)))
         request = CreateTopic(
             name=topic.name,
             partitions=-1 if topic.partitions is None else topic.partitions,

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import StructType
 
-from spark_broker.errors import InvalidConfigError, SchemaMismatchError, TopicAlreadyExistsError
+from spark_broker.client.topic_schema import arrow_schema
+from spark_broker.errors import InvalidConfigError, TopicAlreadyExistsError
 from spark_broker.spark.topic_rows import ColumnMapping, Target, mapping_of, topic_position
 from spark_broker.spark.write_options import TopicToCreate, WriteOptions
 
@@ -39,7 +38,9 @@ class WritePlan:
 
 
 def plan_write(options: WriteOptions, schema: StructType) -> WritePlan:
-    """Raises InvalidConfigError, SchemaMismatchError, UnknownTopicOrPartitionError, and what a cluster answers."""
+    """Raises InvalidConfigError, InvalidSchemaError, SchemaMismatchError, UnknownTopicOrPartitionError, and what a
+    cluster answers, within max.block.ms.
+    """
     from spark_broker.client.retry import Deadline
     from spark_broker.spark.cluster import connected
 
@@ -56,18 +57,9 @@ def plan_write(options: WriteOptions, schema: StructType) -> WritePlan:
 
 def _arrow_schema(schema: StructType) -> pa.Schema:
     """As Spark hands the rows on; a session's time zone, and large variants of types, make no difference."""
-    fields = []
-    for field in schema:
-        try:
-            kind = to_arrow_type(field.dataType, timezone="UTC")
-        except PySparkException as error:
-            raise SchemaMismatchError(
-                f"column {field.name!r} is {field.dataType.simpleString()}, which a topic cannot have: {error}"
-            ) from None
-        fields.append(pa.field(field.name, kind, nullable=field.nullable))
-    if not fields:
+    if not len(schema):
         raise InvalidConfigError("the DataFrame has no columns: there is nothing to write")
-    return pa.schema(fields)
+    return arrow_schema(schema)
 
 
 def _create(options: WriteOptions, topic: str, create: TopicToCreate, rows: pa.Schema) -> None:

@@ -138,28 +138,29 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Made by the planner for each micro-batch, and again, with an execution that nobody uses, to commit or abort."""
 
     def __init__(self, plan: WritePlan, execution: str) -> None:
-        self._plan = plan
-        self._execution = execution
+        self.plan = plan
+        self.execution = execution
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
         with message_first():
-            version = _stream_version(self._execution) if self._plan.options.transactional else None
-            return write_attempt(self._plan, version, iterator)
+            version = stream_version(self.execution) if self.plan.options.transactional else None
+            return write_attempt(self.plan, version, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Make the winners' rows visible. A batch whose earlier run was committed is left as it is."""
         with message_first():
             for version in _versions(messages, batchId):
-                _commit(version, self._plan, messages)
+                _commit(version, self.plan, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Best effort: where no attempt has reported, the query's next run aborts what is open, or the time-out."""
         for version in _versions(messages, batchId):
-            _abort(version, self._plan)
+            _abort(version, self.plan)
 
 
-def _stream_version(execution: str) -> Version:
+def stream_version(execution: str) -> Version:
+    """The version that the task of a stream writes, in which it is called. Raises InvariantError elsewhere."""
     context = TaskContext.get()
     query_id = None if context is None else context.getLocalProperty(QUERY_ID)
     batch_id = None if context is None else context.getLocalProperty(BATCH_ID)

@@ -55,6 +55,15 @@ def test_a_topic_is_created_described_and_deleted(cluster: FakeCluster, admin: A
     assert admin.list_topics() == ["a"]
 
 
+def test_a_topics_schema_may_be_ddl(cluster: FakeCluster, admin: Admin) -> None:
+    admin.create_topic(NewTopic("a", schema="city STRING NOT NULL, n LONG"))
+    created = admin.describe_topic("a").schema
+    assert created == pa.schema([pa.field("city", pa.string(), nullable=False), ("n", pa.int64())])
+    with pytest.raises(InvalidSchemaError, match="did you mean STRING"):
+        admin.create_topic(NewTopic("b", schema="city STRNG"))
+    assert admin.list_topics() == ["a"]
+
+
 def test_create_topic_returns_when_every_partition_has_a_leader(cluster: FakeCluster, admin: Admin) -> None:
     def hook(broker: int, request: CallRequest) -> Message | None:
         topic = cluster.topics.get("t")

@@ -390,7 +390,7 @@ def stream(cluster: FakeCluster, execution: str, **options: str) -> StreamWriter
 
 def stream_attempt(writer: StreamWriter, version: Version, *values: str) -> Written:
     """What `StreamWriter.write` does, for a query and batch that the test names."""
-    return copied(write_attempt(writer._plan, version, iter([strings(value=values)])))
+    return copied(write_attempt(writer.plan, version, iter([strings(value=values)])))
 
 
 def test_a_micro_batch_that_is_run_again_is_stored_once(cluster: FakeCluster) -> None:

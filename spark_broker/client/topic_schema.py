@@ -1,0 +1,39 @@
+"""The schema of a topic to create, in whatever form the user has it: Arrow's, a Spark StructType, or its DDL."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from spark_broker.client.ddl import parse_ddl
+from spark_broker.errors import InvalidSchemaError
+
+
+def arrow_schema(schema: object) -> pa.Schema:
+    """As Arrow's. Raises InvalidSchemaError for a type that a topic cannot have, or for what is no schema."""
+    if isinstance(schema, pa.Schema):
+        return schema
+    if isinstance(schema, str):
+        return parse_ddl(schema)
+    if type(schema).__name__ == "StructType" and type(schema).__module__.startswith("pyspark."):
+        return _from_spark(schema)
+    raise InvalidSchemaError(f"a schema is a pyarrow.Schema, a StructType or its DDL, not {type(schema).__name__}")
+
+
+def _from_spark(schema: object) -> pa.Schema:
+    # Whoever has a StructType has pyspark; nobody else loads it.
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+    from pyspark.sql.types import StructType
+
+    if not isinstance(schema, StructType):
+        raise InvalidSchemaError(f"a {type(schema).__module__}.StructType is not pyspark's")
+    fields = []
+    for field in schema:
+        try:
+            kind = to_arrow_type(field.dataType, timezone="UTC")
+        except PySparkException as error:
+            raise InvalidSchemaError(
+                f"column {field.name!r} is {field.dataType.simpleString()}, which a topic cannot have: {error}"
+            ) from None
+        fields.append(pa.field(field.name, kind, nullable=field.nullable))
+    return pa.schema(fields)

@@ -99,17 +99,6 @@ def test_a_machine_crash_ends_eligibility_in_the_decision_that_registers_the_bro
     assert cluster.partition().leader == -1
 
 
-def test_a_last_replica_that_restarted_uncleanly_does_not_lead_over_one_that_is_eligible() -> None:
-    """Known bug 12, the story of KIP-966: the last replica lost its tail; the one that has it all leads."""
-    cluster = three_brokers()
-    lose(cluster, 2, 1, 0)
-    come_back(cluster, 0, "machine_crash")
-    assert sets(cluster.partition()) == (-1, (), (1,), (0,))
-    come_back(cluster, 1)
-    assert sets(cluster.partition()) == (1, (1,), (), (0,))
-    assert not cluster.unclean
-
-
 def test_a_damaged_replica_is_not_eligible() -> None:
     cluster = three_brokers()
     lose(cluster, 2, 1)

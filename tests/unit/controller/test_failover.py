@@ -39,17 +39,6 @@ def test_sparks_loss_signal_elects_at_once() -> None:
     assert cluster.image.brokers[0].fenced
 
 
-def test_an_isr_never_becomes_empty_and_its_last_member_leads_again() -> None:
-    cluster = three_brokers()
-    for broker in (0, 1, 2):
-        lose(cluster, broker)
-    assert [(p.leader, p.isr) for p in cluster.topic().partitions] == [(-1, (2,))] * 3
-    come_back(cluster, 0)
-    assert [p.leader for p in cluster.topic().partitions] == [-1] * 3
-    come_back(cluster, 2)
-    assert [p.leader for p in cluster.topic().partitions] == [2] * 3
-
-
 def test_when_all_are_lost_in_one_decision_any_of_them_may_lead_again() -> None:
     cluster = three_brokers()
     cluster.tick(50)
@@ -61,21 +50,6 @@ def test_when_all_are_lost_in_one_decision_any_of_them_may_lead_again() -> None:
     come_back(cluster, 1)
     cluster.pass_time(OTHERS_COME_MS, alive=[1])
     assert [p.leader for p in cluster.topic().partitions] == [1] * 3
-
-
-def test_a_restarted_controller_shrinks_no_isr_until_a_member_leads_and_the_others_stay_away() -> None:
-    cluster = restarted(three_brokers())
-    assert [(p.leader, len(p.isr)) for p in cluster.topic().partitions] == [(-1, 3)] * 3
-    cluster.pass_time(60_000)
-    assert [len(p.isr) for p in cluster.topic().partitions] == [3] * 3
-    come_back(cluster, 1)
-    cluster.pass_time(OTHERS_COME_MS, alive=[1])
-    assert [(p.leader, len(p.isr)) for p in cluster.topic().partitions] == [(1, 3)] * 3
-    cluster.pass_time(6_500, alive=[1])
-    assert [len(p.isr) for p in cluster.topic().partitions] == [3] * 3
-    come_back(cluster, 2)
-    cluster.pass_time(1_000, alive=[1, 2])
-    assert [set(p.isr) for p in cluster.topic().partitions] == [{1, 2}] * 3
 
 
 def test_a_restarted_controller_has_a_higher_epoch_and_raises_every_leader_epoch() -> None:
@@ -149,16 +123,6 @@ def test_damage_of_a_live_brokers_replica_raises_the_leader_epoch_and_is_heard()
     assert cluster.partition() == state
     damage(cluster, 2, [(topic_id, 0)], number=8)  # Out already: found again in what has come in its place.
     assert cluster.partition().leader_epoch == state.leader_epoch + 1
-
-
-def test_a_damaged_leader_is_followed_by_another_member_or_by_nobody() -> None:
-    cluster = three_brokers()
-    topic_id = cluster.topic().topic_id
-    damage(cluster, 0, [(topic_id, 0)])
-    assert (cluster.partition().leader, cluster.partition().isr) == (1, (1, 2))
-    damage(cluster, 1, [(topic_id, 0)])
-    damage(cluster, 2, [(topic_id, 0)])
-    assert (cluster.partition().leader, cluster.partition().isr) == (-1, ())
 
 
 def test_a_damage_report_that_is_repeated_does_not_remove_the_replica_again() -> None:

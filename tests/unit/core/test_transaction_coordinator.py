@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_broker.core.transaction_coordinator import MarkerTarget, ProducerIdPool
+from spark_broker.core.transaction_coordinator import ProducerIdPool
 from spark_broker.core.transaction_records import Initialized, TransactionRecord, decode_record, encode_record
 from spark_broker.core.transaction_state import TransactionState
 from spark_broker.errors import (
@@ -17,10 +17,8 @@ from spark_broker.errors import (
     InvalidTransactionTimeoutError,
     InvalidTxnStateError,
     NotLeaderOrFollowerError,
-    ProducerFencedError,
     RequestTimedOutError,
     SparkBrokerError,
-    TransactionAbortableError,
 )
 from spark_broker.protocol.messages import (
     AddedToTransaction,
@@ -63,30 +61,6 @@ def state(driver: Driver) -> TransactionState:
     return driver.shard.transactions[ID].state
 
 
-def test_a_commit_marks_every_partition_with_the_next_epoch_and_is_answered_only_then() -> None:
-    driver = Driver(auto=False)
-    token = driver.send(InitTransactions(ID, TIMEOUT_MS))
-    assert token not in driver.answers, "an identity that is not committed is nobody's"
-    driver.commit()
-    who = driver.answers[token]
-    assert isinstance(who, ProducerIdentity)
-    for partition in (0, 1):
-        driver.send(AddPartitionToTransaction(ID, who.producer_id, who.producer_epoch, TOPIC, partition))
-    token = driver.send(ending(who, True))
-    assert not driver.targets, "no marker before the decision is committed"
-    driver.commit()
-    expected = [MarkerTarget(ID, who.producer_id, who.producer_epoch + 1, True, TOPIC, n) for n in (0, 1)]
-    assert list(driver.targets) == expected
-    driver.run(driver.shard.marked(expected[0]))
-    driver.commit()
-    assert token not in driver.answers, "one partition does not show it yet"
-    driver.run(driver.shard.marked(expected[0]))
-    driver.run(driver.shard.marked(expected[1]))
-    assert token not in driver.answers, "the end itself is not committed"
-    driver.commit()
-    assert driver.answers[token] == next_epoch(who)
-
-
 @pytest.mark.parametrize("committed", [True, False])
 def test_the_end_of_a_transaction_without_appends_raises_the_epoch(committed: bool) -> None:
     """Known bug 24: a batch that is still on its way must not open the next transaction."""
@@ -124,18 +98,6 @@ def test_a_repetition_joins_the_end_that_is_under_way() -> None:
     assert isinstance(driver.answers[other], InvalidTxnStateError), "it was committed"
 
 
-def test_a_new_producer_aborts_what_is_open_and_fences_the_old_one() -> None:
-    driver = Driver()
-    old = init(driver)
-    add(driver, old)
-    new = init(driver)
-    assert new.producer_id == old.producer_id
-    assert new.producer_epoch == old.producer_epoch + 2, "one for the abort, one of its own"
-    for answer in (add(driver, old), end(driver, old), end(driver, old, committed=False), end(driver, next_epoch(old))):
-        assert isinstance(answer, ProducerFencedError), answer
-    assert isinstance(add(driver, new), AddedToTransaction)
-
-
 def test_two_new_producers_at_once_get_two_epochs() -> None:
     driver = Driver()
     add(driver, init(driver))
@@ -145,35 +107,6 @@ def test_two_new_producers_at_once_get_two_epochs() -> None:
     first, second = (driver.answers[token] for token in tokens)
     assert isinstance(first, ProducerIdentity)
     assert second == next_epoch(first)
-
-
-def test_who_waits_for_an_abort_by_a_new_producer_is_fenced() -> None:
-    """The old producer's own abort meets the new one's: only one of them may go on."""
-    driver = Driver()
-    old = init(driver)
-    add(driver, old)
-    driver.auto = False
-    new = driver.send(InitTransactions(ID, TIMEOUT_MS))
-    late = driver.send(ending(old, True))
-    driver.settle()
-    identity = driver.answers[new]
-    assert isinstance(identity, ProducerIdentity)
-    assert isinstance(driver.answers[late], ProducerFencedError)
-    assert isinstance(end(driver, next_epoch(old)), ProducerFencedError)
-
-
-def test_an_idle_transaction_is_aborted_and_its_producer_goes_on_after_an_abort() -> None:
-    driver = Driver()
-    who = init(driver)
-    add(driver, who)
-    driver.tick(TIMEOUT_MS - 1)
-    assert state(driver) is TransactionState.ONGOING
-    driver.tick(TIMEOUT_MS)
-    assert state(driver) is TransactionState.EMPTY
-    assert isinstance(add(driver, who), InvalidProducerEpochError)
-    assert isinstance(end(driver, who), TransactionAbortableError)
-    assert end(driver, who, committed=False) == next_epoch(who)
-    assert isinstance(add(driver, next_epoch(who)), AddedToTransaction)
 
 
 def test_adding_again_renews_the_time_out_and_writes_nothing() -> None:
@@ -309,18 +242,6 @@ def test_the_next_leader_goes_on_with_what_was_decided(committed: bool) -> None:
     again = after.send(ending(who, committed))
     after.settle()
     assert after.answers[again] == next_epoch(who)
-
-
-def test_a_decision_that_was_not_committed_never_happened() -> None:
-    driver = Driver()
-    who = init(driver)
-    add(driver, who)
-    driver.auto = False
-    driver.send(ending(who, False))
-    assert not driver.targets
-    after = driver.fail_over(kept=0, auto=True)
-    assert state(after) is TransactionState.ONGOING
-    assert end(after, who, committed=True) == next_epoch(who)
 
 
 def test_time_outs_begin_anew_with_a_new_leader() -> None:

@@ -18,7 +18,6 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.messages import (
     AbortTransaction,
-    AddedToTransaction,
     AddPartitionToTransaction,
     CommitTransaction,
     Empty,
@@ -60,23 +59,6 @@ def markers(driver: Driver) -> list[tuple[int, int, bool]]:
 
 def last_committed(driver: Driver) -> int:
     return driver.shard.transactions[APP].last_committed
-
-
-def test_winners_are_committed_and_every_other_writer_is_aborted() -> None:
-    driver = Driver()
-    won, lost, idle = (join(driver, 1) for _ in range(3))
-    assert len({won, lost, idle}) == 3, "each join has a producer id of its own"
-    for producer_id, partition in ((won, 0), (lost, 0), (lost, 1), (won, 2)):
-        assert isinstance(add(driver, producer_id, partition), AddedToTransaction)
-    driver.auto = False
-    token = driver.send(CommitTransaction(APP, 1, "run-1", [won, idle]))
-    driver.commit()
-    assert sorted(markers(driver)) == sorted([(won, 0, True), (won, 2, True), (lost, 0, False), (lost, 1, False)])
-    assert {target.producer_epoch for target in driver.targets} == {1}
-    assert token not in driver.answers
-    driver.settle()
-    assert isinstance(driver.answers[token], Empty)
-    assert last_committed(driver) == 1
 
 
 def test_a_version_is_committed_once() -> None:
@@ -161,27 +143,6 @@ def test_an_abort_before_the_first_join_keeps_late_tasks_out() -> None:
     driver = Driver()
     assert isinstance(abort(driver, 1), Empty)
     assert isinstance(driver.ask(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS)), InvalidTxnStateError)
-
-
-def test_a_new_execution_aborts_the_older_ones_transaction_and_fences_it() -> None:
-    driver = Driver()
-    old = join(driver, 1, "run-1")
-    add(driver, old)
-    driver.auto = False
-    token = driver.send(JoinTransaction(APP, 1, "run-2", TIMEOUT_MS))
-    zombie = driver.send(JoinTransaction(APP, 2, "run-1", TIMEOUT_MS))
-    driver.commit()
-    assert markers(driver) == [(old, 0, False)]
-    assert isinstance(driver.answers[zombie], ProducerFencedError), "fenced at once, not only after the abort"
-    assert token not in driver.answers
-    driver.settle()
-    new = driver.answers[token]
-    assert isinstance(new, ProducerIdentity)
-    driver.auto = True
-    assert isinstance(commit(driver, 1, [old], "run-1"), ProducerFencedError)
-    assert isinstance(abort(driver, 1, "run-1"), ProducerFencedError)
-    assert isinstance(add(driver, old), InvalidProducerIdMappingError)
-    assert isinstance(commit(driver, 1, [new.producer_id], "run-2"), Empty)
 
 
 def test_a_higher_version_aborts_a_lower_one_that_was_left_open() -> None:

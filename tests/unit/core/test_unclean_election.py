@@ -51,17 +51,6 @@ def test_the_old_leader_comes_back_as_a_follower_without_the_records_that_were_g
     check_healed(cluster)
 
 
-def test_a_zombie_leader_that_was_passed_over_commits_nothing_and_follows() -> None:
-    cluster = leader_alone()
-    cluster.controller.fence(1)
-    cluster.append(1, 6)
-    elect_uncleanly(cluster, 2)
-    cluster.append(2, 4)
-    cluster.controller.unfence(1)
-    cluster.settle()
-    assert [cluster.values(broker) for broker in (1, 2, 3)] == [[1, 4]] * 3
-
-
 def test_a_replica_that_slept_through_several_elections_ends_with_the_same_log() -> None:
     cluster = leader_alone()
     cluster.checkpoint(1)

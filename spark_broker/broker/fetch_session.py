@@ -171,7 +171,8 @@ class FetchSession:
     def _apply(self, key: PartitionKey, answer: ReplicaFetched, payload: memoryview) -> None:
         partition = self._partitions[key]
         if answer.error_code:
-            self._failed(key, logging.INFO, error_from_code(answer.error_code, answer.error_message))
+            error = error_from_code(answer.error_code, answer.error_message)
+            self._failed(key, logging.INFO, f"{error.name}: {error.message}")
             self._retry_in(key, RETRY_MS)
             return
         if not partition.apply(_fetched(answer, self._asked[key]), decode_frames(payload)):
@@ -196,7 +197,7 @@ class FetchSession:
             self._no_room.add(key)
             self._retry_in(key, FAILED_RETRY_MS)
         except SparkBrokerError as error:
-            self._failed(key, logging.WARNING, error)
+            self._failed(key, logging.WARNING, f"{error.name}: {error.message}")
             self._retry_in(key, FAILED_RETRY_MS)
 
     def _failed(self, key: PartitionKey, level: int, why: object) -> None:

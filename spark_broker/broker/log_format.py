@@ -32,7 +32,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 def log_fields(logger: logging.Logger, level: int, text: str, fields: Mapping[str, object]) -> None:
     """Log a text that is complete, with these fields."""
-    logger.log(level, "%(message)s", {**fields, "message": text})
+    logger.log(level, "%(message)s", {**fields, "message": text}, stacklevel=2)
 
 
 class JsonFormatter(logging.Formatter):

@@ -117,9 +117,9 @@ def _settle_one(manager: ReplicaManager, result: AlterIsrResult, proposals: Prop
         text = "%(topic_partition)s: the controller takes ISR %(isr)s in leader epoch %(leader_epoch)d"
         logger.info(text, _fields(partition, proposal))
         return
-    why = str(error_from_code(result.error_code, result.error_message))
+    error = error_from_code(result.error_code, result.error_message)
     text = "%(topic_partition)s: the controller refuses ISR %(isr)s in leader epoch %(leader_epoch)d: %(why)s"
-    logger.info(text, {**_fields(partition, proposal), "why": why})
+    logger.info(text, {**_fields(partition, proposal), "why": f"{error.name}: {error.message}"})
     partition.isr_refused(proposal.leader_epoch, proposal.partition_epoch, result.error_code)
 
 

@@ -69,7 +69,7 @@ class ReplicaLines:
 
     def opened(self, start: str) -> None:
         """Its log was opened, and after a crash recovered. `start`: of the process before."""
-        text = "opened after a %(start)s: log from %(log_start_offset)d to %(offset)d"
+        text = "opened (%(start)s): log from %(log_start_offset)d to %(offset)d"
         self._line(
             logging.INFO,
             f"{text}, newest leader epoch %(log_epoch)d",

@@ -131,8 +131,9 @@ class Controller(Machine[Standing]):
             current = broker is not None and broker.epoch == session.broker_epoch
             invariant(current, "session %d is of no registered epoch: %s", session.session_id, session)
         if self._began:
+            connected = self.sessions.connected
             for broker in brokers.values():
-                known = broker.fenced or broker.id in self.sessions.connected
+                known = broker.fenced or broker.id in connected
                 invariant(known, "broker %d is live and has no session", broker.id)
         return Standing(self.image.controller_epoch, self.image.next_offset)
 

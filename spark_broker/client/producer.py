@@ -343,7 +343,7 @@ class Producer:
     def _note_failure(self, error: SparkBrokerError) -> None:
         """An append failed for good: no transaction is committed without it."""
         if self._state is not None:
-            self._state.failed(error)
+            self._state.append_failed(error)
 
     def _failed(self, error: SparkBrokerError) -> Future[_T]:
         self._note_failure(error)

@@ -179,6 +179,6 @@ class JoinedProducer(Producer):
         answer = coordinator.ask(request, ProducerIdentity, deadline, patient=False)
         self._sender.take_identity(Identity(answer.producer_id, answer.producer_epoch))
         if self._state is not None:
-            self._state.ready()
+            self._state.identified()
             self._state.begin()
         return answer.producer_id

@@ -16,17 +16,15 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Identity
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
-from spark_broker.client.transaction_state import Phase, TransactionState
+from spark_broker.client.transaction_machine import Phase
+from spark_broker.client.transaction_state import TransactionState
 from spark_broker.config import ProducerConfig
 from spark_broker.core.producers import SEQUENCE_LIMIT
 from spark_broker.errors import (
-    BootstrapUnreachableError,
     ClosedError,
     InvalidConfigError,
-    InvalidProducerEpochError,
     InvalidTxnStateError,
     OffsetOutOfRangeError,
-    ProducerFencedError,
     RequestTimedOutError,
     SparkBrokerError,
     TransactionAbortableError,
@@ -95,15 +93,16 @@ class Transactions:
         """Raises InvalidTxnStateError inside of a transaction, and what `init` and an outcome still awaited raise."""
         with self._control:
             self._init()
-            self._resolve(self._config.delivery_timeout_ms)
+            if self._state.awaits_outcome:
+                self._ask_outcome(self._config.delivery_timeout_ms)
             self._state.begin()
 
     def commit(self) -> None:
         """Wait for every append, then for the outcome. Raises as `Producer.commit_transaction` says."""
         with self._control:
-            if self._state.phase is Phase.ENDING:
-                committing = self._state.committing
-                self._resolve(self._config.delivery_timeout_ms)
+            if self._state.awaits_outcome:
+                committing = self._state.phase is Phase.COMMITTING
+                self._ask_outcome(self._config.delivery_timeout_ms)
                 if not committing:
                     raise InvalidTxnStateError("cannot commit: the transaction has been aborted")
                 return
@@ -146,7 +145,7 @@ class Transactions:
             try:
                 self._send_offsets(found, group_id, Deadline.after_ms(self._config.max_block_ms))
             except SparkBrokerError as error:
-                self._state.failed(error)
+                self._state.append_failed(error)
                 raise
 
     def _send_offsets(
@@ -179,12 +178,12 @@ class Transactions:
             if not self._sender.drain(deadline):
                 raise RequestTimedOutError("not every append of the transaction was acknowledged in time")
         except SparkBrokerError as error:
-            self._state.failed(error)  # which the next step raises
+            self._state.append_failed(error)  # which the next step raises
 
     def _abort(self, timeout_ms: int) -> None:
-        if self._state.phase is Phase.ENDING:
-            committing = self._state.committing
-            self._resolve(timeout_ms)
+        if self._state.awaits_outcome:
+            committing = self._state.phase is Phase.COMMITTING
+            self._ask_outcome(timeout_ms)
             if committing:
                 raise InvalidTxnStateError("cannot abort: the transaction has been committed")
             return
@@ -206,47 +205,32 @@ class Transactions:
 
     # ---- the outcome -------------------------------------------------------------------------------------------------
 
-    def _resolve(self, timeout_ms: int) -> None:
-        if self._state.phase is Phase.ENDING:
-            self._ask_outcome(timeout_ms)
-
     def _ask_outcome(self, timeout_ms: int) -> None:
-        committing = self._state.committing
+        committing = self._state.phase is Phase.COMMITTING
         # Of a transaction in which nothing was appended, no leader and no coordinator has heard.
         self._take(self._end(committing, timeout_ms) if self._state.touched else self._identity)
         self.committed += committing
         self.aborted += not committing
 
     def _end(self, committing: bool, timeout_ms: int) -> ProducerIdentity:
-        """The next transaction's identity; the state stays ENDING without an answer."""
-        state = self._state
+        """The next transaction's identity. Raises what the coordinator's error means."""
         request = EndTransaction(self._config.transactional_id, *self._identity, committing)
         try:
             return self._coordinator.ask(request, ProducerIdentity, Deadline.after_ms(timeout_ms), patient=False)
         except ClosedError:
             raise
-        except TransactionAbortableError as error:
-            if committing:
-                state.refused(error)
-            else:
-                state.fail(error)
-            raise
-        except InvalidProducerEpochError as error:
-            fenced = ProducerFencedError(error.message)
-            state.fail(fenced)
-            raise fenced from error
         except SparkBrokerError as error:
-            if error.retriable or isinstance(error, BootstrapUnreachableError):
-                raise _unknown(committing, timeout_ms, error) from error
-            state.fail(error)
-            raise
+            refusal = self._state.refused(error)
+            if refusal is error:
+                raise
+            raise refusal or _unknown(committing, timeout_ms, error) from error
 
     def _take(self, answer: ProducerIdentity | Identity) -> None:
         """Sequence numbers begin anew in every partition, since a marker has begun the identity's epoch there."""
         self._identity = Identity(answer.producer_id, answer.producer_epoch)
         self._offset_sequences.clear()
         self._sender.take_identity(self._identity)
-        self._state.ready()
+        self._state.identified()
 
 
 def _unknown(committing: bool, timeout_ms: int, error: SparkBrokerError) -> RequestTimedOutError:

@@ -49,6 +49,7 @@ PURE_MODULES = (
     "client/partition_queue.py",
     "client/sender_effects.py",
     "client/sender_machine.py",
+    "client/transaction_machine.py",
 )
 """State machines, and what they know, in a layer that is not pure."""
 

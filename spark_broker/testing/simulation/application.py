@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.client.outgoing import Identity
+from spark_broker.client.transaction_machine import Phase
 from spark_broker.errors import AlreadyCommittedError, SparkBrokerError
 from spark_broker.protocol.messages import (
     AbortTransaction,
@@ -94,19 +95,20 @@ class SimTask(TransactionalClient):
             self.name, app=join.application, version=join.version, execution=join.execution
         )
         self.take_identity(Identity(answer.producer_id, answer.producer_epoch))
+        self.state.begin()
         self._append_next(self.rng.randint(1, self.transactional.draw.appends_max))
 
     def _append_next(self, left: int) -> None:
-        if self.failure is not None:
-            self._fail(self.failure)
+        if self.state.phase is not Phase.OPEN:
+            self._fail(self.state.cause)
             return
         left -= self.append_one(self._transaction)
         step_ms = self.transactional.draw.step_ms * (0.2 + 1.6 * self.rng.random())
         self.after(step_ms, "append", partial(self._append_next, left) if left else self._flush)
 
     def _flush(self) -> None:
-        if self.failure is not None:
-            self._fail(self.failure)
+        if self.state.phase is not Phase.OPEN:
+            self._fail(self.state.cause)
         elif self.open_batches:
             self.look_later(self._flush)
         else:

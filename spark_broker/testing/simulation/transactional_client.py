@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.client.transaction_machine import TransactionMachine
 from spark_broker.errors import (
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
@@ -52,7 +53,7 @@ class TransactionalClient(SenderShell):
         self.transactional_id = transactional_id
         self.transactional = transactional
         self.rng = transactional.rng
-        self.failure: SparkBrokerError | None = None  # of an append of the open transaction
+        self.state = TransactionMachine()
         self._has_failed: set[tuple[str, int]] = set()
         self._waiting: list[Callable[[], None]] = []  # for metadata
 
@@ -71,7 +72,7 @@ class TransactionalClient(SenderShell):
     def take_identity(self, identity: Identity) -> None:
         """Nothing of the transaction before is on its way any more; numbers begin anew."""
         self.machine.begin_epoch(identity)
-        self.failure = None
+        self.state.identified()
         self._has_failed.clear()
 
     def append_one(self, transaction: int) -> bool:
@@ -80,6 +81,7 @@ class TransactionalClient(SenderShell):
         if not partitions:
             self.want_metadata()
             return False
+        self.state.admit()
         topic_id, tp = self.rng.choice(partitions)
         number, rows = self.world.next_batch(), self.rng.randint(1, MAX_ROWS)
         operation = self.world.history.invoked(self.name, tp, values_of(number, rows), transaction)
@@ -99,7 +101,9 @@ class TransactionalClient(SenderShell):
         self._has_failed.add(key)
         self.world.history.failed(operation, outcome)
         self.world.note(self.name, Kind.CLIENT, f"append {operation} failed: {outcome}")
-        self.failure = self.failure or outcome
+        refusal = self.state.append_failed(outcome)
+        if refusal is not None:
+            self.carry_out(self.machine.refuse(refusal))
 
     def discard(self) -> None:
         """What is not acknowledged is given up; it may arrive all the same, and late."""

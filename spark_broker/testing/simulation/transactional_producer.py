@@ -7,7 +7,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.client.outgoing import Identity
-from spark_broker.errors import SparkBrokerError, TransactionAbortableError
+from spark_broker.client.transaction_machine import Phase
+from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import EndTransaction, InitTransactions, ProducerIdentity
 from spark_broker.testing.simulation.transactional_client import Answer, TransactionalClient
 
@@ -43,9 +44,9 @@ class SimTransactionalProducer(TransactionalClient):
         replace, self._replace = self._replace, _nobody
         replace()
 
-    def _give_way(self, error: SparkBrokerError) -> None:
+    def _give_way(self, error: SparkBrokerError | None) -> None:
         """Nothing is left but to begin anew, as another instance (in production: another Producer)."""
-        self.quit(f"{error.name}: {error.message}")
+        self.quit(str(error))
         self.replaced()
 
     def _initialized(self, answer: Answer) -> None:
@@ -67,14 +68,14 @@ class SimTransactionalProducer(TransactionalClient):
     def _begin(self) -> None:
         if self.stopped:
             return
+        self.state.begin()
         self.busy = self.begun = True
         self._transaction = self.world.history.began(self.name, transactional_id=self.transactional_id)
         self.world.trace.count("transactions")
         self._append_next(self.rng.randint(1, self.transactional.draw.appends_max))
 
     def _append_next(self, left: int) -> None:
-        if self.failure is not None:
-            self._abort()
+        if self._gives_up():
             return
         left -= self.append_one(self._transaction)
         if left:
@@ -82,7 +83,19 @@ class SimTransactionalProducer(TransactionalClient):
         else:
             self._pause_then("end", self._decide)
 
+    def _gives_up(self) -> bool:
+        """Whether an append has failed: the transaction is aborted, or another instance has taken over."""
+        if self.state.phase is Phase.ABORTABLE:
+            self._abort()
+        elif self.state.phase is Phase.FAILED:
+            self._give_way(self.state.cause)
+        else:
+            return False
+        return True
+
     def _decide(self) -> None:
+        if self._gives_up():
+            return
         draw, chance = self.transactional.draw, self.rng.random()
         if chance < draw.abort_share:
             self._abort()
@@ -93,11 +106,14 @@ class SimTransactionalProducer(TransactionalClient):
 
     def _flush(self) -> None:
         """A commit is asked for only when every append is acknowledged."""
-        if self.failure is not None:
-            self._abort()
-        elif self.open_batches:
+        if self._gives_up():
+            return
+        if self.state.phase is Phase.OPEN:
+            self.state.close(committing=True)
+        if self.open_batches:
             self.look_later(self._flush)
         else:
+            self.state.end()
             self._commit = self.world.history.committing([self._transaction])
             self.ask(self._end_request(committed=True), self._committed)
 
@@ -115,12 +131,14 @@ class SimTransactionalProducer(TransactionalClient):
                 self.ask(self._end_request(committed=True), partial(self._repeated, answer))
             else:
                 self._ready(answer)
-        elif isinstance(answer, TransactionAbortableError):
-            history.commit_refused(self._commit, answer)
-            self._abort()
         elif isinstance(answer, SparkBrokerError):
-            history.commit_unknown(self._commit, answer)
-            self._give_way(answer)
+            self.state.refused(answer)
+            if self.state.phase is Phase.ABORTABLE:
+                history.commit_refused(self._commit, answer)
+                self._abort()
+            else:
+                history.commit_unknown(self._commit, answer)
+                self._give_way(answer)
 
     def _repeated(self, first: ProducerIdentity, answer: Answer) -> None:
         """The same answer, unless another instance has taken over."""
@@ -131,7 +149,9 @@ class SimTransactionalProducer(TransactionalClient):
             self._give_way(answer)
 
     def _abort(self) -> None:
+        self.state.close(committing=False)
         self.discard()
+        self.state.end()
         self.ask(self._end_request(committed=False), self._aborted)
 
     def _aborted(self, answer: Answer) -> None:
@@ -140,6 +160,7 @@ class SimTransactionalProducer(TransactionalClient):
             self.world.trace.count("transactions aborted")
             self._ready(answer)
         elif isinstance(answer, SparkBrokerError):
+            self.state.refused(answer)
             self._give_way(answer)
 
 

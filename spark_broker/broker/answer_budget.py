@@ -10,6 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spark_broker.errors import invariant
+
 FLOOR_BYTES = 65_536
 """What an answer may always have, however little is free: else nobody would get on."""
 
@@ -58,3 +60,4 @@ class AnswerBudget:
         """Used by `Share`."""
         with self._lock:
             self._used_bytes += size
+            invariant(self._used_bytes >= 0, "answers have given back %d bytes too many", -self._used_bytes)

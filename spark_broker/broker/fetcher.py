@@ -97,6 +97,7 @@ class ReplicaFetcherThread(threading.Thread):
         else:
             stream.send(request, timeout_ms=self._timeout_ms)
             session.received(*stream.receive(timeout_ms=self._timeout_ms))
+            self._fetcher.answered()
 
     def _call(self, request: ReplicaState) -> object:
         try:

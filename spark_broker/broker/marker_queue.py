@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from spark_broker.broker.marker_writer import MARKERS_MAX
 from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.core.transaction_state import MarkerTarget
-from spark_broker.errors import InvalidProducerEpochError
+from spark_broker.errors import InvalidProducerEpochError, invariant
 from spark_broker.protocol.messages import (
     MarkersWritten,
     Message,
@@ -101,6 +101,7 @@ class MarkerQueue:
 
     def answered(self, sent: Round, answer: Message | Exception, now_ms: int) -> list[tuple[Shard, MarkerTarget]]:
         """The answer to a request: returns the targets that are done. The others are sent again after a while."""
+        invariant(sent.broker_id in self._busy, "broker %d answers a round that is not under way", sent.broker_id)
         self._busy.discard(sent.broker_id)
         done = _done(answer) if isinstance(answer, MarkersWritten) else set()
         if not isinstance(answer, MarkersWritten):

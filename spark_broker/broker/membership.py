@@ -258,7 +258,8 @@ class Membership:
             epoch = self._registered.broker_epoch if self._registered is not None else -1
             how = "is live" if live else "is fenced: it serves nothing until the controller counts it as live"
             level = logging.INFO if live else logging.WARNING
-            logger.log(level, "broker %d, epoch %d, %s", self._manager.broker_id, epoch, how)
+            fields = {"broker_id": self._manager.broker_id, "broker_epoch": epoch, "how": how}
+            logger.log(level, "broker %(broker_id)d, epoch %(broker_epoch)d, %(how)s", fields)
 
     def _apply(self, update: MetadataUpdate) -> None:
         """A broker's metadata is a prefix of the controller's: an update that does not fit ends the session."""

@@ -237,6 +237,7 @@ class Partition:
         )
         self._guard_storage(lambda: self._log.append([Frame(header, message)], self.replica.producers))
         self._carry_out(self.replica.appended(batch_info(header), self._clock.boottime_ms()))
+        self.replica.check_log_end(self._log.log_end_offset)
         for notifier in self._log_listeners:
             notifier.notify(self.key)
         return header.next_offset
@@ -272,9 +273,8 @@ class Partition:
     ) -> Diverging | None:
         """A follower says how far it is. Raises the error that it gets."""
         with self._lock:
-            diverging, effects = self.replica.follower_fetch(
-                follower, broker_epoch, position, live, self._clock.boottime_ms()
-            )
+            now_ms = self._clock.boottime_ms()
+            diverging, effects = self.replica.follower_fetch(follower, broker_epoch, position, live, now_ms)
             self._carry_out(effects)
             return diverging
 
@@ -405,6 +405,7 @@ class Partition:
         if frames:
             self._guard_storage(lambda: self._log.append(frames, self.replica.producers))
         self._carry_out(self.replica.follower_appended([batch_info(f.header) for f in frames], leader_high_watermark))
+        self.replica.check_log_end(self._log.log_end_offset)
 
     def restart(self, leader_epoch: int, answer: ReplicaStateAnswer) -> None:
         """Begin anew at the leader's log start with the leader's epoch history and producers."""
@@ -491,6 +492,7 @@ class Partition:
                 producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
                 self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))
                 self.lines.truncated(began, reason)
+                self.replica.check_log_end(self._log.log_end_offset)
 
     def _acknowledge(self, effect: Acknowledge) -> None:
         """The lease is checked here, just before the answer: a fenced incarnation acknowledges nothing."""

@@ -194,7 +194,8 @@ class Broker:
     def _on_registered(self, registered: Registered) -> None:
         self._directory.update(broker_id=registered.broker_id)
         self._manager.registered(registered.broker_id, registered.broker_epoch)
-        logger.info("registered as broker %s, epoch %s", registered.broker_id, registered.broker_epoch)
+        fields = {"broker_id": registered.broker_id, "broker_epoch": registered.broker_epoch}
+        logger.info("registered as broker %(broker_id)s, epoch %(broker_epoch)s", fields)
 
     def _on_storage_failure(self, key: PartitionKey | None, error: SparkBrokerError) -> None:
         """Known bug 27: an I/O error stops the broker; its replicas elsewhere take over."""

@@ -15,16 +15,14 @@ It knows no thread and no socket. `broker.fetcher` runs it in a thread, the simu
 
 from __future__ import annotations
 
-import logging
 from enum import Enum, auto
 from typing import Protocol
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.replica_lines import ConnectionLines
 from spark_broker.errors import NetworkError, SparkBrokerError, invariant
-
-logger = logging.getLogger(__name__)
 
 BACK_OFF_MS = 50
 """Wait before the next session after one that failed."""
@@ -91,7 +89,8 @@ class ReplicaFetcher:
         self.session: FetchSession | None = None
         self.deadline_ms: int | None = None
         self.settings = settings
-        self._leader = leader  # for the log
+        self._leader = leader
+        self._lines = ConnectionLines(leader)
         self._clock = clock
         self._partitions: dict[PartitionKey, Partition] = {}
         self._leader_epochs: dict[PartitionKey, int] = {}
@@ -114,11 +113,16 @@ class ReplicaFetcher:
 
     def failed(self, session: FetchSession, error: SparkBrokerError) -> None:
         """The session's stream broke, or the leader refused it. Of an earlier session that says nothing."""
-        level = logging.DEBUG if isinstance(error, NetworkError) else logging.WARNING
-        logger.log(level, "replication from %s: %s", self._leader, error)
-        if session is self.session:
-            self._move(FetcherEvent.SESSION_FAILED)
-            self.deadline_ms = self._clock.boottime_ms() + BACK_OFF_MS
+        if session is not self.session:
+            return
+        now_ms = self._clock.boottime_ms()
+        self._lines.failed(now_ms, error.message if isinstance(error, NetworkError) else error)
+        self._move(FetcherEvent.SESSION_FAILED)
+        self.deadline_ms = now_ms + BACK_OFF_MS
+
+    def answered(self) -> None:
+        """The leader has answered a fetch."""
+        self._lines.worked(self._clock.boottime_ms())
 
     def tick(self) -> None:
         """Time passed."""

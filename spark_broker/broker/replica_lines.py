@@ -27,6 +27,32 @@ class Before:
     assignment: Assignment
 
 
+class ConnectionLines:
+    """The lines about replication from one broker, of all that is pulled from there: when it breaks, and works again.
+
+    `address`: the leader's. For one thread.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._failed_ms: int | None = None  # since when; None: it works
+        self._worked_ms = -FLAPPING_MS
+
+    def failed(self, now_ms: int, why: object) -> None:
+        """A stream broke, or could not be opened. The first time is a line."""
+        if self._failed_ms is None and now_ms - self._worked_ms >= FLAPPING_MS:
+            self._failed_ms = now_ms
+            fields = {"leader_address": self._address, "why": str(why)}
+            logger.info("replication from %(leader_address)s begins to fail: %(why)s", fields)
+
+    def worked(self, now_ms: int) -> None:
+        """An answer came."""
+        if self._failed_ms is not None:
+            fields = {"leader_address": self._address, "failed_ms": now_ms - self._failed_ms}
+            self._failed_ms, self._worked_ms = None, now_ms
+            logger.info("replication from %(leader_address)s works again, after %(failed_ms)d ms", fields)
+
+
 class ReplicaLines:
     """The lines about one replica. `name`: its topic-partition. Under the partition's lock, but for fetches."""
 
@@ -34,7 +60,7 @@ class ReplicaLines:
         self._name = name
         self._replica = replica
         self._fetch_failed_ms: int | None = None  # since when; None: it works
-        self._fetch_worked_ms = 0
+        self._fetch_worked_ms = -FLAPPING_MS
 
     def before(self) -> Before:
         """To be handed to `assigned`."""

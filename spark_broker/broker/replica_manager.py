@@ -32,6 +32,7 @@ from spark_broker.errors import (
     StorageFullError,
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
+    invariant,
 )
 from spark_broker.protocol.messages import LogEnd
 from spark_broker.storage.directory import LogDirectory
@@ -156,8 +157,10 @@ class ReplicaManager:
     def apply(self, image: MetadataImage) -> None:
         """Make this broker's replicas what the image says."""
         with self._lock:
+            known, next_offset = self.applied_offset, image.next_offset
+            invariant(next_offset >= known, "metadata up to %d after metadata up to %d", next_offset, known)
             self._apply(image)
-            self.applied_offset = image.next_offset
+            self.applied_offset = next_offset
 
     def _apply(self, image: MetadataImage) -> None:
         delta = MetadataDelta(self.image, image)
@@ -228,6 +231,8 @@ class ReplicaManager:
         missing = [key for key in sorted(keys) if self._is_missing(key)]
         opened = self._opener.open({key: self._wanted(key) for key in missing})
         found = {key: self._partition_of(key, one) for key, one in opened.items() if isinstance(one, OpenedLog)}
+        twice = self._partitions.keys() & found.keys()
+        invariant(not twice, "replicas are opened that are open: %s", twice)
         self._partitions = {**self._partitions, **found}
         for key, one in opened.items():
             if not isinstance(one, OpenedLog):

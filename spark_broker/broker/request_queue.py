@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Self
 
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import ThrottlingQuotaExceededError
+from spark_broker.errors import ThrottlingQuotaExceededError, invariant
 
 
 class RequestKind(Enum):
@@ -67,7 +67,10 @@ class RequestQueue:
         """Used by `Turn`."""
         lane = self._lanes[kind]
         with self._lock:
+            invariant(0 <= self._working <= self._handlers, "%d requests have a turn", self._working)
             if self._working < self._handlers:
+                idle = not any(self._lanes.values())
+                invariant(idle, "%d requests wait while a handler is free", self.waiting)
                 self._working += 1
                 return
             if len(lane) >= self._max_waiting:
@@ -87,6 +90,7 @@ class RequestQueue:
     def leave(self) -> None:
         """Used by `Turn`: the turn goes to whoever waits; the kind that has it now goes to the end of the line."""
         with self._lock:
+            invariant(self._working > 0, "a turn ends that nobody had")
             for place, kind in enumerate(self._order):
                 if self._lanes[kind]:
                     self._lanes[kind].popleft().release()

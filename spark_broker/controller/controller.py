@@ -122,8 +122,6 @@ class Controller(Machine[Standing]):
         """Brokers with a session that have said that their disks have no room."""
         return frozenset(self._full)
 
-    # ---- invariants --------------------------------------------------------------------------------------------
-
     def check(self) -> Standing:
         brokers = self.image.brokers
         for session in self.sessions.all():
@@ -160,6 +158,11 @@ class Controller(Machine[Standing]):
         partitions = sum(len(topic.partitions) for topic in self.image.topics.values())
         return f"epoch {self.image.controller_epoch}, live brokers {live}, {sessions}, {partitions} partitions"
 
+    def remember(self, name: str, arguments: Sequence[object], outcome: object, *, moved: bool = False) -> None:
+        """Ticks come all the time: they are remembered where something follows from them."""
+        if moved or not isinstance(arguments[0], Tick):
+            super().remember(name, arguments, outcome, moved=moved)
+
     def _kept(self, value: object) -> object:
         """Of an event, what it is and whose: messages may be large."""
         match value:
@@ -173,8 +176,6 @@ class Controller(Machine[Standing]):
                 return value
             case _:
                 return super()._kept(value)
-
-    # ---- events ------------------------------------------------------------------------------------------------
 
     @event_of_machine
     def handle(self, event: Event, now_ms: int) -> Outcome:
@@ -296,8 +297,6 @@ class Controller(Machine[Standing]):
             del self._lost_launches[next(iter(self._lost_launches))]
         self._follow(self.sessions.lost(launch), now_ms)
 
-    # ---- registration ------------------------------------------------------------------------------------------
-
     def _register(self, event: BrokerRegisters, now_ms: int) -> None:
         try:
             registration = self._registration(event.request, now_ms)
@@ -367,8 +366,6 @@ class Controller(Machine[Standing]):
             heartbeat_interval_ms=cluster.broker_heartbeat_interval_ms,
             wall_ms=wall_ms,
         )
-
-    # ---- heartbeats --------------------------------------------------------------------------------------------
 
     def _heartbeat(self, event: HeartbeatReceived, now_ms: int) -> None:
         beat = event.heartbeat
@@ -465,8 +462,6 @@ class Controller(Machine[Standing]):
         if may_stop:
             self.sessions.may_stop(session)
         return may_stop
-
-    # ---- calls and commands ------------------------------------------------------------------------------------
 
     def _call(self, event: CallReceived, now_ms: int) -> None:
         cluster = self._settings.cluster

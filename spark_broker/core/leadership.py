@@ -152,6 +152,9 @@ class Leadership:
         lacking: tuple[int, ...] = (),
         reason: str = "",
     ) -> ProposeIsr:
+        invariant(self.proposed_isr is None, "asked for ISR %s and for %s at a time", self.proposed_isr, isr)
+        replicas = self._assignment.replicas
+        invariant(set(isr) <= set(replicas), "asked for ISR %s of the replicas %s", isr, replicas)
         self.proposed_isr = isr
         members = tuple((broker, broker_epochs.get(broker, -1)) for broker in isr)
         return ProposeIsr(self._assignment.leader_epoch, self._assignment.partition_epoch, members, lacking, reason)

@@ -63,6 +63,15 @@ class Machine(Generic[S]):
         self.whose = whose
         self.last_events = LastEvents()
 
+    def invariant(self, condition: bool, message: str, *values: object) -> None:
+        """As `errors.invariant`, for shells: outside of an event, too, the error says whose it is."""
+        if not condition:
+            self._tell(error := InvariantError(message % values if values else message))
+            raise error
+
+    def _tell(self, error: InvariantError) -> None:
+        error.concerning(self.whose, self.describe_state(), self.last_events.lines())
+
     def check(self) -> S:
         """Raises InvariantError where the state contradicts itself; else says where the machine stands."""
         raise NotImplementedError
@@ -99,7 +108,7 @@ def event(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P],
             moved = machine.check_step(name, before, after)
         except InvariantError as error:
             machine.remember(name, args, "an invariant broke")
-            error.concerning(machine.whose, machine.describe_state(), machine.last_events.lines())
+            machine._tell(error)
             raise
         except SparkBrokerError as error:
             machine.remember(name, args, type(error).__name__)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from bisect import insort
 from dataclasses import dataclass
 
+from spark_broker.errors import invariant
+
 
 @dataclass(frozen=True, slots=True)
 class PendingAppend:
@@ -41,6 +43,9 @@ class PendingAppends:
         return taken
 
     def take_expired(self, now_ms: int) -> list[PendingAppend]:
+        waiting = self._waiting
+        ordered = not waiting or waiting[0].required_offset <= waiting[-1].required_offset
+        invariant(ordered, "appends do not wait in the order of their offsets")
         expired = [append for append in self._waiting if append.deadline_ms <= now_ms]
         if expired:
             self._waiting = [append for append in self._waiting if append.deadline_ms > now_ms]

@@ -19,6 +19,7 @@ from spark_broker.errors import (
     InvalidTxnStateError,
     OutOfOrderSequenceNumberError,
     UnknownProducerIdError,
+    invariant,
 )
 
 REMEMBERED_BATCHES = 5
@@ -167,6 +168,8 @@ class ProducerStates:
             batch.sequence,
         )
         earlier = entry.batches if entry is not None and goes_on else ()
+        follows = not earlier or earlier[-1].last_offset < batch.base_offset
+        invariant(follows, "producer %d goes on at %d, before its last batch", batch.producer_id, batch.base_offset)
         stored = StoredBatch(batch.sequence, batch.base_offset, batch.next_offset - 1)
         batches = (*earlier, stored)[-REMEMBERED_BATCHES:]
         self._entries[batch.producer_id] = ProducerEntry(batch.producer_epoch, batches, batch.append_time_ms)

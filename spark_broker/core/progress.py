@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_broker.errors import invariant
+
 UNKNOWN_OFFSET = -1
 
 
@@ -27,6 +29,7 @@ class FollowerProgress:
         It counts as caught up at the time of its previous fetch when it now has what the leader had then, so that
         a steady stream of appends does not make a healthy follower look slow.
         """
+        invariant(0 <= fetch_offset <= leader_end_offset, "a fetch at %d of %d", fetch_offset, leader_end_offset)
         if fetch_offset >= leader_end_offset:
             self.last_caught_up_ms = now_ms
         elif self.last_fetch_ms >= 0 and fetch_offset >= self.leader_end_at_last_fetch:

@@ -146,6 +146,11 @@ class Replica(Machine[Standing]):
             invariant(risen, "the log start falls from %d", before.log_start_offset)
         return before[:4] != after[:4]
 
+    def check_log_end(self, log_end_offset: int) -> None:
+        """The shell has changed its log: it ends where the replica does, unless the disk has failed meanwhile."""
+        agree = log_end_offset == self.log_end_offset or self.role is Role.STOPPED
+        self.invariant(agree, "the log ends at %d, the replica at %d", log_end_offset, self.log_end_offset)
+
     def describe_state(self) -> str:
         return (
             f"{self.role.value}, {self.assignment}, log start {self.log_start_offset}, high watermark "

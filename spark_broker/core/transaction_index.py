@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from spark_broker.errors import invariant
+
 
 @dataclass(frozen=True, slots=True)
 class AbortedTransaction:
@@ -76,6 +78,9 @@ class TransactionIndex:
         first_offset = self._ongoing.pop(producer_id, -1)
         if first_offset < 0:
             return
+        invariant(first_offset < marker_offset, "a marker at %d ends what begins at %d", marker_offset, first_offset)
+        last = self._ended[-1].marker_offset if self._ended else -1
+        invariant(last < marker_offset, "a marker at %d after one at %d", marker_offset, last)
         self._ended.append(EndedTransaction(first_offset, marker_offset))
         if aborted:
             transaction = AbortedTransaction(producer_id, first_offset, marker_offset)

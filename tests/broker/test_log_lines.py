@@ -13,7 +13,7 @@ import pytest
 
 from spark_broker.broker.log_format import JSON, TEXT, fields_of, formatter
 from spark_broker.broker.proposal_queue import ProposalQueue, announce, settle, still_open
-from spark_broker.broker.replica_lines import FLAPPING_MS
+from spark_broker.broker.replica_lines import FLAPPING_MS, ConnectionLines
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.slow import SlowLog
 from spark_broker.core.effects import ProposeIsr
@@ -217,6 +217,22 @@ def test_fetches_that_fail_are_a_line_when_it_begins_and_one_when_it_ends(
         (said.fetched if now_ms % 200 else lambda at: said.fetch_failed(logging.INFO, at, "again"))(now_ms)
     assert 10 <= len(lines(caplog)) <= 20
     lone.close()
+
+
+def test_a_connection_to_a_leader_that_breaks_is_a_line_and_its_return_another(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    said = ConnectionLines("host:9092")
+    for now_ms in range(100, 700, 50):
+        said.failed(now_ms, "connection refused")
+    said.worked(700)
+    said.worked(750)
+    said.failed(800, "once more, at once")
+    assert lines(caplog) == [
+        "replication from host:9092 begins to fail: connection refused",
+        "replication from host:9092 works again, after 600 ms",
+    ]
 
 
 def test_what_recovery_cuts_is_a_line_of_each_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

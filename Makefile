@@ -51,6 +51,14 @@ demo: $(STAMP) ## Run the main job: a cluster on Spark executors, real data, a k
 test: $(STAMP) ## Run one case of each kind of test, under 15 minutes on two cores (TEST_ARGS=...)
 	@$(WITH_JAVA) $(PYTEST) -m "not full" $(TEST_ARGS)
 
+.PHONY: test-fast
+test-fast: $(STAMP) ## Run the tests that need neither Spark nor Java, under two minutes on two cores (TEST_ARGS=...)
+	@$(PYTEST) -m fast $(TEST_ARGS)
+
+.PHONY: check
+check: lint types ## Check style, types, and the rules about files, imports and citations: what a commit must pass
+	@$(PYTHON) -m pytest -q -n 0 tests/test_tidy.py tests/unit/test_imports.py tests/docs/test_citations.py
+
 .PHONY: test-all
 test-all: $(STAMP) ## Run every test with the full matrices, under 60 minutes (TEST_ARGS=...)
 	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full; \

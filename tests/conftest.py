@@ -45,6 +45,10 @@ SPARK = "spark"
 SPARK_PATHS = ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py")
 """Files with tests that start executors."""
 
+FAST_PATHS = ("tests/unit/", "tests/docs/", "tests/cli/", "tests/client/", "tests/storage/", "tests/test_tidy.py")
+"""Files with tests that need no Spark, no Java and no process but their own."""
+
+NOT_FAST = ("slow", "full", "alone", SPARK)
 
 _stderr = -1
 """Standard error as it was before pytest began to capture it."""
@@ -66,7 +70,7 @@ def pytest_timeout_cancel_timer() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything under tests/spark needs executors: it is marked `spark` and may take longer.
+    """Everything under tests/spark needs executors: it is marked `spark` and may take longer. Fast tests are marked.
 
     What takes Spark comes first: it takes longest, and one worker runs all of it.
     """
@@ -75,6 +79,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(SPARK)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
+        if item.nodeid.startswith(FAST_PATHS) and not any(map(item.get_closest_marker, NOT_FAST)):
+            item.add_marker("fast")
     items.sort(key=lambda item: _one_workers(item.nodeid) != SPARK)
 
 

@@ -13,8 +13,10 @@ from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.spark_schema import spark_schema
 from spark_broker.spark.stream import StreamReader
 from spark_broker.spark.task import offered, planned, read_task
+from spark_broker.spark.user_errors import message_alone
 
 
+@message_alone()
 def read_schema(options: Mapping[str, str]) -> StructType:
     """The DataFrame's schema, from the cluster's metadata. Raises typed errors of options and cluster."""
     from spark_broker.client.retry import Deadline
@@ -27,11 +29,13 @@ def read_schema(options: Mapping[str, str]) -> StructType:
     return spark_schema(offered(topics[0], read))
 
 
+@message_alone()
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """The reader of a query with this schema: the source's own, or the user's, who leaves out or reorders columns."""
     return BatchReader(parse_options(options), schema)
 
 
+@message_alone()
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
     """The reader of a streaming query with this schema, likewise."""
     return StreamReader(parse_options(options, Query.STREAM), schema)
@@ -44,6 +48,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._schema = schema
 
+    @message_alone()
     def partitions(self) -> Sequence[InputPartition]:
         """One for each range. Raises typed errors: an unknown column, offsets that are not there, no cluster."""
         from spark_broker.client.retry import Deadline

@@ -38,6 +38,7 @@ from spark_broker.spark.stream_planner import (
     still_there,
 )
 from spark_broker.spark.task import planned, read_task
+from spark_broker.spark.user_errors import message_alone
 
 if TYPE_CHECKING:
     from spark_broker.spark.stream_session import StreamSession
@@ -59,6 +60,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest: StreamOffset | None = None
         self._planned_end: Json | None = None
 
+    @message_alone()
     def initialOffset(self) -> Json:
         """A mark: Spark asks twice, and again after a crash. `latestOffset` resolves it, once."""
         return dict(INITIAL)
@@ -76,6 +78,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Remember what there is now: the query reads so far, and ends."""
         self._planner.stop_at(self._connected().logs(None))
 
+    @message_alone()
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
         """The end of the next batch; `start` itself when there is nothing for one yet.
 
@@ -112,10 +115,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ends |= {tp: min(end, ends[tp]) for tp, end in session.reached(begin, parts).items()}
         return end_of_batch(position, logs, ends, lossy=lossy)
 
+    @message_alone()
     def reportLatestOffset(self) -> Json | None:
         """Where the logs ended at the last look: it is in the query's progress, beside what is read."""
         return None if self._latest is None else self._latest.to_json()
 
+    @message_alone()
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
         """A task for each range between the two: the same ones when the batch is repeated. Raises typed errors."""
         last = parse_offset(end)
@@ -134,6 +139,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of one range, in order of their offsets. Raises typed errors."""
         return read_task(self._options, self._schema, partition)
 
+    @message_alone()
     def commit(self, end: Json) -> None:
         """Spark has committed a batch that ended here."""
         position = parse_offset(end)

@@ -15,6 +15,7 @@ from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_f
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange
 from spark_broker.spark.spark_schema import output_of
+from spark_broker.spark.user_errors import message_alone
 
 if TYPE_CHECKING:
     from spark_broker.client.cluster_view import TopicView
@@ -52,7 +53,8 @@ def read_task(options: ReadOptions, schema: StructType, partition: InputPartitio
     # Spark asks for InputPartition(None) when there is nothing to read.
     if partition.value is not None:
         invariant(isinstance(partition.value, Planned), "a task gets what partitions() planned")
-        yield from _read(options, schema, partition.value)
+        with message_alone():
+            yield from _read(options, schema, partition.value)
 
 
 def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[pa.RecordBatch]:

@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from spark_broker.errors import AlreadyCommittedError, InvalidConfigError, InvariantError, SparkBrokerError, invariant
 from spark_broker.spark.message_first import message_first
+from spark_broker.spark.user_errors import message_alone
 from spark_broker.spark.write_options import Idempotence, parse_write_options
 from spark_broker.spark.write_plan import OneTopic, WritePlan, plan_write
 
@@ -75,6 +76,7 @@ class Written(WriterCommitMessage):
     rows: int
 
 
+@message_alone()
 def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> BatchWriter:
     """The sink of `df.write`. Raises typed errors of options, schema and cluster."""
     with message_first():
@@ -85,6 +87,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
         return BatchWriter(plan, version)
 
 
+@message_alone()
 def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWriter:
     """The sink of `df.writeStream`. Raises typed errors of options, schema and cluster."""
     with message_first():
@@ -117,11 +120,13 @@ class BatchWriter(DataSourceArrowWriter):
         self._plan = plan
         self._version = version
 
+    @message_alone()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
         with message_first():
             return write_attempt(self._plan, self._version, iterator)
 
+    @message_alone()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Make the winners' rows visible. Raises typed errors; RequestTimedOutError: the outcome is not known."""
         with message_first():
@@ -141,12 +146,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.plan = plan
         self.execution = execution
 
+    @message_alone()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
         with message_first():
             version = stream_version(self.execution) if self.plan.options.transactional else None
             return write_attempt(self.plan, version, iterator)
 
+    @message_alone()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Make the winners' rows visible. A batch whose earlier run was committed is left as it is."""
         with message_first():

@@ -7,12 +7,14 @@ import runpy
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
 
 from spark_broker.cli.columns import parse_schema
 from tests.client.fake_broker import FakeCluster
+from tests.client.test_transactions import committed
 
 RunPage = Callable[[str], list[str]]
 
@@ -54,6 +56,16 @@ def test_the_examples_of_the_clients_do_what_the_page_says(run: RunPage, cluster
     assert first == position
     assert described.splitlines()[0] == "['greetings']"
     assert failed.startswith("UNKNOWN_TOPIC_OR_PARTITION True ")
+
+
+def test_the_readmes_transaction_commits_records_and_offsets(cluster: FakeCluster, tmp_path: Path) -> None:
+    for topic in ("orders", "audit", "inbox"):
+        cluster.create(topic)
+    script = tmp_path / "transaction.py"
+    script.write_text(examples("../README.md", "python")[1])
+    runpy.run_path(str(script), {"cluster": SimpleNamespace(bootstrap_servers=cluster.bootstrap)})
+    assert cluster.committed["order-taker", "inbox", 0].offset == 42
+    assert committed(cluster, "audit") == [["order 1 was taken"]]
 
 
 def test_the_examples_of_typed_topics_do_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:

@@ -191,13 +191,14 @@ def test_a_temporary_view_reads_a_topic(load: type[Load], spark: SparkSession, o
 
 
 def test_a_mistake_is_a_typed_error_when_the_query_is_planned(load: type[Load], offsets: dict[int, int]) -> None:
-    with pytest.raises(AnalysisException, match=r"INVALID_CONFIG.*did you mean 'subscribe'"):
+    with pytest.raises(AnalysisException, match=r"INVALID_CONFIG.*did you mean 'subscribe'") as option:
         load.topic(subscrib="flights")
-    with pytest.raises(AnalysisException, match=r"UNKNOWN_TOPIC_OR_PARTITION.*'fligths' does not exist"):
+    with pytest.raises(AnalysisException, match=r"UNKNOWN_TOPIC_OR_PARTITION.*'fligths' does not exist") as topic:
         load.topic(subscribe="fligths")
     too_far = json.dumps({"flights": {str(p): offsets.get(p, 0) + 1 for p in range(3)}})
-    with pytest.raises(AnalysisException, match="OFFSET_OUT_OF_RANGE"):
+    with pytest.raises(AnalysisException, match="OFFSET_OUT_OF_RANGE") as offset:
         load.topic(subscribe="flights", startingOffsets=too_far).collect()
+    assert [str(error.value) for error in (option, topic, offset) if "Traceback" in str(error.value)] == []
 
 
 def test_a_read_goes_on_when_its_leader_is_killed_in_the_middle(

@@ -1,0 +1,43 @@
+"""The README's first program and its shell session run as they are printed, on real executors."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[2] / "README.md"
+TIMEOUT_S = 280
+
+
+def snippet(language: str, position: int = 0) -> str:
+    return str(re.findall(rf"```{language}\n(.*?)```", README.read_text(), re.DOTALL)[position])
+
+
+def run(command: list[str], directory: Path) -> str:
+    environment = {**os.environ, "XDG_STATE_HOME": str(directory), "TMPDIR": str(directory)}
+    done = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_first_program_shows_what_it_appended(tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(snippet("python"))
+    shown = run([sys.executable, str(script)], tmp_path)
+    assert shown.count("greetings") == 2, shown
+    assert sorted(re.findall(r"'value': b'(\w+)'", shown)) == ["hallo", "hello"]
+
+
+@pytest.mark.full
+def test_the_shell_session_gives_back_the_lines(tmp_path: Path) -> None:
+    (tmp_path / ".venv").symlink_to(sys.prefix)
+    shown = run(["bash", "-euo", "pipefail", "-c", snippet("sh")], tmp_path)
+    assert sorted(re.findall(r'"value":"(\w+)"', shown)) == ["hallo", "hello"]
+    assert not (tmp_path / "spark-broker" / "cluster.json").exists()

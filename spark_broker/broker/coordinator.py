@@ -21,6 +21,7 @@ from spark_broker.errors import (
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
+    UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
@@ -65,16 +66,28 @@ class Coordinator:
             raise InvalidRequestError("a commit without a group id")
         if any(committed.offset < 0 for committed in request.offsets):
             raise InvalidRequestError("a commit of a negative offset")
+        transaction = request if isinstance(request, TransactionalOffsetCommit) else None
+        if transaction is not None:
+            self._check_partitions(transaction)
         shard = self._shard(request.group_id)
         records = [offset_record(request.group_id, committed) for committed in request.offsets]
         if not records:
             reply(Empty())
             return
-        transaction = request if isinstance(request, TransactionalOffsetCommit) else None
         try:
             shard.append(records, _Commit(reply), deadline_ms, transaction, self._confirm)
         except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
             raise CoordinatorNotAvailableError(error.message) from None
+
+    def _check_partitions(self, request: TransactionalOffsetCommit) -> None:
+        """A transaction with an offset of a partition that does not exist would commit, and nobody would find it."""
+        for offset in request.offsets:
+            topic = self._manager.image.topic(offset.topic)
+            if topic is None:
+                raise UnknownTopicOrPartitionError(f"offsets in a transaction: topic {offset.topic!r} does not exist")
+            if offset.partition >= len(topic.partitions):
+                there = f"topic {topic.name!r} has {len(topic.partitions)} partitions"
+                raise UnknownTopicOrPartitionError(f"offsets in a transaction: {there}, not {offset.partition + 1}")
 
     def fetch(self, request: OffsetFetch) -> CommittedOffsets:
         """What the group has committed. Raises the error that the client gets."""

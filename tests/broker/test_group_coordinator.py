@@ -17,9 +17,10 @@ from spark_broker.errors import (
     InvalidRequestError,
     NotLeaderOrFollowerError,
     RequestTimedOutError,
+    UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.messages import CommittedOffset, Empty, OffsetCommit, OffsetFetch
+from spark_broker.protocol.messages import CommittedOffset, Empty, OffsetCommit, OffsetFetch, TransactionalOffsetCommit
 from tests.broker.rig import INTERNAL_TOPIC_ID, InternalTopicRig
 from tests.conftest import WaitUntil
 
@@ -103,6 +104,18 @@ def test_a_commit_that_makes_no_sense_is_refused(rig: GroupRig) -> None:
     answers: list[Answer] = []
     coordinator.commit(OffsetCommit("g", []), 0, answers.append)
     assert answers == [Empty()]
+    assert rig.log().replica.log_end_offset == 0
+
+
+@pytest.mark.parametrize(("topic", "partition"), [("nowhere", 0), ("t", 7)])
+def test_offsets_of_a_partition_that_does_not_exist_are_refused_in_a_transaction(
+    rig: GroupRig, topic: str, partition: int
+) -> None:
+    request = TransactionalOffsetCommit("g", [CommittedOffset(topic, partition, 1, 0)], "id", 5, 0, 0)
+    answers: list[Answer] = []
+    with pytest.raises(UnknownTopicOrPartitionError, match=f"topic '{topic}'"):
+        rig.coordinator().commit(request, SYSTEM_CLOCK.boottime_ms() + 30_000, answers.append)
+    assert answers == []
     assert rig.log().replica.log_end_offset == 0
 
 

@@ -64,6 +64,7 @@ def transactions_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def client(transactions_cluster: ProcessCluster) -> RawClient:
     client = RawClient(transactions_cluster.bootstrap_servers)
     client.ensure_internal()
+    client.create("t")  # whose offsets are committed
     return client
 
 

@@ -16,7 +16,7 @@ HUNTS = list(dict.fromkeys(bug.hunt for bug in BUGS.values()))
 QUICK = [(name, QUICK_TRIES_MAX) for name, bug in BUGS.items() if bug.quick]
 SLOW = [pytest.param(name, TRIES_MAX, marks=pytest.mark.full) for name, bug in BUGS.items() if not bug.quick]
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(("name", "tries"), [*QUICK, *SLOW])

@@ -118,6 +118,8 @@ def find(name: str, stories: int) -> dict[str, object]:
 
 FIND = find
 
+pytestmark = pytest.mark.slow  # hunts on all cores, in processes of their own
+
 
 @pytest.mark.parametrize(("name", "tries"), [(bug.__name__, STORIES_MAX) for bug in BUGS])
 def test_random_stories_find_the_bug(name: str, tries: int, hunts: Hunts) -> None:

@@ -105,6 +105,8 @@ def find(name: str, schedules: int) -> dict[str, object]:
 
 FIND = find
 
+pytestmark = pytest.mark.slow  # hunts on all cores, in processes of their own
+
 
 @pytest.mark.parametrize(("name", "tries"), [(bug.__name__, SCHEDULES_MAX) for bug in BUGS])
 def test_random_schedules_find_the_bug(name: str, tries: int, hunts: Hunts) -> None:

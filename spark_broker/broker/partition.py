@@ -314,10 +314,8 @@ class Partition:
         return self._guard_storage(lambda: self._log.extent(start, end, max_bytes))
 
     def read(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
-        """Committed batches of records from the one that holds `offset` on; none when there is nothing yet.
-
-        Markers are left out; with `read_committed`, so are aborted batches, and the bound is the last stable offset.
-        """
+        """Committed batches of records, if any, from the one that holds `offset` on, without markers.
+        With `read_committed`, aborted batches are left out too, and the bound is the last stable offset."""
         read = self.read_all(leader_epoch, offset, max_bytes, read_committed=read_committed)
         with self._lock:
             if read.frames and not can_judge(read.frames[0], self.replica, read.leader_epoch):

@@ -68,8 +68,6 @@ class ReplicaLines:
 
     def assigned(self, before: Before) -> None:
         """The controller's word was carried out: what became of it?"""
-        if not logger.isEnabledFor(logging.INFO):
-            return
         now, was = self._replica.assignment, before.assignment
         if self._replica.role is not before.role or now.leader_epoch != was.leader_epoch:
             self._changed_role(before)
@@ -80,6 +78,9 @@ class ReplicaLines:
 
     def _changed_role(self, before: Before) -> None:
         now = self._replica.assignment
+        self._fetch_failed_ms = None  # another leader, or none
+        if not logger.isEnabledFor(logging.INFO):
+            return
         fields = {
             **self._fields(),
             "old_role": before.role.value,

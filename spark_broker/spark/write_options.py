@@ -9,7 +9,6 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_broker.client.transaction_group import TIMEOUT_MS
 from spark_broker.config import ProducerConfig, TopicConfig
 from spark_broker.errors import InvalidConfigError
 
@@ -34,6 +33,9 @@ _SET_BY_THE_SINK = {
 PRODUCER_PREFIX = "kafka."
 TOPIC_PREFIX = "topic."
 VERSION_MAX = 2**63 - 1
+
+TRANSACTION_TIMEOUT_MS = 900_000
+"""That of a TransactionGroup: an attempt may be silent for as long."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     idempotence = _idempotence(values)
     if idempotence is not None and not transactional:
         raise InvalidConfigError("txnAppId needs a transaction: leave out transactional=false")
-    timeout_ms = settings.pop("transaction.timeout.ms", str(TIMEOUT_MS))
+    timeout_ms = settings.pop("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
     return WriteOptions(
         topic=_topic(values),
         settings=settings,

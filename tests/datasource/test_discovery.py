@@ -27,5 +27,5 @@ def test_the_module_that_spark_imports_unguarded_loads_nothing_of_ours(tmp_path:
 
 def test_the_source_itself_loads_no_grpc_before_it_connects(tmp_path: Path) -> None:
     """Spark's Python daemon may have loaded it already when it forks a worker."""
-    loaded = "import sys, spark_broker.spark.source; print('pyarrow.flight' in sys.modules)"
-    assert run(loaded, tmp_path) == ["False"]
+    modules = "spark_broker.spark.source, spark_broker.spark.writer"
+    assert run(f"import sys, {modules}; print('pyarrow.flight' in sys.modules)", tmp_path) == ["False"]

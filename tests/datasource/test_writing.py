@@ -21,6 +21,7 @@ from spark_broker.errors import (
     BootstrapUnreachableError,
     InvalidConfigError,
     InvalidDataError,
+    InvalidTxnStateError,
     MessageTooLargeError,
     SchemaMismatchError,
     SparkBrokerError,
@@ -419,6 +420,17 @@ def test_an_abort_that_knows_nothing_does_nothing(cluster: FakeCluster) -> None:
     message = stream_attempt(stream(cluster, "first"), Version("query", 0, "first"), "a")
     stream(cluster, "committing").abort([None, message], 0)
     assert not cluster.transactions.by_id["query"].open
+    assert committed(cluster) == [[]]
+
+
+def test_an_attempt_that_comes_after_the_abort_is_refused(cluster: FakeCluster) -> None:
+    """When a query is stopped, Spark may abort while tasks still begin to write."""
+    cluster.create("t")
+    writer = stream(cluster, "first")
+    message = stream_attempt(writer, Version("query", 0, "first"), "a")
+    stream(cluster, "committing").abort([message, None], 0)
+    with pytest.raises(InvalidTxnStateError):
+        stream_attempt(writer, Version("query", 0, "first"), "b")
     assert committed(cluster) == [[]]
 
 

@@ -10,6 +10,7 @@ from spark_broker.client.transaction_group import TIMEOUT_MS
 from spark_broker.errors import InvalidConfigError
 from spark_broker.spark.write_options import (
     OPTIONS,
+    TRANSACTION_TIMEOUT_MS,
     WITHOUT_EFFECT,
     Idempotence,
     TopicToCreate,
@@ -45,7 +46,7 @@ def test_a_job_for_sparks_kafka_sink_needs_another_format_name_and_nothing_else(
 def test_a_write_is_one_transaction_unless_told_otherwise() -> None:
     write = parse()
     assert (write.topic, write.transactional, write.idempotence, write.create) == (None, True, None, None)
-    assert write.transaction_timeout_ms == TIMEOUT_MS
+    assert write.transaction_timeout_ms == TRANSACTION_TIMEOUT_MS == TIMEOUT_MS
     assert not parse(transactional="FALSE").transactional
     assert parse(**{"kafka.transaction.timeout.ms": "5000"}).transaction_timeout_ms == 5000
     assert parse(txnappid=" daily ", txnversion="7").idempotence == Idempotence("daily", 7)

@@ -2,34 +2,50 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
-from spark_broker.client.assignment import Assignment, PartitionState, Start
 from spark_broker.client.connections import ConnectionPool
-from spark_broker.client.consumer_work import ConsumerWork
+from spark_broker.client.consumer_machine import ConsumerMachine
+from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThreads
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.keywords import ConsumerSettings
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets
+from spark_broker.client.partition_position import PartitionPosition, Start
 from spark_broker.client.retry import Backoff, Deadline
 from spark_broker.client.settings import client_config, parse_addresses
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
+    BootstrapUnreachableError,
     ClosedError,
+    CoordinatorNotAvailableError,
     InvalidConfigError,
+    LogTruncationError,
+    NetworkError,
     OffsetOutOfRangeError,
-    PolicyViolationError,
     RequestTimedOutError,
-    SparkBrokerError,
+    ThrottlingQuotaExceededError,
 )
 from spark_broker.model import NO_EPOCH, ConsumedBatch, OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 
 CLOSE_TIMEOUT_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+_NOBODY_TO_COMMIT_TO = (
+    BootstrapUnreachableError,
+    CoordinatorNotAvailableError,
+    NetworkError,
+    RequestTimedOutError,
+    ThrottlingQuotaExceededError,
+)
 
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
@@ -53,17 +69,17 @@ class Consumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
-        self._assignment = Assignment()
         self._metadata = ClusterMetadata(
             parse_addresses(self._config.bootstrap_servers),
             ConnectionPool(),
             Backoff(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms),
             request_timeout_ms=self._config.request_timeout_ms,
             max_age_ms=self._config.metadata_max_age_ms,
-            on_change=self._assignment.wake,
         )
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
-        self._work = ConsumerWork(self._assignment, self._metadata, self._config, self._group, columns)
+        self._machine = ConsumerMachine(self._config, columns, self._metadata.backoff)
+        self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
+        self._changed = self._threads.changed
         self._close_lock = threading.Lock()
         self._auto_committed_s = time.monotonic()
         if topics:
@@ -75,14 +91,13 @@ class Consumer:
         """Read these partitions and no others. Those that were assigned before keep their positions."""
         wanted = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
         with self._open():
-            self._assignment.topics = set()
-            self._assignment.replace(wanted, self._work.first_start, self._work.reset)
-            self._work.interrupt_fetchers()
+            self._machine.assign(wanted)
+            self._threads.advance()
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that are read now."""
-        with self._assignment.lock:
-            return sorted(self._assignment.partitions)
+        with self._changed:
+            return sorted(self._machine.partitions)
 
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Read on from this offset. What was fetched from elsewhere is never handed out.
@@ -93,27 +108,27 @@ class Consumer:
         to = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
         if to.offset < 0:
             raise OffsetOutOfRangeError(f"{partition}: offset {to.offset}")
-        self._on_state(partition, lambda state: state.move_to(to.offset, to.leader_epoch))
+        self._change(partition, lambda: self._machine.seek(partition, to))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
         """Read on from the log start; of every assigned partition when none is named."""
         for tp in partitions or self.assignment():
-            self._on_state(tp, lambda state: state.find_start(Start.EARLIEST))
+            self._change(tp, partial(self._machine.seek_to, tp, Start.EARLIEST))
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
         """Read on from the end (see `end_offsets`); of every assigned partition when none is named."""
         for tp in partitions or self.assignment():
-            self._on_state(tp, lambda state: state.find_start(Start.LATEST))
+            self._change(tp, partial(self._machine.seek_to, tp, Start.LATEST))
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these until `resume`."""
         for tp in partitions:
-            self._set_paused(tp, paused=True)
+            self._change(tp, partial(self._machine.pause, tp, paused=True))
 
     def resume(self, *partitions: TopicPartition) -> None:
         """The opposite of `pause`."""
         for tp in partitions:
-            self._set_paused(tp, paused=False)
+            self._change(tp, partial(self._machine.pause, tp, paused=False))
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -133,24 +148,32 @@ class Consumer:
         deadline = Deadline.after_ms(timeout * 1000)
         with self._open():
             while True:
-                self._raise_error()
-                taken, moved = self._assignment.take()
+                batches, moved = self._poll_now()
                 if moved or deadline.expired:
-                    return taken
-                self._assignment.changed.wait(deadline.remaining_s)
+                    return batches
+                self._threads.wait(deadline.remaining_s)
                 self._check_open()
+
+    def _poll_now(self) -> tuple[list[ConsumedBatch], bool]:
+        """Under the lock. What was handed out, or a truncation that was notified of, makes room for fetches."""
+        try:
+            batches, moved = self._machine.poll()
+        except LogTruncationError:
+            self._threads.advance()
+            raise
+        if moved:
+            self._threads.advance()
+        return batches, moved
 
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that poll hands out. Waits for it up to default.api.timeout.ms."""
         deadline = self._api_deadline()
         with self._open():
-            state = self._state(partition, deadline)
-            while not state.has_position:
-                self._raise_error()
-                if not self._assignment.changed.wait(deadline.remaining_s):
-                    raise RequestTimedOutError(f"the position of {partition} could not be looked up in time")
-                self._check_open()
-            return state.position
+            position = self._await_partition(partition, deadline)
+            while not position.has_position:
+                self._machine.raise_error()
+                self._await_change(deadline, f"the position of {partition} could not be looked up in time")
+            return position.position
 
     # ---- committed offsets ------------------------------------------------------------------------------------------
 
@@ -160,15 +183,18 @@ class Consumer:
         A commit never passes records that were not handed out: an offset beyond the position raises
         PolicyViolationError. Raises RequestTimedOutError when no coordinator answers within default.api.timeout.ms.
         """
-        group = self._require_group()
-        chosen = self._positions() if offsets is None else self._checked(offsets)
-        if chosen:
-            self._work.commit_now(group, chosen, self._api_deadline())
+        self._require_group()
+        deadline = self._api_deadline()
+        with self._open():
+            self._await_commit(
+                self._machine.positions_to_commit() if offsets is None else self._checked(offsets), deadline
+            )
 
     def commit_async(self) -> None:
         """Store the positions of now from the background."""
         self._require_group()
-        self._work.commit_later(self._positions())
+        with self._open():
+            self._commit_later()
 
     def committed(self, partition: TopicPartition) -> int | None:
         """The group's committed offset: the next one to read. None: there is none."""
@@ -198,13 +224,13 @@ class Consumer:
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Commit what was handed out (enable.auto.commit), and end; at most about `timeout` seconds."""
         with self._close_lock:
-            if self._assignment.closed:
+            if self._machine.closed:
                 return
             try:
                 if self._group is not None and self._config.enable_auto_commit:
-                    self._work.commit_last(self._group, self._positions(), Deadline.after_ms(timeout * 1000))
+                    self._commit_last(Deadline.after_ms(timeout * 1000))
             finally:
-                self._work.close()
+                self._threads.close()
 
     def __enter__(self) -> Self:
         return self
@@ -218,80 +244,79 @@ class Consumer:
 
     def _subscribe(self, topics: list[str]) -> None:
         with self._open():
-            self._assignment.topics = set(topics)
-            self._assignment.refresh_wanted = True
-            self._assignment.changed.notify_all()
+            self._machine.subscribe(topics)
+            self._threads.advance()
 
     def _open(self) -> threading.Condition:
-        """The assignment's lock, of a consumer that is open."""
+        """The machine's lock, of a consumer that is open."""
         self._check_open()
-        return self._assignment.changed
+        return self._changed
 
     def _check_open(self) -> None:
-        if self._assignment.closed:
+        if self._machine.closed:
             raise ClosedError("the consumer is closed")
 
     def _api_deadline(self) -> Deadline:
         return Deadline.after_ms(self._config.default_api_timeout_ms)
 
-    def _raise_error(self) -> None:
-        error = self._assignment.first_error()
-        if error is None:
-            return
-        if error is self._assignment.failure and isinstance(error, SparkBrokerError):
-            self._assignment.failure = None
-        raise error
+    def _await_change(self, deadline: Deadline, late: str) -> None:
+        """Under the lock. Raises RequestTimedOutError with the text `late`, and ClosedError."""
+        if deadline.expired:
+            raise RequestTimedOutError(late)
+        self._threads.wait(deadline.remaining_s)
+        self._check_open()
 
-    def _state(self, partition: TopicPartition, deadline: Deadline) -> PartitionState:
+    def _await_partition(self, partition: TopicPartition, deadline: Deadline) -> PartitionPosition:
         """Under the lock. A partition of `topics` is assigned once metadata is there: wait for that."""
-        while partition not in self._assignment.partitions and partition.topic in self._assignment.unresolved:
-            self._raise_error()
-            if not self._assignment.changed.wait(deadline.remaining_s):
-                raise RequestTimedOutError(f"no metadata of topic {partition.topic!r} in time")
-            self._check_open()
-        return self._assignment.state(partition)
+        while partition not in self._machine.partitions and self._machine.is_unresolved(partition):
+            self._machine.raise_error()
+            self._await_change(deadline, f"no metadata of topic {partition.topic!r} in time")
+        return self._machine.partition(partition)
 
-    def _on_state(self, partition: TopicPartition, change: Callable[[PartitionState], None]) -> None:
+    def _change(self, partition: TopicPartition, change: Callable[[], None]) -> None:
         with self._open():
-            change(self._state(partition, self._api_deadline()))
-            self._work.interrupt_fetchers([partition])
-
-    def _set_paused(self, partition: TopicPartition, *, paused: bool) -> None:
-        with self._open():
-            self._state(partition, self._api_deadline()).paused = paused
-            if not paused:
-                self._work.interrupt_fetchers([partition])
-
-    def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        with self._assignment.lock:
-            return {
-                tp: OffsetAndMetadata(state.position, state.last_epoch)
-                for tp, state in self._assignment.partitions.items()
-                if state.has_position
-            }
+            self._await_partition(partition, self._api_deadline())
+            change()
+            self._threads.advance()
 
     def _checked(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Under the lock. Raises OffsetOutOfRangeError and PolicyViolationError."""
         chosen = {
             tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one, self._epoch_at(tp, one))
             for tp, one in offsets.items()
         }
-        with self._assignment.lock:
-            for tp, one in chosen.items():
-                state = self._assignment.partitions.get(tp)
-                if one.offset < 0:
-                    raise OffsetOutOfRangeError(f"{tp}: a commit of offset {one.offset}")
-                if state is not None and state.has_position and one.offset > state.position:
-                    raise PolicyViolationError(
-                        f"{tp}: a commit of {one.offset} would pass records from {state.position} on, "
-                        "which were not handed out"
-                    )
+        self._machine.check_commit(chosen)
         return chosen
 
     def _epoch_at(self, partition: TopicPartition, offset: int) -> int:
         """KAFKA-20507: the leader epoch of the last record before a committed offset, where it is known."""
-        with self._assignment.lock:
-            state = self._assignment.partitions.get(partition)
-            return state.last_epoch if state is not None and state.position == offset else NO_EPOCH
+        position = self._machine.partitions.get(partition)
+        return position.last_epoch if position is not None and position.position == offset else NO_EPOCH
+
+    def _await_commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
+        """Under the lock. Raises what the coordinator, or nobody, answered."""
+        if not offsets:
+            return
+        commit = self._machine.commit(offsets, deadline.at_s * 1000)
+        self._threads.advance()
+        while not commit.done:
+            self._threads.wait()
+            self._check_open()
+        if commit.error is not None:
+            raise commit.error
+
+    def _commit_later(self) -> None:
+        deadline = Deadline.after_ms(ROUND_TIMEOUT_MS)
+        self._machine.commit_later(self._machine.positions_to_commit(), deadline.at_s * 1000)
+        self._threads.advance(news=False)
+
+    def _commit_last(self, deadline: Deadline) -> None:
+        """Commit what has changed, at close. A cluster that is gone already must not keep the caller from closing."""
+        try:
+            with self._changed:
+                self._await_commit(self._machine.uncommitted_positions(), deadline)
+        except _NOBODY_TO_COMMIT_TO as error:
+            _log.warning("the last positions could not be committed: %s", error)
 
     def _require_group(self) -> GroupOffsets:
         self._check_open()
@@ -313,4 +338,5 @@ class Consumer:
         now_s = time.monotonic()
         if (now_s - self._auto_committed_s) * 1000 >= self._config.auto_commit_interval_ms:
             self._auto_committed_s = now_s
-            self._work.commit_later(self._positions())
+            with self._changed:
+                self._commit_later()

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from spark_broker.client.cluster_view import TopicView, address_of
+from spark_broker.client.cluster_view import ClusterView, TopicView, address_of
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline, call_with_retries
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError, UnknownServerError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.messages import CallRequest, CallResponse, EnsureOffsetsTopic, EnsureTransactionsTopic
+from spark_broker.protocol.messages import (
+    BrokerMetadata,
+    CallRequest,
+    CallResponse,
+    EnsureOffsetsTopic,
+    EnsureTransactionsTopic,
+    PartitionMetadata,
+)
 from spark_broker.protocol.murmur2 import group_partition
 
 A = TypeVar("A", bound=CallResponse)
@@ -21,6 +28,18 @@ _ENSURE: dict[str, CallRequest] = {
 
 PATIENCE_MS = 2000
 """First limit of one attempt at a request that may be repeated; each further attempt may take twice as long."""
+
+
+def coordinator_of(view: ClusterView, topic: str, key: str) -> tuple[BrokerMetadata, PartitionMetadata]:
+    """The leader of the key's partition of an internal topic. Raises CoordinatorNotAvailableError."""
+    internal = view.topic(topic)
+    if internal is None:
+        raise CoordinatorNotAvailableError(f"{topic} is being created")
+    partition = group_partition(key, len(internal.partitions))
+    leader = view.leader(topic, partition)
+    if leader is None:
+        raise CoordinatorNotAvailableError(f"{topic}-{partition} has no leader")
+    return leader
 
 
 class Coordinator:
@@ -69,11 +88,9 @@ class Coordinator:
             self._metadata.refresh(deadline)
 
     def _ask_leader(self, request: CallRequest, limit: Deadline, deadline: Deadline) -> CallResponse:
-        partition = self.partition(deadline)
-        leader = self._metadata.view.leader(self._topic, partition)
-        if leader is None:
-            raise CoordinatorNotAvailableError(f"{self._topic}-{partition} has no leader")
-        return self._metadata.call(address_of(leader[0]), request, limit)
+        self._found_topic(deadline)
+        broker, _ = coordinator_of(self._metadata.view, self._topic, self._key)
+        return self._metadata.call(address_of(broker), request, limit)
 
     def _found_topic(self, deadline: Deadline) -> TopicView:
         topic = self._metadata.view.topic(self._topic) or self._metadata.refresh(deadline).topic(self._topic)

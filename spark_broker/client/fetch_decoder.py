@@ -8,8 +8,8 @@ from functools import partial
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_broker.client.assignment import Prefetched
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.partition_position import Prefetched
 from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.arrays import scalar_of

@@ -28,11 +28,7 @@ class GroupOffsets:
         """Committed offsets of these partitions (None: of all); one without a commit is absent."""
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
         answer = self._coordinator.ask(OffsetFetch(self._group_id, wanted), CommittedOffsets, deadline)
-        return {
-            TopicPartition(one.topic, one.partition): OffsetAndMetadata(one.offset, one.leader_epoch, one.metadata)
-            for one in answer.offsets
-            if one.offset >= 0
-        }
+        return from_messages(answer.offsets)
 
 
 def to_messages(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[CommittedOffset]:
@@ -41,3 +37,12 @@ def to_messages(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[Com
         CommittedOffset(tp.topic, tp.partition, one.offset, one.leader_epoch, one.metadata)
         for tp, one in offsets.items()
     ]
+
+
+def from_messages(offsets: Iterable[CommittedOffset]) -> dict[TopicPartition, OffsetAndMetadata]:
+    """The offsets of an answer; a partition without a commit is absent."""
+    return {
+        TopicPartition(one.topic, one.partition): OffsetAndMetadata(one.offset, one.leader_epoch, one.metadata)
+        for one in offsets
+        if one.offset >= 0
+    }

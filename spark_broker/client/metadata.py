@@ -6,7 +6,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
@@ -49,16 +49,13 @@ class ClusterMetadata:
         *,
         request_timeout_ms: int,
         max_age_ms: int = 300_000,
-        on_change: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_change` is called, without a lock, by the thread that changed `view`."""
         self.pool = pool
         self.backoff = backoff
         self.closing = threading.Event()
         self._bootstrap = bootstrap
         self._request_timeout_ms = request_timeout_ms
         self._max_age_ms = max_age_ms
-        self._on_change = on_change
         self._rng = random.Random()
         self._lock = threading.Lock()
         self._refreshed = threading.Condition(self._lock)
@@ -126,7 +123,6 @@ class ClusterMetadata:
         with self._lock:
             lagging = self._lagging = self._view.is_newer_than(answer)
             view = self._view = merge(self._view, answer, topics)
-        self._on_change()
         return view.only(topics) if lagging else merge(ClusterView(), answer, topics)
 
     def topic(self, name: str, deadline: Deadline, *, partition: int = 0) -> TopicView:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from spark_broker.client.cluster_view import TopicView, address_of
-from spark_broker.client.fetch_decoder import Projection, decode_fetched
+from spark_broker.client.fetch_machine import FetchMachine, FetchTarget, Meaning, meaning_of
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
+from spark_broker.client.partition_position import FetchRetry
 from spark_broker.client.retry import Deadline
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     ClosedError,
-    CorruptMessageError,
     InconsistentTopicIdError,
     LeaderNotAvailableError,
     LogTruncationError,
@@ -23,7 +23,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
 )
-from spark_broker.model import ConsumedBatch
+from spark_broker.model import NO_EPOCH, ConsumedBatch
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from spark_broker.spark.fetch_session import FetchSession
 from spark_broker.spark.ranges import OffsetRange
@@ -57,11 +57,11 @@ class RangeReader:
         self._metadata = metadata
         self._part = part
         self._settings = settings
-        self._columns = columns
+        self._fetches = FetchMachine(settings, columns, metadata.backoff)
         self._fail_on_data_loss = fail_on_data_loss
         self._position = part.start  # Invariant: every record before it was yielded, left out, or given up as lost.
         self._session: FetchSession | None = None
-        self._failures = 0
+        self._retry = FetchRetry()
         self._deadline = self._next_deadline()
 
     def batches(self) -> Iterator[list[ConsumedBatch]]:
@@ -90,17 +90,19 @@ class RangeReader:
     def _fetch(self, topic: TopicView) -> list[ConsumedBatch]:
         session = self._session
         if session is None:
-            session = self._open(topic)
+            session = self._session = self._open(topic)
             session.request(self._position)
-        answer, payload = session.answer(timeout_ms=self._answer_timeout_ms())
-        position = max(self._position, answer.next_offset)
-        if position < self._part.end:
+        part = session.answer(timeout_ms=self._answer_timeout_ms())
+        position = max(self._position, part.response.next_offset)
+        if not part.response.error_code and position < self._part.end:
             session.request(position)  # it leaves before this answer is decoded
-        fetched = decode_fetched(payload, topic, answer, self._position, self._columns)
-        batches = [one.decode() for one in fetched if one.decode is not None]
+        answer = self._fetches.answer(part)
+        if answer.error is not None:
+            raise answer.error
+        batches = [one.decode() for one in answer.fetched if one.decode is not None]
         if position > self._position:
             self._position = position
-            self._failures = 0
+            self._retry.failures = 0
             self._deadline = self._next_deadline()
         elif self._deadline.expired:
             raise OffsetNotAvailableError(f"{self._part.tp}: offset {self._position} is not committed any more")
@@ -119,29 +121,36 @@ class RangeReader:
         if leader is None:
             raise LeaderNotAvailableError(f"{self._part.tp} has no leader")
         broker, state = leader
-        # The decoder takes the timestamps from their column, which the caller need not have named.
-        asked = Projection(topic, self._columns).asked
-        self._session = FetchSession(address_of(broker), state.leader_epoch, self._part, asked, self._settings)
-        return self._session
+        part = self._part
+        target = FetchTarget(
+            topic, part.partition, state.leader_epoch, self._position, read_epoch=part.read_epoch, read_to=part.read_to
+        )
+        return FetchSession(address_of(broker), target, self._fetches, self._settings)
 
     def _recover(self, error: SparkBrokerError) -> None:
         """Go on from the same position, with fresh metadata; or raise what no other leader would answer otherwise."""
-        if isinstance(error, LogTruncationError):
-            self._read_what_is_there_now(error)
-            return
-        if isinstance(error, OffsetOutOfRangeError):
-            self._skip_lost(error)
-            return
-        damaged = isinstance(error, CorruptMessageError) and self._failures < CORRUPT_ANSWERS_MAX
-        wait_s = self._metadata.backoff.wait_s(self._failures)
-        if not (error.retriable or damaged) or wait_s > self._deadline.remaining_s:
+        match meaning_of(error):
+            case Meaning.TRUNCATED:
+                self._read_what_is_there_now(error)
+            case Meaning.OUT_OF_RANGE:
+                self._skip_lost(error)
+            case Meaning.RETRY:
+                self._try_again(error)
+            case Meaning.DAMAGED if self._retry.failures < CORRUPT_ANSWERS_MAX:
+                self._try_again(error)
+            case _:
+                raise error
+
+    def _try_again(self, error: SparkBrokerError) -> None:
+        """With fresh metadata after the back-off, if there is time for it."""
+        wait_s = self._fetches.back_off(self._retry, NO_EPOCH, 0.0) / 1000
+        if wait_s > self._deadline.remaining_s:
             raise error
-        self._failures += 1
         if self._metadata.closing.wait(wait_s):
             raise ClosedError("the read was closed")
         self._metadata.refresh(self._deadline)
 
-    def _read_what_is_there_now(self, error: LogTruncationError) -> None:
+    def _read_what_is_there_now(self, error: SparkBrokerError) -> None:
         """An unclean election cut the log below the end that was planned: other records may be at these offsets."""
         tp, end = self._part.tp, self._part.end
         if self._fail_on_data_loss:
@@ -154,7 +163,7 @@ class RangeReader:
         _log.warning("%s: since the query was planned, %s; reading what is there, up to %d", tp, error.message, end)
         self._part = replace(self._part, end=end, read_to=latest.offset, read_epoch=latest.last_epoch)
 
-    def _skip_lost(self, error: OffsetOutOfRangeError) -> None:
+    def _skip_lost(self, error: SparkBrokerError) -> None:
         """Retention or DeleteRecords moved the log start past the position, or the log was cut (failOnDataLoss off)."""
         tp, position = self._part.tp, self._position
         if self._fail_on_data_loss:
@@ -165,7 +174,7 @@ class RangeReader:
         _log.warning("%s: records %d to %d (exclusive) are gone; reading on", tp, position, self._position)
 
     def _answer_timeout_ms(self) -> int:
-        patience_ms = FIRST_ANSWER_TIMEOUT_MS << min(self._failures, 16)
+        patience_ms = FIRST_ANSWER_TIMEOUT_MS << min(self._retry.failures, 16)
         remaining_ms = self._deadline.remaining_ms
         if remaining_ms <= 0:
             raise RequestTimedOutError(f"{self._part.tp}: no answer in time")

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import ConsumedBatch, Consumer, OffsetAndMetadata, TopicPartition
-from spark_broker.client import fetcher
-from spark_broker.client.assignment import Prefetched
+from spark_broker.client import fetch_machine
 from spark_broker.client.fetch_decoder import decode_fetched
+from spark_broker.client.partition_position import Prefetched
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
@@ -229,7 +229,7 @@ def test_an_answer_that_comes_after_a_seek_is_thrown_away(
             consumer.seek(T0, seeks.pop())
         return found
 
-    monkeypatch.setattr(fetcher, "decode_fetched", decode_and_seek)
+    monkeypatch.setattr(fetch_machine, "decode_fetched", decode_and_seek)
     consumer.assign([T0])
     assert values_of(poll_rows(consumer, 8)) == [str(n) for n in range(2, 10)]
 

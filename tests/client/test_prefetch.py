@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Consumer, TopicPartition
-from spark_broker.client import assignment
+from spark_broker.client import consumer_machine
 from spark_broker.errors import CorruptMessageError
 from tests.client.fake_broker import FakeCluster
 
@@ -78,7 +78,7 @@ def offsets(consumer: Consumer, batches: int) -> list[tuple[int, int]]:
 def test_one_poll_hands_out_so_many_batches_and_of_every_partition(
     cluster: FakeCluster, consumer: Consumer, values: Values, wait_until: WaitUntil, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(assignment, "POLL_BATCHES_MAX", 6)
+    monkeypatch.setattr(consumer_machine, "POLL_BATCHES_MAX", 6)
     cluster.create("t", 2)
     for n in range(20):
         cluster.store("t", n % 2, values(str(n)))

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Consumer, OffsetAndMetadata, TopicPartition
-from spark_broker.client.assignment import PartitionState, Start
+from spark_broker.client.partition_position import PartitionPosition, Start
 from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_consumer import poll_error, poll_rows, values_of
@@ -117,12 +117,29 @@ def test_a_committed_offset_is_compared_when_its_group_goes_on(topic: FakeCluste
         assert consumer.position(T0) == 5
 
 
+def test_whoever_resumes_is_notified_of_a_truncation_that_came_before_the_last_commits(
+    topic: FakeCluster, values: Values
+) -> None:
+    """A commit between the noticing of a truncation and the poll that notifies of it must not hide it."""
+    settings = {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
+    with Consumer(topic.bootstrap, group_id="g", topics="t", config=settings) as consumer:
+        poll_rows(consumer, 4)
+        topic.cut("t", 0, 2)
+        topic.store("t", 0, values("x", "y", "z"))
+        for _ in range(100):  # the truncation is noticed during these
+            consumer.commit()
+    assert topic.committed["g", "t", 0].offset == 4
+    with Consumer(topic.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest") as consumer:
+        assert truncation(consumer).divergent_offset == 2
+        assert values_of(poll_rows(consumer, 3)) == ["x", "y", "z"]
+
+
 def test_a_leader_that_cannot_have_heard_of_the_committed_epoch_is_not_asked() -> None:
     """KAFKA-20507: metadata lags behind what the group has committed."""
-    state = PartitionState(T0, Start.COMMITTED, Start.EARLIEST)
+    state = PartitionPosition(T0, Start.COMMITTED, Start.EARLIEST)
     state.move_to(4, leader_epoch=3)
-    assert not state.may_fetch(2, now_s=0.0)
-    assert state.may_fetch(3, now_s=0.0)
+    assert not state.may_fetch(2, now_ms=0.0)
+    assert state.may_fetch(3, now_ms=0.0)
 
 
 def test_a_position_at_the_end_that_read_nothing_yet_is_compared_too(topic: FakeCluster, values: Values) -> None:

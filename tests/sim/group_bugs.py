@@ -16,11 +16,11 @@ import pytest
 from spark_broker.broker import coordinator
 from spark_broker.broker.append import Append
 from spark_broker.broker.offsets_shard import OffsetsShard
-from spark_broker.client.assignment import PartitionState, Prefetched
+from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.core import group_offsets
 from spark_broker.core.group_offsets import GroupOffsets, OffsetKey, OffsetRecord, OffsetValue, _Known
 from spark_broker.errors import SparkBrokerError
-from spark_broker.model import NO_EPOCH
+from spark_broker.model import NO_EPOCH, OffsetAndMetadata
 from spark_broker.protocol.messages import CommittedOffset
 from tests.sim import bugs
 from tests.sim.kinds import has_groups, has_groups_and_unclean_elections
@@ -36,26 +36,39 @@ bug = partial(bugs.bug, shows=has_groups)
 @bug("32")
 def commit_what_is_fetched_ahead(patch: Patch) -> None:
     """The position moves with the fetch, and a commit passes records that wait to be handed out."""
-    add = PartitionState.add
+    add = PartitionPosition.add
 
-    def buggy(self: PartitionState, fetched: Iterable[Prefetched]) -> None:
+    def buggy(self: PartitionPosition, fetched: Iterable[Prefetched]) -> None:
         add(self, fetched)
         if self.buffer:
             self.position, self.last_epoch = self.buffer[-1].next_offset, self.buffer[-1].leader_epoch
 
-    patch.setattr(PartitionState, "add", buggy)
+    patch.setattr(PartitionPosition, "add", buggy)
 
 
 @bugs.bug("17", shows=has_groups_and_unclean_elections)
 def resume_without_the_committed_epoch(patch: Patch) -> None:
     """KAFKA-20507: what was read before the committed offset is not compared with the log on resume."""
-    move_to = PartitionState.move_to
+    move_to = PartitionPosition.move_to
 
-    def buggy(self: PartitionState, offset: int, leader_epoch: int = NO_EPOCH) -> None:
+    def buggy(self: PartitionPosition, offset: int, leader_epoch: int = NO_EPOCH) -> None:
         del leader_epoch
         move_to(self, offset)
 
-    patch.setattr(PartitionState, "move_to", buggy)
+    patch.setattr(PartitionPosition, "move_to", buggy)
+
+
+@bugs.bug("17", shows=has_groups_and_unclean_elections)
+def commit_past_a_truncation_before_its_notification(patch: Patch) -> None:
+    """The position moves when the truncation is noticed. Its commit is all that a successor hears of."""
+
+    def buggy(self: PartitionPosition) -> OffsetAndMetadata:
+        if self.truncation is None:
+            return OffsetAndMetadata(self.position, self.last_epoch)
+        offset = self.truncation.divergent_offset
+        return OffsetAndMetadata(offset, self.lineage.epoch_at(offset - 1))
+
+    patch.setattr(PartitionPosition, "to_commit", property(buggy))
 
 
 # ---- the coordinator -------------------------------------------------------------------------------------------------

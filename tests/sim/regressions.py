@@ -150,7 +150,7 @@ REGRESSIONS = [
         seed=403128,
         events=500,
         found="back at what it had committed before a commit that failed, a consumer did not commit it again",
-        mended="client/consumer_work.py",
+        mended="client/consumer_machine.py",
     ),
     Regression(
         seed=404038,

@@ -90,8 +90,10 @@ class Scene:
         self.world = World(1, swarm=calm, groups=draw)
         self.world.start()
         run_until(self.world, lambda: self.world.is_up)
-        for client in (*self.world.producers, *self.world.consumers):
-            client.start()
+        for producer in self.world.producers:
+            producer.start()
+        for consumer in self.world.consumers:
+            consumer.start()
 
     @property
     def member(self) -> SimGroupMember:
@@ -107,7 +109,7 @@ class Scene:
         return None if state is None else self.world.machine_of(state.leader)
 
     def committed(self) -> int:
-        return self.member.committed.get(self.key(), (0, 0))[0]
+        return max(self.member.kept_position(self.key()), 0)
 
     def replace_member(self) -> None:
         before = self.member

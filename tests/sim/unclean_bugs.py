@@ -7,9 +7,8 @@ from functools import partial
 import pytest
 
 from spark_broker.broker.partition import Partition
-from spark_broker.client.assignment import PartitionState
+from spark_broker.client.partition_position import PartitionPosition
 from spark_broker.controller import unclean
-from spark_broker.core.divergence import Diverging
 from spark_broker.errors import LogTruncationError
 from spark_broker.model import NO_EPOCH
 from tests.sim import bugs
@@ -29,7 +28,7 @@ def allow_unclean_elections_by_default(patch: Patch) -> None:
 @bug("16")
 def fetch_without_the_epoch_that_was_read(patch: Patch) -> None:
     """KIP-320: a consumer does not name the epoch of what it has read, and reads on behind a cut."""
-    patch.setattr(PartitionState, "fetched_epoch", property(lambda self: NO_EPOCH))
+    patch.setattr(PartitionPosition, "fetched_epoch", property(lambda self: NO_EPOCH))
 
 
 @bug("16")
@@ -41,12 +40,12 @@ def serve_readers_of_another_history(patch: Patch) -> None:
 @bug("16")
 def go_on_at_the_end_of_the_cut_log(patch: Patch) -> None:
     """A consumer that is told of a cut goes on where the log ends now, and not where it parts from what was read."""
-    truncated = PartitionState.truncated
+    notify = PartitionPosition.notify_truncation
 
-    def buggy(self: PartitionState, diverging: Diverging) -> LogTruncationError:
+    def buggy(self: PartitionPosition) -> LogTruncationError | None:
         read_to = self.fetch_offset
-        error = truncated(self, diverging)
+        error = notify(self)
         self.move_to(read_to)
         return error
 
-    patch.setattr(PartitionState, "truncated", buggy)
+    patch.setattr(PartitionPosition, "notify_truncation", buggy)

@@ -45,7 +45,14 @@ TOP = GROUPS[-1]
 PURE = ("core", "controller")
 PURE_MODULES = (
     "client/cluster_view.py",
+    "client/commit_queue.py",
+    "client/consumer_effects.py",
+    "client/consumer_machine.py",
+    "client/fetch_decoder.py",
+    "client/fetch_machine.py",
     "client/leader_channel.py",
+    "client/leader_fetches.py",
+    "client/partition_position.py",
     "client/partition_queue.py",
     "client/sender_effects.py",
     "client/sender_machine.py",

@@ -1,34 +1,57 @@
-"""Simulated consumers: fetches over streams to the leaders, and the production `PartitionState` for what came of them.
+"""Simulated consumers: the production `ConsumerMachine`, with events for its threads and streams to the leaders.
 
-What is fetched waits for the next poll, as in production: positions move when it is handed out.
+It fetches when it polls, and a leader answers at once with what there is: that stands for a long poll.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from spark_broker.client.assignment import PartitionState, Prefetched, Start
-from spark_broker.core.divergence import Diverging
-from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError, SparkBrokerError
-from spark_broker.model import NO_EPOCH, ConsumedBatch
-from spark_broker.protocol.frame import decode_frames
-from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
+from spark_broker.client.cluster_view import merge
+from spark_broker.client.consumer_effects import (
+    BreakFetch,
+    Effect,
+    FollowLeader,
+    LeaveLeader,
+    LookUpOffsets,
+    RefreshMetadata,
+)
+from spark_broker.client.consumer_machine import ConsumerMachine
+from spark_broker.client.fetch_machine import Fetch, FetchMachine, FetchTarget
+from spark_broker.client.offset_lookup import OffsetLookup
+from spark_broker.client.partition_position import PartitionPosition, Prefetched
+from spark_broker.client.retry import Backoff
+from spark_broker.config import ConsumerConfig
+from spark_broker.controller.image import MetadataImage
+from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError, RequestTimedOutError, SparkBrokerError
+from spark_broker.model import ConsumedBatch, TopicPartition
+from spark_broker.protocol.frame import CONTROL, decode_frames
+from spark_broker.protocol.messages import FetchedPartition, FetchResponse, GetMetadata, ListOffsets
 from spark_broker.testing.history import Truncated
 from spark_broker.testing.simulation.batches import decoded
-from spark_broker.testing.simulation.client import Client
-from spark_broker.testing.simulation.network import Address, End
+from spark_broker.testing.simulation.network import Address, End, NetworkNode
 from spark_broker.testing.simulation.scheduler import Timer
+from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 POLL_MS = 90.0
-TIMEOUT_MS = 800
-MAX_BYTES = 1 << 20
-METADATA_AGE_POLLS = 15
+FETCH_TIMEOUT_MS = 800
+CALL_TIMEOUT_MS = 500
+
+CONFIG = ConsumerConfig(
+    auto_offset_reset="earliest",
+    fetch_max_wait_ms=0,
+    fetch_max_bytes=1 << 20,
+    max_partition_fetch_bytes=1 << 20,
+    retry_backoff_ms=40,
+    retry_backoff_max_ms=400,
+    metadata_max_age_ms=1350,
+)
 
 Key = tuple[str, int]
 
@@ -36,188 +59,275 @@ Key = tuple[str, int]
 class _Values(NamedTuple):
     """Stands in for a `ConsumedBatch`: decoding every batch into Arrow would take a tenth of a schedule."""
 
+    tp: TopicPartition
     base_offset: int
     values: tuple[bytes, ...]
 
 
-class _Asked(NamedTuple):
-    """What a fetch asked of a partition: an answer is taken only for the same generation and offset."""
+class _Fetches(FetchMachine):
+    """The production requests and answers; batches are decoded to `_Values`."""
 
-    generation: int
-    offset: int
+    def __init__(self, consumer: SimConsumer, config: ConsumerConfig, backoff: Backoff) -> None:
+        super().__init__(config, None, backoff)
+        self._consumer = consumer
+        self._read_committed = config.read_committed
+
+    def decode(self, payload: memoryview, target: FetchTarget, answer: FetchedPartition) -> list[Prefetched]:
+        """As `client.fetch_decoder` does."""
+        tp = TopicPartition(target.topic.name, target.partition)
+        transactional = self._consumer.world.transactional
+        fetched: list[Prefetched] = []
+        offset = target.offset
+        for header, data in decode_frames(payload):
+            if transactional is not None and self._read_committed:
+                transactional.rules.handed_out(self._consumer.name, target.key, header)
+            skipped = max(0, offset - header.base_offset)  # a batch may begin before the position
+            values = () if header.attributes & CONTROL else decoded(data)[skipped:]
+            batch = cast("ConsumedBatch", _Values(tp, header.base_offset + skipped, values))
+            decode = partial(_identity, batch) if values else None
+            fetched.append(Prefetched(decode, header.next_offset, header.leader_epoch, header.length))
+            offset = header.next_offset
+        if answer.next_offset > offset:
+            fetched.append(Prefetched(None, answer.next_offset, answer.next_epoch, 0))
+        return fetched
+
+
+def _identity(batch: ConsumedBatch) -> ConsumedBatch:
+    return batch
 
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    address: Address
     end: End
     timer: Timer
-    asked: dict[Key, _Asked] = field(default_factory=dict)
-    busy: bool = False
+    fetch: Fetch | None = None
 
 
-class SimConsumer(Client):
-    """Assigned every partition there is; reads each from offset 0 on."""
+class SimConsumer(NetworkNode):
+    """Subscribed to every topic there is; reads each partition from its start on."""
 
-    read_committed = True
-
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world, name)
-        self.states: dict[Key, PartitionState] = {}
+    def __init__(self, world: World, name: str, config: ConsumerConfig = CONFIG) -> None:
+        super().__init__(name, name)
+        self.world = world
+        backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, rng=world.client_rng)
+        self.machine = ConsumerMachine(config, None, backoff, fetches=_Fetches(self, config, backoff))
+        self._config = config
+        self._topics: set[str] = set()  # that there are, as far as it has heard
+        self._addresses: dict[int, Address] = {}
         self._streams: dict[int, _Stream] = {}
-        self._requests = 0
-        self._polls = 0
 
     def start(self) -> None:
         """Learn of the cluster, then poll."""
-        self.want_metadata()
+        self.machine.subscribe([self.world.first_topic])
+        self.advance()
         self._poll_later()
+
+    @property
+    def now_ms(self) -> float:
+        return self.world.scheduler.now_us / 1000
 
     def position(self, key: Key) -> int:
         """Offset of the next record to be handed out; -1: not known yet."""
-        state = self.states.get(key)
-        return -1 if state is None else state.position
+        position = self.position_of(key)
+        return -1 if position is None else position.position
+
+    def position_of(self, key: Key) -> PartitionPosition | None:
+        """What the consumer knows of a partition."""
+        return next((p for p in self.machine.partitions.values() if self.key(p) == key), None)
+
+    def key(self, position: PartitionPosition) -> Key:
+        return position.topic_id, position.tp.partition
 
     def kept_position(self, key: Key) -> int:
         """The position that outlives a restart of this consumer."""
         return self.position(key)
 
-    # ---- for consumers of another kind -------------------------------------------------------------------------
+    @property
+    def unnotified(self) -> PartitionPosition | None:
+        """A partition with a truncation of which the next poll notifies."""
+        return next((p for p in self.machine.partitions.values() if p.truncation is not None), None)
 
-    def begin(self, key: Key, state: PartitionState) -> None:
-        """The partition was assigned: give it a position, now or later."""
-        del key
-        self.move(state, 0)
+    def noticed(self) -> None:
+        """There is such a partition."""
 
-    def handed_out(self, key: Key) -> None:
-        """The position of this partition has moved."""
+    def handed_out(self) -> None:
+        """A position has moved."""
 
-    def move(self, state: PartitionState, offset: int, leader_epoch: int = NO_EPOCH) -> None:
-        """Read on from there. `leader_epoch`: of the record before it, where that is known."""
-        state.move_to(offset, leader_epoch)
-        self.world.history.positioned(self.name, state.tp, offset)
+    # ---- effects -----------------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Begin what the machine wants now. The next poll is soon enough to look at the time."""
+        for effect in self.machine.step(self.now_ms):
+            self.carry_out(effect)
+
+    def carry_out(self, effect: Effect) -> None:
+        """One effect of the machine."""
+        match effect:
+            case FollowLeader(broker_id, address):
+                self._addresses[broker_id] = address
+            case LeaveLeader(broker_id):
+                del self._addresses[broker_id]
+                self._drop_stream(broker_id)
+            case BreakFetch(broker_id):
+                self._drop_stream(broker_id)
+            case RefreshMetadata():
+                self._refresh()
+            case LookUpOffsets():
+                self._look_up(effect)
+            case _:
+                raise ViolationError("consumers have no groups", f"{self}: {effect}")
+
+    def _refresh(self) -> None:
+        machine = self.world.client_rng.choice(self.world.machines)
+        self.world.network.call(
+            self,
+            machine.host,
+            machine.address,
+            GetMetadata(),
+            timeout_ms=CALL_TIMEOUT_MS,
+            on_answer=self._metadata_came,
+            on_error=self.round_failed,
+        )
+
+    def _metadata_came(self, answer: object) -> None:
+        view = merge(self.machine.view, self.world.describe(cast("MetadataImage", answer)), None)
+        self._topics |= {topic.name for topic in view.topics.values() if not topic.internal}
+        if self._topics and self._topics != self.machine.topics:
+            self.machine.subscribe(self._topics)
+        self.machine.metadata_came(view, self.now_ms)
+        self.refreshed()
+
+    def refreshed(self) -> None:
+        """New metadata is there."""
+        self.advance()
+
+    def round_failed(self, error: SparkBrokerError) -> None:
+        self.machine.round_failed(error, self.now_ms)
+        self.advance()
+
+    def _look_up(self, asked: LookUpOffsets) -> None:
+        lookup = OffsetLookup(asked.timestamps_ms, read_committed=self._config.read_committed)
+        requests = lookup.requests(self.machine.view)
+        waiting = len(requests)
+
+        def answered(request: ListOffsets, answer: object) -> None:
+            nonlocal waiting
+            waiting -= 1
+            lookup.answered(request, answer)
+            if not waiting:
+                self._offsets_came(asked, lookup)
+
+        for broker, request in requests.items():
+            hear = partial(answered, request)
+            self.world.network.call(
+                self,
+                broker.host,
+                (broker.host, broker.port),
+                request,
+                timeout_ms=CALL_TIMEOUT_MS,
+                on_answer=hear,
+                on_error=hear,
+            )
+        if not requests:
+            self._offsets_came(asked, lookup)
+
+    def _offsets_came(self, asked: LookUpOffsets, lookup: OffsetLookup) -> None:
+        self.machine.offsets_came(asked, lookup.found, lookup.failures, self.now_ms)
+        self.positioned(asked.generations)
+        self.advance()
+
+    def positioned(self, generations: Mapping[TopicPartition, int]) -> None:
+        """Write down which of these positions were found."""
+        for tp, generation in generations.items():
+            position = self.machine.partitions[tp]
+            if position.generation == generation + 1 and position.has_position:
+                self.world.history.positioned(self.name, tp, position.position)
 
     # ---- polls -------------------------------------------------------------------------------------------------
 
     def _poll_later(self) -> None:
         self.world.scheduler.after(POLL_MS * (0.5 + self.world.client_rng.random()), self, "poll", self._poll)
 
-    def refreshed(self) -> bool:
-        for topic_id, tp in self.world.known_partitions(self.image):
-            key = (topic_id, tp.partition)
-            if key not in self.states:
-                state = self.states[key] = PartitionState(tp, Start.EARLIEST, Start.EARLIEST, topic_id)
-                self.begin(key, state)
-        return not self.states
-
     def _poll(self) -> None:
-        self._polls += 1
-        if self._polls % METADATA_AGE_POLLS == 0:
-            self.want_metadata()  # there may be new partitions
-        for key, state in self.states.items():
-            if state.buffer:
-                self._hand_out(key, state)
-        self._fetch_all()
+        truncated = self.unnotified
+        try:
+            batches, moved = self.machine.poll()
+        except LogTruncationError as error:
+            if truncated is None:
+                raise
+            self._notified(truncated, error)  # it goes on with the next poll
+        except SparkBrokerError as error:
+            if not error.retriable:
+                raise
+        else:
+            for batch in cast("list[_Values]", batches):
+                self.world.history.polled(self.name, batch.tp, batch.base_offset, batch.values)
+            if moved:
+                self.handed_out()
+            self._fetch()
+        self.advance()
         self._poll_later()
 
-    def _hand_out(self, key: Key, state: PartitionState) -> None:
-        position = state.position
-        for batch in cast("list[_Values]", state.take()):
-            skipped = max(0, position - batch.base_offset)  # a batch may begin before the position
-            if skipped < len(batch.values):
-                position = batch.base_offset + len(batch.values)
-                base_offset = batch.base_offset + skipped
-                self.world.history.polled(self.name, state.tp, base_offset, batch.values[skipped:])
-        self.handed_out(key)
+    def _notified(self, position: PartitionPosition, error: LogTruncationError) -> None:
+        self.world.unclean.told_of_a_cut(self.key(position), self.name, error)
+        self.world.history.add(Truncated(self.name, position.tp, error.divergent_offset))
+        self.handed_out()
 
     # ---- fetches -----------------------------------------------------------------------------------------------
 
-    def _fetch_all(self) -> None:
-        wanted: dict[int, list[FetchPartition]] = {}
-        addresses: dict[int, Address] = {}
-        now_s = self.world.scheduler.now_us / 1e6
-        for key, state in self.states.items():
-            found = self.leader(*key)
-            if found is None or found[1] < state.last_epoch:
-                self.want_metadata()
-            if found is None or not state.may_fetch(found[1], now_s):
-                continue
-            broker_id, leader_epoch, addresses[broker_id] = found
-            wanted.setdefault(broker_id, []).append(
-                FetchPartition(*key, leader_epoch, state.fetch_offset, MAX_BYTES, state.fetched_epoch)
-            )
-        for broker_id, partitions in wanted.items():
-            self._fetch(broker_id, addresses[broker_id], partitions)
+    def _fetch(self) -> None:
+        for broker_id, address in self._addresses.items():
+            fetch = self.machine.leaders.next_fetch(broker_id, self.now_ms)
+            if fetch is not None:
+                stream = self._streams.get(broker_id) or self._open(broker_id, address)
+                stream.fetch = fetch
+                stream.timer.set(FETCH_TIMEOUT_MS)
+                stream.end.send(fetch.request)
 
-    def _fetch(self, broker_id: int, address: Address, partitions: list[FetchPartition]) -> None:
-        stream = self._streams.get(broker_id)
-        if stream is None:
-            end = self.world.network.open(self, address[0], address, "fetch")
-            timer = Timer(self.world.scheduler, self, "fetch timed out", lambda: self._timed_out(broker_id, opened))
-            stream = opened = self._streams[broker_id] = _Stream(address, end, timer)
-            end.on_message = lambda message: self._received(broker_id, opened, message)
-            end.on_break = lambda _: self._broke(broker_id, opened)
-        if not stream.busy:
-            stream.busy = True
-            keys = [(one.topic_id, one.partition) for one in partitions]
-            stream.asked = {key: _Asked(self.states[key].generation, self.states[key].fetch_offset) for key in keys}
-            self._requests += 1
-            request = FetchRequest(self._requests, 0, 1, MAX_BYTES, partitions, read_committed=self.read_committed)
-            stream.end.send(request)
-            stream.timer.set(TIMEOUT_MS)
+    def _open(self, broker_id: int, address: Address) -> _Stream:
+        end = self.world.network.open(self, address[0], address, "fetch")
+        late = RequestTimedOutError("the fetch was not answered in time")
+        timer = Timer(self.world.scheduler, self, "fetch timed out", lambda: self._broke(broker_id, stream, late))
+        stream = self._streams[broker_id] = _Stream(end, timer)
+        end.on_message = lambda message: self._received(broker_id, stream, message)
+        end.on_break = lambda error: self._broke(broker_id, stream, error)
+        return stream
 
     def _received(self, broker_id: int, stream: _Stream, message: object) -> None:
+        fetch = stream.fetch
         if isinstance(message, SparkBrokerError):
-            stream.end.close()
-            self._broke(broker_id, stream)
-            return
-        response, payload = cast("tuple[FetchResponse, bytes]", message)
-        stream.busy = False
-        stream.timer.cancel()
-        at = 0
+            self._broke(broker_id, stream, message)
+        elif fetch is not None:
+            response, payload = cast("tuple[FetchResponse, bytes]", message)
+            stream.fetch = None
+            stream.timer.cancel()
+            self._check_range(fetch, response)
+            answers = self.machine.leaders.machine.read(fetch, response, memoryview(payload))
+            self.machine.leaders.fetched(broker_id, fetch, answers, self.now_ms)
+            if self.unnotified is not None:
+                self.noticed()
+            self.advance()
+
+    def _check_range(self, fetch: Fetch, response: FetchResponse) -> None:
+        """Only deleted records, or an unclean election, are a reason to be out of range."""
         for answer in response.partitions:
             key = (answer.topic_id, answer.partition)
-            state = self.states[key]
-            if stream.asked.get(key) == (state.generation, state.fetch_offset):
-                self._take(key, state, answer, memoryview(payload)[at : at + answer.length])
-            at += answer.length
+            position = self.position_of(key)
+            if position is None or answer.error_code != OffsetOutOfRangeError.code or position.buffer:
+                continue
+            target = fetch.targets[key]
+            if (target.generation, target.offset) == (position.generation, position.fetch_offset):
+                self.world.check_out_of_range(key, position.position, answer.error_message)
 
-    def _take(self, key: Key, state: PartitionState, answer: FetchedPartition, payload: memoryview) -> None:
-        match answer.error_code:
-            case 0:
-                state.add(self._fetched(key, state.fetch_offset, answer, payload))
-            case OffsetOutOfRangeError.code if not state.buffer:  # what was fetched before is in range
-                self.move(state, self.world.reset_offset(key, state.position, answer.error_message))
-            case LogTruncationError.code if not state.buffer:
-                self._truncated(key, state, Diverging(answer.diverging_epoch, answer.diverging_end_offset))
-            case _:
-                self.want_metadata()
-
-    def _fetched(self, key: Key, offset: int, answer: FetchedPartition, payload: memoryview) -> Iterator[Prefetched]:
-        """As `client.fetch_decoder` makes them."""
-        transactional = self.world.transactional
-        for header, data in decode_frames(payload):
-            if transactional is not None and self.read_committed:
-                transactional.rules.handed_out(self.name, key, header)
-            decode = cast("Callable[[], ConsumedBatch]", partial(_Values, header.base_offset, decoded(data)))
-            yield Prefetched(decode, header.next_offset, header.leader_epoch, header.length)
-            offset = header.next_offset
-        if answer.next_offset > offset:
-            yield Prefetched(None, answer.next_offset, answer.next_epoch, 0)
-
-    def _truncated(self, key: Key, state: PartitionState, diverging: Diverging) -> None:
-        """Told of it at the next poll, as `Consumer.poll` does: it goes on where the log parts."""
-        error = state.truncated(diverging)
-        state.truncation = None
-        self.world.unclean.told_of_a_cut(key, self.name, error)
-        self.world.history.add(Truncated(self.name, state.tp, error.divergent_offset))
-        self.handed_out(key)
-
-    def _broke(self, broker_id: int, stream: _Stream) -> None:
+    def _broke(self, broker_id: int, stream: _Stream, error: SparkBrokerError) -> None:
         if self._streams.get(broker_id) is stream:
-            del self._streams[broker_id]
-            self.want_metadata()
+            self._drop_stream(broker_id)
+            if stream.fetch is not None:
+                self.machine.leaders.fetch_failed(broker_id, stream.fetch, error, self.now_ms)
+            self.advance()
 
-    def _timed_out(self, broker_id: int, stream: _Stream) -> None:
-        stream.end.close()
-        self._broke(broker_id, stream)
+    def _drop_stream(self, broker_id: int) -> None:
+        stream = self._streams.pop(broker_id, None)
+        if stream is not None:
+            stream.timer.cancel()
+            stream.end.close()

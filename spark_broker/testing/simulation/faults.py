@@ -415,5 +415,3 @@ class Faults:
                 world.launch(machine, 1.0)
         if world.controller is not None and world.controller.paused:
             world.scheduler.resume(world.controller)
-        for consumer in world.consumers:
-            consumer.want_metadata()

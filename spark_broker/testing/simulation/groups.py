@@ -23,6 +23,7 @@ class Groups:
         self.draw = draw
         self.rng = random.Random(f"{world.seed}/groups")
         self.stopped = False
+        self.ended_unnotified: set[str] = set()  # groups with a member that a truncation met at its last moment
         self._lives: dict[str, int] = {}
         self._members: dict[str, SimGroupMember] = {}
         self._counted = False

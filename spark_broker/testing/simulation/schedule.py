@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_broker.testing.silence import silent_brokers
-from spark_broker.testing.simulation.client import Client
 from spark_broker.testing.simulation.ending import end
 from spark_broker.testing.simulation.trace import Kind, Trace
 from spark_broker.testing.simulation.violation import ViolationError
@@ -65,9 +64,10 @@ def _run(world: World, events: int) -> Broken | None:
             if world.scheduler.events > MAX_BOOT_EVENTS:
                 raise ViolationError("the cluster starts", "there is no topic yet")
             world.step()
-        clients: list[Client] = [*world.producers, *world.consumers]
-        for client in clients:
-            client.start()
+        for producer in world.producers:
+            producer.start()
+        for consumer in world.consumers:
+            consumer.start()
         if world.transactional is not None:
             world.transactional.start()
             patience = world.scheduler.events + MAX_BEGIN_EVENTS

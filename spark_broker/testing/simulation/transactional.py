@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.protocol.messages import EnsureTransactionsTopic
 from spark_broker.testing.history import Isolation
 from spark_broker.testing.simulation.application import SimDriver
-from spark_broker.testing.simulation.consumer import SimConsumer
+from spark_broker.testing.simulation.consumer import CONFIG, SimConsumer
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from spark_broker.testing.simulation.transaction_faults import TransactionFaults
 from spark_broker.testing.simulation.transaction_rules import TransactionRules
@@ -48,8 +49,8 @@ class Transactional:
         for number in range(self.draw.applications):
             self._start_driver(f"app{number}", None)
         if self.draw.reads_uncommitted:
-            reader = SimConsumer(self._world, "dirty reader")
-            reader.read_committed = False
+            dirty = replace(CONFIG, isolation_level="read_uncommitted")
+            reader = SimConsumer(self._world, "dirty reader", dirty)
             self._world.history.opened(reader.name, isolation=Isolation.READ_UNCOMMITTED)
             self._world.consumers.append(reader)
             reader.start()

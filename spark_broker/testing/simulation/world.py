@@ -54,6 +54,8 @@ DESCRIBED_MAX = 16
 class World:
     """One schedule. The same seed gives the same world and the same story."""
 
+    first_topic = TOPIC
+
     def __init__(
         self, seed: int, *, keep_notes: bool = True, swarm: Swarm | None = None, groups: GroupDraw | None = None
     ) -> None:
@@ -432,11 +434,10 @@ class World:
     def append_acknowledged(self, operation: int, base_offset: int) -> None:
         self.history.acknowledged(operation, base_offset)
 
-    def reset_offset(self, key: Key, position: int, message: str) -> int:
-        """Where a consumer goes on that was told "out of range"; only deleted records are a reason for that."""
+    def check_out_of_range(self, key: Key, position: int, message: str) -> None:
+        """A consumer was told "out of range"; only deleted records, or an unclean election, are a reason for that."""
         if key in self.unclean.released:
-            return self.unclean.log_start(key)
+            return
         start = max((s.start_offset for (_, k), s in self.invariants.shadows.items() if k == key), default=0)
         if start <= position:
             raise ViolationError("readers are never out of range", f"at {position}: {message}", str(key))
-        return start

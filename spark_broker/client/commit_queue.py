@@ -1,0 +1,44 @@
+"""The commits of a consumer: one at a time, so that an older one never overwrites a newer one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from spark_broker.client.consumer_effects import CommitOffsets, Offsets
+from spark_broker.errors import SparkBrokerError, invariant
+from spark_broker.model import OffsetAndMetadata, TopicPartition
+
+
+@dataclass(slots=True)
+class CommitQueue:
+    """`known`: what the coordinator has, as far as it is known; nothing of a partition whose commit is under way."""
+
+    known: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    waiting: list[CommitOffsets] = field(default_factory=list)
+    in_flight: CommitOffsets | None = None
+
+    def changed(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {tp: offset for tp, offset in offsets.items() if self.known.get(tp) != offset}
+
+    def add(self, commit: CommitOffsets) -> None:
+        """Older offsets of the same partitions that nobody waits for need not be sent."""
+        for older in self.waiting:
+            if older.background:
+                older.offsets = {tp: offset for tp, offset in older.offsets.items() if tp not in commit.offsets}
+        self.waiting = [older for older in self.waiting if older.offsets or not older.background]
+        self.waiting.append(commit)
+
+    def next(self) -> CommitOffsets | None:
+        if self.in_flight is not None or not self.waiting:
+            return None
+        self.in_flight = self.waiting.pop(0)
+        for tp in self.in_flight.offsets:
+            self.known.pop(tp, None)
+        return self.in_flight
+
+    def ended(self, commit: CommitOffsets, error: SparkBrokerError | None) -> None:
+        invariant(commit is self.in_flight, f"a commit of {commit.offsets} ended that was not under way")
+        self.in_flight = None
+        commit.done, commit.error = True, error
+        if error is None:
+            self.known.update(commit.offsets)

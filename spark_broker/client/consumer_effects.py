@@ -1,0 +1,79 @@
+"""What a `ConsumerMachine` wants done, and how its shell says what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_broker.client.settings import Address
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import OffsetAndMetadata, TopicPartition
+
+Offsets = Mapping[TopicPartition, OffsetAndMetadata]
+Generations = Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshMetadata:
+    """Ask any broker about these topics; then `metadata_came` or `round_failed`."""
+
+    topics: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchCommitted:
+    """Ask the group's coordinator; then `committed_came` or `round_failed`. `generations`: of the positions."""
+
+    generations: Generations
+
+
+@dataclass(frozen=True, slots=True)
+class LookUpOffsets:
+    """Ask the leaders for the offsets at these times (ms; -1 latest, -2 earliest); then `offsets_came` or
+    `round_failed`."""
+
+    timestamps_ms: Mapping[TopicPartition, int]
+    generations: Generations
+
+
+Round = RefreshMetadata | FetchCommitted | LookUpOffsets
+"""One at a time: each builds on what the one before it has found."""
+
+
+@dataclass(slots=True, eq=False)
+class CommitOffsets:
+    """Have the group's coordinator store these offsets by `deadline_ms`; then `commit_ended`.
+
+    `error`, once it is `done`: why they may not be stored. `background`: nobody waits for it.
+    """
+
+    offsets: Offsets
+    deadline_ms: float
+    background: bool
+    done: bool = False
+    error: SparkBrokerError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BreakFetch:
+    """What the fetch under way to this leader asks for is out of date: close its stream."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveLeader:
+    """Close the stream and the connection to this broker: it leads nothing here, or has another address."""
+
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class FollowLeader:
+    """From now on there are fetches for this broker (`next_fetch`)."""
+
+    broker_id: int
+    address: Address
+
+
+Effect = Round | CommitOffsets | BreakFetch | LeaveLeader | FollowLeader

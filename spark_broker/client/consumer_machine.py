@@ -1,0 +1,431 @@
+"""The consumer without thread, clock or socket: events and the time in, effects out.
+
+A shell hands in what users and brokers do, carries out the effects of `step`, sends what `leaders.next_fetch` gives
+for each leader, and comes back at `wake_ms`. Times are milliseconds of a clock that never goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from spark_broker.client.cluster_view import ClusterView, TopicView
+from spark_broker.client.commit_queue import CommitQueue
+from spark_broker.client.consumer_effects import (
+    CommitOffsets,
+    Effect,
+    FetchCommitted,
+    Generations,
+    LookUpOffsets,
+    Offsets,
+    RefreshMetadata,
+    Round,
+)
+from spark_broker.client.fetch_machine import FetchMachine
+from spark_broker.client.leader_fetches import LeaderFetches
+from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS
+from spark_broker.client.partition_position import POLL_BATCHES_MAX, PartitionPosition, Start
+from spark_broker.client.retry import Backoff, RecoveryPace
+from spark_broker.config import ConsumerConfig
+from spark_broker.errors import (
+    InconsistentTopicIdError,
+    InvariantError,
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+    SparkBrokerError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, ConsumedBatch, OffsetAndMetadata, TopicPartition
+from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, OffsetInfo
+
+STALLED_MS = 500
+"""A long poll that is overdue by this much makes the consumer look whether the leader still leads."""
+
+
+class _Tries:
+    """One kind of round: when the next may begin. The pace of a recovery that has ended counts for nothing."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._pace = RecoveryPace()
+        self.next_ms = 0.0
+
+    def ended(self, now_ms: float, *, recovered: bool) -> None:
+        attempt = self._pace.after_round(recovered=recovered)
+        self.next_ms = 0.0 if recovered else now_ms + self._backoff.wait_s(attempt) * 1000
+
+
+class ConsumerMachine:
+    """All partitions of a consumer: positions, what is fetched for them, commits, and what is wrong."""
+
+    def __init__(
+        self,
+        config: ConsumerConfig,
+        columns: Sequence[str] | None,
+        backoff: Backoff,
+        *,
+        fetches: FetchMachine | None = None,
+    ) -> None:
+        self.partitions: dict[TopicPartition, PartitionPosition] = {}
+        self.topics: set[str] = set()
+        self.topic_errors: dict[str, SparkBrokerError] = {}
+        self.failure: SparkBrokerError | InvariantError | None = None
+        self.closed = False
+        fetch_machine = FetchMachine(config, columns, backoff) if fetches is None else fetches
+        self.leaders = LeaderFetches(config, fetch_machine, self.partitions)
+        self._config = config
+        self._reset = Start(config.auto_offset_reset)
+        self._first_start = Start.COMMITTED if config.group_id else self._reset
+        self._commits = CommitQueue()
+        self._round: Round | None = None
+        self._refreshes = _Tries(backoff)
+        self._lookups = _Tries(backoff)  # a topic that is missing does not keep others from their first positions
+        self._refreshed_ms = float("-inf")
+        self._missing_since_ms: dict[str, float] = {}
+
+    # ---- what to read -----------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read every partition of these topics, also those that are added later."""
+        self.topics = set(topics)
+        self._reading_changed()
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions and no others. Those that stay keep their positions."""
+        self.topics = set()
+        assigned = dict.fromkeys(partitions)
+        for tp in [tp for tp in self.partitions if tp not in assigned]:
+            self.leaders.break_fetch(tp)
+            self.partitions.pop(tp).generation += 1
+        for tp in assigned:
+            if tp not in self.partitions:
+                self.partitions[tp] = PartitionPosition(tp, self._first_start, self._reset)
+        self._reading_changed()
+
+    def _reading_changed(self) -> None:
+        names = self._topic_names()
+        self.topic_errors = {name: error for name, error in self.topic_errors.items() if name in names}
+        self._missing_since_ms = {name: since for name, since in self._missing_since_ms.items() if name in names}
+        self.leaders.refresh_wanted = True
+
+    def is_unresolved(self, tp: TopicPartition) -> bool:
+        """Whether the partition's topic is subscribed, and its partitions are not known yet."""
+        return tp.topic in self.topics and all(assigned.topic != tp.topic for assigned in self.partitions)
+
+    def partition(self, tp: TopicPartition) -> PartitionPosition:
+        """Raises PolicyViolationError for a partition that is not assigned."""
+        position = self.partitions.get(tp)
+        if position is None:
+            raise PolicyViolationError(f"{tp} is not assigned to this consumer")
+        return position
+
+    def seek(self, tp: TopicPartition, offset: OffsetAndMetadata) -> None:
+        """Read on from there. Raises PolicyViolationError."""
+        self.partition(tp).move_to(offset.offset, offset.leader_epoch)
+        self._moved_by_caller(tp)
+
+    def seek_to(self, tp: TopicPartition, start: Start) -> None:
+        """Read on from the log start or the end. Raises PolicyViolationError."""
+        self.partition(tp).find_start(start)
+        self._moved_by_caller(tp)
+
+    def _moved_by_caller(self, tp: TopicPartition) -> None:
+        """Where the topic was deleted and created again, this is the new topic's position from now on."""
+        self.leaders.break_fetch(tp)
+        if isinstance(self.topic_errors.get(tp.topic), InconsistentTopicIdError):
+            topic = self.view.topic(tp.topic)
+            if topic is not None:
+                self.partitions[tp].topic_id = topic.topic_id
+            if self._is_one_topic(tp.topic, topic):
+                del self.topic_errors[tp.topic]
+            self.leaders.refresh_wanted = True
+
+    def pause(self, tp: TopicPartition, *, paused: bool) -> None:
+        """Hand out nothing of the partition, or go on. Raises PolicyViolationError."""
+        self.partition(tp).paused = paused
+        if not paused:
+            self.leaders.break_fetch(tp)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def poll(self) -> tuple[list[ConsumedBatch], bool]:
+        """What is fetched ahead, an equal share of each partition; and whether a position moved, if only past a gap.
+
+        Raises what is wrong: a truncation once, a failure of the whole consumer once, anything else until it ends.
+        """
+        self.raise_error()
+        batches: list[ConsumedBatch] = []
+        ready = {p: p.position for p in self.partitions.values() if not p.paused and p.buffer}
+        for position in ready:
+            batches += position.take(max(POLL_BATCHES_MAX // len(ready), 1))
+        return batches, any(position.position > before for position, before in ready.items())
+
+    def raise_error(self) -> None:
+        """Raises what poll has to raise, if there is anything."""
+        error = self._next_error()
+        if error is None:
+            return
+        if error is self.failure and not isinstance(error, InvariantError):
+            self.failure = None
+        raise error
+
+    def _next_error(self) -> SparkBrokerError | InvariantError | None:
+        for error in self.topic_errors.values():
+            return error
+        for position in self.partitions.values():
+            if position.truncation is not None:
+                return position.notify_truncation()
+        return next((p.error for p in self.partitions.values() if p.error is not None), self.failure)
+
+    # ---- commits ----------------------------------------------------------------------------------------------------
+
+    @property
+    def committed(self) -> Offsets:
+        """What the coordinator has, as far as it is known."""
+        return self._commits.known
+
+    def positions_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Positions of what was handed out, each before a truncation that nobody is notified of yet."""
+        return {tp: position.to_commit for tp, position in self.partitions.items() if position.has_position}
+
+    def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Of these positions, those that the coordinator is not known to have."""
+        return self._commits.changed(self.positions_to_commit())
+
+    def check_commit(self, offsets: Offsets) -> None:
+        """Raises OffsetOutOfRangeError and PolicyViolationError: a commit never passes what was not handed out."""
+        for tp, offset in offsets.items():
+            position = self.partitions.get(tp)
+            if offset.offset < 0:
+                raise OffsetOutOfRangeError(f"{tp}: a commit of offset {offset.offset}")
+            if position is not None and position.has_position and offset.offset > position.position:
+                raise PolicyViolationError(
+                    f"{tp}: a commit of {offset.offset} would pass records from {position.position} on, "
+                    "which were not handed out"
+                )
+
+    def commit(self, offsets: Offsets, deadline_ms: float) -> CommitOffsets:
+        """Commit these offsets, for a caller who waits until it is done."""
+        commit = CommitOffsets(dict(offsets), deadline_ms, background=False)
+        self._commits.add(commit)
+        return commit
+
+    def commit_later(self, offsets: Offsets, deadline_ms: float) -> None:
+        """Commit those that have changed, for nobody who waits. A later commit of a partition takes its place."""
+        changed = self._commits.changed(offsets)
+        if changed:
+            self._commits.add(CommitOffsets(changed, deadline_ms, background=True))
+
+    def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
+        """The coordinator has stored the offsets, or may not have. The next commit is of them or of later ones."""
+        self._commits.ended(commit, error)
+        if error is None:
+            return
+        self.leaders.refresh_wanted = True
+        if commit.background and not error.retriable:
+            self.failure = error
+
+    # ---- effects ----------------------------------------------------------------------------------------------------
+
+    def step(self, now_ms: float) -> list[Effect]:
+        """What is to be done now. What the last steps gave is under way."""
+        if not self.closed:
+            self._begin_round(now_ms)
+            commit = self._commits.next()
+            if commit is not None:
+                self.leaders.effects.append(commit)
+        effects, self.leaders.effects = self.leaders.effects, []
+        return effects
+
+    def wake_ms(self, now_ms: float) -> float:
+        """When to come back at the latest; infinity: there is nothing to wait for."""
+        times = [position.retry.at_ms for position in self.partitions.values() if position.retry.at_ms > now_ms]
+        if self._round is None and self._is_reading:
+            refresh_ms = now_ms if self.leaders.refresh_wanted else self._refresh_due_ms()
+            times.append(max(refresh_ms, self._refreshes.next_ms))
+            if self._starting():
+                times.append(self._lookups.next_ms)
+        return min(times, default=float("inf"))
+
+    def close(self) -> None:
+        """Leave every leader; nothing begins any more."""
+        self.closed = True
+        self.leaders.leave_all()
+
+    @property
+    def view(self) -> ClusterView:
+        """What is known of the cluster."""
+        return self.leaders.view
+
+    @property
+    def _is_reading(self) -> bool:
+        return bool(self.partitions or self.topics)
+
+    def _refresh_due_ms(self) -> float:
+        """When metadata is too old, or too old for the fetches whose leaders do not answer."""
+        stalled_ms = max(self.leaders.due_ms, self._refreshed_ms) + STALLED_MS
+        return min(stalled_ms, self._refreshed_ms + self._config.metadata_max_age_ms)
+
+    def _begin_round(self, now_ms: float) -> None:
+        if self._round is not None or not self._is_reading:
+            return
+        if now_ms > self._refresh_due_ms():
+            self.leaders.refresh_wanted = True
+        if self.leaders.refresh_wanted and now_ms >= self._refreshes.next_ms:
+            self.leaders.refresh_wanted = False
+            offsets_topic = {CONSUMER_OFFSETS_TOPIC} if self._config.group_id else set()
+            self._round = RefreshMetadata(frozenset(self._topic_names() | offsets_topic))
+        elif now_ms >= self._lookups.next_ms:
+            self._round = self._next_lookup()
+        if self._round is not None:
+            self.leaders.effects.append(self._round)
+
+    def _starting(self) -> list[PartitionPosition]:
+        """Partitions whose first position is to be found."""
+        return [
+            position
+            for position in self.partitions.values()
+            if position.start is not None
+            and position.start is not Start.NONE
+            and position.error is None
+            and position.tp.topic not in self.topic_errors
+        ]
+
+    def _next_lookup(self) -> FetchCommitted | LookUpOffsets | None:
+        starting = self._starting()
+        committed = {p.tp: p.generation for p in starting if p.start is Start.COMMITTED}
+        if committed:
+            return FetchCommitted(committed)
+        timestamps_ms = {
+            p.tp: EARLIEST_TIMESTAMP_MS if p.start is Start.EARLIEST else LATEST_TIMESTAMP_MS for p in starting
+        }
+        generations = {p.tp: p.generation for p in starting}
+        return LookUpOffsets(timestamps_ms, generations) if starting else None
+
+    def round_failed(self, error: SparkBrokerError, now_ms: float) -> None:
+        """Nobody answered, or with this error."""
+        tries = self._refreshes if isinstance(self._round, RefreshMetadata) else self._lookups
+        tries.ended(now_ms, recovered=False)
+        self._round = None
+        self.leaders.refresh_wanted = True
+        if not error.retriable and not self.view.brokers:
+            self.failure = error  # no address of bootstrap.servers ever answered
+
+    # ---- metadata ---------------------------------------------------------------------------------------------------
+
+    def metadata_came(self, view: ClusterView, now_ms: float) -> None:
+        """Topics that came, went or grew; leaders that moved."""
+        self.leaders.view = view
+        self._refreshed_ms = now_ms
+        if not isinstance(self.failure, InvariantError):
+            self.failure = None
+        for name in sorted(self.topics):
+            self._assign_all(name, view.topic(name))
+        checked = [self._check_topic(name, view.topic(name), now_ms) for name in sorted(self._topic_names())]
+        checked += [self._check_partition(position) for position in self.partitions.values()]
+        self.leaders.learned(view)
+        settled = all(checked)
+        self.leaders.refresh_wanted = self.leaders.refresh_wanted or not settled
+        self._refreshes.ended(now_ms, recovered=settled)
+        self._round = None
+
+    def learned(self, view: ClusterView) -> None:
+        """Newer metadata came with another answer."""
+        self.leaders.learned(view)
+
+    def _topic_names(self) -> set[str]:
+        return {tp.topic for tp in self.partitions} | self.topics
+
+    def _assign_all(self, name: str, topic: TopicView | None) -> None:
+        """Every partition of a subscribed topic. All records of one that is added later are new to this consumer."""
+        if topic is None:
+            return
+        grown = any(tp.topic == name for tp in self.partitions)
+        reset = Start.EARLIEST if grown and self._reset is Start.LATEST else self._reset
+        start = Start.COMMITTED if self._config.group_id else reset
+        for number in range(len(topic.partitions)):
+            tp = TopicPartition(name, number)
+            if tp not in self.partitions:
+                self.partitions[tp] = PartitionPosition(tp, start, reset, topic.topic_id)
+
+    def _check_topic(self, name: str, topic: TopicView | None, now_ms: float) -> bool:
+        """A topic that is missing, or is another one of that name, for longer than a broker may lag behind."""
+        if self._is_one_topic(name, topic):
+            self._missing_since_ms.pop(name, None)
+            self.topic_errors.pop(name, None)
+            return True
+        since_ms = self._missing_since_ms.setdefault(name, now_ms)
+        if now_ms - since_ms >= UNKNOWN_TOPIC_GRACE_MS:
+            self.topic_errors[name] = (
+                UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
+                if topic is None
+                else InconsistentTopicIdError(f"topic {name!r} was deleted and created again")
+            )
+        return False
+
+    def _is_one_topic(self, name: str, topic: TopicView | None) -> bool:
+        """Whether the topic is there, and every position is of this topic and of no earlier one."""
+        ids = {p.topic_id for tp, p in self.partitions.items() if tp.topic == name and p.topic_id}
+        return topic is not None and ids <= {topic.topic_id}
+
+    def _check_partition(self, position: PartitionPosition) -> bool:
+        """False: its leader is not known, or metadata lags behind what was read."""
+        tp = position.tp
+        topic = self.view.topic(tp.topic)
+        if topic is None:
+            return False
+        if tp.partition >= len(topic.partitions):
+            position.error = UnknownTopicOrPartitionError(
+                f"topic {topic.name!r} has {len(topic.partitions)} partitions"
+            )
+            return True
+        position.topic_id = position.topic_id or topic.topic_id
+        leader = self.view.leader(tp.topic, tp.partition)
+        return leader is not None and leader[1].leader_epoch >= position.last_epoch
+
+    # ---- first positions --------------------------------------------------------------------------------------------
+
+    def committed_came(self, asked: FetchCommitted, committed: Offsets, now_ms: float) -> None:
+        """The group's committed offsets; a partition without one begins where auto.offset.reset says."""
+        for position in self._still(asked.generations):
+            offset = committed.get(position.tp)
+            if offset is not None:
+                self._begin_at(position, offset)
+                self._commits.known[position.tp] = offset
+            elif position.reset is Start.NONE:
+                position.error = OffsetOutOfRangeError(
+                    f"{position.tp} has no committed offset, and auto.offset.reset is none"
+                )
+            else:
+                position.start = position.reset
+        self.leaders.refresh_wanted = True
+        self._lookups.ended(now_ms, recovered=True)
+        self._round = None
+
+    def offsets_came(
+        self,
+        asked: LookUpOffsets,
+        infos: Mapping[TopicPartition, OffsetInfo],
+        failures: Mapping[TopicPartition, SparkBrokerError],
+        now_ms: float,
+    ) -> None:
+        """Log starts and ends, from the partitions' leaders."""
+        recovered = True
+        for position in self._still(asked.generations):
+            info, error = infos.get(position.tp), failures.get(position.tp)
+            if info is not None:
+                self._begin_at(position, OffsetAndMetadata(info.offset, info.last_epoch))
+            elif error is not None and not error.retriable:
+                position.error = error
+            else:
+                recovered, self.leaders.refresh_wanted = False, True
+        self._lookups.ended(now_ms, recovered=recovered)
+        self._round = None
+
+    def _still(self, generations: Generations) -> list[PartitionPosition]:
+        """Those that nobody has moved meanwhile."""
+        positions = (self.partitions.get(tp) for tp in generations)
+        return [p for p in positions if p is not None and p.generation == generations[p.tp]]
+
+    def _begin_at(self, position: PartitionPosition, offset: OffsetAndMetadata) -> None:
+        position.move_to(offset.offset, offset.leader_epoch)
+        self.leaders.break_fetch(position.tp)

@@ -1,0 +1,194 @@
+"""The threads that carry out what a `ConsumerMachine` wants. Poll never waits for a broker.
+
+One thread asks for metadata and offsets, one for what the group's coordinator has, and one for each leader fetches
+(`client/fetcher.py`). The machine has one lock; `changed` is notified whenever a waiting thread may go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from spark_broker.client.consumer_effects import (
+    BreakFetch,
+    CommitOffsets,
+    Effect,
+    FetchCommitted,
+    FollowLeader,
+    LeaveLeader,
+    LookUpOffsets,
+    RefreshMetadata,
+)
+from spark_broker.client.consumer_machine import ConsumerMachine
+from spark_broker.client.fetcher import LeaderFetcher
+from spark_broker.client.group_offsets import GroupOffsets
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.offset_lookup import try_lookup_offsets
+from spark_broker.client.retry import Deadline
+from spark_broker.client.settings import Address
+from spark_broker.config import ConsumerConfig
+from spark_broker.errors import ClosedError, InvariantError, SparkBrokerError
+
+_log = logging.getLogger(__name__)
+
+ROUND_TIMEOUT_MS = 2000
+"""A lookup gives up after this long and begins again, so that one slow partition does not hold up others."""
+
+WAIT_MIN_S = 0.01
+"""Threads that wait for a time look no more often than this."""
+
+JOIN_TIMEOUT_S = 1.0
+
+
+class ConsumerThreads:
+    """Runs until `close`. Everything that it hears goes into the machine."""
+
+    def __init__(
+        self, machine: ConsumerMachine, metadata: ClusterMetadata, config: ConsumerConfig, group: GroupOffsets | None
+    ) -> None:
+        self.machine = machine
+        self.changed = threading.Condition(threading.RLock())
+        self._metadata = metadata
+        self._config = config
+        self._group = group
+        self._fetchers: dict[int, LeaderFetcher] = {}
+        self._asked: deque[Effect] = deque()  # of the leaders and of any broker; at most one at a time
+        self._asked_of_group: deque[Effect] = deque()  # at most a round and a commit
+        name = config.client_id or "consumer"
+        self._threads = [self._start(f"{name}-work", self._asked)]
+        if group is not None:
+            self._threads.append(self._start(f"{name}-group", self._asked_of_group))
+
+    def now_ms(self) -> float:
+        return time.monotonic() * 1000
+
+    def advance(self, *, news: bool = True) -> None:
+        """Begin what the machine wants now. The caller holds the lock. `news`: for threads that wait."""
+        effects = self.machine.step(self.now_ms())
+        for effect in effects:
+            self._begin(effect)
+        if effects or news:
+            self.changed.notify_all()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait, under the lock, until something changes or the machine is to be looked at; False: neither came."""
+        now_ms = self.now_ms()
+        wake_ms = self.machine.wake_ms(now_ms)
+        wake_s = max((wake_ms - now_ms) / 1000, WAIT_MIN_S) if wake_ms < float("inf") else None
+        return self.changed.wait(min((s for s in (wake_s, timeout_s) if s is not None), default=None))
+
+    def suspect(self, address: Address) -> None:
+        """A stream to this broker broke: it is asked last for a while."""
+        self._metadata.suspect(address)
+
+    def close(self) -> None:
+        """End all threads. Those that wait for a broker end with the metadata's `close`."""
+        with self.changed:
+            fetchers = list(self._fetchers.values())
+            self.machine.close()
+            self.advance()
+        self._metadata.close()
+        for fetcher in fetchers:
+            fetcher.join(JOIN_TIMEOUT_S)
+        for thread in self._threads:
+            thread.join(JOIN_TIMEOUT_S)
+
+    @contextmanager
+    def watch(self, name: str) -> Iterator[None]:
+        """A thread that ends by an error of our own is what poll raises."""
+        try:
+            yield
+        except Exception as error:
+            with self.changed:
+                self.machine.failure = InvariantError(f"{name} ended: {type(error).__name__}: {error}")
+                self.changed.notify_all()
+            raise
+
+    def _start(self, name: str, asked: deque[Effect]) -> threading.Thread:
+        thread = threading.Thread(target=self._run, args=(name, asked), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def _begin(self, effect: Effect) -> None:
+        match effect:
+            case FollowLeader(broker_id, address):
+                timeout_ms = self._config.request_timeout_ms
+                self._fetchers[broker_id] = LeaderFetcher(self, broker_id, address, timeout_ms)
+            case LeaveLeader(broker_id):
+                self._fetchers.pop(broker_id).leave()
+            case BreakFetch(broker_id):
+                self._fetchers[broker_id].interrupt()
+            case FetchCommitted() | CommitOffsets():
+                self._asked_of_group.append(effect)
+            case _:
+                self._asked.append(effect)
+
+    def _run(self, name: str, asked: deque[Effect]) -> None:
+        with self.watch(name):
+            while True:
+                with self.changed:
+                    while not asked and not self.machine.closed:
+                        self.wait()
+                        self.advance(news=False)
+                    if self.machine.closed:
+                        return
+                    effect = asked.popleft()
+                self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        try:
+            self._ask(effect)
+        except ClosedError as error:
+            self._failed(effect, error)
+        except SparkBrokerError as error:
+            if isinstance(effect, CommitOffsets) and effect.background and error.retriable:
+                # The next interval commits these positions or later ones.
+                _log.warning("an automatic commit failed and is tried again: %s", error)
+            self._failed(effect, error)
+
+    def _failed(self, effect: Effect, error: SparkBrokerError) -> None:
+        with self.changed:
+            if isinstance(effect, CommitOffsets):
+                self.machine.commit_ended(effect, error)
+            else:
+                self.machine.round_failed(error, self.now_ms())
+            self.advance()
+
+    def _ask(self, effect: Effect) -> None:
+        """One request and its retries. Raises what it ends with."""
+        machine = self.machine
+        match effect:
+            case RefreshMetadata(topics):
+                self._metadata.use(topics)
+                view = self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))
+                with self.changed:
+                    machine.metadata_came(view, self.now_ms())
+                    self.advance()
+            case LookUpOffsets(timestamps_ms):
+                found, failures = try_lookup_offsets(
+                    self._metadata,
+                    timestamps_ms,
+                    Deadline.after_ms(ROUND_TIMEOUT_MS),
+                    read_committed=self._config.read_committed,
+                )
+                with self.changed:
+                    machine.learned(self._metadata.view)
+                    machine.offsets_came(effect, found, failures, self.now_ms())
+                    self.advance()
+            case FetchCommitted(generations) if self._group is not None:
+                committed = self._group.fetch(generations, Deadline.after_ms(ROUND_TIMEOUT_MS))
+                with self.changed:
+                    machine.learned(self._metadata.view)
+                    machine.committed_came(effect, committed, self.now_ms())
+                    self.advance()
+            case CommitOffsets(offsets, deadline_ms) if self._group is not None:
+                self._group.commit(offsets, Deadline(deadline_ms / 1000))
+                with self.changed:
+                    machine.commit_ended(effect)
+                    self.advance()
+            case _:
+                raise InvariantError(f"no thread is there for {effect}")

@@ -1,0 +1,231 @@
+"""The fetches of a consumer: what is asked of each leader next, and what its answers do to the positions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from spark_broker.client.cluster_view import ClusterView, TopicView, address_of
+from spark_broker.client.consumer_effects import BreakFetch, Effect, FollowLeader, LeaveLeader
+from spark_broker.client.fetch_machine import Fetch, FetchAnswer, FetchMachine, FetchTarget, Meaning, meaning_of
+from spark_broker.client.partition_position import PartitionPosition, Start
+from spark_broker.client.settings import Address
+from spark_broker.config import ConsumerConfig
+from spark_broker.errors import NetworkError, OffsetOutOfRangeError, SparkBrokerError
+from spark_broker.model import NO_EPOCH, TopicPartition
+
+FULL_WAIT_MS = 20
+"""Longest wait of a fetch that leaves out a partition whose buffer is full: it must not starve once it is emptied."""
+
+IDLE_WAIT_MAX_MS = 5000
+"""Longest wait of a fetch where nothing has come for long. Asking costs everybody; news end a wait at once."""
+
+
+@dataclass(slots=True)
+class _Leader:
+    """A broker that leads partitions of the assignment. `wait_ms`: of the next fetch's long poll."""
+
+    address: Address
+    wait_ms: int
+    in_flight: Fetch | None = None
+
+
+class LeaderFetches:
+    """All leaders of a consumer's partitions. `refresh_wanted`: an answer says that metadata is out of date.
+
+    `effects`: what the next step has to give.
+    """
+
+    def __init__(
+        self, config: ConsumerConfig, fetch_machine: FetchMachine, partitions: dict[TopicPartition, PartitionPosition]
+    ) -> None:
+        self.machine = fetch_machine
+        self.view = ClusterView()
+        self.refresh_wanted = False
+        self.effects: list[Effect] = []
+        self._config = config
+        self._partitions = partitions
+        self._reset = Start(config.auto_offset_reset)
+        self._leaders: dict[int, _Leader] = {}
+        self._served = 0
+        self._closed = False
+
+    @property
+    def due_ms(self) -> float:
+        """When the first fetch under way is answered, if its leader is well; infinity: none is."""
+        in_flight = (leader.in_flight for leader in self._leaders.values())
+        return min((fetch.due_ms for fetch in in_flight if fetch is not None), default=float("inf"))
+
+    def learned(self, view: ClusterView) -> None:
+        """Every live leader is fetched from; a frozen one that was fenced is left before its time-out.
+
+        After `leave_all` none is: metadata that was asked for before comes later.
+        """
+        self.view = view
+        if self._closed:
+            return
+        addresses: dict[int, Address] = {}
+        for tp in self._partitions:
+            leader = self.view.leader(tp.topic, tp.partition)
+            if leader is not None:
+                addresses[leader[0].id] = address_of(leader[0])
+        for broker_id, leader_left in list(self._leaders.items()):
+            if addresses.get(broker_id) != leader_left.address:
+                self._leave(broker_id)
+        for broker_id, address in addresses.items():
+            if broker_id not in self._leaders:
+                self._leaders[broker_id] = _Leader(address, self._config.fetch_max_wait_ms)
+                self.effects.append(FollowLeader(broker_id, address))
+
+    def _leave(self, broker_id: int) -> None:
+        del self._leaders[broker_id]
+        self.effects.append(LeaveLeader(broker_id))
+
+    def leave_all(self) -> None:
+        """Nothing is fetched any more."""
+        self._closed = True
+        for broker_id in list(self._leaders):
+            self._leave(broker_id)
+
+    def break_fetch(self, tp: TopicPartition) -> None:
+        """A position has changed: the long poll that is under way asks for the wrong thing."""
+        leader = self.view.leader(tp.topic, tp.partition)
+        following = self._leaders.get(leader[0].id) if leader is not None else None
+        if leader is not None and following is not None and following.in_flight is not None:
+            following.in_flight = None
+            self.effects.append(BreakFetch(leader[0].id))
+
+    def next_fetch(self, broker_id: int, now_ms: float) -> Fetch | None:
+        """What to ask of this leader now; None: nothing, or a fetch is under way."""
+        leader = self._leaders.get(broker_id)
+        if leader is None or leader.in_flight is not None:
+            return None
+        targets, left_out = self._fetchable(broker_id, now_ms)
+        if targets:
+            wait_ms = min(FULL_WAIT_MS, leader.wait_ms) if left_out else leader.wait_ms
+            leader.in_flight = self.machine.request(targets, max_wait_ms=wait_ms, now_ms=now_ms)
+        return leader.in_flight
+
+    def awaits(self, broker_id: int, fetch: Fetch) -> bool:
+        """Whether this fetch is under way, and what it asks for is up to date."""
+        leader = self._leaders.get(broker_id)
+        return leader is not None and leader.in_flight is fetch
+
+    def _fetchable(self, broker_id: int, now_ms: float) -> tuple[list[FetchTarget], bool]:
+        """What to ask of this broker, least recently served first; whether full buffers leave out what has more."""
+        view = self.view
+        room = self._config.fetch_max_bytes - sum(p.buffered_bytes for p in self._partitions.values())
+        targets: list[FetchTarget] = []
+        left_out = False
+        columns: list[str] | None = None
+        for position in sorted(self._partitions.values(), key=attrgetter("served")):
+            tp = position.tp
+            leader, topic = view.leader(tp.topic, tp.partition), view.topic(tp.topic)
+            if leader is None or topic is None or leader[0].id != broker_id or topic.topic_id != position.topic_id:
+                continue
+            leader_epoch = leader[1].leader_epoch
+            if not position.may_fetch(leader_epoch, now_ms):
+                continue
+            buffered = position.buffered_bytes
+            if buffered and (room <= 0 or buffered >= self._config.max_partition_fetch_bytes):
+                left_out = left_out or position.fetch_offset < position.high_watermark
+                continue
+            wanted = self.machine.columns_of(topic)
+            if targets and wanted != columns:
+                left_out = True  # one request has one projection; the other topic has its turn next
+                continue
+            columns = wanted
+            targets.append(self._target(position, topic, leader_epoch))
+        return targets, left_out
+
+    def _target(self, position: PartitionPosition, topic: TopicView, leader_epoch: int) -> FetchTarget:
+        self._served += 1
+        position.served = self._served
+        return FetchTarget(
+            topic,
+            position.tp.partition,
+            leader_epoch,
+            position.fetch_offset,
+            position.fetched_epoch,
+            generation=position.generation,
+        )
+
+    def fetched(self, broker_id: int, fetch: Fetch, answers: Iterable[FetchAnswer], now_ms: float) -> bool:
+        """The leader has answered; whether that is news for somebody who waits."""
+        leader = self._leaders.get(broker_id)
+        if leader is not None and leader.in_flight is fetch:
+            leader.in_flight = None
+        news = found = False
+        for answer in answers:
+            news = news or bool(answer.fetched or answer.error)
+            found = found or answer.response.length > 0
+            position = self._asking(answer.target)
+            if position is not None:
+                self._take(position, answer, now_ms)
+        if leader is not None:
+            leader.wait_ms = self._paced(leader.wait_ms, found=found)
+        return news
+
+    def fetch_failed(self, broker_id: int, fetch: Fetch, error: SparkBrokerError, now_ms: float) -> bool:
+        """The exchange failed. False: it was broken off on purpose."""
+        if not self.awaits(broker_id, fetch):
+            return False
+        leader = self._leaders[broker_id]
+        leader.in_flight = None
+        failure = error if error.retriable else NetworkError(f"{leader.address}: {error}")
+        for target in fetch.targets.values():
+            position = self._asking(target)
+            if position is not None:
+                self._failed(position, failure, now_ms)
+        return True
+
+    def _asking(self, target: FetchTarget) -> PartitionPosition | None:
+        """The position, unless the caller has gone elsewhere meanwhile."""
+        position = self._partitions.get(TopicPartition(target.topic.name, target.partition))
+        if position is None or (position.generation, position.fetch_offset) != (target.generation, target.offset):
+            return None
+        return position
+
+    def _paced(self, wait_ms: int, *, found: bool) -> int:
+        """Wait longer while nothing comes. Not where a fetch waits for more than a byte: records would wait with it."""
+        longest_ms = self._config.fetch_max_wait_ms
+        if found or self._config.fetch_min_bytes > 1:
+            return longest_ms
+        return max(longest_ms, min(2 * wait_ms, IDLE_WAIT_MAX_MS))
+
+    def _take(self, position: PartitionPosition, answer: FetchAnswer, now_ms: float) -> None:
+        if answer.error is None:
+            position.high_watermark = answer.response.high_watermark
+            position.add(answer.fetched)
+        elif meaning_of(answer.error) is not Meaning.TRUNCATED:
+            self._failed(position, answer.error, now_ms)
+        elif position.buffer:
+            # What was fetched before is handed out first: it was committed when it was read.
+            self._back_off(position, now_ms)
+        else:
+            position.truncated(answer.diverging)
+
+    def _failed(self, position: PartitionPosition, error: SparkBrokerError, now_ms: float) -> None:
+        match meaning_of(error):
+            case Meaning.OUT_OF_RANGE:
+                self._out_of_range(position, error, now_ms)
+            case Meaning.RETRY:
+                self._back_off(position, now_ms)
+                self.refresh_wanted = self.refresh_wanted or error.refresh_metadata
+            case _:
+                position.error = error
+
+    def _back_off(self, position: PartitionPosition, now_ms: float) -> None:
+        partition = self.view.partition(position.tp.topic, position.tp.partition)
+        leader_epoch = NO_EPOCH if partition is None else partition.leader_epoch
+        self.machine.back_off(position.retry, leader_epoch, now_ms)
+
+    def _out_of_range(self, position: PartitionPosition, error: SparkBrokerError, now_ms: float) -> None:
+        if position.buffer:
+            # What was fetched before is in range; the position is judged when it is used up.
+            self._back_off(position, now_ms)
+        elif self._reset is Start.NONE:
+            position.error = OffsetOutOfRangeError(f"{position.tp}: offset {position.fetch_offset}: {error.message}")
+        else:
+            position.find_start(self._reset)

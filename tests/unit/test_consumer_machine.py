@@ -360,3 +360,13 @@ def test_what_a_failed_commit_has_stored_is_not_known() -> None:
     rig.machine.commit_ended(rig.only(CommitOffsets), CoordinatorNotAvailableError("the answer is lost"))
     rig.machine.commit_later(before, 0.0)
     assert rig.only(CommitOffsets).offsets == before
+
+
+def test_metadata_that_comes_after_its_end_has_no_leader_followed() -> None:
+    """It had been asked for before. Nobody would have ended the thread of that leader."""
+    rig = Rig()
+    rig.machine.assign([T0])
+    rig.only(RefreshMetadata)
+    rig.machine.close()
+    rig.machine.metadata_came(view((1, 5)), rig.now_ms)
+    assert rig.step() == []

@@ -11,12 +11,11 @@ from typing import Literal, Self, TypeVar, Unpack
 
 from spark_broker.client import transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
-from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.keywords import AdminSettings
 from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
-from spark_broker.client.retry import Backoff, Deadline, call_with_retries
-from spark_broker.client.settings import Address, client_config, parse_addresses
+from spark_broker.client.retry import Deadline, call_with_retries
+from spark_broker.client.settings import Address, client_config
 from spark_broker.client.topic_schema import arrow_schema
 from spark_broker.config import AdminConfig, to_text
 from spark_broker.errors import (
@@ -84,12 +83,7 @@ class Admin:
         **settings: Unpack[AdminSettings],
     ) -> None:
         self._config = client_config(AdminConfig, bootstrap_servers, config, settings)
-        self._metadata = ClusterMetadata(
-            parse_addresses(self._config.bootstrap_servers),
-            ConnectionPool(),
-            Backoff(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms),
-            request_timeout_ms=self._config.request_timeout_ms,
-        )
+        self._metadata = ClusterMetadata.connect(self._config)
         self._close_lock = threading.Lock()
 
     # ---- topics -----------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from functools import partial
 from types import TracebackType
 from typing import Self, Unpack
 
-from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThreads
 from spark_broker.client.group_offsets import GroupOffsets
@@ -18,8 +17,8 @@ from spark_broker.client.keywords import ConsumerSettings
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets
 from spark_broker.client.partition_position import PartitionPosition, Start
-from spark_broker.client.retry import Backoff, Deadline
-from spark_broker.client.settings import client_config, parse_addresses
+from spark_broker.client.retry import Deadline
+from spark_broker.client.settings import client_config
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     BootstrapUnreachableError,
@@ -69,13 +68,7 @@ class Consumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
-        self._metadata = ClusterMetadata(
-            parse_addresses(self._config.bootstrap_servers),
-            ConnectionPool(),
-            Backoff(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms),
-            request_timeout_ms=self._config.request_timeout_ms,
-            max_age_ms=self._config.metadata_max_age_ms,
-        )
+        self._metadata = ClusterMetadata.connect(self._config)
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
         self._machine = ConsumerMachine(self._config, columns, self._metadata.backoff)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)

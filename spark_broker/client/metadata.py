@@ -7,12 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Iterable
+from typing import Protocol
 
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline, call_with_retries
-from spark_broker.client.settings import Address
+from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
@@ -28,6 +29,9 @@ from spark_broker.protocol.messages import CallResponse, GetMetadata, InitProduc
 
 __all__ = ["UNKNOWN_TOPIC_GRACE_MS", "ClusterMetadata"]
 
+METADATA_MAX_AGE_MS = 300_000
+"""Of clients without a setting for it."""
+
 ATTEMPT_TIMEOUT_MS = 1000
 """A frozen broker accepts calls and never answers: the next one is asked after this long. A slow one is asked again,
 and given twice as long each time."""
@@ -36,6 +40,19 @@ BOOTSTRAP_GRACE_MS = 3000
 """As long as no broker has ever answered, addresses at which nobody is are reported after this long."""
 
 _UNANSWERED = (NetworkError, RequestTimedOutError)
+
+
+class ConnectionConfig(Protocol):
+    """The settings that all clients have."""
+
+    @property
+    def bootstrap_servers(self) -> tuple[str, ...]: ...
+    @property
+    def request_timeout_ms(self) -> int: ...
+    @property
+    def retry_backoff_ms(self) -> int: ...
+    @property
+    def retry_backoff_max_ms(self) -> int: ...
 
 
 class ClusterMetadata:
@@ -48,7 +65,7 @@ class ClusterMetadata:
         backoff: Backoff,
         *,
         request_timeout_ms: int,
-        max_age_ms: int = 300_000,
+        max_age_ms: int = METADATA_MAX_AGE_MS,
     ) -> None:
         self.pool = pool
         self.backoff = backoff
@@ -65,6 +82,17 @@ class ClusterMetadata:
         self._refreshing = False
         self._last_refresh_s = float("-inf")
         self._suspects: dict[Address, float] = {}
+
+    @classmethod
+    def connect(cls, config: ConnectionConfig) -> ClusterMetadata:
+        """What every client of a cluster shares: metadata, connections, back-off. Raises InvalidConfigError."""
+        return cls(
+            parse_addresses(config.bootstrap_servers),
+            ConnectionPool(),
+            Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
+            request_timeout_ms=config.request_timeout_ms,
+            max_age_ms=getattr(config, "metadata_max_age_ms", METADATA_MAX_AGE_MS),
+        )
 
     @property
     def view(self) -> ClusterView:

@@ -17,7 +17,6 @@ from typing import Self, TypeVar, Unpack
 import pyarrow as pa
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
-from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.inputs import METADATA_BYTES, conformed, within_size
 from spark_broker.client.keywords import ProducerSettings
 from spark_broker.client.lingering import Lingering
@@ -33,9 +32,9 @@ from spark_broker.client.record_builder import (
     to_pairs,
     to_timestamp_us,
 )
-from spark_broker.client.retry import Backoff, Deadline
+from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
-from spark_broker.client.settings import client_config, parse_addresses
+from spark_broker.client.settings import client_config
 from spark_broker.client.transaction_state import TransactionState
 from spark_broker.client.transactions import Offsets, Transactions, check_transactional
 from spark_broker.config import ProducerConfig
@@ -99,13 +98,7 @@ class Producer:
         if self._config.transactional_id:
             check_transactional(self._config)
         self._compression = None if self._config.compression_type == "none" else self._config.compression_type
-        self._metadata = ClusterMetadata(
-            parse_addresses(self._config.bootstrap_servers),
-            ConnectionPool(),
-            Backoff(self._config.retry_backoff_ms, self._config.retry_backoff_max_ms),
-            request_timeout_ms=self._config.request_timeout_ms,
-            max_age_ms=self._config.metadata_max_age_ms,
-        )
+        self._metadata = ClusterMetadata.connect(self._config)
         self._state = TransactionState(self._refuse_appends) if self._config.transactional_id else None
         self._sender = Sender(self._metadata, self._config, self._note_failure)
         self._lingering = Lingering(

@@ -18,13 +18,12 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
-from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.coordinator import Coordinator
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Identity
 from spark_broker.client.producer import Producer
-from spark_broker.client.retry import Backoff, Deadline
-from spark_broker.client.settings import client_config, parse_addresses
+from spark_broker.client.retry import Deadline
+from spark_broker.client.settings import client_config
 from spark_broker.client.transactions import Transactions, check_name
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
@@ -111,12 +110,7 @@ class TransactionGroup:
 
     def _ask(self, request: CallRequest, answer: type[A]) -> A:
         config = client_config(ProducerConfig, self.bootstrap_servers, self.config, {})
-        metadata = ClusterMetadata(
-            parse_addresses(config.bootstrap_servers),
-            ConnectionPool(),
-            Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
-            request_timeout_ms=config.request_timeout_ms,
-        )
+        metadata = ClusterMetadata.connect(config)
         deadline = Deadline.after_ms(config.delivery_timeout_ms)
         try:
             coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, self.application)

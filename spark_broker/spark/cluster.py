@@ -11,10 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.retry import Backoff, Deadline
-from spark_broker.client.settings import parse_addresses
+from spark_broker.client.retry import Deadline
 from spark_broker.config import ConsumerConfig, ProducerConfig
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import INTERNAL_PREFIX, TopicPartition
@@ -24,13 +22,7 @@ from spark_broker.spark.selection import Assign, Selection, SubscribePattern
 @contextmanager
 def connected(settings: ConsumerConfig | ProducerConfig) -> Iterator[ClusterMetadata]:
     """Metadata of the cluster, with connections that are closed at the end. Raises InvalidConfigError."""
-    metadata = ClusterMetadata(
-        parse_addresses(settings.bootstrap_servers),
-        ConnectionPool(),
-        Backoff(settings.retry_backoff_ms, settings.retry_backoff_max_ms),
-        request_timeout_ms=settings.request_timeout_ms,
-        max_age_ms=settings.metadata_max_age_ms,
-    )
+    metadata = ClusterMetadata.connect(settings)
     try:
         yield metadata
     finally:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from spark_broker.broker.proposal_queue import ProposalQueue, Proposals
+from spark_broker.broker.replica_fetcher import ReplicaFetcher
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.controller import isr, registration
@@ -378,6 +380,26 @@ def forget_offsets_of_retries(patch: Patch) -> None:
 def stamp_batches_with_their_own_time(patch: Patch) -> None:
     """Where clocks differ, the times of batches fall, and a lookup by time that halves the log misses records."""
     patch.setattr(ReplicaLog, "max_timestamp_us", property(lambda self: -1))
+
+
+# ---- loops that go on by themselves ----------------------------------------------------------------------------------
+
+
+@bug("")
+def pull_no_more_after_a_session_that_failed(patch: Patch) -> None:
+    """A follower's pause after a fetch session that failed never ends."""
+    patch.setattr(ReplicaFetcher, "tick", lambda self: None)
+
+
+@bug("")
+def lose_proposals_whose_answer_is_lost(patch: Patch) -> None:
+    """An ISR proposal is not repeated when nobody knows what became of it."""
+
+    def buggy(self: ProposalQueue, proposals: Proposals) -> None:
+        del proposals
+        self.settled()
+
+    patch.setattr(ProposalQueue, "put_back", buggy)
 
 
 # ---- storage ---------------------------------------------------------------------------------------------------------

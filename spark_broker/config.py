@@ -515,7 +515,6 @@ class AdminConfig(Config):
     """Settings of an Admin."""
 
     bootstrap_servers: tuple[str, ...] = setting((), "Brokers to ask first, `host:port`; any one is enough.")
-    client_id: str = setting("", "Name of this client in logs and errors.")
     request_timeout_ms: int = setting(30_000, "Deadline of one request.", at_least(1))
     default_api_timeout_ms: int = setting(60_000, "Deadline of a call, with its retries.", at_least(1))
     retry_backoff_ms: int = setting(

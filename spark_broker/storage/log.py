@@ -115,12 +115,6 @@ class PartitionLog:
         return self._recovery_point
 
     @property
-    def active_segment_base_offset(self) -> int:
-        """Where the last segment begins; the log end when there is none."""
-        segments = self._segments
-        return segments[-1].base_offset if segments else self._log_end_offset
-
-    @property
     def max_timestamp_us(self) -> int:
         """The running maximum of record timestamps; -1 for an empty log."""
         segments = self._segments

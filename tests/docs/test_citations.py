@@ -17,6 +17,7 @@ SUFFIXES = r"(?:py|md|toml|sh|ipynb|yaml)"
 CITED_FILE = re.compile(rf"`((?:[\w.-]+/)*[\w.-]+\.{SUFFIXES})(?:: *(\w+))?`")
 CITED_FOLDER = re.compile(r"`((?:[\w-]+/)+)`")
 CITED_MODULE = re.compile(r"`((?:spark_broker|pyspark_spark_broker|tests|jobs|benchmarks)(?:\.\w+)+)`")
+CITED_MEMBER = re.compile(r"`([A-Z]+[a-z]\w*)\.(\w+)(?:\(.*?\))?`")
 PAGE = re.compile(r"(?<![\w*{}<>/.-])((?:[\w-]+/)*[\w-]+\.md)\b")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
@@ -53,6 +54,7 @@ def missing(text: str) -> Iterator[str]:
             yield f"{match[1]}: {match[2]}"
     yield from (match[1] for match in CITED_FOLDER.finditer(text) if match[1] not in paths())
     yield from (match[1] for match in CITED_MODULE.finditer(text) if not module_exists(match[1]))
+    yield from (match[0] for match in CITED_MEMBER.finditer(text) if not is_member(match[1], match[2]))
     yield from (match[1] for match in PAGE.finditer(text) if match[1] not in paths())
 
 
@@ -73,6 +75,23 @@ def module_exists(dotted: str) -> bool:
         if file.is_file():
             return size == len(parts) or re.search(rf"\b{parts[size]}\b", file.read_text()) is not None
     return False
+
+
+@cache
+def classes() -> dict[str, str]:
+    """The sources of the files that define each class of the repository."""
+    found: dict[str, str] = {}
+    for path in tracked_files():
+        text = path.read_text() if path.suffix == ".py" else ""
+        for name in re.findall(r"^class (\w+)", text, re.MULTILINE):
+            found[name] = found.get(name, "") + text
+    return found
+
+
+def is_member(owner: str, name: str) -> bool:
+    """Whether a file that defines the class mentions the name. A class of somebody else's is not judged."""
+    source = classes().get(owner)
+    return source is None or re.search(rf"\b{name}\b", source) is not None
 
 
 def slug(heading: str) -> str:
@@ -114,6 +133,7 @@ def test_nothing_cites_a_page_outside_of_the_repository() -> None:
         "in `broker/nowhere/`",
         "`spark_broker.no_such_module`",
         "`spark_broker.errors.NoSuchError`",
+        "`Replica.no_such_method`, or `Consumer.nothing()`",
         "as NOWHERE.md says",
         "docs/nowhere.md",
     ],
@@ -127,6 +147,7 @@ def test_what_is_not_there_is_found(text: str) -> None:
     [
         "`spark_broker/errors.py`, `errors.py`, `core/replica.py: prepare_append`, `docs/`, `core/`",
         "`spark_broker.errors.SparkBrokerError`, `spark_broker.testing`, docs/known-bugs.md",
+        "`Producer.append`, `Admin.describe_topic(name).schema`, `Condition.wait`",
         "`log-state.json`, `<file>.brokers`, `a.b = 1`, {name}.md",
     ],
 )

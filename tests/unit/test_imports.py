@@ -20,8 +20,8 @@ GROUPS = (
     ("core", "controller"),
     ("storage", "transport"),
     ("broker", "driver", "client"),
-    ("spark", "delta"),
-    ("cli", "web", "testing", "jobs"),
+    ("spark",),
+    ("cli", "testing", "jobs"),
 )
 """A layer imports itself, the groups before its own, and inside its group only what `WITHIN_GROUP` says."""
 
@@ -32,11 +32,9 @@ WITHIN_GROUP = {
     "controller": {"core"},
     # The driver ships the broker's entry function to executors. The only import across the three shells.
     "driver": {"broker"},
-    "delta": {"spark"},
     # `simulate` and `check-history` are commands for what users can test with.
     "cli": {"testing"},
-    "web": {"cli"},
-    "jobs": {"cli", "web"},
+    "jobs": {"cli"},
 }
 
 TOP = GROUPS[-1]

@@ -1,4 +1,4 @@
-"""Known bugs of the producer, put back into its machine: KNOWN_BUGS 22, and what a sender can do wrong.
+"""Known bugs of the producer, put back into its machine: Known bug 22, and what a sender can do wrong.
 
 Not here, but in `tests/client`, are bugs that show in one of many thousand schedules (seeds 105662 and 103088:
 `test_partition_queue.py`), and a commit after a failed append, which no rule forbids: the append may have been stored.

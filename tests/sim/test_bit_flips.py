@@ -9,7 +9,7 @@ from spark_broker.testing.simulation.swarm import Swarm
 from tests.sim.counting import counts_of
 from tests.sim.kinds import has_bit_flips
 
-SEEDS = [seed for seed in range(600, 900) if has_bit_flips(seed)][:20]
+SEEDS = [seed for seed in range(600, 1200) if has_bit_flips(seed)][:40]
 
 
 def drawn(seed: int) -> tuple[Swarm, Swarm]:

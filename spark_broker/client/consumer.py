@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from types import TracebackType
 from typing import Self, Unpack
 
@@ -49,12 +49,23 @@ _NOBODY_TO_COMMIT_TO = (
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
 
+@cache
+def _warn_that_members_read_everything() -> None:
+    """Once a process."""
+    _log.warning(
+        "groups do not share partitions yet: every member of a group reads everything, and commits for all; "
+        "assign each member its partitions, or run one member a group"
+    )
+
+
 class Consumer:
     """Reads all partitions of `topics`, or those given to `assign`. For one thread; `close` may come from another.
 
     Settings are ConsumerConfig's, as keywords (`auto_offset_reset="earliest"`) or as
-    `config={"auto.offset.reset": ...}`. `columns`: only these columns of each topic are sent by the brokers. Records of
-    transactions come once these are committed; `isolation_level="read_uncommitted"` hands out all of them at once.
+    `config={"auto.offset.reset": ...}`. `group_id` names the group whose committed offsets are stored and resumed from.
+    Groups do not share partitions yet: every member reads everything. `columns`: only these columns of each topic are
+    sent by the brokers. Records of transactions come once these are committed; `isolation_level="read_uncommitted"`
+    hands out all of them at once.
     """
 
     def __init__(
@@ -70,6 +81,8 @@ class Consumer:
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
         self._metadata = ClusterMetadata.connect(self._config)
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
+        if self._group is not None:
+            _warn_that_members_read_everything()
         self._machine = ConsumerMachine(self._config, columns, self._metadata.backoff)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
         self._changed = self._threads.changed

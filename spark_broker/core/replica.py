@@ -206,10 +206,12 @@ class Replica(Machine[Standing]):
         return ReplicaEvent.REASSIGNED
 
     def _move(self, event: ReplicaEvent) -> None:
-        if (self.role, event) not in TRANSITIONS:
+        role = TRANSITIONS.get((self.role, event))
+        if role is None:
             epoch, end = self.assignment.leader_epoch, self.log_end_offset
             invariant(False, f"{event.name} of a {self.role.value} on broker {self.me}, epoch {epoch}, log end {end}")
-        self.role = TRANSITIONS[self.role, event]
+        else:
+            self.role = role
 
     def _follow(self) -> list[Effect]:
         self._move(ReplicaEvent.FOLLOWS)

@@ -15,6 +15,8 @@ class Role(Enum):
     LEADER = "leader"
     STOPPED = "stopped"  # for good
 
+    __hash__ = object.__hash__  # as ReplicaEvent's
+
 
 class ReplicaEvent(Enum):
     LEADS = auto()  # assigned: this broker leads, in a new leader epoch or again
@@ -29,6 +31,9 @@ class ReplicaEvent(Enum):
     RESTARTED = auto()
     LOG_START_ADVANCED = auto()
     STOPPED = auto()
+
+    # Looked up at every event: Enum's own hash is a call of a Python function.
+    __hash__ = object.__hash__
 
 
 TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from spark_broker.client.transaction_group import TransactionGroup
     from spark_broker.driver.cluster import BrokerCluster
     from spark_broker.driver.session import configure_spark
+    from spark_broker.spark.frames import create_views, read_topic
+    from spark_broker.spark.lag import PartitionLag, create_lag_view, group_lag, lag
 
 __version__ = "0.1.0"
 
@@ -41,6 +43,12 @@ __all__ = [
     "TopicPartition",
     "TransactionGroup",
     "configure_spark",
+    "read_topic",
+    "create_views",
+    "lag",
+    "group_lag",
+    "create_lag_view",
+    "PartitionLag",
     "BrokerInfo",
     "ClusterDescription",
     "ConsumedBatch",
@@ -59,6 +67,12 @@ _LAZY = {
     "TransactionGroup": "spark_broker.client.transaction_group",
     "BrokerCluster": "spark_broker.driver.cluster",
     "configure_spark": "spark_broker.driver.session",
+    "read_topic": "spark_broker.spark.frames",
+    "create_views": "spark_broker.spark.frames",
+    "lag": "spark_broker.spark.lag",
+    "group_lag": "spark_broker.spark.lag",
+    "create_lag_view": "spark_broker.spark.lag",
+    "PartitionLag": "spark_broker.spark.lag",
 }
 
 _SPARK = ("pyspark", "py4j")

@@ -6,6 +6,7 @@ import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -40,6 +41,9 @@ Progress = Callable[[str, int, int], None]
 """Told of a start's progress: what is awaited ("executors" or "brokers"), how many there are, how many are needed."""
 
 LogConfig = Mapping[str, object] | str | Path | None
+
+_started: weakref.WeakSet[BrokerCluster] = weakref.WeakSet()
+"""Clusters of this process, some of which have stopped."""
 
 
 class BrokerCluster:
@@ -94,7 +98,13 @@ class BrokerCluster:
         except BaseException:
             cluster._end(timeout_s=0.0)
             raise
+        _started.add(cluster)
         return cluster
+
+    @classmethod
+    def running(cls) -> list[BrokerCluster]:
+        """The clusters that this process has started and not stopped."""
+        return [cluster for cluster in _started if not cluster.stopped]
 
     @classmethod
     def _open(cls, spark: SparkSession, settings: ClusterSettings, *, take_over: bool) -> Self:

@@ -262,6 +262,12 @@ def test_the_documentation_names_the_options_that_do_nothing() -> None:
     assert {name for name in WITHOUT_EFFECT if name != "group.id" and f"`{name}`" not in text} == set()
 
 
+@pytest.mark.parametrize("name", WITHOUT_EFFECT)
+def test_options_of_the_kafka_source_without_a_meaning_here_change_nothing(name: str) -> None:
+    assert parse(**{name: "5"}) == parse()
+    assert parse_stream(**{name: "5"}) == parse_stream()
+
+
 @pytest.mark.parametrize("option", [option for option in TABLE if option.default], ids=lambda option: option.name)
 def test_a_default_that_is_written_out_changes_nothing(option: Option) -> None:
     if option.queries is not Query.STREAM:

@@ -1,0 +1,70 @@
+"""Less typing: a topic as a DataFrame, and a view of each topic for SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from spark_broker.config import AdminConfig
+from spark_broker.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = "spark_broker"
+SERVERS_SETTING = "spark.spark_broker.bootstrap.servers"
+"""A session's default for the addresses."""
+
+
+def read_topic(
+    spark: SparkSession,
+    topic: str,
+    columns: Sequence[str] | None = None,
+    *,
+    bootstrap_servers: str | None = None,
+    stream: bool = False,
+    **options: str,
+) -> DataFrame:
+    """The topic as a DataFrame, of these columns only (None: all); `stream`: as a streaming one.
+
+    `bootstrap_servers` None: the cluster that this process runs, or the session's setting
+    spark.spark_broker.bootstrap.servers. `options`: those of the source. Raises InvalidConfigError without an address,
+    and Spark's AnalysisException with the source's typed error in it.
+    """
+    reader = spark.readStream if stream else spark.read
+    reader = reader.format(FORMAT).options(**{"bootstrap.servers": servers_of(spark, bootstrap_servers)})
+    if columns is not None:
+        reader = reader.option("columns", ",".join(columns))
+    return reader.options(**options).load(topic)
+
+
+def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> list[str]:
+    """Make or replace a temporary view of every topic, under its name; their names. SQL wants backticks around dashes.
+
+    A view shows the records that there were when it was first asked: Spark plans it once. Call this again to see newer
+    ones. `bootstrap_servers`, errors: as for `read_topic`.
+    """
+    from spark_broker.client.admin import Admin
+
+    servers = servers_of(spark, bootstrap_servers)
+    with Admin(servers) as admin:
+        names = admin.list_topics()
+    for name in names:
+        read_topic(spark, name, bootstrap_servers=servers).createOrReplaceTempView(f"`{name}`")
+    return names
+
+
+def servers_of(spark: SparkSession, bootstrap_servers: str | None) -> str:
+    """The addresses to use. Raises InvalidConfigError when there are none, or several clusters to choose from."""
+    if bootstrap_servers is not None:
+        return ",".join(AdminConfig.parse({"bootstrap.servers": bootstrap_servers}).bootstrap_servers)
+    configured = spark.conf.get(SERVERS_SETTING, None)
+    if configured:
+        return configured
+    from spark_broker.driver.cluster import BrokerCluster
+
+    running = BrokerCluster.running()
+    if len(running) != 1:
+        found = f"{len(running)} clusters run in this process" if running else "no cluster runs in this process"
+        raise InvalidConfigError(f"{found}: give bootstrap_servers, or set {SERVERS_SETTING} in the session")
+    return running[0].bootstrap_servers

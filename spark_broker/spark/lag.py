@@ -1,0 +1,95 @@
+"""Lag: how many offsets a streaming query, or a group, is behind the end of each partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from spark_broker.config import ConsumerConfig
+from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
+from spark_broker.model import TopicPartition
+from spark_broker.spark.stream_offset import StreamOffset, parse_offset
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.connect.streaming.query import StreamingQuery as ConnectQuery
+    from pyspark.sql.streaming.query import StreamingQuery
+
+VIEW_SCHEMA = "topic STRING, partition INT, position BIGINT, latest BIGINT, lag BIGINT"
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """`position`: the first offset that is not read yet; `latest`: the end; `lag`: the offsets between, 0 or more.
+
+    Ends of transactions and aborted records count as offsets.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    latest: int
+    lag: int
+
+
+def lag(query: StreamingQuery | ConnectQuery) -> list[PartitionLag]:
+    """Of the topics that this query reads, as its last progress says: what it had read, and where the logs ended.
+
+    Empty before its first batch, and for a query that reads no topic.
+    """
+    progress = query.lastProgress
+    if progress is None:
+        return []
+    lags: list[PartitionLag] = []
+    for source in progress.sources:
+        end, latest = _offset(source.endOffset), _offset(source.latestOffset)
+        if end is not None:
+            lags += lags_of(end.offsets, latest.offsets if latest is not None else end.offsets)
+    return lags
+
+
+def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
+    """Of a group's committed offsets (such as a query with the option `group` publishes), now.
+
+    Raises typed errors of the cluster; a partition of a deleted topic is left out.
+    """
+    from spark_broker.client.group_offsets import GroupOffsets
+    from spark_broker.client.offset_lookup import try_lookup_offsets
+    from spark_broker.client.retry import Deadline
+    from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS
+    from spark_broker.spark.cluster import connected
+
+    settings = ConsumerConfig.parse({"bootstrap.servers": bootstrap_servers})
+    deadline = Deadline.after_ms(settings.default_api_timeout_ms)
+    with connected(settings) as metadata:
+        committed = GroupOffsets(metadata, group).fetch(None, deadline)
+        found, failures = try_lookup_offsets(metadata, dict.fromkeys(committed, LATEST_TIMESTAMP_MS), deadline)
+    for error in failures.values():
+        if not isinstance(error, UnknownTopicOrPartitionError):
+            raise error
+    return lags_of({tp: committed[tp].offset for tp in found}, {tp: info.offset for tp, info in found.items()})
+
+
+def create_lag_view(spark: SparkSession, lags: Iterable[PartitionLag], name: str = "lag") -> DataFrame:
+    """Make or replace a temporary view with these lags, a row each: `topic, partition, position, latest, lag`."""
+    frame = spark.createDataFrame([tuple(asdict(one).values()) for one in lags], VIEW_SCHEMA)
+    frame.createOrReplaceTempView(name)
+    return frame
+
+
+def lags_of(positions: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> list[PartitionLag]:
+    """For every partition that has an end; one without a position is not begun."""
+    return [
+        PartitionLag(tp.topic, tp.partition, positions.get(tp, 0), end, max(0, end - positions.get(tp, 0)))
+        for tp, end in sorted(latest.items())
+    ]
+
+
+def _offset(text: str) -> StreamOffset | None:
+    """None: there is none, or it is another source's."""
+    try:
+        return parse_offset(json.loads(text))
+    except (ValueError, InvalidConfigError):
+        return None

@@ -408,9 +408,8 @@ class Partition:
     def restart(self, leader_epoch: int, answer: ReplicaStateAnswer) -> None:
         """Begin anew at the leader's log start with the leader's epoch history and producers."""
         with self._lock:
-            if self.replica.role is not Role.FOLLOWER or leader_epoch != self.replica.assignment.leader_epoch:
-                return
-            if self.restart_reason is None:
+            followed = self.replica.role is Role.FOLLOWER and leader_epoch == self.replica.assignment.leader_epoch
+            if not followed or self.restart_reason is None:
                 return  # A fetcher that was replaced is late: dropped twice, the log would lose what was pulled since.
             began, why = self.replica.log_end_offset, self.restart_reason
             begin = partial(self._log.restart_at, answer.log_start_offset, answer.epochs, answer.producers)

@@ -8,7 +8,6 @@ from typing import TypedDict
 class AdminSettings(TypedDict, total=False):
     """Settings of an Admin."""
 
-    client_id: str | None
     request_timeout_ms: int | None
     default_api_timeout_ms: int | None
     retry_backoff_ms: int | None

@@ -71,7 +71,7 @@ def _create(options: WriteOptions, topic: str, create: TopicToCreate, rows: pa.S
 
     wanted = NewTopic(topic, create.partitions, create.replication_factor, rows, create.config)
     with (
-        Admin(options.producer.bootstrap_servers, client_id=options.producer.client_id) as admin,
+        Admin(options.producer.bootstrap_servers) as admin,
         suppress(TopicAlreadyExistsError),  # another write was first
     ):
         admin.create_topic(wanted)

@@ -35,6 +35,7 @@ def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
+@pytest.mark.slow
 topic = TopicView("t", "id", (), (), {})
 batch = pa.RecordBatch.from_pylist([{"value": bytes(100)}], schema=topic.schema)
 message = encode_batch(batch)

@@ -181,6 +181,7 @@ print(*won)
 """
 
 
+@pytest.mark.slow
 def test_of_processes_that_race_exactly_one_wins_each_number(tmp_path: Path) -> None:
     begun(tmp_path)
     racers = [

@@ -36,7 +36,7 @@ RUNS: dict[str, list[Step]] = {
     "clean stops between": [("append", 2), ("close", 0), ("append", 1), ("roll", 1), ("close", 0), ("append", 1)],
 }
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def every(length: int) -> Iterator[int]:

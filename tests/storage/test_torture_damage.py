@@ -28,7 +28,7 @@ CHECKPOINTS = (LOG_STATE_FILE, LEADER_EPOCHS_FILE)
 
 Damage = Callable[[SimFileSystem, Path], None]
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Operation, SimFileSystem
 from tests.storage.torture import telling
 
+pytestmark = pytest.mark.slow
+
 BASE = Path("/var/log.dirs")
 SLOT = BASE / "broker-0"
 MARKS = [{("id", 0): 5}, {("id", 0): 7, ("id", 1): 1}]

@@ -34,7 +34,7 @@ RUNS: dict[str, list[Step]] = {
     "clean stops between": [*BEGIN, ("close", 0), ("roll", 3), ("advance", 4), ("close", 0), ("abort", 2)],
 }
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def run_of(steps: list[Step]) -> ReplicaRun:

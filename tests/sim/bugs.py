@@ -95,7 +95,7 @@ def never_truncate(patch: Patch) -> None:
     patch.setattr(replica, "find_divergence", buggy)
 
 
-@bug("2")
+@bug("2", quick=False)
 def cut_at_the_leaders_end_only(patch: Patch) -> None:
     """KIP-279: the follower's own end of the epoch is not looked at."""
 

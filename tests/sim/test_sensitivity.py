@@ -8,7 +8,7 @@ from tests.sim.bugs import BUGS
 from tests.sim.sensitivity import find
 from tests.support.sensitivity import TRIES_MAX, Hunts
 
-QUICK_TRIES_MAX = 400
+QUICK_TRIES_MAX = 500
 
 FIND = find
 

@@ -11,7 +11,7 @@ from spark_broker.broker.slow import SLOW
 from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import NetworkError, SparkBrokerError
-from spark_broker.protocol.messages import AllocateProducerIds, Message
+from spark_broker.protocol.messages import AllocateProducerIdsRequest, Message
 from spark_broker.transport.client import Connection
 
 QUEUED_CALLS_MAX = 100
@@ -72,7 +72,7 @@ class BrokerCalls:
 
     def allocate_producer_ids(self, answered: Reply) -> None:
         """Ask the controller for a block of producer ids; `answered` is called from another thread."""
-        request = AllocateProducerIds(self._manager.broker_id, self._manager.broker_epoch)
+        request = AllocateProducerIdsRequest(self._manager.broker_id, self._manager.broker_epoch)
         self._controller.put(request, self._timeout_ms, answered)
 
     def _connection(self, broker: BrokerState) -> Connection:

@@ -17,7 +17,7 @@ from spark_broker.errors import (
     UnknownServerError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.messages import AddedToTransaction, AddPartitionToTransaction, Message
+from spark_broker.protocol.messages import AddPartitionToTransactionRequest, AddPartitionToTransactionResponse, Message
 from spark_broker.protocol.murmur2 import group_partition
 
 CONFIRMATION_TIMEOUT_MS = 5_000
@@ -96,7 +96,7 @@ class Confirmations:
         """Ask; `reply` hears the answer for `take`. Returns how long it may take (ms)."""
         now_ms = self._clock.boottime_ms()
         timeout_ms = min(deadline_ms - now_ms, CONFIRMATION_TIMEOUT_MS)
-        request = AddPartitionToTransaction(
+        request = AddPartitionToTransactionRequest(
             transactional_id, awaited.producer_id, awaited.producer_epoch, *partition.key
         )
         try:
@@ -123,6 +123,6 @@ class Confirmations:
                 raise answer
             # NOT_LEADER_OR_FOLLOWER would tell the producer that the partition has moved.
             raise CoordinatorNotAvailableError(f"{transactional_id!r}: {answer.message}")
-        if not isinstance(answer, AddedToTransaction):
+        if not isinstance(answer, AddPartitionToTransactionResponse):
             raise UnknownServerError(f"AddPartitionToTransaction was answered with {type(answer).__name__}")
         partition.confirm(awaited, answer.repeat_after_ms)

@@ -25,18 +25,18 @@ from spark_broker.errors import (
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
-    CommittedOffsets,
-    Empty,
-    OffsetCommit,
-    OffsetFetch,
-    TransactionalOffsetCommit,
+    EmptyResponse,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    TransactionalOffsetCommitRequest,
 )
 from spark_broker.protocol.murmur2 import group_partition
 
 logger = logging.getLogger(__name__)
 
 
-class Coordinator:
+class GroupCoordinator:
     """Brokers keep no consumer state but this: offsets live in the log, and a new leader reads them from it.
 
     `commit` and `fetch` are safe from any thread; `write_snapshots` belongs to one.
@@ -56,7 +56,9 @@ class Coordinator:
         self._lock = threading.Lock()
         self._shards: dict[int, OffsetsShard] = {}  # by partition of `__consumer_offsets`
 
-    def commit(self, request: OffsetCommit | TransactionalOffsetCommit, deadline_ms: int, reply: Reply) -> None:
+    def commit(
+        self, request: OffsetCommitRequest | TransactionalOffsetCommitRequest, deadline_ms: int, reply: Reply
+    ) -> None:
         """Append the offsets; those of a transaction count once it is committed. `deadline_ms`: boot-time clock.
 
         `reply` hears Empty once they are in the log for good, or the error; perhaps under a partition's lock, from any
@@ -66,20 +68,20 @@ class Coordinator:
             raise InvalidRequestError("a commit without a group id")
         if any(committed.offset < 0 for committed in request.offsets):
             raise InvalidRequestError("a commit of a negative offset")
-        transaction = request if isinstance(request, TransactionalOffsetCommit) else None
+        transaction = request if isinstance(request, TransactionalOffsetCommitRequest) else None
         if transaction is not None:
             self._check_partitions(transaction)
         shard = self._shard(request.group_id)
         records = [offset_record(request.group_id, committed) for committed in request.offsets]
         if not records:
-            reply(Empty())
+            reply(EmptyResponse())
             return
         try:
             shard.append(records, _Commit(reply), deadline_ms, transaction, self._confirm)
         except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
             raise CoordinatorNotAvailableError(error.message) from None
 
-    def _check_partitions(self, request: TransactionalOffsetCommit) -> None:
+    def _check_partitions(self, request: TransactionalOffsetCommitRequest) -> None:
         """A transaction with an offset of a partition that does not exist would commit, and nobody would find it."""
         for offset in request.offsets:
             topic = self._manager.image.topic(offset.topic)
@@ -89,9 +91,9 @@ class Coordinator:
                 there = f"topic {topic.name!r} has {len(topic.partitions)} partitions"
                 raise UnknownTopicOrPartitionError(f"offsets in a transaction: {there}, not {offset.partition + 1}")
 
-    def fetch(self, request: OffsetFetch) -> CommittedOffsets:
+    def fetch(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
         """What the group has committed. Raises the error that the client gets."""
-        return CommittedOffsets(self._shard(request.group_id).committed(request.group_id, request.partitions))
+        return OffsetFetchResponse(self._shard(request.group_id).committed(request.group_id, request.partitions))
 
     def write_snapshots(self) -> None:
         """To be called from time to time: shorten the logs that have grown, forget what others lead now."""
@@ -132,7 +134,7 @@ class _Commit:
 
     def acknowledge(self, base_offset: int) -> None:
         del base_offset
-        self._reply(Empty())
+        self._reply(EmptyResponse())
 
     def refuse(self, error: SparkBrokerError) -> None:
         self._reply(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import KafkaStorageError, StorageFullError
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.files import is_full
@@ -66,7 +66,7 @@ class DamagedReplicas:
         self._taken_out.update(heard)
         return heard
 
-    def follow(self, key: PartitionKey, state: PartitionState | None, broker_id: int) -> None:
+    def follow(self, key: PartitionKey, state: PartitionRegistration | None, broker_id: int) -> None:
         """The controller's word of a partition: a replica that is let in again, or is not here any more, is forgotten.
 
         In sync before it was seen to be out, it is there only because the controller has not heard of the damage yet.

@@ -29,8 +29,8 @@ from spark_broker.protocol.messages import (
     ReplicaFetchRequest,
     ReplicaFetchResponse,
     ReplicaPartition,
-    ReplicaState,
-    ReplicaStateAnswer,
+    ReplicaStateRequest,
+    ReplicaStateResponse,
 )
 
 logger = logging.getLogger(__name__)
@@ -58,13 +58,14 @@ class _Rebuild:
     """A replica whose log begins anew: the leader is asked `request` for what it begins with."""
 
     partition: Partition
-    request: ReplicaState
+    request: ReplicaStateRequest
 
 
 class FetchSession:
     """The follower's end of one stream. One request is out at a time: `next_request`, then what came of it.
 
-    A `ReplicaFetchRequest` goes on the stream (`received`). A `ReplicaState` is a call of its own (`state_received`).
+    A `ReplicaFetchRequest` goes on the stream (`received`). A `ReplicaStateRequest` is a call of its own
+    (`state_received`).
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class FetchSession:
         self._rebuilds: deque[_Rebuild] = deque()
         self._requests = 0
 
-    def next_request(self) -> ReplicaFetchRequest | ReplicaState:
+    def next_request(self) -> ReplicaFetchRequest | ReplicaStateRequest:
         """What the leader is asked next. Replicas that are rebuilt come first, one after the other."""
         if self._rebuilds:
             return self._begin_rebuild(self._rebuilds[0])
         return self._fetch_request()
 
-    def _begin_rebuild(self, rebuild: _Rebuild) -> ReplicaState:
+    def _begin_rebuild(self, rebuild: _Rebuild) -> ReplicaStateRequest:
         partition, request = rebuild.partition, rebuild.request
         why = partition.restart_reason
         logger.info("%s: made anew from its leader's log in leader epoch %d: %s", partition, request.leader_epoch, why)
@@ -132,7 +133,7 @@ class FetchSession:
         partition = rebuild.partition
         if isinstance(answer, SparkBrokerError):
             raise answer
-        if isinstance(answer, ReplicaStateAnswer):
+        if isinstance(answer, ReplicaStateResponse):
             leader_epoch = rebuild.request.leader_epoch
             fields = {"topic_partition": str(partition), "leader_epoch": leader_epoch, "why": partition.restart_reason}
             text = "%(topic_partition)s: made anew from its leader's log in leader epoch %(leader_epoch)d: %(why)s"
@@ -180,7 +181,7 @@ class FetchSession:
         if payload:
             self._no_room.discard(key)
         if partition.restart_reason is not None:
-            self._rebuilds.append(_Rebuild(partition, ReplicaState(*key, answer.leader_epoch)))
+            self._rebuilds.append(_Rebuild(partition, ReplicaStateRequest(*key, answer.leader_epoch)))
         else:
             self._pending[key] = None
 

@@ -10,7 +10,7 @@ from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_fetcher import FetcherState, ReplicaFetcher
 from spark_broker.errors import SparkBrokerError
-from spark_broker.protocol.messages import ReplicaState
+from spark_broker.protocol.messages import ReplicaStateRequest
 from spark_broker.transport.client import ClientStream, Connection
 
 
@@ -92,14 +92,14 @@ class ReplicaFetcherThread(threading.Thread):
     def _ask(self, stream: ClientStream, session: FetchSession) -> None:
         """One request, one response, and what it says carried out."""
         request = session.next_request()
-        if isinstance(request, ReplicaState):
+        if isinstance(request, ReplicaStateRequest):
             session.state_received(self._call(request))
         else:
             stream.send(request, timeout_ms=self._timeout_ms)
             session.received(*stream.receive(timeout_ms=self._timeout_ms))
             self._fetcher.answered()
 
-    def _call(self, request: ReplicaState) -> object:
+    def _call(self, request: ReplicaStateRequest) -> object:
         try:
             return self._connection.call(request, timeout_ms=self._timeout_ms)
         except SparkBrokerError as error:

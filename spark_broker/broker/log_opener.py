@@ -15,7 +15,7 @@ from typing import Protocol, TypeVar
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
-from spark_broker.core.replica import LogState
+from spark_broker.core.replica import RecoveredLog
 from spark_broker.errors import DamagedLogError, SparkBrokerError
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.start_kind import StartKind
@@ -57,7 +57,7 @@ class OpenedLog:
     """A log, and what its replica starts from."""
 
     log: ReplicaLog
-    state: LogState
+    state: RecoveredLog
 
 
 @dataclass(frozen=True, slots=True)

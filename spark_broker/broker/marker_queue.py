@@ -11,10 +11,10 @@ from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.core.transaction_state import MarkerTarget
 from spark_broker.errors import InvalidProducerEpochError, invariant
 from spark_broker.protocol.messages import (
-    MarkersWritten,
     Message,
     TransactionMarker,
-    WriteTransactionMarkers,
+    WriteTransactionMarkersRequest,
+    WriteTransactionMarkersResponse,
 )
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Round:
 
     broker: BrokerState
     targets: tuple[MarkerTarget, ...]
-    request: WriteTransactionMarkers
+    request: WriteTransactionMarkersRequest
 
     @property
     def broker_id(self) -> int:
@@ -103,8 +103,8 @@ class MarkerQueue:
         """The answer to a request: returns the targets that are done. The others are sent again after a while."""
         invariant(sent.broker_id in self._busy, "broker %d answers a round that is not under way", sent.broker_id)
         self._busy.discard(sent.broker_id)
-        done = _done(answer) if isinstance(answer, MarkersWritten) else set()
-        if not isinstance(answer, MarkersWritten):
+        done = _done(answer) if isinstance(answer, WriteTransactionMarkersResponse) else set()
+        if not isinstance(answer, WriteTransactionMarkersResponse):
             logger.info("markers for broker %s are sent again: %s", sent.broker_id, answer)
         finished: list[tuple[Shard, MarkerTarget]] = []
         for target in sent.targets:
@@ -121,7 +121,7 @@ class MarkerQueue:
         return finished
 
 
-def _done(answer: MarkersWritten) -> set[tuple[int, str, int]]:
+def _done(answer: WriteTransactionMarkersResponse) -> set[tuple[int, str, int]]:
     """Committed; or refused because the partition is past this epoch, where nothing of the transaction is open."""
     finished = (0, InvalidProducerEpochError.code)
     return {
@@ -131,10 +131,10 @@ def _done(answer: MarkersWritten) -> set[tuple[int, str, int]]:
     }
 
 
-def _request(targets: list[MarkerTarget]) -> WriteTransactionMarkers:
+def _request(targets: list[MarkerTarget]) -> WriteTransactionMarkersRequest:
     """Partitions of one marker together."""
     markers: dict[tuple[int, int, bool], list[tuple[str, int]]] = {}
     for target in targets:
         key = (target.producer_id, target.producer_epoch, target.committed)
         markers.setdefault(key, []).append((target.topic_id, target.partition))
-    return WriteTransactionMarkers([TransactionMarker(*key, partitions) for key, partitions in markers.items()])
+    return WriteTransactionMarkersRequest([TransactionMarker(*key, partitions) for key, partitions in markers.items()])

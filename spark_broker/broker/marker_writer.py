@@ -9,12 +9,17 @@ from spark_broker.broker.append import Marker
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.errors import InvalidRequestError, InvalidTopicError, SparkBrokerError
 from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.messages import MarkerResult, MarkersWritten, TransactionMarker, WriteTransactionMarkers
+from spark_broker.protocol.messages import (
+    MarkerResult,
+    TransactionMarker,
+    WriteTransactionMarkersRequest,
+    WriteTransactionMarkersResponse,
+)
 
 MARKERS_MAX = 10_000
 """In one request."""
 
-OnWritten = Callable[[MarkersWritten], None]
+OnWritten = Callable[[WriteTransactionMarkersResponse], None]
 
 
 class MarkerWriter:
@@ -23,7 +28,7 @@ class MarkerWriter:
     def __init__(self, manager: ReplicaManager) -> None:
         self._manager = manager
 
-    def write(self, request: WriteTransactionMarkers, deadline_ms: int, written: OnWritten) -> None:
+    def write(self, request: WriteTransactionMarkersRequest, deadline_ms: int, written: OnWritten) -> None:
         """Write the markers. `written` may be called under a partition's lock, from any thread: it must not block.
 
         `deadline_ms`: on the boot-time clock; what is not committed then has failed, and may be committed later. Raises
@@ -58,14 +63,14 @@ class _Gathered:
         self._written = written
         self._results: list[MarkerResult] = []
         if not count:
-            written(MarkersWritten([]))
+            written(WriteTransactionMarkersResponse([]))
 
     def add(self, result: MarkerResult) -> None:
         with self._lock:
             self._results.append(result)
             complete = len(self._results) == self._count
         if complete:
-            self._written(MarkersWritten(self._results))
+            self._written(WriteTransactionMarkersResponse(self._results))
 
 
 class _MarkerToken:

@@ -34,10 +34,10 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.protocol.messages import (
-    Heartbeat,
-    HeartbeatAnswer,
+    HeartbeatRequest,
+    HeartbeatResponse,
     MetadataUpdate,
-    Registered,
+    RegisterBrokerResponse,
     StopBroker,
     StreamMessage,
 )
@@ -93,7 +93,7 @@ def read_update(known: MetadataImage, update: MetadataUpdate) -> MetadataImage:
 class SessionEvents:
     """Whom the session tells. `on_registered` comes before any metadata; `on_end` names why the broker is to end."""
 
-    on_registered: Callable[[Registered], None]
+    on_registered: Callable[[RegisterBrokerResponse], None]
     on_end: Callable[[str], None]
     on_failure: Callable[[SparkBrokerError], None]
     on_bug: Callable[[BaseException], None]
@@ -124,7 +124,7 @@ class Membership:
         self._clock = clock
         self._read = read
         self._controller_epoch = -1
-        self._registered: Registered | None = None
+        self._registered: RegisterBrokerResponse | None = None
         self._ahead_max_ms: int | None = None  # see Heartbeat
         self._reason = ""
         self._live = False  # as the controller's last answer says
@@ -168,7 +168,7 @@ class Membership:
 
     def _accept(self, message: StreamMessage) -> None:
         """The first message of a session. Known bug 18: what an older driver still says is refused."""
-        if not isinstance(message, Registered):
+        if not isinstance(message, RegisterBrokerResponse):
             raise NetworkError(f"the controller answered a registration with {type(message).__name__}")
         if message.controller_epoch < self._controller_epoch:
             raise StaleControllerEpochError(f"controller epoch {message.controller_epoch} is over")
@@ -180,7 +180,7 @@ class Membership:
 
     def _handle(self, message: StreamMessage) -> bool:
         match message:
-            case HeartbeatAnswer():
+            case HeartbeatResponse():
                 self._answered(message)
                 return False
             case MetadataUpdate():
@@ -211,14 +211,14 @@ class Membership:
             self._move(MembershipEvent.BROKER_ENDS)
             self._events.on_failure(error)
 
-    def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> HeartbeatRequest:
         """The heartbeat to send now. It says how far the metadata is, and so whether this broker may be unfenced.
 
         Only with every log open it may: it would lead what it cannot serve yet.
         """
         offset = self._manager.applied_offset
         epoch = self._registered.broker_epoch if self._registered is not None else -1
-        return Heartbeat(
+        return HeartbeatRequest(
             broker_epoch=epoch,
             metadata_offset=offset,
             sent_ms=self._clock.boottime_ms(),
@@ -235,7 +235,7 @@ class Membership:
         """The controller's clock has gone on since: this one is ahead of it by the difference, or by less."""
         self._ahead_max_ms = self._clock.wall_ms() - controller_wall_ms if controller_wall_ms >= 0 else None
 
-    def _answered(self, answer: HeartbeatAnswer) -> None:
+    def _answered(self, answer: HeartbeatResponse) -> None:
         self._compare_clocks(answer.wall_ms)
         if answer.reason != self._reason:
             self._reason = answer.reason

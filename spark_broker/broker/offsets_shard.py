@@ -11,11 +11,11 @@ from spark_broker.broker.clock import Clock
 from spark_broker.broker.confirmation import Confirm, append_confirmed
 from spark_broker.broker.internal_records import encode_rows, rows_of
 from spark_broker.broker.partition import Partition
-from spark_broker.core.group_offsets import GroupOffsets, OffsetRecord
+from spark_broker.core.group_offsets import CommittedOffsets, OffsetRecord
 from spark_broker.core.replica import ACKS_ALL
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError
 from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
-from spark_broker.protocol.messages import CommittedOffset, TransactionalOffsetCommit
+from spark_broker.protocol.messages import CommittedOffset, TransactionalOffsetCommitRequest
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class OffsetsShard:
         self._clock = clock
         self._lock = threading.Lock()
         # Guarded by _lock: what the log says up to `_read_to`, all of it committed.
-        self._offsets = GroupOffsets()
+        self._offsets = CommittedOffsets()
         self._read_to = 0
         self._snapshot: _Snapshot | None = None  # appended, and not known to be committed
         self._snapshot_end = 0  # where the last snapshot ends that was written or read
@@ -58,7 +58,7 @@ class OffsetsShard:
         records: list[OffsetRecord],
         token: AppendToken,
         deadline_ms: int,
-        transaction: TransactionalOffsetCommit | None,
+        transaction: TransactionalOffsetCommitRequest | None,
         confirm: Confirm,
     ) -> None:
         """Append commits with acks=all; `token` hears of the outcome. Raises typed errors: nothing is stored then."""
@@ -69,7 +69,9 @@ class OffsetsShard:
     def _append(self, message: bytes, deadline_ms: int) -> Append:
         return Append(message, self.leader_epoch, ACKS_ALL, self.partition.topic.schema_id, deadline_ms)
 
-    def _encode(self, records: list[OffsetRecord], transaction: TransactionalOffsetCommit | None = None) -> bytes:
+    def _encode(
+        self, records: list[OffsetRecord], transaction: TransactionalOffsetCommitRequest | None = None
+    ) -> bytes:
         topic, now_ms = self.partition.topic, self._clock.wall_ms()
         if transaction is None:
             return encode_rows(records, topic.schemas[-1], topic.schema_id, now_ms)

@@ -35,11 +35,11 @@ from spark_broker.core.producers import StoredBatch
 from spark_broker.core.replica import (
     ACKS_ALL,
     AppendGrant,
-    Assignment,
     AwaitTransaction,
     Diverging,
     Fetched,
     FetchPosition,
+    LeaderAndIsr,
     Replica,
     Role,
 )
@@ -52,7 +52,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.arrow_message import ParsedBatch, assign, decode_batch
 from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
-from spark_broker.protocol.messages import LogEnd, ReplicaStateAnswer
+from spark_broker.protocol.messages import LogEnd, ReplicaStateResponse
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.retention import RetentionClock
 
@@ -100,7 +100,7 @@ class Partition:
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.key[1]}"
 
-    def assign(self, assignment: Assignment, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
+    def assign(self, assignment: LeaderAndIsr, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
         """What the controller says now; streams that wait are woken to see it."""
         with self._lock:
             self.topic = topic
@@ -292,12 +292,12 @@ class Partition:
             self.replica.check_leader(leader_epoch)
             return PartitionRead([], *self._position(0)[1:])
 
-    def replica_state(self, leader_epoch: int) -> ReplicaStateAnswer:
+    def replica_state(self, leader_epoch: int) -> ReplicaStateResponse:
         """What a follower needs that begins at this log's start."""
         with self._lock:
             self.replica.check_leader(leader_epoch)
             producers = self._guard_storage(self._log.producers_at_log_start)
-            return ReplicaStateAnswer(self.replica.log_start_offset, self.replica.epochs.to_pairs(), producers)
+            return ReplicaStateResponse(self.replica.log_start_offset, self.replica.epochs.to_pairs(), producers)
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
         """Raises LogTruncationError where the record before `offset` is not of this leader epoch any more (KIP-320)."""
@@ -405,7 +405,7 @@ class Partition:
         self._carry_out(self.replica.follower_appended([batch_info(f.header) for f in frames], leader_high_watermark))
         self.replica.check_log_end(self._log.log_end_offset)
 
-    def restart(self, leader_epoch: int, answer: ReplicaStateAnswer) -> None:
+    def restart(self, leader_epoch: int, answer: ReplicaStateResponse) -> None:
         """Begin anew at the leader's log start with the leader's epoch history and producers."""
         with self._lock:
             followed = self.replica.role is Role.FOLLOWER and leader_epoch == self.replica.assignment.leader_epoch

@@ -15,7 +15,7 @@ import pyarrow as pa
 from spark_broker.broker.answer_budget import AnswerBudget
 from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.broker_calls import BrokerCalls
-from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.custody import LeaveRequest
 from spark_broker.broker.executor import ExecutorLog
 from spark_broker.broker.fetch_stream import FetchStream
@@ -34,7 +34,7 @@ from spark_broker.broker.spec import STOPPED, BrokerSpec
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.errors import InvalidConfigError, InvariantError, SparkBrokerError
-from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBroker, Registered
+from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest, RegisterBrokerResponse
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import process_start_time
 from spark_broker.transport.client import Connection
@@ -85,7 +85,7 @@ class Broker:
         self._calls = BrokerCalls(self._manager, self._controller, timeout_ms, self._on_bug)
         self._transactions = TransactionService(self._manager, settings.cluster, self._calls, self._on_bug)
         confirm = self._transactions.confirm
-        coordinator = Coordinator(self._manager, settings.cluster.offsets_topic_snapshot_records, confirm)
+        coordinator = GroupCoordinator(self._manager, settings.cluster.offsets_topic_snapshot_records, confirm)
         self._queue, passing_on = (
             RequestQueue(settings.cluster.num_io_threads, settings.cluster.queued_max_requests) for _ in range(2)
         )
@@ -170,9 +170,9 @@ class Broker:
             raise end
         return end
 
-    def _registration(self) -> RegisterBroker:
+    def _registration(self) -> RegisterBrokerRequest:
         spec, meta = self._spec, self._directory.meta
-        return RegisterBroker(
+        return RegisterBrokerRequest(
             version=PROTOCOL_VERSION,
             cluster_id=meta.cluster_id,
             launch=spec.launch,
@@ -191,7 +191,7 @@ class Broker:
             log=ExecutorLog.of(spec.executor_pid).shown,
         )
 
-    def _on_registered(self, registered: Registered) -> None:
+    def _on_registered(self, registered: RegisterBrokerResponse) -> None:
         self._directory.update(broker_id=registered.broker_id)
         self._manager.registered(registered.broker_id, registered.broker_epoch)
         fields = {"broker_id": registered.broker_id, "broker_epoch": registered.broker_epoch}

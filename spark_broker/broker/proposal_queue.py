@@ -12,7 +12,13 @@ from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import NetworkError, error_from_code, invariant
-from spark_broker.protocol.messages import AlterIsr, AlterIsrResult, AlterPartition, AlterPartitionResult, IsrMember
+from spark_broker.protocol.messages import (
+    AlterIsr,
+    AlterIsrResult,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    IsrMember,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +81,10 @@ def still_open(manager: ReplicaManager, proposals: Proposals) -> Proposals:
     }
 
 
-def request_of(manager: ReplicaManager, proposals: Proposals) -> AlterPartition:
+def request_of(manager: ReplicaManager, proposals: Proposals) -> AlterPartitionRequest:
     """The request that carries the proposals."""
     changes = [_change(key, proposal) for key, proposal in proposals.items()]
-    return AlterPartition(manager.broker_id, manager.broker_epoch, changes)
+    return AlterPartitionRequest(manager.broker_id, manager.broker_epoch, changes)
 
 
 def announce(manager: ReplicaManager, proposals: Proposals) -> None:
@@ -102,7 +108,7 @@ def _fields(partition: Partition, proposal: ProposeIsr) -> dict[str, object]:
 
 def settle(manager: ReplicaManager, answer: object, proposals: Proposals) -> None:
     """Success shows as a newer state of the partition, and so does a stale epoch; a certain refusal ends a proposal."""
-    if not isinstance(answer, AlterPartitionResult):
+    if not isinstance(answer, AlterPartitionResponse):
         raise NetworkError(f"ISR proposals were answered with {type(answer).__name__}")
     for result in answer.results:
         _settle_one(manager, result, proposals)

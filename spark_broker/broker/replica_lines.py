@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from spark_broker.core.events import Assignment
+from spark_broker.core.events import LeaderAndIsr
 from spark_broker.core.replica import Replica, Role
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Before:
     """What a replica was before an event."""
 
     role: Role
-    assignment: Assignment
+    assignment: LeaderAndIsr
 
 
 class ConnectionLines:

@@ -11,7 +11,7 @@ from spark_broker.broker.topic import Topic
 from spark_broker.core.batch import BatchInfo
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
-from spark_broker.core.replica import LogState
+from spark_broker.core.replica import RecoveredLog
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageFullError, invariant
 from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, BatchHeader, Frame
@@ -94,9 +94,9 @@ class ReplicaLog:
             self._topic = topic
             self._log.config = LogConfig.of_topic(topic.config)
 
-    def state(self, *, high_watermark: int) -> LogState:
+    def state(self, *, high_watermark: int) -> RecoveredLog:
         """What the state machine starts from."""
-        return LogState(
+        return RecoveredLog(
             log_start_offset=self._log.log_start_offset,
             log_end_offset=self._log.log_end_offset,
             high_watermark=high_watermark,

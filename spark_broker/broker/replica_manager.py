@@ -23,7 +23,7 @@ from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.controller.log_ends import is_asked_for
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.replica import Assignment, Replica
+from spark_broker.core.replica import LeaderAndIsr, Replica
 from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
@@ -215,7 +215,7 @@ class ReplicaManager:
             return
         partition = self._partitions.get(key)
         if partition is not None:
-            assignment = Assignment(
+            assignment = LeaderAndIsr(
                 leader=state.leader,
                 leader_epoch=state.leader_epoch,
                 partition_epoch=state.partition_epoch,

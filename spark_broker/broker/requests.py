@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
-from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.transaction_coordinator import Answer, Reply
 from spark_broker.controller.describe import describe
@@ -25,21 +25,21 @@ from spark_broker.errors import (
 from spark_broker.protocol.messages import (
     EARLIEST_TIMESTAMP_MS,
     LATEST_TIMESTAMP_MS,
-    AllocateProducerIds,
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
     CallRequest,
-    GetMetadata,
-    InitProducerId,
-    ListOffsets,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
     Message,
-    OffsetCommit,
-    OffsetFetch,
-    OffsetInfo,
-    Offsets,
-    OffsetSpec,
-    ProducerIdBlock,
-    ProducerIdentity,
-    ReplicaState,
-    TransactionalOffsetCommit,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    ReplicaStateRequest,
+    TransactionalOffsetCommitRequest,
 )
 
 COMMIT_TIMEOUT_MS = 10_000
@@ -57,7 +57,7 @@ class BrokerRequests:
     def __init__(
         self,
         manager: ReplicaManager,
-        coordinator: Coordinator,
+        coordinator: GroupCoordinator,
         answer_transactional: AnswerTransactional,
         ask_controller: AskController,
         clock: Clock = SYSTEM_CLOCK,
@@ -80,23 +80,23 @@ class BrokerRequests:
     def answer(self, request: CallRequest, reply: Reply) -> None:
         """Answer now or later. Raises the error that the caller gets, or hands it to `reply`."""
         match request:
-            case GetMetadata(topics):
+            case MetadataRequest(topics):
                 reply(describe(self.image, topics))
-            case ListOffsets(partitions):
-                reply(Offsets([self._offset(spec) for spec in partitions]))
-            case InitProducerId():
+            case ListOffsetsRequest(partitions):
+                reply(ListOffsetsResponse([self._offset(spec) for spec in partitions]))
+            case InitProducerIdRequest():
                 self._producer_ids.take(reply)
-            case OffsetCommit() | TransactionalOffsetCommit():
+            case OffsetCommitRequest() | TransactionalOffsetCommitRequest():
                 self._coordinator.commit(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply)
-            case OffsetFetch():
+            case OffsetFetchRequest():
                 reply(self._coordinator.fetch(request))
-            case ReplicaState(topic_id, partition, leader_epoch):
+            case ReplicaStateRequest(topic_id, partition, leader_epoch):
                 reply(self._manager.partition(topic_id, partition).replica_state(leader_epoch))
             case _:
                 if not self._answer_transactional(request, reply):
                     self._pass_on(request, reply)
 
-    def _offset(self, spec: OffsetSpec) -> OffsetInfo:
+    def _offset(self, spec: ListOffsetsPartition) -> ListedOffset:
         key = (spec.topic_id, spec.partition)
         try:
             partition = self._manager.partition(*key)
@@ -110,8 +110,8 @@ class BrokerRequests:
                 offset, timestamp_ms = found if found is not None else (-1, -1)
             size, fitting = partition.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
         except SparkBrokerError as error:
-            return OffsetInfo(*key, error.code, error.message[:1000])
-        return OffsetInfo(
+            return ListedOffset(*key, error.code, error.message[:1000])
+        return ListedOffset(
             *key,
             0,
             offset=offset,
@@ -148,7 +148,7 @@ class _ProducerIds:
     def take(self, reply: Reply) -> None:
         with self._lock:
             if len(self._pool):
-                identity = ProducerIdentity(self._pool.take(), 0)
+                identity = InitProducerIdResponse(self._pool.take(), 0)
             else:
                 self._waiting.append(reply)
                 if len(self._waiting) > 1:
@@ -160,16 +160,18 @@ class _ProducerIds:
             self._ask()
 
     def _ask(self) -> None:
-        self._ask_controller(AllocateProducerIds(self._manager.broker_id, self._manager.broker_epoch), self._answered)
+        self._ask_controller(
+            AllocateProducerIdsRequest(self._manager.broker_id, self._manager.broker_epoch), self._answered
+        )
 
     def _answered(self, block: Answer) -> None:
         """Everybody gets an id of the block, or the error. Whoever is left over has the next block asked for."""
         answers: list[tuple[Reply, Answer]] = []
         with self._lock:
-            if isinstance(block, ProducerIdBlock):
+            if isinstance(block, AllocateProducerIdsResponse):
                 self._pool.refill(block.first_id, block.count)
                 while self._waiting and len(self._pool):
-                    answers.append((self._waiting.popleft(), ProducerIdentity(self._pool.take(), 0)))
+                    answers.append((self._waiting.popleft(), InitProducerIdResponse(self._pool.take(), 0)))
             else:
                 if not isinstance(block, SparkBrokerError):
                     block = NotControllerError(f"no producer id: the controller answered with {type(block).__name__}")

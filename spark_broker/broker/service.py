@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from spark_broker.broker.awaited_answer import AwaitedAnswer
-from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
 from spark_broker.broker.requests import COMMIT_TIMEOUT_MS, BrokerRequests
@@ -15,15 +15,15 @@ from spark_broker.broker.transaction_service import MARKERS_WAIT_MS, Transaction
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     CallRequest,
-    GetMetadata,
-    InitProducerId,
-    ListOffsets,
+    InitProducerIdRequest,
+    ListOffsetsRequest,
     Message,
-    OffsetCommit,
-    OffsetFetch,
-    ReplicaState,
-    TransactionalOffsetCommit,
-    WriteTransactionMarkers,
+    MetadataRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    ReplicaStateRequest,
+    TransactionalOffsetCommitRequest,
+    WriteTransactionMarkersRequest,
 )
 from spark_broker.transport.client import Connection
 
@@ -43,7 +43,7 @@ class BrokerService:
     def __init__(
         self,
         manager: ReplicaManager,
-        coordinator: Coordinator,
+        coordinator: GroupCoordinator,
         transactions: TransactionService,
         controller: Connection,
         timeout_ms: int,
@@ -63,7 +63,7 @@ class BrokerService:
         answer = AwaitedAnswer()
         with SLOW.watch(type(request).__name__):
             with self._turn(request) as turn:
-                if turn is not None and isinstance(request, TransactionalOffsetCommit):
+                if turn is not None and isinstance(request, TransactionalOffsetCommitRequest):
                     turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
                 self._requests.answer(request, answer)
             return answer.wait(self._patience_ms(request))
@@ -71,22 +71,28 @@ class BrokerService:
     def _turn(self, request: CallRequest) -> Turn | nullcontext[None]:
         """What brokers ask of each other, and what waits for a coordinator, has no turn."""
         match request:
-            case GetMetadata() | ListOffsets() | OffsetFetch() | OffsetCommit() | TransactionalOffsetCommit():
+            case (
+                MetadataRequest()
+                | ListOffsetsRequest()
+                | OffsetFetchRequest()
+                | OffsetCommitRequest()
+                | TransactionalOffsetCommitRequest()
+            ):
                 return self._queue.turn(RequestKind.CALL, TURN_WAIT_S)
-            case ReplicaState():
+            case ReplicaStateRequest():
                 return nullcontext()
             case _ if TransactionRequests.serves(request):
                 return nullcontext()
-            case InitProducerId():
+            case InitProducerIdRequest():
                 return self._passing_on.turn(RequestKind.CALL, TURN_WAIT_S)
             case _:
                 return self._passing_on.turn(RequestKind.CALL, PASS_ON_WAIT_S)
 
     def _patience_ms(self, request: CallRequest) -> int:
         match request:
-            case OffsetCommit() | TransactionalOffsetCommit():
+            case OffsetCommitRequest() | TransactionalOffsetCommitRequest():
                 return COMMIT_TIMEOUT_MS
-            case WriteTransactionMarkers():
+            case WriteTransactionMarkersRequest():
                 return MARKERS_WAIT_MS + GRACE_MS
             case _:
                 return self._timeout_ms + GRACE_MS

@@ -10,7 +10,7 @@ from spark_broker.broker.lease import Lease
 from spark_broker.broker.membership import RECONNECT_MS, Membership, SessionEvents
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
-from spark_broker.protocol.messages import RegisterBroker
+from spark_broker.protocol.messages import RegisterBrokerRequest
 from spark_broker.transport.client import ClientStream, Connection
 
 __all__ = ["ControllerSession", "SessionEvents"]
@@ -24,7 +24,7 @@ class ControllerSession(threading.Thread):
     def __init__(
         self,
         controller: Connection,
-        registration: Callable[[], RegisterBroker],
+        registration: Callable[[], RegisterBrokerRequest],
         manager: ReplicaManager,
         lease: Lease,
         events: SessionEvents,

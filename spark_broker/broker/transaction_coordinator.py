@@ -43,12 +43,12 @@ from spark_broker.errors import (
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
-    AddPartitionToTransaction,
-    DescribeTransactions,
+    AddPartitionToTransactionRequest,
+    AllocateProducerIdsResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
     Message,
-    ProducerIdBlock,
     TransactionDescription,
-    TransactionDescriptions,
 )
 from spark_broker.protocol.murmur2 import group_partition
 
@@ -124,7 +124,7 @@ class TransactionCoordinator:
 
     def _request(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
         led = self._shard_of(transactional_id_of(request))
-        if isinstance(request, AddPartitionToTransaction):
+        if isinstance(request, AddPartitionToTransactionRequest):
             self._check_partition(led, request)
         self._next_token += 1
         self._replies[self._next_token] = reply
@@ -132,7 +132,7 @@ class TransactionCoordinator:
         self._carry_out(led, led.shard.request(self._next_token, request, deadline_ms, now_ms))
         self._allocate_producer_ids(now_ms)
 
-    def _check_partition(self, led: LedShard, request: AddPartitionToTransaction) -> None:
+    def _check_partition(self, led: LedShard, request: AddPartitionToTransactionRequest) -> None:
         """The image that says so must be of a time at which this broker led the shard (see `MarkerQueue.gone`)."""
         image = self._manager.image
         state = image.partition(led.partition.key[0], led.number)
@@ -146,7 +146,7 @@ class TransactionCoordinator:
         if request.partition >= len(topic.partitions):
             raise UnknownTopicOrPartitionError(f"{topic.name} has no partition {request.partition} here yet")
 
-    def describe(self, request: DescribeTransactions) -> TransactionDescriptions:
+    def describe(self, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
         """What this broker coordinates, in its present state; ids that are not known are left out.
 
         Raises NotLeaderOrFollowerError or CoordinatorNotAvailableError when it does not coordinate an id that is named.
@@ -154,7 +154,7 @@ class TransactionCoordinator:
         try:
             with self._lock:
                 self._run_events()
-                return TransactionDescriptions(self._describe(request.transactional_ids))
+                return DescribeTransactionsResponse(self._describe(request.transactional_ids))
         finally:
             self.pump()
 
@@ -216,7 +216,7 @@ class TransactionCoordinator:
 
     def _allocated(self, answer: Answer) -> None:
         self._allocation_due_ms = 0
-        if isinstance(answer, ProducerIdBlock):
+        if isinstance(answer, AllocateProducerIdsResponse):
             self._producer_ids.refill(answer.first_id, answer.count)
         else:
             logger.info("no producer ids yet: %s", answer)

@@ -20,15 +20,15 @@ from spark_broker.core.transaction_coordinator import CoordinatorRequest
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     CallRequest,
-    DescribeTransactions,
+    DescribeTransactionsRequest,
     Message,
-    WriteTransactionMarkers,
+    WriteTransactionMarkersRequest,
 )
 
 MARKERS_WAIT_MS = MARKERS_TIMEOUT_MS * 4 // 5
 """Shorter than the coordinator's own deadline, so that it hears which markers have failed."""
 
-_SERVED = CoordinatorRequest | DescribeTransactions | WriteTransactionMarkers
+_SERVED = CoordinatorRequest | DescribeTransactionsRequest | WriteTransactionMarkersRequest
 
 
 class TransactionRequests:
@@ -50,9 +50,9 @@ class TransactionRequests:
         """See `requests.AnswerTransactional`. Raises the error that the caller gets."""
         now_ms = self._clock.boottime_ms()
         match request:
-            case DescribeTransactions():
+            case DescribeTransactionsRequest():
                 reply(self._coordinator.describe(request))
-            case WriteTransactionMarkers():
+            case WriteTransactionMarkersRequest():
                 self._markers.write(request, now_ms + MARKERS_WAIT_MS, reply)
             case _ if isinstance(request, CoordinatorRequest):
                 self._coordinator.handle(request, now_ms + self._timeout_ms, reply)

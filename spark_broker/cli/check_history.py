@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from spark_broker.cli.options import Output, OutputOption
+from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def check_history_file(
         typer.Option(help="log.dirs of the brokers, to tell a lost value from one not delivered; may be repeated."),
     ] = None,
     column: Annotated[str, typer.Option(help="Column of the values in the segment files.")] = "value",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Judge a saved history and explain its first anomalies. Status 1 when there are any."""
     from spark_broker.testing.checker import check_history
@@ -57,7 +57,7 @@ def check_history_file(
 
     history = load_history(path)
     result = check_history(history, _stored(history, log_dirs or [], column))
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(_verdict(result))
     else:
         typer.echo(explain(history, result))

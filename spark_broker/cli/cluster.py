@@ -13,7 +13,7 @@ import typer
 import spark_broker
 from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
 from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, StateFile, parse_settings
+from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, StateFile, parse_settings
 from spark_broker.cli.output import counted, fail, note, print_json, print_table
 from spark_broker.config import load_cluster_settings
 from spark_broker.model import BrokerInfo, ClusterDescription, PartitionInfo
@@ -78,13 +78,15 @@ def start(
     if not detach:
         run_in_foreground(application)
     state = start_detached(application, timeout)
-    print_cluster(state.bootstrap_servers, Output.TABLE, state)
+    print_cluster(state.bootstrap_servers, OutputFormat.TABLE, state)
     note(f"bootstrap.servers = {state.bootstrap_servers}")
     note("Stop it with `spark-broker cluster stop`.")
 
 
 @cluster.command()
-def status(bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE, state_file: StateFile = None) -> None:
+def status(
+    bootstrap_server: Bootstrap = "", output: OutputOption = OutputFormat.TABLE, state_file: StateFile = None
+) -> None:
     """Show the brokers, and what each of them leads and holds. Status 1 when no cluster runs."""
     state = None
     if not bootstrap_server:
@@ -114,7 +116,7 @@ def stop(
     note("stopped")
 
 
-def print_cluster(bootstrap: str, output: Output, state: ClusterState | None) -> None:
+def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | None) -> None:
     """Describe the cluster at these addresses. `state`: the note of its driver, where that runs here."""
     with spark_broker.Admin(bootstrap) as admin:
         cluster = admin.describe_cluster(include_fenced=True)
@@ -122,7 +124,7 @@ def print_cluster(bootstrap: str, output: Output, state: ClusterState | None) ->
     partitions = [partition for topic in topics for partition in topic.partitions]
     rows = broker_rows(cluster, partitions)
     driver_log = state.driver_log if state is not None else ""
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         described = {"cluster_id": cluster.cluster_id, "controller_epoch": cluster.controller_epoch}
         print_json({**described, "controller": cluster.controller, "driver_log": driver_log, "brokers": rows})
         return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from spark_broker.cli.options import Output, OutputOption
+from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import counted, note, print_error, print_json, print_table
 from spark_broker.cli.records import readable
 
@@ -46,7 +46,7 @@ class BatchLine(msgspec.Struct, frozen=True):
 def dump_log(
     paths: Annotated[list[Path], typer.Argument(help="Segment files, or a partition's directory.")],
     data: Annotated[bool, typer.Option("--print-data-log", help="The rows, too (as JSON).")] = False,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Show the batches of segment files and verify their checksums. Status 1 when anything is damaged."""
     from spark_broker.cli.segment_dump import chain_problem, read_segment, segments_at
@@ -56,7 +56,7 @@ def dump_log(
         batches = list(read_segment(directory, base_offset))
         problem = chain_problem(directory, base_offset)
         lines = list(_lines(directory, base_offset, batches, data))
-        if output is Output.JSON:
+        if output is OutputFormat.JSON:
             for line in lines:
                 print_json(line)
         else:

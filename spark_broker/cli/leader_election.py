@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, open_admin
+from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
 from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.errors import ElectionNotNeededError, InvalidConfigError, SparkBrokerError
 from spark_broker.model import TopicPartition
@@ -35,7 +35,7 @@ def leader_election(
         bool, typer.Option("--all-topic-partitions", help="Every partition of every topic.")
     ] = False,
     bootstrap_server: Bootstrap = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Elect leaders. Status 1 when a partition that was named could not be given one."""
     if bool(topic) == all_topic_partitions or (partition is not None and not topic):
@@ -54,8 +54,8 @@ def leader_election(
         raise typer.Exit(1)
 
 
-def _show(results: Mapping[TopicPartition, SparkBrokerError | None], output: Output) -> None:
-    if output is Output.JSON:
+def _show(results: Mapping[TopicPartition, SparkBrokerError | None], output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         print_json(
             [
                 {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 BOOTSTRAP_VARIABLE = "SPARK_BROKER_BOOTSTRAP_SERVERS"
 
 
-class Output(StrEnum):
+class OutputFormat(StrEnum):
     """What a command prints: a table for people, JSON for scripts."""
 
     TABLE = "table"
@@ -37,7 +37,7 @@ Bootstrap = Annotated[
         help="Brokers to ask first; any one is enough. Default: the cluster that `cluster start` started here.",
     ),
 ]
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Print a table, or JSON for scripts.")]
+OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Print a table, or JSON for scripts.")]
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
 Settings = Annotated[
     list[str] | None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import spark_broker
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, bootstrap_servers, parse_settings
+from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, Settings, bootstrap_servers, parse_settings
 from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.errors import TopicAlreadyExistsError
 from spark_broker.model import NewTopic, TopicPartition
@@ -32,7 +32,7 @@ def perf_produce(
     replication_factor: Annotated[int | None, typer.Option(min=1, help="Where the topic is not there yet.")] = None,
     config: Settings = None,
     bootstrap_server: Bootstrap = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Append random records as fast as they are acknowledged. Makes the topic if it is not there."""
     servers = bootstrap_servers(bootstrap_server)
@@ -47,7 +47,7 @@ def perf_produce(
     batch = random_records(min(batch_records, records), record_size)
     with spark_broker.Producer(servers, acks=acks, config=parse_settings(config)) as producer:
         figures = measure_produce(producer, topic, records, batch, warmup=warmup)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({"topic": topic, "acks": acks, "record_size": record_size, **_plain(figures)})
     else:
         print_produce(figures, f"{topic}: acks={acks}, {record_size}-byte records, {batch.num_rows:,} in a batch")
@@ -59,7 +59,7 @@ def perf_consume(
     records: Annotated[int | None, typer.Option(min=1, help="Records to read. Default: all there are.")] = None,
     config: Settings = None,
     bootstrap_server: Bootstrap = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Read a topic from its beginning."""
     servers = bootstrap_servers(bootstrap_server)
@@ -69,7 +69,7 @@ def perf_consume(
         chosen = [TopicPartition(topic, one.partition) for one in admin.describe_topic(topic).partitions]
     with spark_broker.Consumer(servers, config=parse_settings(config), enable_auto_commit=False) as consumer:
         figures = measure_consume(consumer, chosen, records)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({"topic": topic, **_plain(figures)})
     else:
         rows = [("records", f"{figures.records:,}"), ("records/s", f"{figures.records_per_s:,}")]

@@ -11,7 +11,15 @@ from typing import Annotated, BinaryIO
 import typer
 
 import spark_broker
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, bootstrap_servers, parse_settings
+from spark_broker.cli.options import (
+    Bootstrap,
+    OutputFormat,
+    OutputOption,
+    Settings,
+    Topic,
+    bootstrap_servers,
+    parse_settings,
+)
 from spark_broker.cli.output import counted, note, print_json, progress
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import RecordMetadata
@@ -29,7 +37,7 @@ def produce(
     acks: Annotated[str, typer.Option(help="0, 1 or all.")] = "all",
     config: Settings = None,
     bootstrap_server: Bootstrap = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Append standard input: one record for each line; a topic with columns takes one JSON object a line."""
     servers = bootstrap_servers(bootstrap_server)
@@ -49,7 +57,7 @@ def produce(
             total.wait_for(producer.append(topic, maker.rows(lines), partition=partition))
             tell(total.settle())
         total.settle(wait=True)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({"topic": topic, "records": total.records, "batches": total.batches})
     else:
         records = counted(total.records, "record", "records")

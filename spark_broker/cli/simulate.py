@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from spark_broker.cli.options import Output, OutputOption
+from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import counted, fail, print_json, print_table, progress
 from spark_broker.testing.simulation.trace import Kind, Note, Trace
 
@@ -46,7 +46,7 @@ def simulate(
     schedules: Annotated[int, typer.Option(help="Run this many seeds.", min=1)] = 1000,
     first_seed: Annotated[int, typer.Option(help="The first of them.")] = 0,
     processes: Annotated[int | None, typer.Option(help="Processes; by default one for each core.", min=1)] = None,
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """Simulate whole clusters with faults: the same seed gives the same story. Status 1 when a rule is broken."""
     if seed is not None:
@@ -58,7 +58,7 @@ def simulate(
         summary = run_many(
             schedules, first_seed=first_seed, events=events, processes=processes, progress=tell, found=_tell_finding
         )
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(_as_dict(summary))
     else:
         _print_summary(summary)
@@ -66,11 +66,11 @@ def simulate(
         raise typer.Exit(1)
 
 
-def _replay(seed: int, events: int, output: Output) -> None:
+def _replay(seed: int, events: int, output: OutputFormat) -> None:
     from spark_broker.testing.simulation.schedule import run_schedule
 
     result, trace = run_schedule(seed, events, story=True)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json({"result": result, "notes": trace.notes})
     else:
         _print_story(result, trace, events)

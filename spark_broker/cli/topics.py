@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, Settings, Topic, open_admin, parse_settings
+from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, Settings, Topic, open_admin, parse_settings
 from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.config import TopicConfig
 from spark_broker.errors import TopicAlreadyExistsError
@@ -58,12 +58,12 @@ def create(
 def list_topics(
     internal: Annotated[bool, typer.Option("--internal", help="Internal topics, too.")] = False,
     bootstrap_server: Bootstrap = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List the topics, one name on a line."""
     with open_admin(bootstrap_server) as admin:
         names = admin.list_topics(include_internal=internal)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(list(names))
         return
     for name in names:
@@ -73,11 +73,11 @@ def list_topics(
 
 
 @topics.command()
-def describe(topic: Topic, bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE) -> None:
+def describe(topic: Topic, bootstrap_server: Bootstrap = "", output: OutputOption = OutputFormat.TABLE) -> None:
     """Show a topic's partitions: leader, replicas, ISR, offsets; its settings and columns."""
     with open_admin(bootstrap_server) as admin:
         found = admin.describe_topic(topic)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(to_json(found))
     else:
         print_description(found)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spark_broker.cli.options import Bootstrap, Output, OutputOption, open_admin
+from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
 from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.model import TransactionInfo
 
@@ -27,14 +27,14 @@ def list_transactions(
         typer.Option(metavar="STATE", help="Only these: Empty, Ongoing, PrepareCommit, PrepareAbort. May be repeated."),
     ] = None,
     bootstrap_server: Bootstrap = "",
-    output: OutputOption = Output.TABLE,
+    output: OutputOption = OutputFormat.TABLE,
 ) -> None:
     """List the transactional ids that the cluster knows, and the state of each."""
     with open_admin(bootstrap_server) as admin:
         found = admin.list_transactions()
     wanted = {one.lower() for one in state or ()}
     found = [one for one in found if not wanted or one.state.lower() in wanted]
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(found)
         return
     rows = [
@@ -58,12 +58,12 @@ def list_transactions(
 
 @transactions.command()
 def describe(
-    transactional_id: TransactionalId, bootstrap_server: Bootstrap = "", output: OutputOption = Output.TABLE
+    transactional_id: TransactionalId, bootstrap_server: Bootstrap = "", output: OutputOption = OutputFormat.TABLE
 ) -> None:
     """Show one transactional id: its state, its writers, and the partitions of the open transaction."""
     with open_admin(bootstrap_server) as admin:
         found = admin.describe_transaction(transactional_id)
-    if output is Output.JSON:
+    if output is OutputFormat.JSON:
         print_json(found)
     else:
         print_table(("", ""), _rows(found), title=f"transactional id {transactional_id}")

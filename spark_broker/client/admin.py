@@ -40,18 +40,18 @@ from spark_broker.model import (
 from spark_broker.protocol.messages import (
     EARLIEST_TIMESTAMP_MS,
     LATEST_TIMESTAMP_MS,
-    AlterTopicConfig,
-    CreatePartitions,
-    CreateTopic,
-    DeleteTopic,
-    ElectionResults,
-    ElectLeaders,
-    Empty,
-    GetMetadata,
+    AlterTopicConfigRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    EmptyResponse,
+    ListedOffset,
     Message,
-    Metadata,
-    OffsetInfo,
-    ReassignPartition,
+    MetadataRequest,
+    MetadataResponse,
+    ReassignPartitionRequest,
     TopicMetadata,
 )
 from spark_broker.protocol.messages.common import known
@@ -96,7 +96,7 @@ class Admin:
         """
         deadline = self._deadline()
         schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(arrow_schema(topic.schema)))
-        request = CreateTopic(
+        request = CreateTopicRequest(
             name=topic.name,
             partitions=-1 if topic.partitions is None else topic.partitions,
             replication_factor=-1 if topic.replication_factor is None else topic.replication_factor,
@@ -119,7 +119,7 @@ class Admin:
         Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
         """
         deadline = self._deadline()
-        self._change(DeleteTopic(name), deadline)
+        self._change(DeleteTopicRequest(name), deadline)
         self._await(
             lambda: name not in self._metadata.fetch([name], deadline).topics,
             deadline,
@@ -155,21 +155,23 @@ class Admin:
     def create_partitions(self, name: str, total: int) -> None:
         """Let a topic have `total` partitions. Per-key order breaks here. Raises InvalidPartitionsError for fewer."""
         deadline = self._deadline()
-        self._change(CreatePartitions(name, total), deadline)
+        self._change(CreatePartitionsRequest(name, total), deadline)
         self._await_leaders(name, total, deadline)
 
     def alter_topic_config(self, name: str, values: Mapping[str, object]) -> None:
         """Set settings of a topic; None resets one to its default. Raises InvalidConfigError."""
         deadline = self._deadline()
         texts = {key: None if value is None else to_text(_plain(value)) for key, value in values.items()}
-        self._change(AlterTopicConfig(name, texts), deadline)
+        self._change(AlterTopicConfigRequest(name, texts), deadline)
 
     # ---- the cluster ------------------------------------------------------------------------------------------------
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """The cluster with its live brokers, in order of id; `include_fenced`: also those that are lost."""
         view = self._metadata.fetch([], self._deadline())
-        answer = Metadata(view.cluster_id, view.controller_epoch, list(view.brokers.values()), [], view.controller)
+        answer = MetadataResponse(
+            view.cluster_id, view.controller_epoch, list(view.brokers.values()), [], view.controller
+        )
         return answer.to_description(include_fenced=include_fenced)
 
     def elect_leaders(
@@ -183,7 +185,7 @@ class Admin:
         partitions, only those where an election was needed. Raises UnknownTopicOrPartitionError.
         """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
-        answer = self._ask(ElectLeaders(wanted, unclean), ElectionResults, self._deadline())
+        answer = self._ask(ElectLeadersRequest(wanted, unclean), ElectLeadersResponse, self._deadline())
         return {
             TopicPartition(one.topic, one.partition): error_from_code(one.error_code, one.error_message)
             if one.error_code
@@ -193,7 +195,7 @@ class Admin:
 
     def reassign_partition(self, partition: TopicPartition, replicas: Sequence[int]) -> None:
         """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun."""
-        self._change(ReassignPartition(partition.topic, partition.partition, list(replicas)), self._deadline())
+        self._change(ReassignPartitionRequest(partition.topic, partition.partition, list(replicas)), self._deadline())
 
     def list_offsets(
         self, moments: Mapping[TopicPartition, datetime | Literal["earliest", "latest"]]
@@ -248,7 +250,7 @@ class Admin:
 
     def _change(self, request: Message, deadline: Deadline) -> None:
         """A change, passed on to the controller by any broker."""
-        self._ask(request, Empty, deadline)
+        self._ask(request, EmptyResponse, deadline)
 
     def _ask(self, request: Message, kind: type[Answer], deadline: Deadline) -> Answer:
         """What the controller answers, asked through any broker."""
@@ -306,10 +308,10 @@ class Admin:
         self, address: Address, name: str, knows: Callable[[TopicMetadata | None], bool], patience: Deadline
     ) -> bool:
         try:
-            answer = self._metadata.call(address, GetMetadata([name]), patience)
+            answer = self._metadata.call(address, MetadataRequest([name]), patience)
         except SparkBrokerError:
             return True  # a broker that does not answer misleads no client
-        topics = answer.topics if isinstance(answer, Metadata) else []
+        topics = answer.topics if isinstance(answer, MetadataResponse) else []
         return knows(next((topic for topic in topics if topic.name == name), None))
 
     def _await(self, condition: Callable[[], bool], deadline: Deadline, otherwise: SparkBrokerError) -> None:
@@ -353,7 +355,7 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
     return {name: to_text(_plain(value)) for name, value in values.items()}
 
 
-def _describe(topic: TopicView, offsets: Mapping[TopicPartition, OffsetInfo]) -> TopicDescription:
+def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) -> TopicDescription:
     partitions = []
     for state in topic.partitions:
         found = offsets.get(TopicPartition(topic.name, state.partition))

@@ -15,7 +15,7 @@ from spark_broker.model import INTERNAL_PREFIX, NO_LEADER
 from spark_broker.protocol.messages import (
     BrokerMetadata,
     ControllerMetadata,
-    Metadata,
+    MetadataResponse,
     PartitionMetadata,
     TopicMetadata,
 )
@@ -89,7 +89,7 @@ class ClusterView:
     version: int = 0
     metadata_offset: int = -1
 
-    def is_newer_than(self, answer: Metadata) -> bool:
+    def is_newer_than(self, answer: MetadataResponse) -> bool:
         """Whether the broker that answered lags behind; one that does not tell how far it is counts as current."""
         same_cluster = answer.cluster_id == self.cluster_id
         return same_cluster and 0 <= answer.metadata_offset < self.metadata_offset
@@ -125,7 +125,7 @@ def address_of(broker: BrokerMetadata) -> Address:
     return Address(broker.host, broker.port)
 
 
-def merge(view: ClusterView, answer: Metadata, asked: Iterable[str] | None) -> ClusterView:
+def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | None) -> ClusterView:
     """The view after a broker's answer about the topics `asked` (None: all).
 
     Any broker may answer, and one that lags behind the metadata log knows less than the view. Its answer

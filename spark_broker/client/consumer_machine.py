@@ -35,7 +35,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, ConsumedBatch, OffsetAndMetadata, TopicPartition
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, OffsetInfo
+from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, ListedOffset
 
 STALLED_MS = 500
 """A long poll that is overdue by this much makes the consumer look whether the leader still leads."""
@@ -404,7 +404,7 @@ class ConsumerMachine:
     def offsets_came(
         self,
         asked: LookUpOffsets,
-        infos: Mapping[TopicPartition, OffsetInfo],
+        infos: Mapping[TopicPartition, ListedOffset],
         failures: Mapping[TopicPartition, SparkBrokerError],
         now_ms: float,
     ) -> None:

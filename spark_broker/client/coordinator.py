@@ -13,8 +13,8 @@ from spark_broker.protocol.messages import (
     BrokerMetadata,
     CallRequest,
     CallResponse,
-    EnsureOffsetsTopic,
-    EnsureTransactionsTopic,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
     PartitionMetadata,
 )
 from spark_broker.protocol.murmur2 import group_partition
@@ -22,8 +22,8 @@ from spark_broker.protocol.murmur2 import group_partition
 A = TypeVar("A", bound=CallResponse)
 
 _ENSURE: dict[str, CallRequest] = {
-    CONSUMER_OFFSETS_TOPIC: EnsureOffsetsTopic(),
-    TRANSACTION_STATE_TOPIC: EnsureTransactionsTopic(),
+    CONSUMER_OFFSETS_TOPIC: EnsureOffsetsTopicRequest(),
+    TRANSACTION_STATE_TOPIC: EnsureTransactionsTopicRequest(),
 }
 
 PATIENCE_MS = 2000
@@ -42,7 +42,7 @@ def coordinator_of(view: ClusterView, topic: str, key: str) -> tuple[BrokerMetad
     return leader
 
 
-class Coordinator:
+class CoordinatorClient:
     """The coordinator of one key: a group's id in `__consumer_offsets`, a transactional id in `__transaction_state`.
 
     The topic is created when it is missing, and a coordinator that has moved is found again, unseen by the caller.

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from spark_broker.client.coordinator import Coordinator
+from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
-from spark_broker.protocol.messages import CommittedOffset, CommittedOffsets, Empty, OffsetCommit, OffsetFetch
+from spark_broker.protocol.messages import (
+    CommittedOffset,
+    EmptyResponse,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+)
 
 
 class GroupOffsets:
     """Commits and reads a group's offsets."""
 
     def __init__(self, metadata: ClusterMetadata, group_id: str) -> None:
-        self._coordinator = Coordinator(metadata, CONSUMER_OFFSETS_TOPIC, group_id)
+        self._coordinator = CoordinatorClient(metadata, CONSUMER_OFFSETS_TOPIC, group_id)
         self._group_id = group_id
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
         """Store the offsets. Raises typed errors; after RequestTimedOutError they may be stored or not."""
-        self._coordinator.ask(OffsetCommit(self._group_id, to_messages(offsets)), Empty, deadline)
+        self._coordinator.ask(OffsetCommitRequest(self._group_id, to_messages(offsets)), EmptyResponse, deadline)
 
     def fetch(
         self, partitions: Iterable[TopicPartition] | None, deadline: Deadline
     ) -> dict[TopicPartition, OffsetAndMetadata]:
         """Committed offsets of these partitions (None: of all); one without a commit is absent."""
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
-        answer = self._coordinator.ask(OffsetFetch(self._group_id, wanted), CommittedOffsets, deadline)
+        answer = self._coordinator.ask(OffsetFetchRequest(self._group_id, wanted), OffsetFetchResponse, deadline)
         return from_messages(answer.offsets)
 
 

@@ -25,7 +25,13 @@ from spark_broker.errors import (
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.protocol.messages import CallResponse, GetMetadata, InitProducerId, Message, Metadata
+from spark_broker.protocol.messages import (
+    CallResponse,
+    InitProducerIdRequest,
+    Message,
+    MetadataRequest,
+    MetadataResponse,
+)
 
 __all__ = ["UNKNOWN_TOPIC_GRACE_MS", "ClusterMetadata"]
 
@@ -145,8 +151,8 @@ class ClusterMetadata:
 
         Where the broker lags behind what is known, it is what is known.
         """
-        answer = self.call_any(GetMetadata(topics), deadline)
-        if not isinstance(answer, Metadata):
+        answer = self.call_any(MetadataRequest(topics), deadline)
+        if not isinstance(answer, MetadataResponse):
             raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
         with self._lock:
             lagging = self._lagging = self._view.is_newer_than(answer)
@@ -244,7 +250,7 @@ class ClusterMetadata:
                     latest[address] = Unanswered(address, error)
             except LeaderNotAvailableError as error:
                 # A broker that has just started knows nothing of the cluster yet; the others do.
-                if not isinstance(request, GetMetadata):
+                if not isinstance(request, MetadataRequest):
                     raise
                 latest[address] = Unanswered(address, error)
             else:
@@ -255,7 +261,7 @@ class ClusterMetadata:
 
     def _attempt_timeout_ms(self, request: Message, round_: int) -> int:
         """Only a read may be given up early: a change that was sent twice fails the second time."""
-        if not isinstance(request, GetMetadata | InitProducerId):
+        if not isinstance(request, MetadataRequest | InitProducerIdRequest):
             return self._request_timeout_ms
         return min(ATTEMPT_TIMEOUT_MS << min(round_, 10), self._request_timeout_ms)
 

@@ -20,7 +20,13 @@ from spark_broker.errors import (
     error_from_code,
 )
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.messages import BrokerMetadata, ListOffsets, OffsetInfo, Offsets, OffsetSpec
+from spark_broker.protocol.messages import (
+    BrokerMetadata,
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+)
 
 Failures = dict[TopicPartition, SparkBrokerError]
 
@@ -53,13 +59,13 @@ class OffsetLookup:
         self._reaches = reaches or {}
         self._keys: dict[tuple[str, int], TopicPartition] = {}
         self.missing = dict(wanted)
-        self.found: dict[TopicPartition, OffsetInfo] = {}
+        self.found: dict[TopicPartition, ListedOffset] = {}
         self.failures: Failures = {}
 
-    def requests(self, view: ClusterView) -> dict[BrokerMetadata, ListOffsets]:
+    def requests(self, view: ClusterView) -> dict[BrokerMetadata, ListOffsetsRequest]:
         """A round: what to ask of the leaders of what is missing."""
         self.failures = {}
-        specs: dict[BrokerMetadata, list[OffsetSpec]] = {}
+        specs: dict[BrokerMetadata, list[ListOffsetsPartition]] = {}
         for tp, timestamp_ms in self.missing.items():
             topic, leader = view.topic(tp.topic), view.leader(tp.topic, tp.partition)
             if topic is None or tp.partition >= len(topic.partitions):
@@ -71,13 +77,13 @@ class OffsetLookup:
                 self._keys[topic.topic_id, tp.partition] = tp
                 reach = self._reaches.get(tp, NOWHERE)
                 where = (topic.topic_id, tp.partition, state.leader_epoch)
-                spec = OffsetSpec(*where, timestamp_ms, self._read_committed, reach.start, reach.max_bytes)
+                spec = ListOffsetsPartition(*where, timestamp_ms, self._read_committed, reach.start, reach.max_bytes)
                 specs.setdefault(broker, []).append(spec)
-        return {broker: ListOffsets(of_broker) for broker, of_broker in specs.items()}
+        return {broker: ListOffsetsRequest(of_broker) for broker, of_broker in specs.items()}
 
-    def answered(self, request: ListOffsets, answer: object) -> None:
+    def answered(self, request: ListOffsetsRequest, answer: object) -> None:
         """A leader's answer, or the error that there was instead of one."""
-        if not isinstance(answer, Offsets):
+        if not isinstance(answer, ListOffsetsResponse):
             unexpected = UnknownServerError(f"ListOffsets was answered with {type(answer).__name__}")
             error = answer if isinstance(answer, SparkBrokerError) else unexpected
             self.failures.update({self._keys[spec.topic_id, spec.partition]: error for spec in request.partitions})
@@ -120,7 +126,7 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
             return
 
 
-def _ask(metadata: ClusterMetadata, broker: BrokerMetadata, request: ListOffsets, deadline: Deadline) -> object:
+def _ask(metadata: ClusterMetadata, broker: BrokerMetadata, request: ListOffsetsRequest, deadline: Deadline) -> object:
     try:
         return metadata.call(address_of(broker), request, deadline)
     except SparkBrokerError as error:
@@ -138,7 +144,7 @@ def lookup_offsets(
     *,
     read_committed: bool = True,
     reaches: Mapping[TopicPartition, Reach] | None = None,
-) -> dict[TopicPartition, OffsetInfo]:
+) -> dict[TopicPartition, ListedOffset]:
     """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure.
 
     `read_committed`: the latest is the last stable offset, else the high watermark. `reaches`: for these partitions the
@@ -153,7 +159,7 @@ def lookup_offsets(
 
 def try_lookup_offsets(
     metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
-) -> tuple[dict[TopicPartition, OffsetInfo], Failures]:
+) -> tuple[dict[TopicPartition, ListedOffset], Failures]:
     """As `lookup_offsets`, but partitions that failed are returned beside those that were found."""
     lookup = OffsetLookup(wanted, read_committed=read_committed)
     _run(lookup, metadata, deadline)

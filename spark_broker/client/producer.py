@@ -36,7 +36,7 @@ from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
 from spark_broker.client.transaction_state import TransactionState
-from spark_broker.client.transactions import Offsets, Transactions, check_transactional
+from spark_broker.client.transactions import Offsets, TransactionManager, check_transactional
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
     ClosedError,
@@ -319,12 +319,12 @@ class Producer:
         if self._closed:
             raise ClosedError("the producer is closed")
 
-    def _open_transactions(self) -> Transactions | None:
+    def _open_transactions(self) -> TransactionManager | None:
         if self._state is None:
             return None
-        return Transactions(self._state, self._metadata, self._sender, self._lingering.hand_on, self._config)
+        return TransactionManager(self._state, self._metadata, self._sender, self._lingering.hand_on, self._config)
 
-    def _transactional(self) -> Transactions:
+    def _transactional(self) -> TransactionManager:
         self._check_open()
         if self._transactions is None:
             raise InvalidTxnStateError("the producer has no transactional id")

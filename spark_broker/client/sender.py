@@ -28,7 +28,7 @@ from spark_broker.client.sender_effects import (
 from spark_broker.client.sender_machine import SenderMachine
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import BufferExhaustedError, ClosedError, SparkBrokerError, UnknownServerError
-from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerId, ProducerIdentity
+from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerIdRequest, InitProducerIdResponse
 
 
 class Sender:
@@ -273,8 +273,8 @@ class Sender:
             return lambda now_ms: machine.refresh_failed(failure, now_ms)
 
     def _new_identity(self, deadline: Deadline) -> Identity:
-        answer = self._metadata.call_any(InitProducerId(), deadline)
-        if not isinstance(answer, ProducerIdentity):
+        answer = self._metadata.call_any(InitProducerIdRequest(), deadline)
+        if not isinstance(answer, InitProducerIdResponse):
             raise UnknownServerError(f"InitProducerId was answered with {type(answer).__name__}")
         return Identity(answer.producer_id, answer.producer_epoch)
 

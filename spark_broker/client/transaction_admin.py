@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from spark_broker.client.cluster_view import ClusterView, address_of
-from spark_broker.client.coordinator import Coordinator
+from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline, call_with_retries
 from spark_broker.errors import InvalidProducerIdMappingError, InvalidTxnStateError, UnknownServerError
 from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition, TransactionInfo
 from spark_broker.protocol.messages import (
-    AbortTransaction,
+    AbortTransactionRequest,
     BrokerMetadata,
-    DescribeTransactions,
-    Empty,
-    EndTransaction,
-    ProducerIdentity,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EmptyResponse,
+    EndTransactionRequest,
+    InitProducerIdResponse,
     TransactionDescription,
-    TransactionDescriptions,
 )
 from spark_broker.protocol.messages.common import known
 from spark_broker.protocol.murmur2 import group_partition
@@ -45,8 +45,10 @@ def describe_transaction(metadata: ClusterMetadata, transactional_id: str, deadl
     topic = view.topic(TRANSACTION_STATE_TOPIC)
     answer = None
     if topic is not None:
-        coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
-        answer = coordinator.ask(DescribeTransactions([transactional_id]), TransactionDescriptions, deadline)
+        coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
+        answer = coordinator.ask(
+            DescribeTransactionsRequest([transactional_id]), DescribeTransactionsResponse, deadline
+        )
     if topic is None or answer is None or not answer.transactions:
         raise InvalidProducerIdMappingError(f"no coordinator knows the transactional id {transactional_id!r}")
     number = group_partition(transactional_id, len(topic.partitions))
@@ -58,25 +60,27 @@ def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline
     found = describe_transaction(metadata, transactional_id, deadline)
     if found.state == EMPTY:
         raise InvalidTxnStateError(f"no transaction of {transactional_id!r} is open")
-    coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
+    coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
     if found.version is not None:
-        coordinator.ask(AbortTransaction(transactional_id, found.version, found.execution or ""), Empty, deadline)
+        coordinator.ask(
+            AbortTransactionRequest(transactional_id, found.version, found.execution or ""), EmptyResponse, deadline
+        )
         return
     producer_id, producer_epoch = found.writers[0]
-    request = EndTransaction(transactional_id, producer_id, producer_epoch, committed=False)
-    coordinator.ask(request, ProducerIdentity, deadline)
+    request = EndTransactionRequest(transactional_id, producer_id, producer_epoch, committed=False)
+    coordinator.ask(request, InitProducerIdResponse, deadline)
 
 
 def _coordinated_by(
     metadata: ClusterMetadata, broker: BrokerMetadata, deadline: Deadline
 ) -> list[TransactionDescription]:
     answer = call_with_retries(
-        lambda: metadata.call(address_of(broker), DescribeTransactions(None), deadline),
+        lambda: metadata.call(address_of(broker), DescribeTransactionsRequest(None), deadline),
         deadline=deadline,
         backoff=metadata.backoff,
         closing=metadata.closing,
     )
-    if not isinstance(answer, TransactionDescriptions):
+    if not isinstance(answer, DescribeTransactionsResponse):
         raise UnknownServerError(f"DescribeTransactions was answered with {type(answer).__name__}")
     return answer.transactions
 

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
-from spark_broker.client.coordinator import Coordinator
+from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Identity
 from spark_broker.client.producer import Producer
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
-from spark_broker.client.transactions import Transactions, check_name
+from spark_broker.client.transactions import TransactionManager, check_name
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
     AlreadyCommittedError,
@@ -35,15 +35,15 @@ from spark_broker.errors import (
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
-    AbortTransaction,
+    AbortTransactionRequest,
     CallRequest,
     CallResponse,
-    CommitTransaction,
-    DescribeTransactions,
-    Empty,
-    JoinTransaction,
-    ProducerIdentity,
-    TransactionDescriptions,
+    CommitTransactionRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EmptyResponse,
+    InitProducerIdResponse,
+    JoinTransactionRequest,
 )
 
 TIMEOUT_MS = 900_000
@@ -90,20 +90,20 @@ class TransactionGroup:
         records are there once. Raises InvalidTxnStateError when a winner has not joined or the transaction was aborted;
         ProducerFencedError; RequestTimedOutError when the outcome is not known: call it again with the same winners.
         """
-        request = CommitTransaction(self.application, self.version, self.execution, sorted(set(winners)))
+        request = CommitTransactionRequest(self.application, self.version, self.execution, sorted(set(winners)))
         try:
-            self._ask(request, Empty)
+            self._ask(request, EmptyResponse)
         except AlreadyCommittedError:
             return False
         return True
 
     def abort(self) -> None:
         """Abort what this execution has open; later joins of it are refused."""
-        self._ask(AbortTransaction(self.application, self.version, self.execution), Empty)
+        self._ask(AbortTransactionRequest(self.application, self.version, self.execution), EmptyResponse)
 
     def last_committed(self) -> int:
         """The application's last committed version, by any execution; -1: none."""
-        found = self._ask(DescribeTransactions([self.application]), TransactionDescriptions)
+        found = self._ask(DescribeTransactionsRequest([self.application]), DescribeTransactionsResponse)
         return next(
             (one.last_committed for one in found.transactions if one.transactional_id == self.application), NO_VERSION
         )
@@ -113,7 +113,7 @@ class TransactionGroup:
         metadata = ClusterMetadata.connect(config)
         deadline = Deadline.after_ms(config.delivery_timeout_ms)
         try:
-            coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, self.application)
+            coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, self.application)
             return coordinator.ask(request, answer, deadline, patient=False)
         except SparkBrokerError as error:
             if not error.retriable:
@@ -157,20 +157,20 @@ class JoinedProducer(Producer):
         if self._state is not None:
             self._state.check()
 
-    def _open_transactions(self) -> Transactions | None:
+    def _open_transactions(self) -> TransactionManager | None:
         """The driver ends the transaction: `_transactional` says so."""
         return None
 
-    def _transactional(self) -> Transactions:
+    def _transactional(self) -> TransactionManager:
         self._check_open()
         raise InvalidTxnStateError("the writer has joined a transaction that its driver commits or aborts")
 
     def _join(self, group: TransactionGroup) -> int:
-        request = JoinTransaction(group.application, group.version, group.execution, group.timeout_ms)
-        coordinator = Coordinator(self._metadata, TRANSACTION_STATE_TOPIC, group.application)
+        request = JoinTransactionRequest(group.application, group.version, group.execution, group.timeout_ms)
+        coordinator = CoordinatorClient(self._metadata, TRANSACTION_STATE_TOPIC, group.application)
         deadline = Deadline.after_ms(self._config.max_block_ms)
         # One join too many is one loser more: a frozen coordinator need not be waited for.
-        answer = coordinator.ask(request, ProducerIdentity, deadline, patient=False)
+        answer = coordinator.ask(request, InitProducerIdResponse, deadline, patient=False)
         self._sender.take_identity(Identity(answer.producer_id, answer.producer_epoch))
         if self._state is not None:
             self._state.identified()

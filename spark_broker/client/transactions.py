@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
-from spark_broker.client.coordinator import Coordinator
+from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.group_offsets import to_messages
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.outgoing import Identity
@@ -31,11 +31,11 @@ from spark_broker.errors import (
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import (
-    Empty,
-    EndTransaction,
-    InitTransactions,
-    ProducerIdentity,
-    TransactionalOffsetCommit,
+    EmptyResponse,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    TransactionalOffsetCommitRequest,
 )
 
 NAME_MAX = 249
@@ -59,7 +59,7 @@ def check_name(what: str, name: str) -> None:
         raise InvalidConfigError(f"{what} has {len(name)} characters; 1 to {NAME_MAX} are allowed")
 
 
-class Transactions:
+class TransactionManager:
     """Begins and ends transactions; for one thread at a time, others wait."""
 
     def __init__(
@@ -75,7 +75,7 @@ class Transactions:
         self._sender = sender
         self._hand_on = hand_on  # what waits in `send`'s micro-batches goes to the sender
         self._config = config
-        self._coordinator = Coordinator(metadata, TRANSACTION_STATE_TOPIC, config.transactional_id)
+        self._coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, config.transactional_id)
         self._identity = Identity(-1, -1)
         self._control = threading.Lock()
         self._offsets_lock = threading.Lock()
@@ -151,13 +151,13 @@ class Transactions:
     def _send_offsets(
         self, offsets: Mapping[TopicPartition, OffsetAndMetadata], group_id: str, deadline: Deadline
     ) -> None:
-        group = Coordinator(self._metadata, CONSUMER_OFFSETS_TOPIC, group_id)
+        group = CoordinatorClient(self._metadata, CONSUMER_OFFSETS_TOPIC, group_id)
         partition = group.partition(deadline)
         sequence = self._offset_sequences.get(partition, 0)
-        request = TransactionalOffsetCommit(
+        request = TransactionalOffsetCommitRequest(
             group_id, to_messages(offsets), self._config.transactional_id, *self._identity, sequence
         )
-        group.ask(request, Empty, deadline, patient=False)
+        group.ask(request, EmptyResponse, deadline, patient=False)
         self._offset_sequences[partition] = (sequence + 1) % SEQUENCE_LIMIT
 
     # ---- before the coordinator is asked -----------------------------------------------------------------------------
@@ -165,9 +165,9 @@ class Transactions:
     def _init(self) -> None:
         if self._state.phase is not Phase.UNINITIALIZED:
             return
-        request = InitTransactions(self._config.transactional_id, self._config.transaction_timeout_ms)
+        request = InitTransactionsRequest(self._config.transactional_id, self._config.transaction_timeout_ms)
         deadline = Deadline.after_ms(self._config.max_block_ms)
-        self._take(self._coordinator.ask(request, ProducerIdentity, deadline))
+        self._take(self._coordinator.ask(request, InitProducerIdResponse, deadline))
 
     def _flush(self) -> None:
         """Every batch has its outcome at delivery.timeout.ms at the latest."""
@@ -212,11 +212,11 @@ class Transactions:
         self.committed += committing
         self.aborted += not committing
 
-    def _end(self, committing: bool, timeout_ms: int) -> ProducerIdentity:
+    def _end(self, committing: bool, timeout_ms: int) -> InitProducerIdResponse:
         """The next transaction's identity. Raises what the coordinator's error means."""
-        request = EndTransaction(self._config.transactional_id, *self._identity, committing)
+        request = EndTransactionRequest(self._config.transactional_id, *self._identity, committing)
         try:
-            return self._coordinator.ask(request, ProducerIdentity, Deadline.after_ms(timeout_ms), patient=False)
+            return self._coordinator.ask(request, InitProducerIdResponse, Deadline.after_ms(timeout_ms), patient=False)
         except ClosedError:
             raise
         except SparkBrokerError as error:
@@ -225,7 +225,7 @@ class Transactions:
                 raise
             raise refusal or _unknown(committing, timeout_ms, error) from error
 
-    def _take(self, answer: ProducerIdentity | Identity) -> None:
+    def _take(self, answer: InitProducerIdResponse | Identity) -> None:
         """Sequence numbers begin anew in every partition, since a marker has begun the identity's epoch there."""
         self._identity = Identity(answer.producer_id, answer.producer_epoch)
         self._offset_sequences.clear()

@@ -25,19 +25,19 @@ from spark_broker.controller.topics import (
 from spark_broker.errors import InvalidRequestError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
-    AllocateProducerIds,
-    AlterPartition,
-    AlterTopicConfig,
+    AllocateProducerIdsRequest,
+    AlterPartitionRequest,
+    AlterTopicConfigRequest,
     CallRequest,
-    CreatePartitions,
-    CreateTopic,
-    DeleteTopic,
-    ElectLeaders,
-    Empty,
-    EnsureOffsetsTopic,
-    EnsureTransactionsTopic,
-    GetMetadata,
-    ReassignPartition,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    ElectLeadersRequest,
+    EmptyResponse,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
+    MetadataRequest,
+    ReassignPartitionRequest,
 )
 
 
@@ -58,27 +58,27 @@ class CallContext:
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:
     """The decision on a call. Raises the typed error that goes to the caller."""
     match request:
-        case AlterPartition():
+        case AlterPartitionRequest():
             return alter_partition(image, request, context.full)
-        case AllocateProducerIds():
+        case AllocateProducerIdsRequest():
             return allocate_producer_ids(image, request)
-        case GetMetadata():
+        case MetadataRequest():
             return Decision((), describe(image, request.topics))
-        case CreateTopic():
+        case CreateTopicRequest():
             return create_topic(image, request, _values(context), context.settings, context.full)
-        case EnsureOffsetsTopic():
+        case EnsureOffsetsTopicRequest():
             return _ensure_internal_topic(image, context, CONSUMER_OFFSETS_TOPIC)
-        case EnsureTransactionsTopic():
+        case EnsureTransactionsTopicRequest():
             return _ensure_internal_topic(image, context, TRANSACTION_STATE_TOPIC)
-        case DeleteTopic():
+        case DeleteTopicRequest():
             return delete_topic(image, request)
-        case CreatePartitions():
+        case CreatePartitionsRequest():
             return create_partitions(image, request, context.full)
-        case AlterTopicConfig():
+        case AlterTopicConfigRequest():
             return alter_topic_config(image, request, context.settings)
-        case ElectLeaders():
+        case ElectLeadersRequest():
             return elect_leaders(image, context.log_ends, request, context.full)
-        case ReassignPartition():
+        case ReassignPartitionRequest():
             return reassign(image, request, context.full)
         case _:
             raise InvalidRequestError(f"{type(request).__name__} goes to a broker, not to the controller")
@@ -87,11 +87,11 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
 def reason(request: CallRequest) -> str:
     """What the log says of the partitions that the call changes."""
     match request:
-        case AlterPartition():
+        case AlterPartitionRequest():
             return f"proposed by broker {request.broker_id}, which leads"
-        case ElectLeaders():
+        case ElectLeadersRequest():
             return "an election was asked for"
-        case ReassignPartition():
+        case ReassignPartitionRequest():
             return "a reassignment was asked for"
         case _:
             return "asked for"
@@ -106,5 +106,5 @@ def _values(context: CallContext) -> NewTopicValues:
 def _ensure_internal_topic(image: MetadataImage, context: CallContext, name: str) -> Decision:
     request = internal_topic_request(image, context.settings, context.expected_brokers, name)
     if request is None:
-        return Decision((), Empty())
+        return Decision((), EmptyResponse())
     return create_topic(image, request, _values(context), context.settings, context.full)

@@ -18,11 +18,11 @@ from spark_broker.controller.calls import CallContext, answer, reason
 from spark_broker.controller.clocks import ClockBounds, Clocks
 from spark_broker.controller.effects import (
     CloseSession,
+    ControllerResult,
     Effect,
     FenceBrokers,
     LaunchNumber,
     Note,
-    Outcome,
     Reply,
     Send,
     SessionEffect,
@@ -53,7 +53,7 @@ from spark_broker.controller.records import (
     PartitionChangeRecord,
 )
 from spark_broker.controller.registration import Registration, RegistrationRules, register
-from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionTimes, State
+from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionState, SessionTimes
 from spark_broker.controller.topic_notes import topic_notes
 from spark_broker.core.machine import Machine
 from spark_broker.core.machine import event as event_of_machine
@@ -64,7 +64,13 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.model import NO_LEADER
-from spark_broker.protocol.messages import Heartbeat, HeartbeatAnswer, RegisterBroker, Registered, StopBroker
+from spark_broker.protocol.messages import (
+    HeartbeatRequest,
+    HeartbeatResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    StopBroker,
+)
 
 MAX_LOST_LAUNCHES = 10_000
 
@@ -178,7 +184,7 @@ class Controller(Machine[Standing]):
                 return super()._kept(value)
 
     @event_of_machine
-    def handle(self, event: Event, now_ms: int) -> Outcome:
+    def handle(self, event: Event, now_ms: int) -> ControllerResult:
         """Decide on one event. `now_ms` never falls from one event to the next."""
         self._records, self._effects = [], []
         full = set(self._full)
@@ -189,7 +195,7 @@ class Controller(Machine[Standing]):
             records = fencing.elect_leaders(self.image, others_come=True, full=self._full)
             self._apply(records, "nobody is left who would rather lead")
         self._answer_stops()
-        return Outcome(tuple(self._records), tuple(self._effects))
+        return ControllerResult(tuple(self._records), tuple(self._effects))
 
     def _dispatch(self, event: Event, now_ms: int) -> None:
         match event:
@@ -338,7 +344,7 @@ class Controller(Machine[Standing]):
         self._absences.returned(broker_id)
         self._absences.note_live(self.image, now_ms)
 
-    def _registration(self, request: RegisterBroker, now_ms: int) -> Registration:
+    def _registration(self, request: RegisterBrokerRequest, now_ms: int) -> Registration:
         if self._cluster_stops:
             raise StaleLaunchError("the cluster is being stopped")
         rules = RegistrationRules(
@@ -355,9 +361,9 @@ class Controller(Machine[Standing]):
         delay_ms = self._settings.cluster.replica_reassignment_delay_ms
         return self._absences.away_for(delay_ms, now_ms) - self.sessions.connected
 
-    def _registered(self, registration: Registration, wall_ms: int) -> Registered:
+    def _registered(self, registration: Registration, wall_ms: int) -> RegisterBrokerResponse:
         cluster = self._settings.cluster
-        return Registered(
+        return RegisterBrokerResponse(
             cluster_id=self.image.cluster_id,
             controller_epoch=self.image.controller_epoch,
             broker_id=registration.broker_id,
@@ -390,24 +396,24 @@ class Controller(Machine[Standing]):
         fenced = self.image.brokers[session.broker_id].fenced
         heard = max((number for _, _, number in beat.damaged), default=0)
         reason = self._clocks.reason(session.broker_id)
-        answer = HeartbeatAnswer(beat.sent_ms, fenced, may_stop, heard, event.wall_ms, reason)
+        answer = HeartbeatResponse(beat.sent_ms, fenced, may_stop, heard, event.wall_ms, reason)
         self._effects.append(Send(event.session_id, answer))
 
-    def answer_meanwhile(self, event: HeartbeatReceived, committed: MetadataImage) -> HeartbeatAnswer | None:
+    def answer_meanwhile(self, event: HeartbeatReceived, committed: MetadataImage) -> HeartbeatResponse | None:
         """What a live broker is told while decisions are being written: that it goes on. None: it has to wait.
 
         The heartbeat is handled later, too, with the time at which it came: the broker's session lasts longer than the
         lease that this answer extends. A broker that the waiting decisions fence hears nothing.
         """
         session, beat = self.sessions.of_stream(event.session_id), event.heartbeat
-        if session is None or session.state is not State.OPEN or session.broker_epoch != beat.broker_epoch:
+        if session is None or session.state is not SessionState.OPEN or session.broker_epoch != beat.broker_epoch:
             return None
         for image in (committed, self.image):
             if not image.is_live(session.broker_id) or image.brokers[session.broker_id].epoch != beat.broker_epoch:
                 return None
-        return HeartbeatAnswer(beat.sent_ms, fenced=False, wall_ms=event.wall_ms)
+        return HeartbeatResponse(beat.sent_ms, fenced=False, wall_ms=event.wall_ms)
 
-    def _set_damaged_aside(self, session: Session, beat: Heartbeat) -> None:
+    def _set_damaged_aside(self, session: Session, beat: HeartbeatRequest) -> None:
         """Once for each report: the replica may be made anew, and in sync again, while the broker repeats it."""
         known = self._damage_known.get(session.broker_id, frozenset())
         reported = {(session.broker_epoch, *damaged) for damaged in beat.damaged}
@@ -417,7 +423,7 @@ class Controller(Machine[Standing]):
             why = f"broker {session.broker_id} has set damaged replicas aside"
             self._apply(damage.set_aside(self.image, session.broker_id, new, self._full), why)
 
-    def _hear_of_room(self, session: Session, beat: Heartbeat) -> None:
+    def _hear_of_room(self, session: Session, beat: HeartbeatRequest) -> None:
         """With every heartbeat, too: others that have room may have joined ISRs, or got room, since the last."""
         broker_id = session.broker_id
         was_full = broker_id in self._full
@@ -432,7 +438,7 @@ class Controller(Machine[Standing]):
         if moves or not was_full:
             self._note(room.has_none(self.image, broker_id, len(moves)), expected=False)
 
-    def _unfence_if_ready(self, session: Session, beat: Heartbeat, now_ms: int) -> None:
+    def _unfence_if_ready(self, session: Session, beat: HeartbeatRequest, now_ms: int) -> None:
         broker = self.image.brokers[session.broker_id]
         caught_up = beat.metadata_offset >= broker.epoch
         if self._clocks.is_wrong(broker.id):

@@ -8,19 +8,19 @@ from spark_broker.controller.image import BrokerState, MetadataImage, TopicState
 from spark_broker.protocol.messages import (
     BrokerMetadata,
     ControllerMetadata,
-    Metadata,
+    MetadataResponse,
     PartitionMetadata,
     TopicMetadata,
 )
 
 
-def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> Metadata:
+def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> MetadataResponse:
     """The answer to GetMetadata; a name that does not exist is absent from it."""
     if topics is None:
         found = [image.topics[image.topic_ids[name]] for name in sorted(image.topic_ids)]
     else:
         found = [topic for name in topics if (topic := image.topic(name)) is not None]
-    return Metadata(
+    return MetadataResponse(
         cluster_id=image.cluster_id,
         controller_epoch=image.controller_epoch,
         brokers=[_broker(image.brokers[id_]) for id_ in sorted(image.brokers)],

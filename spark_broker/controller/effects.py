@@ -91,7 +91,7 @@ SessionEffect = FenceBrokers | Send | CloseSession | ProbePort | Note
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ControllerResult:
     """What an event led to. The effects are carried out only once the records are committed."""
 
     records: tuple[MetadataRecord, ...] = ()

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from spark_broker.controller.image import PartitionState, TopicState
+from spark_broker.controller.image import PartitionRegistration, TopicState
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import PartitionChangeRecord
 from spark_broker.model import NO_LEADER
@@ -22,7 +22,7 @@ class Election:
     isr: tuple[int, ...]
 
 
-def elect(state: PartitionState, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
+def elect(state: PartitionRegistration, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
     """The first electable member of the ISR, else of the ELR, in order of preference.
 
     An eligible replica leads alone: the ISR that it takes over from has no electable member. `full`: brokers without
@@ -38,7 +38,7 @@ def elect(state: PartitionState, electable: Callable[[int], bool], full: Collect
     return Election(NO_LEADER, state.isr)
 
 
-def awaits_a_better(state: PartitionState, electable: Callable[[int], bool], full: Collection[int] = ()) -> bool:
+def awaits_a_better(state: PartitionRegistration, electable: Callable[[int], bool], full: Collection[int] = ()) -> bool:
     """Whether somebody else would lead, were everybody back."""
     return elect(state, electable, full).leader != elect(state, lambda _: True, full).leader
 
@@ -46,7 +46,7 @@ def awaits_a_better(state: PartitionState, electable: Callable[[int], bool], ful
 def lead_again(
     topic: TopicState,
     number: int,
-    state: PartitionState,
+    state: PartitionRegistration,
     electable: Callable[[int], bool],
     full: Collection[int] = (),
 ) -> tuple[PartitionChangeRecord, ...]:

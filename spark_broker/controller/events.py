@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_broker.controller.topics import NewTopicValues
-from spark_broker.protocol.messages import CallRequest, Heartbeat, RegisterBroker
+from spark_broker.protocol.messages import CallRequest, HeartbeatRequest, RegisterBrokerRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class BrokerRegisters:
     """`wall_ms`: the controller's wall clock (UTC) when the registration was read; -1: not known."""
 
     session_id: int
-    request: RegisterBroker
+    request: RegisterBrokerRequest
     wall_ms: int = -1
 
 
@@ -39,7 +39,7 @@ class HeartbeatReceived:
     """
 
     session_id: int
-    heartbeat: Heartbeat
+    heartbeat: HeartbeatRequest
     received_ms: int
     wall_ms: int = -1
 

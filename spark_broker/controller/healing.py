@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration
 from spark_broker.controller.placement import Loads, loads_of, replacement
 from spark_broker.controller.reassignment import move, moves_in_progress
 from spark_broker.controller.records import MetadataRecord
@@ -34,7 +34,7 @@ def heal(
     return tuple(records)
 
 
-def _healed(image: MetadataImage, state: PartitionState, gone: Collection[int], loads: Loads) -> list[int]:
+def _healed(image: MetadataImage, state: PartitionRegistration, gone: Collection[int], loads: Loads) -> list[int]:
     """The replicas with each that is gone replaced in its place, so that preferred leaders stay spread."""
     target = list(state.target_replicas)
     for position, broker in enumerate(target):

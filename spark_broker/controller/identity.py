@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 from spark_broker.controller.image import MetadataImage
 from spark_broker.errors import InconsistentClusterIdError
-from spark_broker.protocol.messages import RegisterBroker
+from spark_broker.protocol.messages import RegisterBrokerRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Identity:
+class BrokerIdentity:
     """`new_directory`: the id had another directory before (KIP-966: the replicas under it are empty)."""
 
     broker_id: int
     new_directory: bool = False
 
 
-def identify(image: MetadataImage, request: RegisterBroker, lost: Collection[int]) -> Identity:
+def identify(image: MetadataImage, request: RegisterBrokerRequest, lost: Collection[int]) -> BrokerIdentity:
     """The id of the directory that asks.
 
     `lost`: brokers whose directories count as lost; an empty directory may take such an id over. A directory that
@@ -26,14 +26,14 @@ def identify(image: MetadataImage, request: RegisterBroker, lost: Collection[int
     """
     owner = image.broker_of_directory(request.directory_id)
     if owner is not None and request.broker_id in (-1, owner.id):
-        return Identity(owner.id)
+        return BrokerIdentity(owner.id)
     if owner is not None or request.broker_id >= 0:
         raise InconsistentClusterIdError(
             f"the log directory {request.directory_id} claims broker id {request.broker_id}, which "
             + (f"is not its own ({owner.id})" if owner is not None else "belongs to another directory")
         )
     free = [id_ for id_ in sorted(lost) if _may_take_over(image, id_)]
-    return Identity(free[0], new_directory=True) if free else Identity(image.next_broker_id)
+    return BrokerIdentity(free[0], new_directory=True) if free else BrokerIdentity(image.next_broker_id)
 
 
 def _may_take_over(image: MetadataImage, broker_id: int) -> bool:

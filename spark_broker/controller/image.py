@@ -59,7 +59,7 @@ class BrokerState:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionState:
+class PartitionRegistration:
     """A partition. `replicas` is in order of preference; while it moves: the new replicas, then `removing`.
 
     `isr`, `elr` and `last_known_elr` are disjoint subsets of `replicas`. Every member of the ISR and of the ELR has
@@ -97,7 +97,7 @@ class TopicState:
     config: Mapping[str, str]
     internal: bool = False
     schemas: tuple[bytes, ...] = ()
-    partitions: tuple[PartitionState, ...] = ()
+    partitions: tuple[PartitionRegistration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +129,13 @@ class MetadataImage:
         topic_id = self.topic_ids.get(name)
         return None if topic_id is None else self.topics[topic_id]
 
-    def partition(self, topic_id: str, partition: int) -> PartitionState | None:
+    def partition(self, topic_id: str, partition: int) -> PartitionRegistration | None:
         topic = self.topics.get(topic_id)
         if topic is None or not 0 <= partition < len(topic.partitions):
             return None
         return topic.partitions[partition]
 
-    def partitions(self) -> Iterator[tuple[TopicState, int, PartitionState]]:
+    def partitions(self) -> Iterator[tuple[TopicState, int, PartitionRegistration]]:
         """Every partition as (topic, number, state)."""
         for topic in self.topics.values():
             for number, state in enumerate(topic.partitions):
@@ -235,7 +235,7 @@ def _topic_records(topic: TopicState) -> list[MetadataRecord]:
     return records
 
 
-def partition_record(topic_id: str, partition: int, state: PartitionState) -> PartitionRecord:
+def partition_record(topic_id: str, partition: int, state: PartitionRegistration) -> PartitionRecord:
     """The record that makes this partition."""
     return PartitionRecord(
         topic_id=topic_id,
@@ -261,7 +261,7 @@ class _Builder:
         self._brokers: dict[int, BrokerState] | None = None
         self._topics: dict[str, TopicState] | None = None
         self._topic_ids: dict[str, str] | None = None
-        self._partitions: dict[str, list[PartitionState]] = {}
+        self._partitions: dict[str, list[PartitionRegistration]] = {}
 
     def build(self) -> MetadataImage:
         for topic_id, partitions in self._partitions.items():
@@ -292,7 +292,7 @@ class _Builder:
             self._topic_ids = dict(self._image.topic_ids)
         return self._topic_ids
 
-    def _partitions_of(self, topic_id: str) -> list[PartitionState]:
+    def _partitions_of(self, topic_id: str) -> list[PartitionRegistration]:
         if topic_id not in self._partitions:
             self._partitions[topic_id] = list(self._topic(topic_id).partitions)
         return self._partitions[topic_id]
@@ -364,7 +364,7 @@ class _Builder:
         invariant(follows, "partition %d of %s: a gap", record.partition, record.topic_id)
         partitions.append(
             _checked(
-                PartitionState(
+                PartitionRegistration(
                     replicas=tuple(record.replicas),
                     isr=tuple(record.isr),
                     leader=record.leader,
@@ -391,11 +391,11 @@ class _Builder:
             raise
 
 
-def changed_partition(state: PartitionState, record: PartitionChangeRecord) -> PartitionState:
+def changed_partition(state: PartitionRegistration, record: PartitionChangeRecord) -> PartitionRegistration:
     """The partition after the change: its partition epoch rises, and with an election its leader epoch."""
     elected = record.leader is not None
     return _checked(
-        PartitionState(
+        PartitionRegistration(
             replicas=state.replicas if record.replicas is None else tuple(record.replicas),
             isr=state.isr if record.isr is None else tuple(record.isr),
             leader=state.leader if record.leader is None else record.leader,
@@ -410,7 +410,7 @@ def changed_partition(state: PartitionState, record: PartitionChangeRecord) -> P
     )
 
 
-def _checked(state: PartitionState) -> PartitionState:
+def _checked(state: PartitionRegistration) -> PartitionRegistration:
     state = _without_damaged_members(state)
     sets = (state.isr, state.elr, state.last_known_elr)
     for members in sets:
@@ -428,7 +428,7 @@ def _checked(state: PartitionState) -> PartitionState:
     return state
 
 
-def _without_damaged_members(state: PartitionState) -> PartitionState:
+def _without_damaged_members(state: PartitionRegistration) -> PartitionRegistration:
     """Records that were written before there was an ELR kept a damaged last member in the ISR."""
     damaged = tuple(broker for broker in state.isr if broker in state.damaged)
     if not damaged:

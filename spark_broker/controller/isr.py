@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from spark_broker.controller.effects import Decision
-from spark_broker.controller.image import MetadataImage, PartitionState, changed_partition
+from spark_broker.controller.image import MetadataImage, PartitionRegistration, changed_partition
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.reassignment import complete
 from spark_broker.controller.records import MetadataRecord
@@ -22,7 +22,13 @@ from spark_broker.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.protocol.messages import AlterIsr, AlterIsrResult, AlterPartition, AlterPartitionResult, IsrMember
+from spark_broker.protocol.messages import (
+    AlterIsr,
+    AlterIsrResult,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    IsrMember,
+)
 
 
 def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) -> None:
@@ -34,7 +40,7 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) 
         raise StaleBrokerEpochError(f"broker {broker_id} has epoch {broker.epoch}, the request names {broker_epoch}")
 
 
-def alter_partition(image: MetadataImage, request: AlterPartition, full: Collection[int] = ()) -> Decision:
+def alter_partition(image: MetadataImage, request: AlterPartitionRequest, full: Collection[int] = ()) -> Decision:
     """Every change is judged by itself; a refused one has its error in the result."""
     check_broker_epoch(image, request.broker_id, request.broker_epoch)
     records: list[MetadataRecord] = []
@@ -50,7 +56,7 @@ def alter_partition(image: MetadataImage, request: AlterPartition, full: Collect
         except SparkBrokerError as error:
             code, message = error.code, error.message
         results.append(AlterIsrResult(asked.topic_id, asked.partition, code, message))
-    return Decision(tuple(records), AlterPartitionResult(results))
+    return Decision(tuple(records), AlterPartitionResponse(results))
 
 
 def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr, full: Collection[int]) -> list[MetadataRecord]:
@@ -78,7 +84,7 @@ def _lacking(asked: AlterIsr) -> list[int]:
     return [broker_id for broker_id in asked.lacking if broker_id not in members]
 
 
-def _partition(image: MetadataImage, asked: AlterIsr) -> PartitionState:
+def _partition(image: MetadataImage, asked: AlterIsr) -> PartitionRegistration:
     if asked.topic_id not in image.topics:
         raise UnknownTopicIdError(f"topic {asked.topic_id}")
     state = image.partition(asked.topic_id, asked.partition)
@@ -87,7 +93,7 @@ def _partition(image: MetadataImage, asked: AlterIsr) -> PartitionState:
     return state
 
 
-def _check_epochs(state: PartitionState, leader_id: int, asked: AlterIsr) -> None:
+def _check_epochs(state: PartitionRegistration, leader_id: int, asked: AlterIsr) -> None:
     if asked.leader_epoch < state.leader_epoch:
         raise FencedLeaderEpochError(f"leader epoch {asked.leader_epoch}, now {state.leader_epoch}")
     if asked.leader_epoch > state.leader_epoch:

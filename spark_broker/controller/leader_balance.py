@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from spark_broker.controller.effects import Decision
-from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import LogEnds
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord
@@ -17,12 +17,14 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.protocol.messages import ElectionResult, ElectionResults, ElectLeaders
+from spark_broker.protocol.messages import ElectionResult, ElectLeadersRequest, ElectLeadersResponse
 
-Partition = tuple[TopicState, int, PartitionState]
+Partition = tuple[TopicState, int, PartitionRegistration]
 
 
-def elect_leaders(image: MetadataImage, ends: LogEnds, request: ElectLeaders, full: Collection[int] = ()) -> Decision:
+def elect_leaders(
+    image: MetadataImage, ends: LogEnds, request: ElectLeadersRequest, full: Collection[int] = ()
+) -> Decision:
     """Every partition is judged by itself; one that stays as it is has the reason in its result.
 
     Of all partitions (none named) those that need no election are left out. Raises UnknownTopicOrPartitionError.
@@ -43,10 +45,10 @@ def elect_leaders(image: MetadataImage, ends: LogEnds, request: ElectLeaders, fu
         except SparkBrokerError as error:
             code, message = error.code, error.message
         results.append(ElectionResult(topic.name, number, code, message))
-    return Decision(tuple(records), ElectionResults(results))
+    return Decision(tuple(records), ElectLeadersResponse(results))
 
 
-def _asked(image: MetadataImage, request: ElectLeaders) -> Iterable[Partition]:
+def _asked(image: MetadataImage, request: ElectLeadersRequest) -> Iterable[Partition]:
     if request.partitions is None:
         return image.partitions()
     named: list[Partition] = []
@@ -60,7 +62,7 @@ def _asked(image: MetadataImage, request: ElectLeaders) -> Iterable[Partition]:
 
 
 def _elect_preferred(
-    image: MetadataImage, topic: TopicState, number: int, state: PartitionState, full: Collection[int]
+    image: MetadataImage, topic: TopicState, number: int, state: PartitionRegistration, full: Collection[int]
 ) -> tuple[MetadataRecord, ...]:
     """Raises ElectionNotNeededError, PreferredLeaderNotAvailableError."""
     preferred = state.replicas[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration
 from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import LogEnd
 
@@ -31,7 +31,7 @@ class LogEnds:
                 told.append(key)
         return told
 
-    def known(self, image: MetadataImage, key: Key, state: PartitionState) -> dict[int, tuple[int, int]]:
+    def known(self, image: MetadataImage, key: Key, state: PartitionRegistration) -> dict[int, tuple[int, int]]:
         """(leader epoch of the last batch, log end) by live broker; the larger one has more of what was committed.
 
         Logs that were led by elections of ISR and ELR members agree up to the end of the smaller one, where the last
@@ -53,7 +53,7 @@ class LogEnds:
                 del self._said[key]
 
 
-def is_asked_for(state: PartitionState | None, broker_id: int) -> bool:
+def is_asked_for(state: PartitionRegistration | None, broker_id: int) -> bool:
     """Whether the broker is to say how far its replica reaches: nobody leads, and it does not lead by itself."""
     if state is None or state.leader != NO_LEADER:
         return False

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from spark_broker.controller.image import PartitionState, TopicState
+from spark_broker.controller.image import PartitionRegistration, TopicState
 from spark_broker.controller.records import PartitionChangeRecord
 from spark_broker.controller.topic_config import min_insync_replicas
 
@@ -25,7 +25,7 @@ from spark_broker.controller.topic_config import min_insync_replicas
 def change(
     topic: TopicState,
     number: int,
-    state: PartitionState,
+    state: PartitionRegistration,
     *,
     leader: int | None = None,
     isr: Sequence[int] | None = None,
@@ -42,7 +42,7 @@ def change(
     whose log was set aside. `unclean`: the election accepts the loss, so nobody is eligible but the new leader.
     """
     members = state.isr if isr is None else tuple(isr)
-    target = PartitionState(
+    target = PartitionRegistration(
         replicas=state.replicas if replicas is None else tuple(replicas),
         isr=tuple(broker for broker in members if broker not in lost),
         leader=state.leader if leader is None else leader,
@@ -57,8 +57,8 @@ def change(
 
 
 def _with_eligible(
-    before: PartitionState, target: PartitionState, lost: Collection[int], damaged: Collection[int]
-) -> PartitionState:
+    before: PartitionRegistration, target: PartitionRegistration, lost: Collection[int], damaged: Collection[int]
+) -> PartitionRegistration:
     left = {*before.isr, *before.elr} - set(target.isr)
     elr = tuple(b for b in target.replicas if b in left and b not in lost)
     known = tuple(b for b in target.replicas if b in {*left, *before.last_known_elr} - {*elr, *target.isr})
@@ -67,7 +67,7 @@ def _with_eligible(
 
 
 def _difference(
-    topic: TopicState, number: int, before: PartitionState, after: PartitionState, *, unclean: bool
+    topic: TopicState, number: int, before: PartitionRegistration, after: PartitionRegistration, *, unclean: bool
 ) -> PartitionChangeRecord | None:
     if before == after:
         return None

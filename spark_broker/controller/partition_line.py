@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.model import NO_LEADER
 
 ALWAYS = ("leader", "leader_epoch", "isr")
@@ -22,8 +22,8 @@ class PartitionChanged:
     """
 
     topic_partition: str
-    before: PartitionState | None
-    after: PartitionState
+    before: PartitionRegistration | None
+    after: PartitionRegistration
     why: str
     unclean: bool = False
     expected: bool = True

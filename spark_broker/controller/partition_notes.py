@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from spark_broker.controller.effects import Note
-from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord, PartitionRecord
 from spark_broker.model import NO_LEADER
@@ -26,8 +26,8 @@ EXAMPLES = 3
 @dataclass(frozen=True, slots=True)
 class _Change:
     name: str
-    before: PartitionState
-    after: PartitionState
+    before: PartitionRegistration
+    after: PartitionRegistration
     unclean: bool
 
 

@@ -6,13 +6,13 @@ from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.isr import check_broker_epoch
 from spark_broker.controller.records import ProducerIdsRecord
-from spark_broker.protocol.messages import AllocateProducerIds, ProducerIdBlock
+from spark_broker.protocol.messages import AllocateProducerIdsRequest, AllocateProducerIdsResponse
 
 BLOCK_SIZE = 1000
 
 
-def allocate_producer_ids(image: MetadataImage, request: AllocateProducerIds) -> Decision:
+def allocate_producer_ids(image: MetadataImage, request: AllocateProducerIdsRequest) -> Decision:
     """The next block. Raises BrokerIdNotRegisteredError, StaleBrokerEpochError."""
     check_broker_epoch(image, request.broker_id, request.broker_epoch)
     first = image.next_producer_id
-    return Decision((ProducerIdsRecord(first + BLOCK_SIZE),), ProducerIdBlock(first, BLOCK_SIZE))
+    return Decision((ProducerIdsRecord(first + BLOCK_SIZE),), AllocateProducerIdsResponse(first, BLOCK_SIZE))

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.election import Election, elect
-from spark_broker.controller.image import MetadataImage, PartitionState, TopicState, changed_partition
+from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState, changed_partition
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord
 from spark_broker.controller.topic_config import min_insync_replicas
 from spark_broker.errors import InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
 from spark_broker.model import NO_LEADER
-from spark_broker.protocol.messages import Empty, ReassignPartition
+from spark_broker.protocol.messages import EmptyResponse, ReassignPartitionRequest
 
 
-def reassign(image: MetadataImage, request: ReassignPartition, full: Collection[int] = ()) -> Decision:
+def reassign(image: MetadataImage, request: ReassignPartitionRequest, full: Collection[int] = ()) -> Decision:
     """Start to move a partition to these replicas (preferred leader first). Raises UnknownTopicOrPartitionError,
     InvalidReplicaAssignmentError."""
     topic = image.topic(request.topic)
@@ -24,7 +24,7 @@ def reassign(image: MetadataImage, request: ReassignPartition, full: Collection[
     if topic is None or state is None:
         raise UnknownTopicOrPartitionError(f"{request.topic}-{request.partition}")
     check_assignment(image, request.replicas)
-    return Decision(tuple(move(image, topic, request.partition, state, request.replicas, full)), Empty())
+    return Decision(tuple(move(image, topic, request.partition, state, request.replicas, full)), EmptyResponse())
 
 
 def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
@@ -39,7 +39,7 @@ def move(
     image: MetadataImage,
     topic: TopicState,
     partition: int,
-    state: PartitionState,
+    state: PartitionRegistration,
     target: Sequence[int],
     full: Collection[int] = (),
 ) -> list[MetadataRecord]:
@@ -61,13 +61,13 @@ def move(
     return [record] if done is None else [record, done]
 
 
-def _stays(state: PartitionState, replica: int) -> bool:
+def _stays(state: PartitionRegistration, replica: int) -> bool:
     """A replica that a replaced move was still making has nothing that anybody needs."""
     return replica not in state.adding or replica in (*state.isr, *state.elr, *state.last_known_elr)
 
 
 def complete(
-    image: MetadataImage, topic: TopicState, partition: int, state: PartitionState, full: Collection[int] = ()
+    image: MetadataImage, topic: TopicState, partition: int, state: PartitionRegistration, full: Collection[int] = ()
 ) -> PartitionChangeRecord | None:
     """The end of the move, once every added replica is in sync and one that stays can lead; else None.
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from spark_broker.controller.election import Election, elect
-from spark_broker.controller.identity import Identity, identify
+from spark_broker.controller.identity import BrokerIdentity, identify
 from spark_broker.controller.image import BrokerState, MetadataImage
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord, PartitionChangeRecord, RegisterBrokerRecord
@@ -17,7 +17,7 @@ from spark_broker.errors import (
     StaleLaunchError,
     UnsupportedVersionError,
 )
-from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBroker
+from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest
 
 START_KINDS = ("clean", "process_crash", "machine_crash")
 
@@ -49,7 +49,7 @@ class Registration:
     records: tuple[MetadataRecord, ...] = field(default=())
 
 
-def register(image: MetadataImage, request: RegisterBroker, rules: RegistrationRules) -> Registration:
+def register(image: MetadataImage, request: RegisterBrokerRequest, rules: RegistrationRules) -> Registration:
     """Register a process. Raises UnsupportedVersionError, InvalidRequestError, InconsistentClusterIdError,
     StaleLaunchError or DuplicateBrokerRegistrationError; then nothing changed."""
     _check_request(image, request)
@@ -74,7 +74,7 @@ def register(image: MetadataImage, request: RegisterBroker, rules: RegistrationR
     )
 
 
-def _check_request(image: MetadataImage, request: RegisterBroker) -> None:
+def _check_request(image: MetadataImage, request: RegisterBrokerRequest) -> None:
     if request.version != PROTOCOL_VERSION:
         raise UnsupportedVersionError(f"the broker speaks version {request.version}, the controller {PROTOCOL_VERSION}")
     if request.cluster_id not in ("", image.cluster_id):
@@ -87,7 +87,7 @@ def _check_request(image: MetadataImage, request: RegisterBroker) -> None:
         raise InvalidRequestError(f"launch {request.launch} was never given out")
 
 
-def _is_same_process(previous: BrokerState, request: RegisterBroker) -> bool:
+def _is_same_process(previous: BrokerState, request: RegisterBrokerRequest) -> bool:
     return (
         previous.incarnation == request.incarnation
         and previous.launch == request.launch
@@ -95,7 +95,7 @@ def _is_same_process(previous: BrokerState, request: RegisterBroker) -> bool:
     )
 
 
-def _check_launch(previous: BrokerState, request: RegisterBroker, rules: RegistrationRules) -> None:
+def _check_launch(previous: BrokerState, request: RegisterBrokerRequest, rules: RegistrationRules) -> None:
     if request.launch < previous.launch:
         raise StaleLaunchError(f"launch {request.launch} of broker {previous.id} is superseded by {previous.launch}")
     # Spark's own retry of a task runs under the same launch: it waits until the earlier process is gone.
@@ -103,7 +103,9 @@ def _check_launch(previous: BrokerState, request: RegisterBroker, rules: Registr
         raise DuplicateBrokerRegistrationError(f"broker {previous.id} of launch {request.launch} is still connected")
 
 
-def _check_executor(image: MetadataImage, broker_id: int, request: RegisterBroker, rules: RegistrationRules) -> None:
+def _check_executor(
+    image: MetadataImage, broker_id: int, request: RegisterBrokerRequest, rules: RegistrationRules
+) -> None:
     """One broker per executor: Spark may put two tasks on one, and the replicas of both would die together."""
     for other in rules.connected:
         broker = image.brokers.get(other)
@@ -115,7 +117,7 @@ def _check_executor(image: MetadataImage, broker_id: int, request: RegisterBroke
             )
 
 
-def _record(image: MetadataImage, identity: Identity, request: RegisterBroker) -> RegisterBrokerRecord:
+def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBrokerRequest) -> RegisterBrokerRecord:
     return RegisterBrokerRecord(
         broker_id=identity.broker_id,
         broker_epoch=image.next_offset,
@@ -136,7 +138,7 @@ def _record(image: MetadataImage, identity: Identity, request: RegisterBroker) -
 
 
 def _end_previous_incarnation(
-    image: MetadataImage, identity: Identity, start_kind: str, full: Collection[int]
+    image: MetadataImage, identity: BrokerIdentity, start_kind: str, full: Collection[int]
 ) -> list[PartitionChangeRecord]:
     """Its leaderships end: (epoch, offset) then names one batch, whatever the new process still has of them.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration
 from spark_broker.controller.placement import Loads, conflicts, loads_of
 from spark_broker.controller.reassignment import move, moves_in_progress
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.model import NO_LEADER
 
-_Candidate = tuple[str, int, PartitionState]
+_Candidate = tuple[str, int, PartitionRegistration]
 
 
 def balance_replicas(
@@ -37,7 +37,7 @@ def balance_replicas(
     return tuple(records)
 
 
-def _account(loads: Loads, state: PartitionState, source: int, receiver: int) -> None:
+def _account(loads: Loads, state: PartitionRegistration, source: int, receiver: int) -> None:
     loads.replicas[source] -= 1
     loads.replicas[receiver] += 1
     if state.replicas[0] == source:

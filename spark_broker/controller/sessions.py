@@ -21,7 +21,7 @@ from spark_broker.errors import BrokerIdNotRegisteredError, StaleLaunchError, in
 from spark_broker.protocol.messages import StopBroker
 
 
-class State(Enum):
+class SessionState(Enum):
     OPEN = auto()  # the stream is there
     STOPPING = auto()  # the broker was told that it may stop: the end of its stream is expected
     BROKEN = auto()  # the stream ended; the same process may come back for a moment
@@ -42,34 +42,34 @@ class Signal(Enum):
     REOPENED = auto()
 
 
-TRANSITIONS: dict[tuple[State, Signal], State] = {
-    (State.OPEN, Signal.HEARTBEAT): State.OPEN,
-    (State.OPEN, Signal.MAY_STOP): State.STOPPING,
-    (State.OPEN, Signal.STREAM_ENDED): State.BROKEN,
-    (State.OPEN, Signal.TIMED_OUT): State.FENCED,
-    (State.OPEN, Signal.SPARK_LOST): State.FENCED,
-    (State.OPEN, Signal.REOPENED): State.OPEN,
-    (State.STOPPING, Signal.HEARTBEAT): State.STOPPING,
-    (State.STOPPING, Signal.MAY_STOP): State.STOPPING,
-    (State.STOPPING, Signal.STREAM_ENDED): State.FENCED,
-    (State.STOPPING, Signal.TIMED_OUT): State.FENCED,
-    (State.STOPPING, Signal.SPARK_LOST): State.FENCED,
-    (State.STOPPING, Signal.REOPENED): State.OPEN,
-    (State.BROKEN, Signal.PORT_REFUSED): State.FENCED,
-    (State.BROKEN, Signal.PORT_ANSWERED): State.BROKEN,
-    (State.BROKEN, Signal.GRACE_ENDED): State.FENCED,
-    (State.BROKEN, Signal.GRACE_ENDED_IN_DOUBT): State.UNCERTAIN,
-    (State.BROKEN, Signal.TIMED_OUT): State.FENCED,
-    (State.BROKEN, Signal.SPARK_LOST): State.FENCED,
-    (State.BROKEN, Signal.REOPENED): State.OPEN,
-    (State.UNCERTAIN, Signal.PORT_REFUSED): State.FENCED,
-    (State.UNCERTAIN, Signal.PORT_ANSWERED): State.UNCERTAIN,
-    (State.UNCERTAIN, Signal.TIMED_OUT): State.FENCED,
-    (State.UNCERTAIN, Signal.SPARK_LOST): State.FENCED,
-    (State.UNCERTAIN, Signal.REOPENED): State.OPEN,
+TRANSITIONS: dict[tuple[SessionState, Signal], SessionState] = {
+    (SessionState.OPEN, Signal.HEARTBEAT): SessionState.OPEN,
+    (SessionState.OPEN, Signal.MAY_STOP): SessionState.STOPPING,
+    (SessionState.OPEN, Signal.STREAM_ENDED): SessionState.BROKEN,
+    (SessionState.OPEN, Signal.TIMED_OUT): SessionState.FENCED,
+    (SessionState.OPEN, Signal.SPARK_LOST): SessionState.FENCED,
+    (SessionState.OPEN, Signal.REOPENED): SessionState.OPEN,
+    (SessionState.STOPPING, Signal.HEARTBEAT): SessionState.STOPPING,
+    (SessionState.STOPPING, Signal.MAY_STOP): SessionState.STOPPING,
+    (SessionState.STOPPING, Signal.STREAM_ENDED): SessionState.FENCED,
+    (SessionState.STOPPING, Signal.TIMED_OUT): SessionState.FENCED,
+    (SessionState.STOPPING, Signal.SPARK_LOST): SessionState.FENCED,
+    (SessionState.STOPPING, Signal.REOPENED): SessionState.OPEN,
+    (SessionState.BROKEN, Signal.PORT_REFUSED): SessionState.FENCED,
+    (SessionState.BROKEN, Signal.PORT_ANSWERED): SessionState.BROKEN,
+    (SessionState.BROKEN, Signal.GRACE_ENDED): SessionState.FENCED,
+    (SessionState.BROKEN, Signal.GRACE_ENDED_IN_DOUBT): SessionState.UNCERTAIN,
+    (SessionState.BROKEN, Signal.TIMED_OUT): SessionState.FENCED,
+    (SessionState.BROKEN, Signal.SPARK_LOST): SessionState.FENCED,
+    (SessionState.BROKEN, Signal.REOPENED): SessionState.OPEN,
+    (SessionState.UNCERTAIN, Signal.PORT_REFUSED): SessionState.FENCED,
+    (SessionState.UNCERTAIN, Signal.PORT_ANSWERED): SessionState.UNCERTAIN,
+    (SessionState.UNCERTAIN, Signal.TIMED_OUT): SessionState.FENCED,
+    (SessionState.UNCERTAIN, Signal.SPARK_LOST): SessionState.FENCED,
+    (SessionState.UNCERTAIN, Signal.REOPENED): SessionState.OPEN,
 }
 
-HAS_STREAM = (State.OPEN, State.STOPPING)
+HAS_STREAM = (SessionState.OPEN, SessionState.STOPPING)
 
 STOPPED_IN_ORDER = "it stopped in order"
 
@@ -101,7 +101,7 @@ class Session:
     host: str
     port: int
     deadline_ms: int
-    state: State = State.OPEN
+    state: SessionState = SessionState.OPEN
     metadata_offset: int = -1
     broken_at_ms: int = 0
     next_probe_ms: int | None = None  # None: a probe is under way, or none is due
@@ -174,7 +174,7 @@ class Sessions:
         session = self.of_stream(session_id)
         if session is None or session.state not in HAS_STREAM:
             return []
-        expected = session.state is State.STOPPING
+        expected = session.state is SessionState.STOPPING
         session.move(Signal.STREAM_ENDED)
         if expected:
             return self._fence([session], STOPPED_IN_ORDER)
@@ -223,7 +223,9 @@ class Sessions:
 
     def _end_graces(self, now_ms: int) -> list[SessionEffect]:
         grace = self._times.reconnect_grace_ms
-        over = [s for s in self._sessions.values() if s.state is State.BROKEN and now_ms - s.broken_at_ms >= grace]
+        over = [
+            s for s in self._sessions.values() if s.state is SessionState.BROKEN and now_ms - s.broken_at_ms >= grace
+        ]
         doubtful = [s for s in over if self._in_doubt(s)]
         for session in doubtful:
             session.move(Signal.GRACE_ENDED_IN_DOUBT)
@@ -255,7 +257,7 @@ class Sessions:
 
     def _fence(self, sessions: list[Session], reason: str) -> list[SessionEffect]:
         for session in sessions:
-            fenced = session.state is State.FENCED
+            fenced = session.state is SessionState.FENCED
             invariant(fenced, "broker %d is fenced in %s", session.broker_id, session.state.name)
             del self._sessions[session.broker_id]
         return [FenceBrokers(tuple(sorted(s.broker_id for s in sessions)), reason)] if sessions else []

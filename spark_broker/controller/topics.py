@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.effects import Decision
-from spark_broker.controller.image import MetadataImage, PartitionState, TopicState, partition_record
+from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState, partition_record
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.placement import loads_of, place
 from spark_broker.controller.reassignment import check_assignment
@@ -30,11 +30,11 @@ from spark_broker.errors import (
 )
 from spark_broker.model import INTERNAL_PREFIX, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
-    AlterTopicConfig,
-    CreatePartitions,
-    CreateTopic,
-    DeleteTopic,
-    Empty,
+    AlterTopicConfigRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    EmptyResponse,
 )
 
 MAX_PARTITIONS = 10_000
@@ -56,7 +56,7 @@ class NewTopicValues:
 
 def create_topic(
     image: MetadataImage,
-    request: CreateTopic,
+    request: CreateTopicRequest,
     values: NewTopicValues,
     settings: ClusterSettings,
     full: Collection[int] = (),
@@ -76,7 +76,7 @@ def create_topic(
         SchemaRecord(values.topic_id, 0, values.schema),
     ]
     records += _new_partitions(image, values.topic_id, 0, replicas, full)
-    return Decision(tuple(records), Empty())
+    return Decision(tuple(records), EmptyResponse())
 
 
 def check_topic_name(name: str, *, internal: bool) -> None:
@@ -87,7 +87,7 @@ def check_topic_name(name: str, *, internal: bool) -> None:
         raise InvalidTopicError(f"topic name {name!r}: the prefix '__' is for internal topics, and only for them")
 
 
-def _assignment(image: MetadataImage, request: CreateTopic, settings: ClusterSettings) -> list[list[int]]:
+def _assignment(image: MetadataImage, request: CreateTopicRequest, settings: ClusterSettings) -> list[list[int]]:
     cluster = settings.cluster
     if request.assignment:
         return _explicit_assignment(image, request)
@@ -97,7 +97,7 @@ def _assignment(image: MetadataImage, request: CreateTopic, settings: ClusterSet
     return place(image.live_brokers(), loads_of(image), partitions, factor)
 
 
-def _explicit_assignment(image: MetadataImage, request: CreateTopic) -> list[list[int]]:
+def _explicit_assignment(image: MetadataImage, request: CreateTopicRequest) -> list[list[int]]:
     _check_partitions(len(request.assignment))
     if request.partitions not in (-1, len(request.assignment)):
         raise InvalidReplicaAssignmentError(f"{request.partitions} partitions, {len(request.assignment)} assigned")
@@ -123,14 +123,14 @@ def _new_partitions(
     for number, replicas in enumerate(assignment, start=first):
         isr = tuple(broker for broker in replicas if image.is_live(broker))
         leader = min(isr, key=full.__contains__)
-        state = PartitionState(tuple(replicas), isr, leader, leader_epoch=0, partition_epoch=0)
+        state = PartitionRegistration(tuple(replicas), isr, leader, leader_epoch=0, partition_epoch=0)
         records.append(partition_record(topic_id, number, state))
     return records
 
 
 def internal_topic_request(
     image: MetadataImage, settings: ClusterSettings, expected_brokers: int, name: str
-) -> CreateTopic | None:
+) -> CreateTopicRequest | None:
     """The request that creates `__consumer_offsets` or `__transaction_state`; None when it exists.
 
     `expected_brokers`: those that live or are likely to be back soon. Raises CoordinatorNotAvailableError while fewer
@@ -152,20 +152,20 @@ def internal_topic_request(
         raise CoordinatorNotAvailableError(f"{name} waits for {wanted} brokers, {live} are live")
     if name == TRANSACTION_STATE_TOPIC:
         config["min.insync.replicas"] = str(min(cluster.transaction_state_log_min_isr, wanted))
-    return CreateTopic(
+    return CreateTopicRequest(
         name=name, partitions=partitions, replication_factor=wanted, schema=b"", config=config, internal=True
     )
 
 
-def delete_topic(image: MetadataImage, request: DeleteTopic) -> Decision:
+def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:
     """Delete a topic and its records. Raises UnknownTopicOrPartitionError, InvalidTopicError."""
     topic = _existing(image, request.name)
     if topic.internal:
         raise InvalidTopicError(f"the internal topic {topic.name} cannot be deleted")
-    return Decision((RemoveTopicRecord(topic.topic_id),), Empty())
+    return Decision((RemoveTopicRecord(topic.topic_id),), EmptyResponse())
 
 
-def create_partitions(image: MetadataImage, request: CreatePartitions, full: Collection[int] = ()) -> Decision:
+def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, full: Collection[int] = ()) -> Decision:
     """Grow a topic to `total` partitions, with the replication factor of its first.
 
     Raises UnknownTopicOrPartitionError, InvalidTopicError, InvalidPartitionsError or InvalidReplicationFactorError."""
@@ -178,17 +178,17 @@ def create_partitions(image: MetadataImage, request: CreatePartitions, full: Col
     _check_partitions(request.total)
     factor = len(topic.partitions[0].target_replicas)
     replicas = place(image.live_brokers(), loads_of(image), request.total - have, factor)
-    return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas, full)), Empty())
+    return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas, full)), EmptyResponse())
 
 
-def alter_topic_config(image: MetadataImage, request: AlterTopicConfig, settings: ClusterSettings) -> Decision:
+def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, settings: ClusterSettings) -> Decision:
     """Set or reset settings. Raises UnknownTopicOrPartitionError, InvalidConfigError."""
     topic = _existing(image, request.name)
     config = altered_config(settings.topic, topic.config, request.values)
     if config == topic.config:
-        return Decision((), Empty())
+        return Decision((), EmptyResponse())
     record = TopicConfigRecord(topic.topic_id, config)
-    return Decision((record, *_eligible_anew(image.apply([record]).topics[topic.topic_id])), Empty())
+    return Decision((record, *_eligible_anew(image.apply([record]).topics[topic.topic_id])), EmptyResponse())
 
 
 def _eligible_anew(topic: TopicState) -> list[MetadataRecord]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import Key, LogEnds, most_complete
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import MetadataRecord
@@ -51,7 +51,7 @@ def elect_allowed(image: MetadataImage, ends: LogEnds, away: Collection[int]) ->
 
 
 def elect_uncleanly(
-    image: MetadataImage, ends: LogEnds, topic: TopicState, number: int, state: PartitionState
+    image: MetadataImage, ends: LogEnds, topic: TopicState, number: int, state: PartitionRegistration
 ) -> tuple[MetadataRecord, ...]:
     """The election on demand. Raises ElectionNotNeededError, EligibleLeadersNotAvailableError."""
     if state.leader != NO_LEADER:
@@ -63,11 +63,11 @@ def elect_uncleanly(
 
 
 def _choose(
-    image: MetadataImage, ends: LogEnds, topic: TopicState, number: int, state: PartitionState, live: list[int]
+    image: MetadataImage, ends: LogEnds, topic: TopicState, number: int, state: PartitionRegistration, live: list[int]
 ) -> int:
     return most_complete(live, ends.known(image, (topic.topic_id, number), state), last=state.damaged)
 
 
-def _lead(topic: TopicState, number: int, state: PartitionState, leader: int) -> tuple[MetadataRecord, ...]:
+def _lead(topic: TopicState, number: int, state: PartitionRegistration, leader: int) -> tuple[MetadataRecord, ...]:
     record = change(topic, number, state, leader=leader, isr=(leader,), unclean=True)
     return () if record is None else (record,)

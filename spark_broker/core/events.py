@@ -10,7 +10,7 @@ from spark_broker.core.producers import ProducerStates
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
+class LeaderAndIsr:
     """What the controller says of the partition. `leader` -1: none."""
 
     leader: int
@@ -21,7 +21,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, slots=True)
-class LogState:
+class RecoveredLog:
     """What was found on disk when the replica was opened."""
 
     log_start_offset: int

@@ -73,7 +73,7 @@ class _Undecided:
     commits: list[tuple[OffsetKey, OffsetValue]] = field(default_factory=list)
 
 
-class GroupOffsets:
+class CommittedOffsets:
     """The offsets that one partition of `__consumer_offsets` holds; a later commit of a key replaces an earlier one.
 
     A transaction's commits take effect where its marker is, not where they were written: nobody could see them before.

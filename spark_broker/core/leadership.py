@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.events import Assignment
+from spark_broker.core.events import LeaderAndIsr
 from spark_broker.core.progress import UNKNOWN_OFFSET, FollowerProgress
 from spark_broker.errors import NotLeaderOrFollowerError, StaleBrokerEpochError, UnknownLeaderEpochError, invariant
 
@@ -34,7 +34,7 @@ class Leadership:
     """
 
     def __init__(
-        self, me: int, assignment: Assignment, epoch_start_offset: int, broker_epochs: Mapping[int, int], now_ms: int
+        self, me: int, assignment: LeaderAndIsr, epoch_start_offset: int, broker_epochs: Mapping[int, int], now_ms: int
     ) -> None:
         self._me = me
         self._assignment = assignment
@@ -44,14 +44,14 @@ class Leadership:
         self.followers: dict[int, FollowerProgress] = {}
         self._update_followers(broker_epochs, now_ms)
 
-    def reassign(self, assignment: Assignment, broker_epochs: Mapping[int, int], now_ms: int) -> None:
+    def reassign(self, assignment: LeaderAndIsr, broker_epochs: Mapping[int, int], now_ms: int) -> None:
         """A newer word of the controller's in the same leader epoch: it decides an open proposal."""
         if assignment.partition_epoch > self._assignment.partition_epoch:
             self.proposed_isr = None
         self._assignment = assignment
         self._update_followers(broker_epochs, now_ms)
 
-    def check(self, assignment: Assignment, log_end_offset: int) -> None:
+    def check(self, assignment: LeaderAndIsr, log_end_offset: int) -> None:
         """Raises InvariantError where an invariant does not hold. `log_end_offset`: the leader's."""
         invariant(self._assignment is assignment, "a leadership of another assignment")
         invariant(0 <= self.epoch_start_offset <= log_end_offset, "the epoch begins at %d", self.epoch_start_offset)

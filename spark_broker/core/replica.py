@@ -24,7 +24,7 @@ from spark_broker.core.effects import (
     TruncateLog,
 )
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import AppendGrant, Assignment, AwaitTransaction, Fetched, LogState
+from spark_broker.core.events import AppendGrant, AwaitTransaction, Fetched, LeaderAndIsr, RecoveredLog
 from spark_broker.core.leadership import CONFIRMATION_MS, Leadership
 from spark_broker.core.machine import Machine, event
 from spark_broker.core.pending import PendingAppend, PendingAppends
@@ -48,13 +48,13 @@ from spark_broker.errors import (
 __all__ = [
     "ACKS_ALL",
     "AppendGrant",
-    "Assignment",
+    "LeaderAndIsr",
     "AwaitTransaction",
     "BatchInfo",
     "Diverging",
     "FetchPosition",
     "Fetched",
-    "LogState",
+    "RecoveredLog",
     "Replica",
     "Role",
 ]
@@ -87,23 +87,23 @@ class Replica(Machine[Standing]):
     and the partition epoch never fall; `leadership` is there exactly while this replica leads.
     """
 
-    remembered = Machine.remembered | {Assignment, BatchInfo, Diverging, Fetched, FetchPosition}
+    remembered = Machine.remembered | {LeaderAndIsr, BatchInfo, Diverging, Fetched, FetchPosition}
 
     def __init__(
-        self, me: int, log: LogState, *, min_insync_replicas: int, lag_max_ms: int, name: str = "replica"
+        self, me: int, log: RecoveredLog, *, min_insync_replicas: int, lag_max_ms: int, name: str = "replica"
     ) -> None:
         """`name`: the topic-partition, for people."""
         super().__init__(f"{name} on broker {me}")
         self.me = me
         self.role = Role.OFFLINE
-        self.assignment = Assignment(leader=-1, leader_epoch=-1, partition_epoch=-1, replicas=(), isr=())
+        self.assignment = LeaderAndIsr(leader=-1, leader_epoch=-1, partition_epoch=-1, replicas=(), isr=())
         self.min_insync_replicas = min_insync_replicas
         self.lag_max_ms = lag_max_ms
         self.leadership: Leadership | None = None
         self.pending = PendingAppends()
         self._follow_log(log)
 
-    def _follow_log(self, log: LogState) -> None:
+    def _follow_log(self, log: RecoveredLog) -> None:
         """Know what the log says and nothing else."""
         self.log_start_offset = log.log_start_offset
         self.log_end_offset = log.log_end_offset
@@ -176,7 +176,7 @@ class Replica(Machine[Standing]):
     # ---- assignments -------------------------------------------------------------------------------------------
 
     @event
-    def assign(self, assignment: Assignment, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
+    def assign(self, assignment: LeaderAndIsr, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
         """The controller's word. `broker_epochs`: every registered broker's current epoch. Older words are ignored."""
         current = self.assignment
         if self.role is Role.STOPPED:
@@ -197,7 +197,7 @@ class Replica(Machine[Standing]):
                     self.leadership.reassign(assignment, broker_epochs, now_ms)
         return effects + self._advance_high_watermark()
 
-    def _assigned(self, assignment: Assignment) -> ReplicaEvent:
+    def _assigned(self, assignment: LeaderAndIsr) -> ReplicaEvent:
         """What the assignment makes of this replica."""
         current = self.assignment
         if assignment.leader_epoch > current.leader_epoch or self.role is Role.OFFLINE:
@@ -497,7 +497,7 @@ class Replica(Machine[Standing]):
         return [*self._set_epochs(history), *self._raise_high_watermark(leader_high_watermark)]
 
     @event
-    def restarted(self, log: LogState) -> None:
+    def restarted(self, log: RecoveredLog) -> None:
         """The log was dropped and begins anew at the leader's log start, the only thing known to be committed.
 
         Or as much of that as a full disk has allowed: what is left is what the log says.

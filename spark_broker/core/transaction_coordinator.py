@@ -43,7 +43,7 @@ from spark_broker.core.transaction_records import (
     Restored,
     TransactionRecord,
 )
-from spark_broker.core.transaction_state import PREPARED, MarkerTarget, Transactions, TransactionState
+from spark_broker.core.transaction_state import PREPARED, MarkerTarget, TransactionMetadata, TransactionState
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidProducerIdMappingError,
@@ -55,12 +55,12 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.protocol.messages import (
-    AbortTransaction,
-    AddPartitionToTransaction,
-    CommitTransaction,
-    EndTransaction,
-    InitTransactions,
-    JoinTransaction,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
+    CommitTransactionRequest,
+    EndTransactionRequest,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
     Message,
     TransactionDescription,
 )
@@ -80,23 +80,23 @@ __all__ = [
 ]
 
 CoordinatorRequest = (
-    InitTransactions
-    | AddPartitionToTransaction
-    | EndTransaction
-    | JoinTransaction
-    | CommitTransaction
-    | AbortTransaction
+    InitTransactionsRequest
+    | AddPartitionToTransactionRequest
+    | EndTransactionRequest
+    | JoinTransactionRequest
+    | CommitTransactionRequest
+    | AbortTransactionRequest
 )
 FORGETTING_INTERVAL_MS = 60_000
 """How often every id is looked at for its age, where ids expire at all."""
 
-GROUPED = (JoinTransaction, CommitTransaction, AbortTransaction)
+GROUPED = (JoinTransactionRequest, CommitTransactionRequest, AbortTransactionRequest)
 
 
 def transactional_id_of(request: CoordinatorRequest) -> str:
     """The transactional id, or the application's name. Raises InvalidRequestError for an empty one."""
     match request:
-        case JoinTransaction() | CommitTransaction() | AbortTransaction():
+        case JoinTransactionRequest() | CommitTransactionRequest() | AbortTransactionRequest():
             found = request.application
         case _:
             found = request.transactional_id
@@ -190,14 +190,19 @@ class TransactionShard(Machine[Standing]):
     an id has targets in `_unmarked` only while it is PREPARED, and its decision is committed then.
     """
 
-    remembered = Machine.remembered | {MarkerTarget, InitTransactions, AddPartitionToTransaction, EndTransaction}
+    remembered = Machine.remembered | {
+        MarkerTarget,
+        InitTransactionsRequest,
+        AddPartitionToTransactionRequest,
+        EndTransactionRequest,
+    }
 
     def __init__(self, resources: Resources, *, id_expiration_ms: int = -1, name: str = "a shard") -> None:
         super().__init__(f"coordinator of {name}")
         self._resources = resources
         self._id_expiration_ms = id_expiration_ms
         self._forgetting_due_ms = 0
-        self.transactions: dict[str, Transactions] = {}
+        self.transactions: dict[str, TransactionMetadata] = {}
         self.appended_count = 0
         self.committed_count = 0
         self._held: deque[_HeldAnswer | _HeldDecision] = deque()
@@ -258,7 +263,7 @@ class TransactionShard(Machine[Standing]):
             return
         if found is None:
             grouped = isinstance(change, ExecutionStarted) or (isinstance(change, Restored) and change.grouped)
-            found = self.transactions[transactional_id] = Transactions(transactional_id, grouped)
+            found = self.transactions[transactional_id] = TransactionMetadata(transactional_id, grouped)
         found.apply(change)
         if found.state is TransactionState.ONGOING:
             self._open[transactional_id] = None
@@ -292,20 +297,20 @@ class TransactionShard(Machine[Standing]):
         found, resources = self.transactions.get(transactional_id), self._resources
         if isinstance(request, GROUPED):
             _check_form(found, grouped=True)
-            group = found or Transactions(transactional_id, grouped=True)
+            group = found or TransactionMetadata(transactional_id, grouped=True)
             match request:
-                case JoinTransaction():
+                case JoinTransactionRequest():
                     return transaction_groups.join(group, request, resources)
-                case CommitTransaction():
+                case CommitTransactionRequest():
                     return transaction_groups.commit(group, request, resources)
-                case AbortTransaction():
+                case AbortTransactionRequest():
                     return transaction_groups.abort(group, request, resources)
-        if isinstance(request, InitTransactions):
+        if isinstance(request, InitTransactionsRequest):
             _check_form(found, grouped=False)
             return transaction_producers.initialize(found, request, resources)
         if found is None:
             raise InvalidProducerIdMappingError(f"the transactional id {transactional_id!r} is not known")
-        if isinstance(request, AddPartitionToTransaction):
+        if isinstance(request, AddPartitionToTransactionRequest):
             if found.grouped:
                 return transaction_groups.add_partition(found, request)
             return transaction_producers.add_partition(found, request)
@@ -417,7 +422,7 @@ class TransactionShard(Machine[Standing]):
                 effects += self._abort_idle(found)
         return effects + self._forget_idle(now_ms) + self._expire(now_ms)
 
-    def _abort_idle(self, found: Transactions) -> list[Effect]:
+    def _abort_idle(self, found: TransactionMetadata) -> list[Effect]:
         if found.grouped:
             return [AppendRecords(found.transactional_id, (transaction_groups.ABORT,), None, None)]
         try:
@@ -478,13 +483,13 @@ class TransactionShard(Machine[Standing]):
         return [_describe(self.transactions[one], now_ms, leader_epoch) for one in wanted if one in self.transactions]
 
 
-def _check_form(found: Transactions | None, *, grouped: bool) -> None:
+def _check_form(found: TransactionMetadata | None, *, grouped: bool) -> None:
     if found is not None and found.grouped != grouped:
         form = "an application with many writers" if found.grouped else "a producer"
         raise InvalidTxnStateError(f"the transactional id {found.transactional_id!r} belongs to {form}")
 
 
-def _describe(found: Transactions, now_ms: int, leader_epoch: int) -> TransactionDescription:
+def _describe(found: TransactionMetadata, now_ms: int, leader_epoch: int) -> TransactionDescription:
     open_ = found.state is not TransactionState.EMPTY
     writers = [(producer_id, writer.producer_epoch) for producer_id, writer in found.writers.items()]
     if not found.grouped:

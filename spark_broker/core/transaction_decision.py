@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_broker.core.transaction_records import AnyChange
-from spark_broker.core.transaction_state import Transactions
+from spark_broker.core.transaction_state import TransactionMetadata
 from spark_broker.errors import CoordinatorNotAvailableError, InvalidTransactionTimeoutError
-from spark_broker.protocol.messages import AddedToTransaction, Message
+from spark_broker.protocol.messages import AddPartitionToTransactionResponse, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ RENEWAL_MS_MIN = 1000
 """So long must a renewal count: an append comes after it, on a machine that may be slow."""
 
 
-def added(found: Transactions) -> AddedToTransaction:
+def added(found: TransactionMetadata) -> AddPartitionToTransactionResponse:
     """The answer to the leader of a partition that is in the open transaction."""
-    return AddedToTransaction(max(found.timeout_ms // RENEWALS, RENEWAL_MS_MIN))
+    return AddPartitionToTransactionResponse(max(found.timeout_ms // RENEWALS, RENEWAL_MS_MIN))
 
 
 @dataclass(frozen=True, slots=True)

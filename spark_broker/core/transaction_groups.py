@@ -15,7 +15,7 @@ from spark_broker.core.transaction_records import (
     PartitionAdded,
     WriterJoined,
 )
-from spark_broker.core.transaction_state import JOIN_EPOCH, PREPARED, Transactions, TransactionState
+from spark_broker.core.transaction_state import JOIN_EPOCH, PREPARED, TransactionMetadata, TransactionState
 from spark_broker.errors import (
     AlreadyCommittedError,
     InvalidProducerEpochError,
@@ -24,12 +24,12 @@ from spark_broker.errors import (
     ProducerFencedError,
 )
 from spark_broker.protocol.messages import (
-    AbortTransaction,
-    AddPartitionToTransaction,
-    CommitTransaction,
-    Empty,
-    JoinTransaction,
-    ProducerIdentity,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
+    CommitTransactionRequest,
+    EmptyResponse,
+    InitProducerIdResponse,
+    JoinTransactionRequest,
 )
 
 WRITERS_MAX = 100_000
@@ -38,7 +38,7 @@ WRITERS_MAX = 100_000
 ABORT = Ending(committed=False)
 
 
-def join(found: Transactions, request: JoinTransaction, resources: Resources) -> Decision:
+def join(found: TransactionMetadata, request: JoinTransactionRequest, resources: Resources) -> Decision:
     """One writer more; the first one opens the version."""
     resources.check_timeout(request.timeout_ms)
     opening = _open(found, request.version, request.execution, request.timeout_ms)
@@ -47,15 +47,15 @@ def join(found: Transactions, request: JoinTransaction, resources: Resources) ->
     if len(found.writers) >= WRITERS_MAX:
         raise InvalidTxnStateError(f"version {request.version} has {WRITERS_MAX} writers already")
     producer_id = resources.producer_ids.take()
-    return Answered(ProducerIdentity(producer_id, JOIN_EPOCH), (*opening, WriterJoined(producer_id)))
+    return Answered(InitProducerIdResponse(producer_id, JOIN_EPOCH), (*opening, WriterJoined(producer_id)))
 
 
-def commit(found: Transactions, request: CommitTransaction, resources: Resources) -> Decision:
+def commit(found: TransactionMetadata, request: CommitTransactionRequest, resources: Resources) -> Decision:
     """The one decision about a version; with no winner it only takes note that the version is done."""
     winners = tuple(sorted(set(request.winners)))
     same = (found.version, found.execution) == (request.version, request.execution)
     if found.committing and same and found.winners == frozenset(winners):
-        return AfterEnd(answer=Empty())
+        return AfterEnd(answer=EmptyResponse())
     if winners:
         _check_not_committed(found, request.version)
         _check_not_fenced(found, request.execution)
@@ -64,24 +64,24 @@ def commit(found: Transactions, request: CommitTransaction, resources: Resources
     opening = _open(found, request.version, request.execution, resources.timeout_max_ms)
     if isinstance(opening, AfterEnd):
         return opening
-    return AfterEnd((*opening, Ending(True, winners)), Empty())
+    return AfterEnd((*opening, Ending(True, winners)), EmptyResponse())
 
 
-def abort(found: Transactions, request: AbortTransaction, resources: Resources) -> Decision:
+def abort(found: TransactionMetadata, request: AbortTransactionRequest, resources: Resources) -> Decision:
     """Nobody writes for the version and execution any more; what was written is aborted."""
     same = (found.version, found.execution) == (request.version, request.execution)
     if same and found.state is TransactionState.PREPARE_ABORT:
-        return AfterEnd(answer=Empty())
+        return AfterEnd(answer=EmptyResponse())
     if found.state not in PREPARED and _is_closed(found, request.version, request.execution):
         _check_not_committed(found, request.version)
-        return Answered(Empty())
+        return Answered(EmptyResponse())
     opening = _open(found, request.version, request.execution, resources.timeout_max_ms)
     if isinstance(opening, AfterEnd):
         return opening
-    return AfterEnd((*opening, ABORT), Empty())
+    return AfterEnd((*opening, ABORT), EmptyResponse())
 
 
-def add_partition(found: Transactions, request: AddPartitionToTransaction) -> Decision:
+def add_partition(found: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
     """A joined writer's batch reached a leader."""
     writer = found.writers.get(request.producer_id)
     if writer is None:
@@ -95,7 +95,9 @@ def add_partition(found: Transactions, request: AddPartitionToTransaction) -> De
     return Answered(added(found), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
 
 
-def _open(found: Transactions, version: int, execution: str, timeout_ms: int) -> tuple[AnyChange, ...] | AfterEnd:
+def _open(
+    found: TransactionMetadata, version: int, execution: str, timeout_ms: int
+) -> tuple[AnyChange, ...] | AfterEnd:
     """The changes after which this version of this execution is open; or what must end first."""
     _check_not_committed(found, version)
     _check_not_fenced(found, execution)
@@ -111,7 +113,7 @@ def _open(found: Transactions, version: int, execution: str, timeout_ms: int) ->
     return (*started, Opened(version, execution, timeout_ms))
 
 
-def _is_closed(found: Transactions, version: int, execution: str) -> bool:
+def _is_closed(found: TransactionMetadata, version: int, execution: str) -> bool:
     """Whether the version has ended for this execution, or was passed over by a higher one that is open."""
     if execution != found.newest_execution:
         return False
@@ -119,19 +121,19 @@ def _is_closed(found: Transactions, version: int, execution: str) -> bool:
     return passed or version <= found.closed
 
 
-def _check_not_committed(found: Transactions, version: int) -> None:
+def _check_not_committed(found: TransactionMetadata, version: int) -> None:
     if version <= found.last_committed:
         raise AlreadyCommittedError(
             f"version {version} of {found.transactional_id!r}: version {found.last_committed} is committed"
         )
 
 
-def _check_not_fenced(found: Transactions, execution: str) -> None:
+def _check_not_fenced(found: TransactionMetadata, execution: str) -> None:
     if execution in found.executions and execution != found.newest_execution:
         raise ProducerFencedError(f"execution {execution!r} gave way to {found.newest_execution!r}")
 
 
-def _check_joined(found: Transactions, version: int, execution: str, winners: tuple[int, ...]) -> None:
+def _check_joined(found: TransactionMetadata, version: int, execution: str, winners: tuple[int, ...]) -> None:
     """Every winner is a writer of exactly this open version and execution; nothing has changed where one is not."""
     if (found.version, found.execution) != (version, execution) or found.state is not TransactionState.ONGOING:
         raise InvalidTxnStateError(f"version {version} of execution {execution!r} is not open")

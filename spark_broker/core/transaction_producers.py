@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, Resources, added
 from spark_broker.core.transaction_records import Ending, Initialized, PartitionAdded
-from spark_broker.core.transaction_state import PREPARED, Identity, Outcome, Transactions, TransactionState
+from spark_broker.core.transaction_state import (
+    PREPARED,
+    Identity,
+    TransactionMetadata,
+    TransactionOutcome,
+    TransactionState,
+)
 from spark_broker.errors import (
     InvalidProducerEpochError,
     InvalidProducerIdMappingError,
@@ -18,17 +24,17 @@ from spark_broker.errors import (
     TransactionAbortableError,
 )
 from spark_broker.protocol.messages import (
-    AddPartitionToTransaction,
-    EndTransaction,
-    InitTransactions,
-    ProducerIdentity,
+    AddPartitionToTransactionRequest,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
 )
 
 PRODUCER_EPOCH_MAX = 2**15 - 1
 """The last one is only ever named by a marker."""
 
 
-def initialize(found: Transactions | None, request: InitTransactions, resources: Resources) -> Decision:
+def initialize(found: TransactionMetadata | None, request: InitTransactionsRequest, resources: Resources) -> Decision:
     """A new producer of the id: what is open is aborted first."""
     resources.check_timeout(request.timeout_ms)
     if found is None:
@@ -43,7 +49,7 @@ def initialize(found: Transactions | None, request: InitTransactions, resources:
     return Answered(_answer(identity), (change,))
 
 
-def add_partition(found: Transactions, request: AddPartitionToTransaction) -> Decision:
+def add_partition(found: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
     """A batch of this identity reached a leader: it joins the open transaction, or opens one."""
     identity = Identity(request.producer_id, request.producer_epoch)
     if identity != found.identity:
@@ -56,7 +62,7 @@ def add_partition(found: Transactions, request: AddPartitionToTransaction) -> De
     return Answered(added(found), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
 
 
-def end(found: Transactions, request: EndTransaction, resources: Resources) -> Decision:
+def end(found: TransactionMetadata, request: EndTransactionRequest, resources: Resources) -> Decision:
     """Commit or abort; a repetition waits for the same end, or gets its answer."""
     identity = Identity(request.producer_id, request.producer_epoch)
     if found.last_outcome is not None and identity == found.last_outcome.identity:
@@ -68,10 +74,10 @@ def end(found: Transactions, request: EndTransaction, resources: Resources) -> D
         same = found.committing == request.committed
         return AfterEnd(answer=_answer(found.next_identity) if same else None)
     ending = _ending(found, request.committed, resources)
-    return AfterEnd((ending,), ProducerIdentity(ending.next_producer_id, ending.next_producer_epoch))
+    return AfterEnd((ending,), InitProducerIdResponse(ending.next_producer_id, ending.next_producer_epoch))
 
 
-def abort_idle(found: Transactions, resources: Resources) -> Ending:
+def abort_idle(found: TransactionMetadata, resources: Resources) -> Ending:
     """The transaction has timed out."""
     return _ending(found, False, resources)
 
@@ -83,19 +89,19 @@ def identity_after(identity: Identity, resources: Resources) -> Identity:
     return Identity(resources.producer_ids.take(), 0)
 
 
-def _ending(found: Transactions, committed: bool, resources: Resources) -> Ending:
+def _ending(found: TransactionMetadata, committed: bool, resources: Resources) -> Ending:
     after = identity_after(found.identity, resources)
     return Ending(committed, (), after.producer_id, after.producer_epoch)
 
 
-def _check_same(outcome: Outcome, committed: bool) -> None:
+def _check_same(outcome: TransactionOutcome, committed: bool) -> None:
     if committed and not outcome.committed:
         raise TransactionAbortableError("the transaction was aborted: it timed out, or somebody ended it")
     if outcome.committed and not committed:
         raise InvalidTxnStateError("the transaction was committed already")
 
 
-def _stale(found: Transactions, identity: Identity) -> Exception:
+def _stale(found: TransactionMetadata, identity: Identity) -> Exception:
     """Why an identity that is not the current one is refused."""
     current = found.identity
     if found.last_outcome is not None and identity == found.last_outcome.identity:
@@ -112,5 +118,5 @@ def _stale(found: Transactions, identity: Identity) -> Exception:
     return InvalidProducerEpochError(f"epoch {identity.producer_epoch} was never given out")
 
 
-def _answer(identity: Identity) -> ProducerIdentity:
-    return ProducerIdentity(identity.producer_id, identity.producer_epoch)
+def _answer(identity: Identity) -> InitProducerIdResponse:
+    return InitProducerIdResponse(identity.producer_id, identity.producer_epoch)

@@ -94,7 +94,7 @@ NOBODY = Identity(NO_PRODUCER, -1)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TransactionOutcome:
     """How the transaction of an identity ended."""
 
     identity: Identity
@@ -122,7 +122,7 @@ class Writer:
 
 
 @dataclass(slots=True)
-class Transactions:
+class TransactionMetadata:
     """The transactional id with its open transaction, if there is one.
 
     Invariants: `writers` is empty while EMPTY; `winners` is a subset of the writers, and empty but in PREPARE_COMMIT;
@@ -139,7 +139,9 @@ class Transactions:
     # one writer
     identity: Identity = NOBODY
     next_identity: Identity = NOBODY
-    last_outcome: Outcome | None = None  # of the identity before this one; None: a new producer has begun since
+    last_outcome: TransactionOutcome | None = (
+        None  # of the identity before this one; None: a new producer has begun since
+    )
     # many writers
     version: int = NO_VERSION
     execution: str = ""
@@ -219,7 +221,7 @@ class Transactions:
         self.identity = Identity(change.producer_id, change.producer_epoch)
         self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
         ended = Identity(change.ended_producer_id, change.ended_producer_epoch)
-        self.last_outcome = None if ended == NOBODY else Outcome(ended, change.ended_committed)
+        self.last_outcome = None if ended == NOBODY else TransactionOutcome(ended, change.ended_committed)
         self.version, self.execution = change.version, change.execution
         self.executions = change.executions
         self.last_committed, self.closed = change.last_committed, change.closed
@@ -255,7 +257,7 @@ class Transactions:
             if self.execution == self.newest_execution:
                 self.closed = max(self.closed, self.version)
         else:
-            self.last_outcome = Outcome(self.identity, committed)
+            self.last_outcome = TransactionOutcome(self.identity, committed)
             self.identity, self.next_identity = self.next_identity, NOBODY
         self.writers, self.winners = {}, frozenset()
 
@@ -271,7 +273,7 @@ class Transactions:
 
     def snapshot(self) -> Restored:
         """The record that rebuilds this state."""
-        ended = self.last_outcome or Outcome(NOBODY, False)
+        ended = self.last_outcome or TransactionOutcome(NOBODY, False)
         topic_ids = sorted({topic_id for writer in self.writers.values() for topic_id, _ in writer.partitions})
         index = {topic_id: at for at, topic_id in enumerate(topic_ids)}
         return Restored(

@@ -21,7 +21,7 @@ from spark_broker.driver.controller_pipe import BrokerStatus, ControllerConfig
 from spark_broker.driver.directories import Directories, cluster_ids_in
 from spark_broker.driver.metadata_claim import end_claim_of
 from spark_broker.errors import ClusterInUseError, InvariantError, SparkBrokerError
-from spark_broker.protocol.messages import GetMetadata, Metadata
+from spark_broker.protocol.messages import MetadataRequest, MetadataResponse
 from spark_broker.transport.client import Connection
 
 logger = logging.getLogger(__name__)
@@ -115,10 +115,10 @@ class ControllerLink:
         """The brokers of this run that are live."""
         return [b for b in self._client.status().brokers if not b.fenced and self._is_ours(b.launch)]
 
-    def metadata(self) -> Metadata:
+    def metadata(self) -> MetadataResponse:
         """What a client's GetMetadata answers; brokers of an earlier run that are not back count as fenced."""
-        answer = self._connection.call(GetMetadata(), timeout_ms=self._request_timeout_ms)
-        if not isinstance(answer, Metadata):
+        answer = self._connection.call(MetadataRequest(), timeout_ms=self._request_timeout_ms)
+        if not isinstance(answer, MetadataResponse):
             raise InvariantError(f"GetMetadata was answered with {type(answer).__name__}")
         back = {broker.id for broker in self._client.status().brokers if self._is_ours(broker.launch)}
         brokers = [b if b.id in back else msgspec.structs.replace(b, fenced=True) for b in answer.brokers]

@@ -58,7 +58,7 @@ WAITING_COMMANDS = frozenset({"new_launch", "stop_brokers", "stop_broker"})
 """Those that wait for a decision, and may wait for a store that fails: each in a thread of its own."""
 
 
-class Output:
+class DriverPipe:
     """Lines to the driver, from any thread."""
 
     def __init__(self, stream: BinaryIO) -> None:
@@ -94,7 +94,7 @@ def main() -> None:
 class ControllerProcess:
     """The one controller of this process, and how both end. `parent`: the driver's pid."""
 
-    def __init__(self, output: Output, parent: int) -> None:
+    def __init__(self, output: DriverPipe, parent: int) -> None:
         self._output = output
         self._parent = parent
         self._log: PipeHandler | None = None
@@ -220,12 +220,12 @@ def _say(text: str) -> None:
         sys.stderr.flush()
 
 
-def _take_over_standard_streams() -> tuple[BinaryIO, Output]:
+def _take_over_standard_streams() -> tuple[BinaryIO, DriverPipe]:
     """Commands and answers get descriptors of their own, so that no library's print can come between them."""
     source = os.fdopen(os.dup(0), "rb")
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    return source, Output(target)
+    return source, DriverPipe(target)
 
 
 def _execute(service: ControllerService, command: Command) -> Answer:

@@ -61,14 +61,14 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.protocol.messages import (
-    AlterTopicConfig,
+    AlterTopicConfigRequest,
     CallRequest,
-    CreateTopic,
-    EnsureOffsetsTopic,
-    EnsureTransactionsTopic,
-    Heartbeat,
+    CreateTopicRequest,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
+    HeartbeatRequest,
     Message,
-    RegisterBroker,
+    RegisterBrokerRequest,
 )
 from spark_broker.protocol.schema import schema_from_bytes
 from spark_broker.protocol.wire import error_response
@@ -169,16 +169,16 @@ class ControllerService:
 
     def _new_topic(self, request: CallRequest) -> NewTopicValues | None:
         match request:
-            case CreateTopic():
+            case CreateTopicRequest():
                 config = {**self._settings.topic.to_dict(), **request.config}
                 return NewTopicValues(uuid.uuid4().hex, stored_schema(request.schema, config))
-            case EnsureOffsetsTopic() | EnsureTransactionsTopic():
+            case EnsureOffsetsTopicRequest() | EnsureTransactionsTopicRequest():
                 return NewTopicValues(uuid.uuid4().hex, stored_schema(b"", {}))
-            case AlterTopicConfig():
+            case AlterTopicConfigRequest():
                 self._check_columns(request)
         return None
 
-    def _check_columns(self, request: AlterTopicConfig) -> None:
+    def _check_columns(self, request: AlterTopicConfigRequest) -> None:
         topic = self.image.topic(request.name)
         if topic is not None:
             values = {name: value for name, value in request.values.items() if value is not None}
@@ -222,7 +222,7 @@ class ControllerService:
         received = stream.receive()
         if received is None:
             return
-        if not isinstance(received[0], RegisterBroker):
+        if not isinstance(received[0], RegisterBrokerRequest):
             raise InvalidRequestError("a session begins with RegisterBroker")
         session = BrokerSession(next(self._ids), stream)
         with self._lock:
@@ -246,7 +246,7 @@ class ControllerService:
             received = stream.receive()
             if received is None:
                 return False
-            if not isinstance(received[0], Heartbeat):
+            if not isinstance(received[0], HeartbeatRequest):
                 raise InvalidRequestError(f"{type(received[0]).__name__} does not belong on a session")
             self._loop.submit(HeartbeatReceived(session.session_id, received[0], now_ms(), wall_ms()))
         return True

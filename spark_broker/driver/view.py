@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from spark_broker.driver.directories import Directories
 from spark_broker.model import NO_LEADER, BrokerInfo
-from spark_broker.protocol.messages import Metadata
+from spark_broker.protocol.messages import MetadataResponse
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class ClusterStatus:
 COLUMNS = ("broker", "address", "executor", "pid", "leads", "replicas", "in sync", "state")
 
 
-def broker_statuses(metadata: Metadata) -> tuple[BrokerStatus, ...]:
+def broker_statuses(metadata: MetadataResponse) -> tuple[BrokerStatus, ...]:
     """Every registered broker with its share of the partitions, internal topics included."""
     partitions = [partition for topic in metadata.topics for partition in topic.partitions]
     leaders = collections.Counter(partition.leader for partition in partitions)
@@ -55,7 +55,7 @@ def broker_statuses(metadata: Metadata) -> tuple[BrokerStatus, ...]:
     return tuple(BrokerStatus(b.to_info(), leaders[b.id], replicas[b.id], in_sync[b.id]) for b in metadata.brokers)
 
 
-def cluster_status(metadata: Metadata, directories: Directories, failures: tuple[str, ...]) -> ClusterStatus:
+def cluster_status(metadata: MetadataResponse, directories: Directories, failures: tuple[str, ...]) -> ClusterStatus:
     """The controller's answer as a status. Internal topics count."""
     partitions = [partition for topic in metadata.topics for partition in topic.partitions]
     return ClusterStatus(

@@ -12,13 +12,13 @@ from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.arrays import from_numpy, scalar_of
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
 from spark_broker.spark.columns import CREATE_TIME, Column, Source
-from spark_broker.spark.spark_schema import Output
+from spark_broker.spark.spark_schema import ReadSchema
 
 TARGET_ROWS = 10_000
 """Small micro-batches are joined up to this many rows (Spark's own batch size): each costs the JVM a fixed price."""
 
 
-def assembled(batches: Sequence[ConsumedBatch], output: Output) -> Iterator[pa.RecordBatch]:
+def assembled(batches: Sequence[ConsumedBatch], output: ReadSchema) -> Iterator[pa.RecordBatch]:
     """Batches of exactly the output's schema, rows in the order of the input. Raises SchemaMismatchError."""
     pending: list[pa.RecordBatch] = []
     rows = 0
@@ -36,7 +36,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _assemble(batch: ConsumedBatch, output: Output) -> pa.RecordBatch:
+def _assemble(batch: ConsumedBatch, output: ReadSchema) -> pa.RecordBatch:
     arrays = []
     for column, field in zip(output.columns, output.schema, strict=True):
         array = _values(batch, column)

@@ -10,13 +10,13 @@ from spark_broker.client.offset_lookup import lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, OffsetInfo
+from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
 from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.cluster import partitions_of
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, split_ranges
 
-Infos = Mapping[TopicPartition, OffsetInfo]
+Infos = Mapping[TopicPartition, ListedOffset]
 """Where each partition ends for this read (`offset`), and its log start."""
 
 
@@ -63,7 +63,7 @@ def resolve_starts(
 
 def _look_up(
     metadata: ClusterMetadata, options: ReadOptions, wanted: Mapping[TopicPartition, int], deadline: Deadline
-) -> dict[TopicPartition, OffsetInfo]:
+) -> dict[TopicPartition, ListedOffset]:
     return lookup_offsets(metadata, wanted, deadline, read_committed=options.settings.read_committed)
 
 
@@ -100,7 +100,7 @@ def _resolve(
             return {tp: _timed(options, bound, tp, found[tp], infos[tp]) for tp in infos}
 
 
-def _named(bound: ByOffset, tp: TopicPartition, info: OffsetInfo, *, fail: bool) -> int:
+def _named(bound: ByOffset, tp: TopicPartition, info: ListedOffset, *, fail: bool) -> int:
     offset = bound.offsets[tp]
     if offset == LATEST_OFFSET:
         return info.offset
@@ -119,7 +119,9 @@ def _named(bound: ByOffset, tp: TopicPartition, info: OffsetInfo, *, fail: bool)
     return min(max(offset, info.log_start_offset), info.offset)
 
 
-def _timed(options: ReadOptions, bound: ByTimestamp, tp: TopicPartition, found: OffsetInfo, info: OffsetInfo) -> int:
+def _timed(
+    options: ReadOptions, bound: ByTimestamp, tp: TopicPartition, found: ListedOffset, info: ListedOffset
+) -> int:
     """No record at or after the moment: as an end it is the latest; as a start it is an error unless told otherwise."""
     if found.offset >= 0:
         # A record that was committed between the two lookups belongs to the next read.

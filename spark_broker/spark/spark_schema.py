@@ -15,7 +15,7 @@ from spark_broker.spark.columns import Column, by_name
 
 
 @dataclass(frozen=True)
-class Output:
+class ReadSchema:
     """What a read yields: one Arrow schema, exactly as Spark expects it, and the column behind each field."""
 
     schema: pa.Schema
@@ -42,7 +42,7 @@ def _leaves(kind: pa.DataType) -> list[pa.DataType]:
     return [leaf for child in children for leaf in _leaves(child)] or [kind]
 
 
-def output_of(schema: StructType, columns: Sequence[Column]) -> Output:
+def output_of(schema: StructType, columns: Sequence[Column]) -> ReadSchema:
     """The output of a read with this schema, the source's own or the user's.
 
     Raises InvalidConfigError for a column that there is not, SchemaMismatchError for one of another type.
@@ -57,7 +57,7 @@ def output_of(schema: StructType, columns: Sequence[Column]) -> Output:
             raise SchemaMismatchError(
                 f"the schema of the read has {field.name!r} as {field.type}; in the topic it is {column.type}"
             )
-    return Output(target, found)
+    return ReadSchema(target, found)
 
 
 def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:

@@ -12,7 +12,7 @@ from spark_broker.client.offset_lookup import Reach, lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import OffsetAndMetadata, TopicPartition
-from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, OffsetInfo
+from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
 from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.planning import resolve_starts
@@ -115,7 +115,7 @@ class StreamSession:
         partitions: Iterable[TopicPartition],
         deadline: Deadline,
         reaches: Mapping[TopicPartition, Reach] | None = None,
-    ) -> dict[TopicPartition, OffsetInfo]:
+    ) -> dict[TopicPartition, ListedOffset]:
         wanted = dict.fromkeys(partitions, LATEST_TIMESTAMP_MS)
         read_committed = self._options.settings.read_committed
         return lookup_offsets(self._metadata, wanted, deadline, read_committed=read_committed, reaches=reaches)

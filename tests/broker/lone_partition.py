@@ -12,7 +12,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
-from spark_broker.core.replica import Assignment, Replica
+from spark_broker.core.replica import LeaderAndIsr, Replica
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
@@ -65,7 +65,7 @@ class LonePartition:
             self.clock,
         )
         self.leader_epoch += 1
-        partition.assign(Assignment(0, self.leader_epoch, self.leader_epoch, (0,), (0,)), self.topic, {0: 1})
+        partition.assign(LeaderAndIsr(0, self.leader_epoch, self.leader_epoch, (0,), (0,)), self.topic, {0: 1})
         return partition
 
     def close(self, *, clean: bool = False) -> int:

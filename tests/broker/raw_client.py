@@ -23,26 +23,26 @@ from spark_broker.protocol.messages import (
     EARLIEST_TIMESTAMP_MS,
     AppendRequest,
     AppendResponse,
-    CreateTopic,
-    DescribeTransactions,
-    EndTransaction,
-    EnsureOffsetsTopic,
-    EnsureTransactionsTopic,
+    CreateTopicRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EndTransactionRequest,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
     FetchPartition,
     FetchRequest,
     FetchResponse,
-    GetMetadata,
-    InitTransactions,
-    JoinTransaction,
-    ListOffsets,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
     Message,
-    Metadata,
-    Offsets,
-    OffsetSpec,
-    ProducerIdentity,
+    MetadataRequest,
+    MetadataResponse,
     TopicMetadata,
     TransactionDescription,
-    TransactionDescriptions,
 )
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
@@ -84,9 +84,9 @@ class RawClient:
                 return answer
         raise error
 
-    def metadata(self) -> Metadata:
-        found = self.call_any(GetMetadata(None))
-        assert isinstance(found, Metadata)
+    def metadata(self) -> MetadataResponse:
+        found = self.call_any(MetadataRequest(None))
+        assert isinstance(found, MetadataResponse)
         return found
 
     def topic(self, name: str) -> TopicMetadata:
@@ -94,13 +94,13 @@ class RawClient:
 
     def create(self, name: str, partitions: int = 1, replicas: int = 3, min_insync_replicas: int = 1) -> TopicMetadata:
         config = {"min.insync.replicas": str(min_insync_replicas)}
-        self._retry(lambda: self.call_any(CreateTopic(name, partitions, replicas, b"", config)))
+        self._retry(lambda: self.call_any(CreateTopicRequest(name, partitions, replicas, b"", config)))
         return self._retry(lambda: self._led(name))
 
     def ensure_internal(self) -> None:
         for request, name in (
-            (EnsureTransactionsTopic(), TRANSACTION_STATE_TOPIC),
-            (EnsureOffsetsTopic(), CONSUMER_OFFSETS_TOPIC),
+            (EnsureTransactionsTopicRequest(), TRANSACTION_STATE_TOPIC),
+            (EnsureOffsetsTopicRequest(), CONSUMER_OFFSETS_TOPIC),
         ):
             self._retry(lambda request=request: self.call_any(request))  # type: ignore[misc]
             self._retry(lambda name=name: self._led(name))  # type: ignore[misc]
@@ -130,9 +130,9 @@ class RawClient:
         state = self.topic(name)
         found: list[tuple[int, int]] = []
         for one in state.partitions:
-            spec = OffsetSpec(state.topic_id, one.partition, -1, EARLIEST_TIMESTAMP_MS)
-            answer = self.connection(one.leader).call(ListOffsets([spec]), timeout_ms=5000)
-            assert isinstance(answer, Offsets)
+            spec = ListOffsetsPartition(state.topic_id, one.partition, -1, EARLIEST_TIMESTAMP_MS)
+            answer = self.connection(one.leader).call(ListOffsetsRequest([spec]), timeout_ms=5000)
+            assert isinstance(answer, ListOffsetsResponse)
             found += [(info.partition, info.offset) for info in answer.partitions]
         return found
 
@@ -159,28 +159,28 @@ class RawClient:
 
         return self._retry(once)
 
-    def init(self, transactional_id: str, timeout_ms: int = 60_000) -> ProducerIdentity:
-        found = self.ask(transactional_id, InitTransactions(transactional_id, timeout_ms))
-        assert isinstance(found, ProducerIdentity)
+    def init(self, transactional_id: str, timeout_ms: int = 60_000) -> InitProducerIdResponse:
+        found = self.ask(transactional_id, InitTransactionsRequest(transactional_id, timeout_ms))
+        assert isinstance(found, InitProducerIdResponse)
         return found
 
-    def end(self, transactional_id: str, who: ProducerIdentity, *, committed: bool) -> ProducerIdentity:
-        request = EndTransaction(transactional_id, who.producer_id, who.producer_epoch, committed)
+    def end(self, transactional_id: str, who: InitProducerIdResponse, *, committed: bool) -> InitProducerIdResponse:
+        request = EndTransactionRequest(transactional_id, who.producer_id, who.producer_epoch, committed)
         found = self.ask(transactional_id, request)
-        assert isinstance(found, ProducerIdentity)
+        assert isinstance(found, InitProducerIdResponse)
         return found
 
-    def join(self, application: str, version: int, execution: str, timeout_ms: int = 60_000) -> ProducerIdentity:
-        found = self.ask(application, JoinTransaction(application, version, execution, timeout_ms))
-        assert isinstance(found, ProducerIdentity)
+    def join(self, application: str, version: int, execution: str, timeout_ms: int = 60_000) -> InitProducerIdResponse:
+        found = self.ask(application, JoinTransactionRequest(application, version, execution, timeout_ms))
+        assert isinstance(found, InitProducerIdResponse)
         return found
 
     def describe(self, transactional_id: str) -> TransactionDescription:
         def once() -> TransactionDescription:
-            request = DescribeTransactions([transactional_id])
+            request = DescribeTransactionsRequest([transactional_id])
             connection = self.connection(self.coordinator(transactional_id))
             answer = connection.call(request, timeout_ms=5000)
-            assert isinstance(answer, TransactionDescriptions)
+            assert isinstance(answer, DescribeTransactionsResponse)
             if not answer.transactions:
                 raise NetworkError("not loaded yet")
             return answer.transactions[0]
@@ -194,7 +194,7 @@ class RawClient:
         topic: str,
         partition: int,
         values: Iterable[bytes],
-        who: ProducerIdentity,
+        who: InitProducerIdResponse,
         sequence: int,
         transactional_id: str,
     ) -> int:

@@ -21,11 +21,11 @@ from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
 from spark_broker.broker.request_queue import RequestQueue
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
-from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionRegistration, TopicState
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.arrow_message import encode_batch
-from spark_broker.protocol.messages import CallRequest, Empty, Message, ReplicaState
+from spark_broker.protocol.messages import CallRequest, EmptyResponse, Message, ReplicaStateRequest
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.transport.server import Server
@@ -91,9 +91,9 @@ class RigBroker:
         self.server = Server("127.0.0.1", 0, self._answer, streams, self.bugs.append)
 
     def _answer(self, request: CallRequest) -> Message:
-        if isinstance(request, ReplicaState):
+        if isinstance(request, ReplicaStateRequest):
             return self.manager.partition(request.topic_id, request.partition).replica_state(request.leader_epoch)
-        return Empty()
+        return EmptyResponse()
 
     def _propose(self, key: PartitionKey, proposal: ProposeIsr) -> None:
         with self.proposed:
@@ -157,13 +157,13 @@ class Rig:
         self.brokers = {n: RigBroker(base, n, self.settings) for n in range(brokers)}
         self.fenced: set[int] = set()
         self.epochs = dict.fromkeys(self.brokers, 1)
-        self.state = PartitionState(
+        self.state = PartitionRegistration(
             tuple(self.brokers), tuple(self.brokers), leader=0, leader_epoch=0, partition_epoch=0
         )
         for broker in self.brokers.values():
             broker.manager.registered(broker.id, 1)
 
-    def image(self, state: PartitionState) -> MetadataImage:
+    def image(self, state: PartitionRegistration) -> MetadataImage:
         brokers = {n: self._broker_state(b) for n, b in self.brokers.items()}
         topic = TopicState(
             "t",
@@ -217,9 +217,9 @@ class InternalTopicRig(Rig):
     """Beside the topic `t`, one partition of an internal topic of this name."""
 
     internal_topic: str
-    log_state = PartitionState((0, 1), (0, 1), leader=0, leader_epoch=0, partition_epoch=0)
+    log_state = PartitionRegistration((0, 1), (0, 1), leader=0, leader_epoch=0, partition_epoch=0)
 
-    def image(self, state: PartitionState) -> MetadataImage:
+    def image(self, state: PartitionRegistration) -> MetadataImage:
         image = super().image(state)
         topic = TopicState(
             self.internal_topic,

@@ -31,7 +31,13 @@ from spark_broker.errors import (
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
-from spark_broker.protocol.messages import AppendRequest, AppendResponse, GetMetadata, Heartbeat, Metadata
+from spark_broker.protocol.messages import (
+    AppendRequest,
+    AppendResponse,
+    HeartbeatRequest,
+    MetadataRequest,
+    MetadataResponse,
+)
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.transport.client import Connection
 from tests.conftest import WaitUntil
@@ -139,7 +145,7 @@ def test_a_request_that_does_not_decode_ends_its_stream_with_a_typed_error(admin
     connection, _, _ = leader_stream(admin)
     for kind in ("append", "fetch", "replica", "nonsense"):
         stream = connection.open_stream(kind)
-        stream.send(Heartbeat(1, 1, 1, True), b"garbage")
+        stream.send(HeartbeatRequest(1, 1, 1, True), b"garbage")
         with pytest.raises(InvalidRequestError):
             stream.receive(timeout_ms=10_000)
         stream.close()
@@ -248,9 +254,9 @@ def test_metadata_comes_from_any_broker(process_cluster: ProcessCluster) -> None
     for address in process_cluster.bootstrap_servers.split(","):
         host, port = address.split(":")
         connection = Connection(host, int(port))
-        answer = connection.call(GetMetadata(["typed"]), timeout_ms=10_000)
+        answer = connection.call(MetadataRequest(["typed"]), timeout_ms=10_000)
         connection.close()
-        assert isinstance(answer, Metadata)
+        assert isinstance(answer, MetadataResponse)
         answers.append((answer.cluster_id, {b.id for b in answer.brokers}, answer.topics[0].topic_id))
     assert len(answers) == 3
     assert all(answer == answers[0] for answer in answers)

@@ -13,7 +13,13 @@ from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.broker_calls import BrokerCalls
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import NetworkError, NotControllerError, RequestTimedOutError
-from spark_broker.protocol.messages import AllocateProducerIds, Empty, GetMetadata, Message, ProducerIdBlock
+from spark_broker.protocol.messages import (
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    EmptyResponse,
+    Message,
+    MetadataRequest,
+)
 
 WAIT_MS = 20_000
 
@@ -38,11 +44,11 @@ class FakeConnection:
         self.requests.append(request)
         if self.host == "host-0" and not self.thaw.wait(timeout_ms / 1000):
             raise RequestTimedOutError(self.address)
-        if isinstance(request, AllocateProducerIds):
+        if isinstance(request, AllocateProducerIdsRequest):
             if request.broker_epoch < 0:
                 raise NotControllerError("no")
-            return ProducerIdBlock(5, 10)
-        return Empty()
+            return AllocateProducerIdsResponse(5, 10)
+        return EmptyResponse()
 
 
 @pytest.fixture
@@ -65,19 +71,19 @@ def calls() -> Iterator[BrokerCalls]:
 
 def test_a_frozen_broker_does_not_hold_up_calls_to_another(calls: BrokerCalls) -> None:
     frozen, other = AwaitedAnswer(), AwaitedAnswer()
-    calls.send(broker(0), GetMetadata(), WAIT_MS, frozen)
-    calls.send(broker(1), GetMetadata(), WAIT_MS, other)
-    assert other.wait(WAIT_MS) == Empty()
-    assert calls.call(broker(2), GetMetadata(), WAIT_MS) == Empty()
+    calls.send(broker(0), MetadataRequest(), WAIT_MS, frozen)
+    calls.send(broker(1), MetadataRequest(), WAIT_MS, other)
+    assert other.wait(WAIT_MS) == EmptyResponse()
+    assert calls.call(broker(2), MetadataRequest(), WAIT_MS) == EmptyResponse()
     with pytest.raises(RequestTimedOutError):
         frozen.wait(0)
     FakeConnection.thaw.set()
-    assert frozen.wait(WAIT_MS) == Empty()
+    assert frozen.wait(WAIT_MS) == EmptyResponse()
 
 
 def test_an_error_is_the_answer(calls: BrokerCalls) -> None:
     answer = AwaitedAnswer()
-    calls.send(broker(0), GetMetadata(), 1, answer)
+    calls.send(broker(0), MetadataRequest(), 1, answer)
     with pytest.raises(RequestTimedOutError):
         answer.wait(WAIT_MS)
 
@@ -86,7 +92,7 @@ def test_calls_that_wait_are_bounded(calls: BrokerCalls, monkeypatch: pytest.Mon
     monkeypatch.setattr(broker_calls, "QUEUED_CALLS_MAX", 3)
     answers = [AwaitedAnswer() for _ in range(10)]
     for answer in answers:
-        calls.send(broker(0), GetMetadata(), WAIT_MS, answer)
+        calls.send(broker(0), MetadataRequest(), WAIT_MS, answer)
     refused = 0
     for answer in answers[-5:]:
         with pytest.raises(NetworkError):
@@ -94,14 +100,14 @@ def test_calls_that_wait_are_bounded(calls: BrokerCalls, monkeypatch: pytest.Mon
         refused += 1
     assert refused == 5
     FakeConnection.thaw.set()
-    assert answers[0].wait(WAIT_MS) == Empty()
+    assert answers[0].wait(WAIT_MS) == EmptyResponse()
 
 
 def test_a_broker_that_comes_back_elsewhere_is_called_there(calls: BrokerCalls) -> None:
     for port in (9000, 9000, 9001):
         answer = AwaitedAnswer()
-        calls.send(broker(1, port), GetMetadata(), WAIT_MS, answer)
-        assert answer.wait(WAIT_MS) == Empty()
+        calls.send(broker(1, port), MetadataRequest(), WAIT_MS, answer)
+        assert answer.wait(WAIT_MS) == EmptyResponse()
     ports = [(one.port, len(one.requests)) for one in FakeConnection.made if one.host == "host-1"]
     assert ports == [(9000, 2), (9001, 1)]
 
@@ -109,6 +115,6 @@ def test_a_broker_that_comes_back_elsewhere_is_called_there(calls: BrokerCalls) 
 def test_producer_ids_come_from_the_controller_in_this_brokers_name(calls: BrokerCalls) -> None:
     answer = AwaitedAnswer()
     calls.allocate_producer_ids(answer)
-    assert answer.wait(WAIT_MS) == ProducerIdBlock(5, 10)
+    assert answer.wait(WAIT_MS) == AllocateProducerIdsResponse(5, 10)
     controller = next(one for one in FakeConnection.made if one.host == "controller")
-    assert controller.requests == [AllocateProducerIds(7, 3)]
+    assert controller.requests == [AllocateProducerIdsRequest(7, 3)]

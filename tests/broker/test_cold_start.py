@@ -14,9 +14,9 @@ from spark_broker.broker.log_opener import InThreads
 from spark_broker.broker.membership import Membership, SessionEvents
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.config import load_cluster_settings
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, TopicState
 from spark_broker.protocol.arrow_message import encode_batch
-from spark_broker.protocol.messages import Registered
+from spark_broker.protocol.messages import RegisterBrokerResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import LocalFileSystem
@@ -87,7 +87,7 @@ class Started:
 
 def image(partitions: int = PARTITIONS, *, leader: int = 0, epoch: int = 3) -> MetadataImage:
     """One topic, all of it on broker 0."""
-    state = PartitionState((0,), (0,), leader=leader, leader_epoch=epoch, partition_epoch=epoch)
+    state = PartitionRegistration((0,), (0,), leader=leader, leader_epoch=epoch, partition_epoch=epoch)
     schemas = (schema_to_bytes(DEFAULT_SCHEMA),)
     topic = TopicState("t", TOPIC_ID, MappingProxyType({}), schemas=schemas, partitions=(state,) * partitions)
     return dataclasses.replace(
@@ -136,7 +136,7 @@ def test_a_broker_is_ready_when_its_logs_are_open_and_not_before(tmp_path: Path)
     events = SessionEvents(lambda _: None, second.failures.append, second.failures.append, second.failures.append)
     membership = Membership(second.manager, second.lease, events)
     membership.connects()
-    membership.received(Registered(CLUSTER_ID, 1, 0, 1, 9000, 500))
+    membership.received(RegisterBrokerResponse(CLUSTER_ID, 1, 0, 1, 9000, 500))
     second.fs.gate = threading.Event()
     opening = threading.Thread(target=second.manager.apply, args=(image(epoch=4),))
     opening.start()

@@ -20,10 +20,10 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.replica_session import IDLE_REPORT_MAX_MS, ReplicaSession
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
-from spark_broker.core.replica import Assignment, FetchPosition, Replica
+from spark_broker.core.replica import FetchPosition, LeaderAndIsr, Replica
 from spark_broker.errors import StorageFullError
 from spark_broker.protocol.arrow_message import encode_batch
-from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateAnswer
+from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
@@ -104,7 +104,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         log = ReplicaLog(directory, topic, StartKind.CLEAN)
         replica = Replica(me, log.state(high_watermark=0), min_insync_replicas=1, lag_max_ms=30_000)
         partition = Partition(KEY, topic, log, replica, lease, lambda *_: None, lambda *_: None)
-        partition.assign(Assignment(0, 0, 0, (0, 1, 2), (0, 2)), topic, EPOCHS)
+        partition.assign(LeaderAndIsr(0, 0, 0, (0, 1, 2), (0, 2)), topic, EPOCHS)
         partitions.append(partition)
         return partition
 
@@ -120,7 +120,7 @@ def append(leader: Partition, value: bytes) -> None:
 
 def elect(leader: int, leader_epoch: int, *partitions: Partition) -> None:
     for partition in partitions:
-        assignment = Assignment(leader, leader_epoch, leader_epoch, (0, 1, 2), (leader, 2))
+        assignment = LeaderAndIsr(leader, leader_epoch, leader_epoch, (0, 1, 2), (leader, 2))
         partition.assign(assignment, partition.topic, EPOCHS)
 
 
@@ -263,7 +263,7 @@ def test_a_follower_that_a_full_disk_keeps_from_beginning_anew_claims_nothing(
     with monkeypatch.context() as patch:
         patch.setattr("spark_broker.storage.producer_snapshots.write_atomically", _is_full)
         with pytest.raises(StorageFullError):
-            follower.restart(2, ReplicaStateAnswer(5, [(2, 0)], []))
+            follower.restart(2, ReplicaStateResponse(5, [(2, 0)], []))
     assert follower.restart_reason, "it is tried again"
     elect(2, 3, follower)
     assert follower.replica.fetch_position() == FetchPosition(3, 0, -1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.replica import Assignment
+from spark_broker.core.replica import LeaderAndIsr
 from spark_broker.errors import StorageFullError
 from spark_broker.storage.checkpoints import read_leader_epochs
 from spark_broker.storage.start_kind import StartKind
@@ -23,7 +23,7 @@ def _is_full(*_: object, **__: object) -> None:
 
 def elect_again(lone: LonePartition) -> None:
     lone.leader_epoch += 1
-    assignment = Assignment(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
+    assignment = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
     lone.partition.assign(assignment, lone.topic, {0: 1})
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from spark_broker.broker.clock import SYSTEM_CLOCK
-from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.transaction_coordinator import Answer
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
     InvalidRequestError,
@@ -20,7 +20,13 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.messages import CommittedOffset, Empty, OffsetCommit, OffsetFetch, TransactionalOffsetCommit
+from spark_broker.protocol.messages import (
+    CommittedOffset,
+    EmptyResponse,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    TransactionalOffsetCommitRequest,
+)
 from tests.broker.rig import INTERNAL_TOPIC_ID, InternalTopicRig
 from tests.conftest import WaitUntil
 
@@ -29,13 +35,13 @@ class GroupRig(InternalTopicRig):
     """Two brokers with one partition of `__consumer_offsets`, which broker 0 leads, alone in the ISR."""
 
     internal_topic = CONSUMER_OFFSETS_TOPIC
-    log_state = PartitionState((0, 1), (0,), leader=0, leader_epoch=0, partition_epoch=0)
+    log_state = PartitionRegistration((0, 1), (0,), leader=0, leader_epoch=0, partition_epoch=0)
 
     def log(self, broker: int = 0) -> Partition:
         return self.brokers[broker].manager.partition(INTERNAL_TOPIC_ID, 0)
 
-    def coordinator(self, broker: int = 0, *, snapshot_records: int = 10_000) -> Coordinator:
-        return Coordinator(self.brokers[broker].manager, snapshot_records)
+    def coordinator(self, broker: int = 0, *, snapshot_records: int = 10_000) -> GroupCoordinator:
+        return GroupCoordinator(self.brokers[broker].manager, snapshot_records)
 
 
 @pytest.fixture
@@ -46,29 +52,29 @@ def rig(tmp_path: Path) -> Iterator[GroupRig]:
     rig.stop()
 
 
-def commit(coordinator: Coordinator, group: str, offset: int, timeout_ms: int = 30_000) -> list[Answer]:
+def commit(coordinator: GroupCoordinator, group: str, offset: int, timeout_ms: int = 30_000) -> list[Answer]:
     """The answer appears in the list."""
     answers: list[Answer] = []
-    request = OffsetCommit(group, [CommittedOffset("t", 0, offset, 3)])
+    request = OffsetCommitRequest(group, [CommittedOffset("t", 0, offset, 3)])
     coordinator.commit(request, SYSTEM_CLOCK.boottime_ms() + timeout_ms, answers.append)
     return answers
 
 
-def committed(coordinator: Coordinator, group: str) -> list[int]:
-    return [one.offset for one in coordinator.fetch(OffsetFetch(group)).offsets]
+def committed(coordinator: GroupCoordinator, group: str) -> list[int]:
+    return [one.offset for one in coordinator.fetch(OffsetFetchRequest(group)).offsets]
 
 
 def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait_until: WaitUntil) -> None:
     coordinator = rig.coordinator()
-    assert commit(coordinator, "g", 1) == [Empty()]
+    assert commit(coordinator, "g", 1) == [EmptyResponse()]
     rig.move_log(0, isr=(0, 1), partition_epoch=1)
     answers = commit(coordinator, "g", 2)
     assert answers == []
     assert committed(coordinator, "g") == [1], "it may still be lost"
     rig.publish(1)
-    wait_until(lambda: answers == [Empty()], "the commit")
+    wait_until(lambda: answers == [EmptyResponse()], "the commit")
     assert committed(coordinator, "g") == [2]
-    assert coordinator.fetch(OffsetFetch("g", [("t", 0), ("t", 1)])).offsets == [CommittedOffset("t", 0, 2, 3)]
+    assert coordinator.fetch(OffsetFetchRequest("g", [("t", 0), ("t", 1)])).offsets == [CommittedOffset("t", 0, 2, 3)]
 
 
 def test_a_commit_that_the_followers_do_not_get_is_given_up_at_its_deadline(rig: GroupRig) -> None:
@@ -81,7 +87,7 @@ def test_a_commit_that_the_followers_do_not_get_is_given_up_at_its_deadline(rig:
 
 def test_whoever_commits_hears_that_another_broker_leads_now(rig: GroupRig, wait_until: WaitUntil) -> None:
     coordinator, successor = rig.coordinator(), rig.coordinator(1)
-    assert commit(coordinator, "g", 1) == [Empty()]
+    assert commit(coordinator, "g", 1) == [EmptyResponse()]
     rig.move_log(0, 1, isr=(0, 1), partition_epoch=1)
     wait_until(lambda: rig.log(1).replica.log_end_offset == 1, "the follower")
     rig.move_log(1, leader=1, leader_epoch=1, partition_epoch=2)
@@ -92,7 +98,7 @@ def test_whoever_commits_hears_that_another_broker_leads_now(rig: GroupRig, wait
     with pytest.raises(CoordinatorNotAvailableError):
         commit(coordinator, "g", 6)
     with pytest.raises(NotLeaderOrFollowerError):
-        coordinator.fetch(OffsetFetch("g"))
+        coordinator.fetch(OffsetFetchRequest("g"))
     wait_until(lambda: committed(successor, "g") == [1], "what the new leader has read")
 
 
@@ -102,8 +108,8 @@ def test_a_commit_that_makes_no_sense_is_refused(rig: GroupRig) -> None:
         with pytest.raises(InvalidRequestError):
             commit(coordinator, group, offset)
     answers: list[Answer] = []
-    coordinator.commit(OffsetCommit("g", []), 0, answers.append)
-    assert answers == [Empty()]
+    coordinator.commit(OffsetCommitRequest("g", []), 0, answers.append)
+    assert answers == [EmptyResponse()]
     assert rig.log().replica.log_end_offset == 0
 
 
@@ -111,7 +117,7 @@ def test_a_commit_that_makes_no_sense_is_refused(rig: GroupRig) -> None:
 def test_offsets_of_a_partition_that_does_not_exist_are_refused_in_a_transaction(
     rig: GroupRig, topic: str, partition: int
 ) -> None:
-    request = TransactionalOffsetCommit("g", [CommittedOffset(topic, partition, 1, 0)], "id", 5, 0, 0)
+    request = TransactionalOffsetCommitRequest("g", [CommittedOffset(topic, partition, 1, 0)], "id", 5, 0, 0)
     answers: list[Answer] = []
     with pytest.raises(UnknownTopicOrPartitionError, match=f"topic '{topic}'"):
         rig.coordinator().commit(request, SYSTEM_CLOCK.boottime_ms() + 30_000, answers.append)
@@ -154,7 +160,7 @@ def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written(
     assert rig.log().replica.log_end_offset == 3
     assert rig.log().replica.high_watermark == 1
     rig.publish(1)
-    wait_until(lambda: answers == [Empty()] and rig.log().replica.high_watermark == 3, "the commit")
+    wait_until(lambda: answers == [EmptyResponse()] and rig.log().replica.high_watermark == 3, "the commit")
     assert committed(coordinator, "g") == [2]
     coordinator.write_snapshots()
     assert rig.log().replica.log_start_offset == 1

@@ -10,7 +10,7 @@ from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.partition import PartitionKey
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import NetworkError
-from spark_broker.protocol.messages import AlterPartition, AlterPartitionResult
+from spark_broker.protocol.messages import AlterPartitionRequest, AlterPartitionResponse
 
 KEY: PartitionKey = ("t", 0)
 OTHER: PartitionKey = ("t", 1)
@@ -27,13 +27,13 @@ class FakeController:
         self.asked: list[list[int]] = []
         self.answered = threading.Event()
 
-    def call(self, request: AlterPartition, *, timeout_ms: int) -> AlterPartitionResult:
+    def call(self, request: AlterPartitionRequest, *, timeout_ms: int) -> AlterPartitionResponse:
         del timeout_ms
         self.asked.append([change.partition for change in request.changes])
         if len(self.asked) == 1:
             raise NetworkError("connection refused")
         self.answered.set()
-        return AlterPartitionResult([])
+        return AlterPartitionResponse([])
 
 
 class ProposingPartition:

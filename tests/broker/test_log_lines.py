@@ -17,9 +17,9 @@ from spark_broker.broker.replica_lines import FLAPPING_MS, ConnectionLines
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.slow import SlowLog
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.replica import Assignment, Diverging, Fetched
+from spark_broker.core.replica import Diverging, Fetched, LeaderAndIsr
 from spark_broker.errors import IneligibleReplicaError, NetworkError, UnknownTopicOrPartitionError
-from spark_broker.protocol.messages import AlterIsrResult, AlterPartitionResult, ReplicaStateAnswer
+from spark_broker.protocol.messages import AlterIsrResult, AlterPartitionResponse, ReplicaStateResponse
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import LonePartition
 from tests.broker.test_fetch_session import append, elect
@@ -86,7 +86,7 @@ def test_the_controllers_answer_to_a_proposal_is_a_line(caplog: pytest.LogCaptur
     caplog.set_level(logging.INFO)
     code = IneligibleReplicaError.code
     results = [AlterIsrResult("t", 0, code, "broker 2 is not live"), AlterIsrResult("t", 1, 0, "")]
-    settle(manager(2), AlterPartitionResult(results), queue(2).take())
+    settle(manager(2), AlterPartitionResponse(results), queue(2).take())
     refused, taken = lines(caplog)
     why = "INELIGIBLE_REPLICA: broker 2 is not live"
     assert refused == f"t-0: the controller refuses ISR (1, 2) in leader epoch 7: {why}"
@@ -157,7 +157,7 @@ def test_each_change_of_role_is_one_line_and_an_isr_of_the_same_epoch_another(
     elect(2, 1, lone.partition)
     elect(0, 2, lone.partition)
     elect(0, 2, lone.partition)  # nothing new
-    again = Assignment(0, 2, 3, (0, 1, 2), (0, 1, 2))
+    again = LeaderAndIsr(0, 2, 3, (0, 1, 2), (0, 1, 2))
     lone.partition.assign(again, lone.topic, {0: 1, 1: 1, 2: 1})
     log = "log from 0 to 0, high watermark 0"
     assert lines(caplog) == [
@@ -189,7 +189,7 @@ def test_a_log_that_is_restarted_says_where_and_why(tmp_path: Path, caplog: pyte
     assert position is not None
     lone.partition.apply(Fetched(position, 1, 9, 7), [])
     caplog.set_level(logging.INFO)
-    lone.partition.restart(1, ReplicaStateAnswer(7, [(0, 0)], []))
+    lone.partition.restart(1, ReplicaStateResponse(7, [(0, 0)], []))
     why = "the leader's log starts at 7, ours ends at 1"
     assert lines(caplog) == [f"t-0: restarted at 7 in leader epoch 1; the log that ended at 1 is gone: {why}"]
     assert fields(caplog, "restarted")["old_offset"] == 1

@@ -9,10 +9,10 @@ import pytest
 
 from spark_broker.broker import marker_queue
 from spark_broker.broker.marker_queue import BACKOFF_MAX_MS, MarkerQueue, Round
-from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionRegistration, TopicState
 from spark_broker.core.transaction_coordinator import MarkerTarget
 from spark_broker.errors import InvalidProducerEpochError, NetworkError, NotEnoughReplicasError
-from spark_broker.protocol.messages import MarkerResult, MarkersWritten, TransactionMarker
+from spark_broker.protocol.messages import MarkerResult, TransactionMarker, WriteTransactionMarkersResponse
 from tests.broker.rig import TOPIC_ID
 
 NOW_MS = 1000
@@ -25,7 +25,9 @@ def image(*leaders: int) -> MetadataImage:
         for n in (0, 1)
     }
     partitions = tuple(
-        PartitionState((0, 1), (leader,) if leader >= 0 else (), leader=leader, leader_epoch=0, partition_epoch=0)
+        PartitionRegistration(
+            (0, 1), (leader,) if leader >= 0 else (), leader=leader, leader_epoch=0, partition_epoch=0
+        )
         for leader in leaders
     )
     topic = TopicState("t", TOPIC_ID, MappingProxyType({}), partitions=partitions)
@@ -37,8 +39,8 @@ def target(partition: int, producer_id: int = 7, epoch: int = 1) -> MarkerTarget
     return MarkerTarget("id", producer_id, epoch, True, TOPIC_ID, partition)
 
 
-def written(sent: Round, code: int = 0) -> MarkersWritten:
-    return MarkersWritten(
+def written(sent: Round, code: int = 0) -> WriteTransactionMarkersResponse:
+    return WriteTransactionMarkersResponse(
         [MarkerResult(one.producer_id, one.topic_id, one.partition, code, "") for one in sent.targets]
     )
 

@@ -28,18 +28,18 @@ from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.messages import (
-    AddedToTransaction,
-    AddPartitionToTransaction,
-    DescribeTransactions,
-    EndTransaction,
-    InitTransactions,
-    JoinTransaction,
-    MarkersWritten,
+    AddPartitionToTransactionRequest,
+    AddPartitionToTransactionResponse,
+    AllocateProducerIdsResponse,
+    DescribeTransactionsRequest,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
     Message,
-    ProducerIdBlock,
-    ProducerIdentity,
     TransactionMarker,
-    WriteTransactionMarkers,
+    WriteTransactionMarkersRequest,
+    WriteTransactionMarkersResponse,
 )
 from tests.broker.rig import INTERNAL_TOPIC_ID, KEY, InternalTopicRig, Outcome, batch
 from tests.conftest import WaitUntil
@@ -65,7 +65,7 @@ class FakePeers:
         self.sent.append((broker.id, request, answered))
 
     def allocate_producer_ids(self, answered: Reply) -> None:
-        answered(ProducerIdBlock(self.ids, 1000))
+        answered(AllocateProducerIdsResponse(self.ids, 1000))
         self.ids += 1000
 
 
@@ -99,9 +99,9 @@ class Coordinator:
         (answer,) = self.send(request)
         return answer
 
-    def init(self, transactional_id: str = "id") -> ProducerIdentity:
-        answer = self.ask(InitTransactions(transactional_id, TIMEOUT_MS))
-        assert isinstance(answer, ProducerIdentity), answer
+    def init(self, transactional_id: str = "id") -> InitProducerIdResponse:
+        answer = self.ask(InitTransactionsRequest(transactional_id, TIMEOUT_MS))
+        assert isinstance(answer, InitProducerIdResponse), answer
         return answer
 
     def pump_until(self, condition: list[Answer], wait_until: WaitUntil) -> Answer:
@@ -130,10 +130,10 @@ def alone(rig: CoordinatorRig) -> Coordinator:
 def test_with_one_replica_everything_happens_in_the_callers_thread(rig: CoordinatorRig) -> None:
     coordinator = alone(rig)
     who = coordinator.init()
-    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
-    assert isinstance(coordinator.ask(adding), AddedToTransaction)
-    ended = coordinator.ask(EndTransaction("id", who.producer_id, who.producer_epoch, True))
-    assert ended == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+    adding = AddPartitionToTransactionRequest("id", who.producer_id, who.producer_epoch, *KEY)
+    assert isinstance(coordinator.ask(adding), AddPartitionToTransactionResponse)
+    ended = coordinator.ask(EndTransactionRequest("id", who.producer_id, who.producer_epoch, True))
+    assert ended == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
     assert rig.brokers[0].partition.log.log_end_offset == 1, "the marker is written"
 
 
@@ -147,8 +147,10 @@ def test_an_append_waits_for_its_partition_to_be_added(rig: CoordinatorRig) -> N
     def confirm(target: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int) -> None:
         del deadline_ms
         asked.append(transactional_id)
-        request = AddPartitionToTransaction(transactional_id, awaited.producer_id, awaited.producer_epoch, *target.key)
-        assert isinstance(coordinator.ask(request), AddedToTransaction)
+        request = AddPartitionToTransactionRequest(
+            transactional_id, awaited.producer_id, awaited.producer_epoch, *target.key
+        )
+        assert isinstance(coordinator.ask(request), AddPartitionToTransactionResponse)
         target.confirm(awaited)
 
     def append(sequence: int) -> Append:
@@ -165,8 +167,8 @@ def test_an_append_waits_for_its_partition_to_be_added(rig: CoordinatorRig) -> N
     append_confirmed(partition, append(1), None, "id", confirm)
     assert outcome.future.result(5) == 0
     assert asked == ["id"], "once for the transaction"
-    coordinator.ask(EndTransaction("id", who.producer_id, who.producer_epoch, True))
-    who = ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+    coordinator.ask(EndTransactionRequest("id", who.producer_id, who.producer_epoch, True))
+    who = InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
     with pytest.raises(InvalidRequestError):
         append_confirmed(partition, append(0), None, "", confirm)
 
@@ -174,11 +176,11 @@ def test_an_append_waits_for_its_partition_to_be_added(rig: CoordinatorRig) -> N
 def test_nothing_is_answered_before_the_replicas_have_it(rig: CoordinatorRig, wait_until: WaitUntil) -> None:
     rig.publish(0)  # broker 1 does not follow yet
     coordinator = Coordinator(rig, 0)
-    answers = coordinator.send(InitTransactions("id", TIMEOUT_MS))
+    answers = coordinator.send(InitTransactionsRequest("id", TIMEOUT_MS))
     coordinator.shell.tick()
     assert answers == []
     rig.publish(1)
-    assert isinstance(coordinator.pump_until(answers, wait_until), ProducerIdentity)
+    assert isinstance(coordinator.pump_until(answers, wait_until), InitProducerIdResponse)
     assert coordinator.woken > 0
 
 
@@ -189,8 +191,8 @@ def test_a_shard_whose_append_is_in_doubt_is_loaded_anew_once_the_log_is_certain
     rig.publish(0)
     coordinator = Coordinator(rig, 0)
     broker = rig.brokers[0]
-    answers = coordinator.send(InitTransactions("id", TIMEOUT_MS))
-    later = coordinator.send(InitTransactions("other", TIMEOUT_MS))
+    answers = coordinator.send(InitTransactionsRequest("id", TIMEOUT_MS))
+    later = coordinator.send(InitTransactionsRequest("other", TIMEOUT_MS))
     broker.lease.session_lost()
     rig.publish(1)
     assert isinstance(coordinator.pump_until(answers, wait_until), NotLeaderOrFollowerError)
@@ -199,12 +201,12 @@ def test_a_shard_whose_append_is_in_doubt_is_loaded_anew_once_the_log_is_certain
     again: list[Answer] = []
 
     def recovered() -> bool:
-        answer = coordinator.pump_until(coordinator.send(InitTransactions("id", TIMEOUT_MS)), wait_until)
+        answer = coordinator.pump_until(coordinator.send(InitTransactionsRequest("id", TIMEOUT_MS)), wait_until)
         again.append(answer)
-        return isinstance(answer, ProducerIdentity)
+        return isinstance(answer, InitProducerIdResponse)
 
     wait_until(recovered, "the shard to be loaded again")
-    assert again[-1] == ProducerIdentity(0, 1), "the record in doubt gave epoch 0 to somebody"
+    assert again[-1] == InitProducerIdResponse(0, 1), "the record in doubt gave epoch 0 to somebody"
 
 
 def test_the_next_leader_has_what_was_committed_and_the_old_one_refuses(
@@ -212,24 +214,24 @@ def test_the_next_leader_has_what_was_committed_and_the_old_one_refuses(
 ) -> None:
     rig.publish()
     first, second = Coordinator(rig, 0), Coordinator(rig, 1)
-    assert isinstance(second.ask(InitTransactions("id", TIMEOUT_MS)), NotLeaderOrFollowerError)
-    who = first.pump_until(first.send(InitTransactions("id", TIMEOUT_MS)), wait_until)
-    assert isinstance(who, ProducerIdentity)
-    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
-    assert isinstance(first.pump_until(first.send(adding), wait_until), AddedToTransaction)
+    assert isinstance(second.ask(InitTransactionsRequest("id", TIMEOUT_MS)), NotLeaderOrFollowerError)
+    who = first.pump_until(first.send(InitTransactionsRequest("id", TIMEOUT_MS)), wait_until)
+    assert isinstance(who, InitProducerIdResponse)
+    adding = AddPartitionToTransactionRequest("id", who.producer_id, who.producer_epoch, *KEY)
+    assert isinstance(first.pump_until(first.send(adding), wait_until), AddPartitionToTransactionResponse)
     rig.move_log(leader=1, leader_epoch=1, partition_epoch=1)
     assert isinstance(first.ask(adding), NotLeaderOrFollowerError)
     with pytest.raises(NotLeaderOrFollowerError):
-        first.shell.describe(DescribeTransactions(["id"]))
+        first.shell.describe(DescribeTransactionsRequest(["id"]))
 
     def loaded() -> bool:
         second.shell.tick()
-        found = second.shell.describe(DescribeTransactions(None)).transactions
+        found = second.shell.describe(DescribeTransactionsRequest(None)).transactions
         return [(one.transactional_id, one.state) for one in found] == [("id", "Ongoing")]
 
     wait_until(loaded, "the next leader to load the shard")
     first.shell.tick()
-    assert first.shell.describe(DescribeTransactions(None)).transactions == []
+    assert first.shell.describe(DescribeTransactionsRequest(None)).transactions == []
 
 
 def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
@@ -239,14 +241,14 @@ def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
     rig.move_log(replicas=(0,), isr=(0,))
     coordinator = Coordinator(rig, 0)
     who = coordinator.init()
-    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
-    assert isinstance(coordinator.ask(adding), AddedToTransaction)
-    ended = coordinator.send(EndTransaction("id", who.producer_id, who.producer_epoch, False))
+    adding = AddPartitionToTransactionRequest("id", who.producer_id, who.producer_epoch, *KEY)
+    assert isinstance(coordinator.ask(adding), AddPartitionToTransactionResponse)
+    ended = coordinator.send(EndTransactionRequest("id", who.producer_id, who.producer_epoch, False))
     coordinator.shell.tick()
     (broker_id, request, answered), *others = coordinator.peers.sent
     assert (broker_id, others, ended) == (1, [], [])
     marker = TransactionMarker(who.producer_id, who.producer_epoch + 1, False, [KEY])
-    assert request == WriteTransactionMarkers([marker])
+    assert request == WriteTransactionMarkersRequest([marker])
     answered(NetworkError("lost"))
 
     def sent_again() -> bool:
@@ -254,14 +256,14 @@ def test_markers_go_to_other_leaders_in_one_request_each_until_they_are_written(
         return len(coordinator.peers.sent) == 2
 
     wait_until(sent_again, "another attempt")
-    written: list[MarkersWritten] = []
+    written: list[WriteTransactionMarkersResponse] = []
     MarkerWriter(rig.brokers[1].manager).write(
-        WriteTransactionMarkers([marker]), SYSTEM_CLOCK.boottime_ms() + 30_000, written.append
+        WriteTransactionMarkersRequest([marker]), SYSTEM_CLOCK.boottime_ms() + 30_000, written.append
     )
     wait_until(lambda: written, "the marker to be committed")
     coordinator.peers.sent[1][2](written[0])
     answer = coordinator.pump_until(ended, wait_until)
-    assert answer == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+    assert answer == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
 
 
 def test_snapshots_take_the_place_of_older_records(rig: CoordinatorRig) -> None:
@@ -272,17 +274,17 @@ def test_snapshots_take_the_place_of_older_records(rig: CoordinatorRig) -> None:
     assert 0 < start < end
     again = Coordinator(rig, 0)
     for transactional_id, who in identities.items():
-        assert again.init(transactional_id) == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+        assert again.init(transactional_id) == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
 
 
 def test_the_coordinators_own_log_takes_no_part_in_transactions(rig: CoordinatorRig) -> None:
     coordinator = alone(rig)
     who = coordinator.init()
-    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, INTERNAL_TOPIC_ID, 0)
+    adding = AddPartitionToTransactionRequest("id", who.producer_id, who.producer_epoch, INTERNAL_TOPIC_ID, 0)
     assert isinstance(coordinator.ask(adding), InvalidTopicError)
-    written: list[MarkersWritten] = []
+    written: list[WriteTransactionMarkersResponse] = []
     marker = TransactionMarker(who.producer_id, who.producer_epoch + 1, True, [(INTERNAL_TOPIC_ID, 0)])
-    MarkerWriter(rig.brokers[0].manager).write(WriteTransactionMarkers([marker]), 0, written.append)
+    MarkerWriter(rig.brokers[0].manager).write(WriteTransactionMarkersRequest([marker]), 0, written.append)
     assert [result.error_code for result in written[0].results] == [InvalidTopicError.code]
 
 
@@ -290,18 +292,18 @@ def test_an_append_that_the_log_refuses_changes_nothing(rig: CoordinatorRig) -> 
     coordinator = alone(rig)
     who = coordinator.init()
     rig.brokers[0].lease.session_lost()
-    adding = AddPartitionToTransaction("id", who.producer_id, who.producer_epoch, *KEY)
+    adding = AddPartitionToTransactionRequest("id", who.producer_id, who.producer_epoch, *KEY)
     assert isinstance(coordinator.ask(adding), CoordinatorNotAvailableError)
     rig.brokers[0].lease.extend(SYSTEM_CLOCK.boottime_ms(), 3_600_000)
-    (found,) = coordinator.shell.describe(DescribeTransactions(["id"])).transactions
+    (found,) = coordinator.shell.describe(DescribeTransactionsRequest(["id"])).transactions
     assert (found.state, found.partitions) == ("Empty", [])
 
 
 def test_producer_ids_do_not_run_out_between_two_ticks(rig: CoordinatorRig) -> None:
     """A job with more tasks than a block has ids: all join at once."""
     coordinator = alone(rig)
-    answers = [coordinator.ask(JoinTransaction("app", 1, "run", TIMEOUT_MS)) for _ in range(1500)]
-    assert {type(answer) for answer in answers} == {ProducerIdentity}
+    answers = [coordinator.ask(JoinTransactionRequest("app", 1, "run", TIMEOUT_MS)) for _ in range(1500)]
+    assert {type(answer) for answer in answers} == {InitProducerIdResponse}
     assert len(set(answers)) == 1500
 
 
@@ -309,9 +311,9 @@ def test_requests_that_wait_are_bounded(rig: CoordinatorRig, monkeypatch: pytest
     monkeypatch.setattr(transaction_coordinator, "REQUESTS_MAX", 3)
     rig.publish(0)  # nothing is committed: broker 1 does not follow
     coordinator = Coordinator(rig, 0)
-    waiting = [coordinator.send(InitTransactions(f"id-{n}", TIMEOUT_MS)) for n in range(3)]
+    waiting = [coordinator.send(InitTransactionsRequest(f"id-{n}", TIMEOUT_MS)) for n in range(3)]
     assert waiting == [[], [], []]
-    assert isinstance(coordinator.ask(InitTransactions("id-4", TIMEOUT_MS)), CoordinatorNotAvailableError)
+    assert isinstance(coordinator.ask(InitTransactionsRequest("id-4", TIMEOUT_MS)), CoordinatorNotAvailableError)
     rig.move_log(0, leader=1, leader_epoch=1, partition_epoch=1)
     coordinator.shell.tick()
     assert all(isinstance(answer, NotLeaderOrFollowerError) for (answer,) in waiting)

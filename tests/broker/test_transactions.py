@@ -27,18 +27,18 @@ from spark_broker.errors import (
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
-    AbortTransaction,
-    AddPartitionToTransaction,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
     CommittedOffset,
-    CommittedOffsets,
-    CommitTransaction,
-    DeleteTopic,
-    Empty,
-    InitTransactions,
-    OffsetCommit,
-    OffsetFetch,
-    ProducerIdentity,
-    TransactionalOffsetCommit,
+    CommitTransactionRequest,
+    DeleteTopicRequest,
+    EmptyResponse,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    TransactionalOffsetCommitRequest,
 )
 from tests.broker.raw_client import RawClient
 from tests.conftest import WaitUntil
@@ -79,7 +79,7 @@ def test_a_committed_transaction_shows_in_every_partition_and_an_aborted_one_in_
             assert client.read(name, partition) == []
             assert client.read(name, partition, read_committed=False)[-1] == outcome
         before, who = who, client.end("both", who, committed=outcome == b"committed")
-        assert who == ProducerIdentity(before.producer_id, before.producer_epoch + 1)
+        assert who == InitProducerIdResponse(before.producer_id, before.producer_epoch + 1)
     for name, partition in places:
         assert client.read(name, partition) == [b"committed"] * 2
         assert client.read(name, partition, read_committed=False) == [b"aborted"] * 2 + [b"committed"] * 2
@@ -156,7 +156,7 @@ def test_a_broker_that_does_not_coordinate_the_id_says_so(client: RawClient) -> 
     others = [broker.id for broker in client.metadata().brokers if broker.id != coordinator]
     for broker in others:
         with pytest.raises(NotLeaderOrFollowerError):
-            client.connection(broker).call(InitTransactions("elsewhere", 1000), timeout_ms=5000)
+            client.connection(broker).call(InitTransactionsRequest("elsewhere", 1000), timeout_ms=5000)
 
 
 def test_winners_of_a_version_are_committed_together_and_losers_never(client: RawClient) -> None:
@@ -165,19 +165,19 @@ def test_winners_of_a_version_are_committed_together_and_losers_never(client: Ra
         writers = list(pool.map(lambda _: client.join("app", 1, "run-1"), range(8)))
         values = {who.producer_id: b"%d" % who.producer_id for who in writers}
 
-        def write(who: ProducerIdentity) -> None:
+        def write(who: InitProducerIdResponse) -> None:
             for partition in range(3):
                 client.append("sink", partition, [values[who.producer_id]], who, 0, "app")
 
         list(pool.map(write, writers))
     winners = [who.producer_id for who in writers[::2]]
     with pytest.raises(InvalidTxnStateError):
-        client.ask("app", CommitTransaction("app", 1, "run-1", [*winners, 10**9]))
-    assert client.ask("app", CommitTransaction("app", 1, "run-1", winners)) == Empty()
+        client.ask("app", CommitTransactionRequest("app", 1, "run-1", [*winners, 10**9]))
+    assert client.ask("app", CommitTransactionRequest("app", 1, "run-1", winners)) == EmptyResponse()
     for partition in range(3):
         assert sorted(client.read("sink", partition)) == sorted(values[winner] for winner in winners)
     with pytest.raises(AlreadyCommittedError):
-        client.ask("app", CommitTransaction("app", 1, "run-1", winners))
+        client.ask("app", CommitTransactionRequest("app", 1, "run-1", winners))
     with pytest.raises(AlreadyCommittedError):
         client.join("app", 1, "run-2")
     with pytest.raises(SparkBrokerError):
@@ -186,22 +186,22 @@ def test_winners_of_a_version_are_committed_together_and_losers_never(client: Ra
     with pytest.raises(ProducerFencedError):
         client.join("app", 2, "run-1")
     client.append("sink", 0, [b"dropped"], newer, 0, "app")
-    assert client.ask("app", AbortTransaction("app", 2, "run-2")) == Empty()
+    assert client.ask("app", AbortTransactionRequest("app", 2, "run-2")) == EmptyResponse()
     assert b"dropped" not in client.read("sink")
     assert client.describe("app").last_committed == 1
 
 
 def offsets_of(client: RawClient, group: str) -> dict[str, int]:
-    found = client.ask(group, OffsetFetch(group), CONSUMER_OFFSETS_TOPIC)
-    assert isinstance(found, CommittedOffsets)
+    found = client.ask(group, OffsetFetchRequest(group), CONSUMER_OFFSETS_TOPIC)
+    assert isinstance(found, OffsetFetchResponse)
     return {one.topic: one.offset for one in found.offsets}
 
 
-def commit_offsets(client: RawClient, who: ProducerIdentity, group: str, offset: int, sequence: int = 0) -> None:
-    request = TransactionalOffsetCommit(
+def commit_offsets(client: RawClient, who: InitProducerIdResponse, group: str, offset: int, sequence: int = 0) -> None:
+    request = TransactionalOffsetCommitRequest(
         group, [CommittedOffset("t", 0, offset)], "mover", who.producer_id, who.producer_epoch, sequence
     )
-    assert client.ask(group, request, CONSUMER_OFFSETS_TOPIC) == Empty()
+    assert client.ask(group, request, CONSUMER_OFFSETS_TOPIC) == EmptyResponse()
 
 
 def test_offsets_of_a_transaction_count_once_it_is_committed(client: RawClient) -> None:
@@ -213,7 +213,7 @@ def test_offsets_of_a_transaction_count_once_it_is_committed(client: RawClient) 
     commit_offsets(client, who, "readers", 20)
     # Plain commits of the same partition's groups go on, and snapshots keep what is undecided.
     for offset in range(12):
-        request = OffsetCommit("readers", [CommittedOffset("plain", 0, offset)])
+        request = OffsetCommitRequest("readers", [CommittedOffset("plain", 0, offset)])
         client.ask("readers", request, CONSUMER_OFFSETS_TOPIC)
     assert offsets_of(client, "readers") == {"plain": 11}
     commit_offsets(client, who, "readers", 21, sequence=1)
@@ -278,7 +278,7 @@ def test_the_next_coordinator_finishes_what_was_decided(
             os.kill(cluster.pid(slot), signal.SIGKILL)
         finally:
             os.kill(stopped, signal.SIGCONT)
-        assert ending.result(60) == ProducerIdentity(who.producer_id, who.producer_epoch + 1)
+        assert ending.result(60) == InitProducerIdResponse(who.producer_id, who.producer_epoch + 1)
     assert client.coordinator(transactional_id) != coordinator
     assert client.read("decided", partition) == [b"kept"]
     cluster.launch(slot)
@@ -309,7 +309,7 @@ def test_a_deleted_topic_does_not_hold_up_the_transaction(client: RawClient) -> 
     who = client.init("half")
     for name in ("doomed", "spared"):
         client.append(name, 0, [b"x"], who, 0, "half")
-    client.call_any(DeleteTopic("doomed"))
+    client.call_any(DeleteTopicRequest("doomed"))
     client.end("half", who, committed=True)
     assert client.read("spared") == [b"x"]
 
@@ -320,7 +320,7 @@ def test_adding_a_partition_that_nobody_knows_is_refused_for_now(client: RawClie
     for topic_id, partition in (("00" * 16, 0), (client.create("known").topic_id, 7)):
         with pytest.raises(SparkBrokerError) as refused:
             connection.call(
-                AddPartitionToTransaction("guessing", who.producer_id, who.producer_epoch, topic_id, partition),
+                AddPartitionToTransactionRequest("guessing", who.producer_id, who.producer_epoch, topic_id, partition),
                 timeout_ms=5000,
             )
         assert refused.value.retriable
@@ -387,7 +387,7 @@ def test_everything_is_known_after_the_end_of_all_processes(tmp_path: Path) -> N
         for version in range(5):
             writer = client.join("app", version, "run")
             client.append("lasting", 0, [b"%d" % version], writer, 0, "app")
-            client.ask("app", CommitTransaction("app", version, "run", [writer.producer_id]))
+            client.ask("app", CommitTransactionRequest("app", version, "run", [writer.producer_id]))
         # Snapshots have taken the place of older records.
         (log,) = [one for one in client.log_starts(TRANSACTION_STATE_TOPIC) if one[0] == client.number("app")]
         assert log[1] > 0

@@ -39,40 +39,40 @@ from spark_broker.protocol.arrow_message import assign, decode_batch, encode_bat
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, BatchHeader, Frame, encode_frames
 from spark_broker.protocol.messages import (
-    AlterTopicConfig,
+    AlterTopicConfigRequest,
     AppendRequest,
     AppendResponse,
     BrokerMetadata,
     CallRequest,
     CommittedOffset,
-    CommittedOffsets,
     ControllerMetadata,
-    CreatePartitions,
-    CreateTopic,
-    DeleteTopic,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
     ElectionResult,
-    ElectionResults,
-    ElectLeaders,
-    Empty,
-    EnsureOffsetsTopic,
-    EnsureTransactionsTopic,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    EmptyResponse,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
     FetchedPartition,
     FetchPartition,
     FetchRequest,
     FetchResponse,
-    GetMetadata,
-    InitProducerId,
-    ListOffsets,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
     Message,
-    Metadata,
-    OffsetCommit,
-    OffsetFetch,
-    OffsetInfo,
-    Offsets,
-    OffsetSpec,
+    MetadataRequest,
+    MetadataResponse,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
     PartitionMetadata,
-    ProducerIdentity,
-    ReassignPartition,
+    ReassignPartitionRequest,
     TopicMetadata,
 )
 from spark_broker.protocol.murmur2 import group_partition
@@ -172,7 +172,7 @@ class FakeCluster:
         self.changed = threading.Condition(self.lock)
         self.topics: dict[str, FakeTopic] = {}
         self.committed: dict[tuple[str, str, int], CommittedOffset] = {}
-        self.commits: list[OffsetCommit] = []
+        self.commits: list[OffsetCommitRequest] = []
         self.arrivals: list[Arrival] = []
         self.fetches: list[FetchRequest] = []
         self.calls: list[tuple[int, CallRequest]] = []
@@ -454,13 +454,13 @@ class FakeCluster:
 
     def _answer(self, broker: int, request: CallRequest) -> Message:
         match request:
-            case GetMetadata():
+            case MetadataRequest():
                 return self.metadata(request.topics)
-            case InitProducerId():
-                return ProducerIdentity(self._new_producer_id(), 0)
-            case ListOffsets():
-                return Offsets([self._offset_info(broker, spec) for spec in request.partitions])
-            case OffsetCommit() | OffsetFetch():
+            case InitProducerIdRequest():
+                return InitProducerIdResponse(self._new_producer_id(), 0)
+            case ListOffsetsRequest():
+                return ListOffsetsResponse([self._offset_info(broker, spec) for spec in request.partitions])
+            case OffsetCommitRequest() | OffsetFetchRequest():
                 return self._group(broker, request)
             case _:
                 coordinated = coordinated_id(request)
@@ -473,36 +473,36 @@ class FakeCluster:
 
     def _administer(self, request: CallRequest) -> Message:
         match request:
-            case CreateTopic():
+            case CreateTopicRequest():
                 if request.name in self.topics:
                     raise TopicAlreadyExistsError(f"topic {request.name!r} exists")
                 schema = schema_from_bytes(request.schema) if request.schema else DEFAULT_SCHEMA
                 self.create(request.name, max(1, request.partitions), schema=schema, config=dict(request.config))
-            case DeleteTopic():
+            case DeleteTopicRequest():
                 self._topic(request.name)
                 del self.topics[request.name]
-            case CreatePartitions():
+            case CreatePartitionsRequest():
                 topic = self._topic(request.name)
                 while len(topic.partitions) < request.total:
                     topic.partitions.append(FakePartition(len(topic.partitions) % len(self.brokers)))
-            case AlterTopicConfig():
+            case AlterTopicConfigRequest():
                 config = {**self._topic(request.name).config, **request.values}
                 self._topic(request.name).config = {name: value for name, value in config.items() if value is not None}
-            case EnsureOffsetsTopic():
+            case EnsureOffsetsTopicRequest():
                 if CONSUMER_OFFSETS_TOPIC not in self.topics:
                     self.create(CONSUMER_OFFSETS_TOPIC, 3)
-            case EnsureTransactionsTopic():
+            case EnsureTransactionsTopicRequest():
                 if TRANSACTION_STATE_TOPIC not in self.topics:
                     self.create(TRANSACTION_STATE_TOPIC, 3)
-            case ElectLeaders(partitions):
-                return ElectionResults(
+            case ElectLeadersRequest(partitions):
+                return ElectLeadersResponse(
                     [self._elect(topic, number, request.unclean) for topic, number in partitions or []]
                 )
-            case ReassignPartition():
-                return Empty()
+            case ReassignPartitionRequest():
+                return EmptyResponse()
             case _:
                 raise InvalidRequestError(f"{type(request).__name__} is not a client's call")
-        return Empty()
+        return EmptyResponse()
 
     def _elect(self, name: str, number: int, unclean: bool) -> ElectionResult:
         """The next live broker leads a partition without a leader, if an unclean election is asked for."""
@@ -520,7 +520,7 @@ class FakeCluster:
             raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
         return self.topics[name]
 
-    def metadata(self, names: list[str] | None) -> Metadata:
+    def metadata(self, names: list[str] | None) -> MetadataResponse:
         """What every broker answers."""
         wanted = self.topics.values() if names is None else [self.topics[n] for n in names if n in self.topics]
         brokers = [
@@ -530,7 +530,7 @@ class FakeCluster:
             for one in self.brokers
         ]
         topics = [self._topic_metadata(topic) for topic in wanted]
-        return Metadata("fake", self.controller_epoch, brokers, topics, self.controller, self.metadata_offset)
+        return MetadataResponse("fake", self.controller_epoch, brokers, topics, self.controller, self.metadata_offset)
 
     def _topic_metadata(self, topic: FakeTopic) -> TopicMetadata:
         ids = [broker.id for broker in self.brokers]
@@ -540,18 +540,18 @@ class FakeCluster:
         ]
         return TopicMetadata(topic.name, topic.topic_id, partitions, topic.schemas, topic.config)
 
-    def _offset_info(self, broker: int, spec: OffsetSpec) -> OffsetInfo:
+    def _offset_info(self, broker: int, spec: ListOffsetsPartition) -> ListedOffset:
         try:
             _, part = self.led(broker, spec.topic_id, spec.partition, spec.leader_epoch)
         except SparkBrokerError as error:
-            return OffsetInfo(spec.topic_id, spec.partition, error.code, error.message)
+            return ListedOffset(spec.topic_id, spec.partition, error.code, error.message)
         offset = {-1: part.latest(spec.read_committed), -2: part.log_start_offset}.get(spec.timestamp_ms, -1)
         if spec.timestamp_ms >= 0 and spec.timestamp_ms <= APPEND_TIME_MS and part.log:
             offset = part.log[0].header.base_offset
         first = next((i for i, f in enumerate(part.log) if f.header.next_offset > spec.start), 0)
         lengths = [f.header.length for f in part.log[first:] if f.header.next_offset <= offset]
         fitting = sum(total <= spec.max_bytes for total in itertools.accumulate(lengths))
-        return OffsetInfo(
+        return ListedOffset(
             spec.topic_id,
             spec.partition,
             0,
@@ -565,19 +565,19 @@ class FakeCluster:
             fitting_offset=part.log[first + max(1, fitting) - 1].header.next_offset if lengths else spec.start,
         )
 
-    def _group(self, broker: int, request: OffsetCommit | OffsetFetch) -> Message:
+    def _group(self, broker: int, request: OffsetCommitRequest | OffsetFetchRequest) -> Message:
         topic = self.topics.get(CONSUMER_OFFSETS_TOPIC)
         if topic is None:
             raise LeaderNotAvailableError("no offsets topic")
         if all(part.leader != broker for part in topic.partitions):
             raise NotLeaderOrFollowerError("not the coordinator")
-        if isinstance(request, OffsetCommit):
+        if isinstance(request, OffsetCommitRequest):
             self.commits.append(request)
             for one in request.offsets:
                 self.committed[request.group_id, one.topic, one.partition] = one
-            return Empty()
+            return EmptyResponse()
         wanted = request.partitions
-        return CommittedOffsets(
+        return OffsetFetchResponse(
             [
                 one
                 for (group, topic_name, partition), one in self.committed.items()

@@ -16,20 +16,20 @@ from spark_broker.errors import (
     TransactionAbortableError,
 )
 from spark_broker.protocol.messages import (
-    AbortTransaction,
+    AbortTransactionRequest,
     CallRequest,
     CommittedOffset,
-    CommitTransaction,
-    DescribeTransactions,
-    Empty,
-    EndTransaction,
-    InitTransactions,
-    JoinTransaction,
+    CommitTransactionRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EmptyResponse,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
     Message,
-    ProducerIdentity,
-    TransactionalOffsetCommit,
+    TransactionalOffsetCommitRequest,
     TransactionDescription,
-    TransactionDescriptions,
 )
 
 MAX_TIMEOUT_MS = 900_000
@@ -93,25 +93,25 @@ class FakeTransactions:
 
     def answer(self, request: CallRequest) -> Message | None:
         match request:
-            case InitTransactions():
+            case InitTransactionsRequest():
                 return self._init(request)
-            case EndTransaction():
+            case EndTransactionRequest():
                 return self._end_one(request)
-            case JoinTransaction():
+            case JoinTransactionRequest():
                 return self._join(request)
-            case CommitTransaction():
+            case CommitTransactionRequest():
                 return self._commit(request)
-            case AbortTransaction():
+            case AbortTransactionRequest():
                 transaction = self.by_id.get(request.application, Transaction())
                 if transaction.open and (transaction.version, transaction.execution) == (
                     request.version,
                     request.execution,
                 ):
                     self.time_out(request.application)
-                return Empty()
-            case TransactionalOffsetCommit():
+                return EmptyResponse()
+            case TransactionalOffsetCommitRequest():
                 return self._offsets(request)
-            case DescribeTransactions():
+            case DescribeTransactionsRequest():
                 return self._describe(request)
             case _:
                 return None
@@ -123,7 +123,7 @@ class FakeTransactions:
             raise InvalidProducerEpochError(f"producer {producer_id} has another epoch than {epoch}")
         return writer
 
-    def _init(self, request: InitTransactions) -> ProducerIdentity:
+    def _init(self, request: InitTransactionsRequest) -> InitProducerIdResponse:
         if request.timeout_ms > MAX_TIMEOUT_MS:
             raise InvalidTransactionTimeoutError(f"{request.timeout_ms} ms")
         transaction = self.by_id.setdefault(request.transactional_id, Transaction())
@@ -131,15 +131,15 @@ class FakeTransactions:
         if not transaction.writers:
             producer_id = self._next_producer_id()
             transaction.writers[producer_id] = Writer(producer_id)
-            return ProducerIdentity(producer_id, 0)
+            return InitProducerIdResponse(producer_id, 0)
         (writer,) = transaction.writers.values()
         if writer.partitions:
             self._end(writer, committed=False)
         writer.epoch += 1
         writer.outcome = None
-        return ProducerIdentity(writer.producer_id, writer.epoch)
+        return InitProducerIdResponse(writer.producer_id, writer.epoch)
 
-    def _end_one(self, request: EndTransaction) -> ProducerIdentity:
+    def _end_one(self, request: EndTransactionRequest) -> InitProducerIdResponse:
         writer = self.by_id[request.transactional_id].writers[request.producer_id]
         if writer.outcome is not None and request.producer_epoch == writer.epoch - 1:
             if writer.outcome != request.committed:
@@ -148,7 +148,7 @@ class FakeTransactions:
             raise ProducerFencedError("a newer producer has taken over")
         else:
             self._end(writer, committed=request.committed)
-        return ProducerIdentity(writer.producer_id, writer.epoch)
+        return InitProducerIdResponse(writer.producer_id, writer.epoch)
 
     def _end(self, writer: Writer, *, committed: bool) -> None:
         writer.epoch += 1
@@ -159,7 +159,7 @@ class FakeTransactions:
                 self.committed_offsets(group, one)
         writer.partitions, writer.offsets, writer.sequences, writer.outcome = [], [], {}, committed
 
-    def _join(self, request: JoinTransaction) -> ProducerIdentity:
+    def _join(self, request: JoinTransactionRequest) -> InitProducerIdResponse:
         transaction = self.by_id.setdefault(request.application, Transaction())
         if request.version <= transaction.last_committed:
             raise AlreadyCommittedError(f"version {request.version}")
@@ -176,9 +176,9 @@ class FakeTransactions:
             transaction.writers = {}
         producer_id = self._next_producer_id()
         transaction.writers[producer_id] = Writer(producer_id)
-        return ProducerIdentity(producer_id, 0)
+        return InitProducerIdResponse(producer_id, 0)
 
-    def _commit(self, request: CommitTransaction) -> Empty:
+    def _commit(self, request: CommitTransactionRequest) -> EmptyResponse:
         transaction = self.by_id.setdefault(request.application, Transaction())
         if request.version <= transaction.last_committed:
             raise AlreadyCommittedError(f"version {request.version}")
@@ -188,9 +188,9 @@ class FakeTransactions:
         for writer in transaction.writers.values():
             self._end(writer, committed=writer.producer_id in request.winners)
         transaction.open, transaction.last_committed = False, request.version
-        return Empty()
+        return EmptyResponse()
 
-    def _offsets(self, request: TransactionalOffsetCommit) -> Empty:
+    def _offsets(self, request: TransactionalOffsetCommitRequest) -> EmptyResponse:
         writer = self._writer(request.transactional_id, request.producer_id, request.producer_epoch)
         expected = writer.sequences.get(request.group_id, 0)
         if request.sequence == expected:
@@ -198,10 +198,10 @@ class FakeTransactions:
             writer.offsets += [(request.group_id, one) for one in request.offsets]
         elif request.sequence != expected - 1:
             raise InvalidTxnStateError(f"sequence {request.sequence} where {expected} is next")
-        return Empty()
+        return EmptyResponse()
 
-    def _describe(self, request: DescribeTransactions) -> TransactionDescriptions:
-        return TransactionDescriptions(
+    def _describe(self, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
+        return DescribeTransactionsResponse(
             [
                 TransactionDescription(
                     transactional_id=name,
@@ -223,9 +223,9 @@ class FakeTransactions:
 def coordinated_id(request: CallRequest) -> str | None:
     """The transactional id whose coordinator must answer the request; None: any broker may."""
     match request:
-        case InitTransactions() | EndTransaction():
+        case InitTransactionsRequest() | EndTransactionRequest():
             return request.transactional_id
-        case JoinTransaction() | CommitTransaction() | AbortTransaction():
+        case JoinTransactionRequest() | CommitTransactionRequest() | AbortTransactionRequest():
             return request.application
         case _:
             return None

@@ -25,7 +25,14 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.messages import CallRequest, CreateTopic, Empty, ErrorResponse, GetMetadata, Message
+from spark_broker.protocol.messages import (
+    CallRequest,
+    CreateTopicRequest,
+    EmptyResponse,
+    ErrorResponse,
+    Message,
+    MetadataRequest,
+)
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from tests.client.fake_broker import FakeCluster
 from tests.client.proxy import Proxy
@@ -71,10 +78,10 @@ def test_create_topic_returns_when_every_partition_has_a_leader(cluster: FakeClu
             looks.append(request)
             if len(looks) == 3:
                 cluster.elect("t", 1, 2)
-        elif isinstance(request, CreateTopic):
+        elif isinstance(request, CreateTopicRequest):
             cluster.create("t", 2)
             cluster.elect("t", 1, -1)
-            return Empty()
+            return EmptyResponse()
         return None
 
     looks: list[CallRequest] = []
@@ -89,7 +96,7 @@ def test_create_topic_returns_when_brokers_that_lag_know_the_topic(cluster: Fake
 
     def hook(broker: int, request: CallRequest) -> Message | None:
         nonlocal asked_of_the_last
-        if broker != 2 or not isinstance(request, GetMetadata):
+        if broker != 2 or not isinstance(request, MetadataRequest):
             return None
         asked_of_the_last += 1
         return cluster.metadata([]) if asked_of_the_last <= 5 else None
@@ -109,7 +116,7 @@ def test_delete_topic_returns_when_brokers_that_lag_do_not_show_the_topic(cluste
 
     def hook(broker: int, request: CallRequest) -> Message | None:
         nonlocal asked_of_the_last
-        if broker != 2 or not isinstance(request, GetMetadata) or "t" in cluster.topics:
+        if broker != 2 or not isinstance(request, MetadataRequest) or "t" in cluster.topics:
             return None
         asked_of_the_last += 1
         return before if asked_of_the_last <= 5 else None
@@ -147,7 +154,7 @@ def test_create_topic_waits_only_so_long_for_a_broker_that_lags(
 ) -> None:
     monkeypatch.setattr("spark_broker.client.admin.KNOWN_MS", 100)
     cluster.call_hook = lambda broker, request: (
-        cluster.metadata([]) if broker == 2 and isinstance(request, GetMetadata) else None
+        cluster.metadata([]) if broker == 2 and isinstance(request, MetadataRequest) else None
     )
     began = time.monotonic()
     admin.create_topic(NewTopic("t", partitions=2))
@@ -158,7 +165,7 @@ def test_a_change_is_tried_again_while_the_controller_is_away(cluster: FakeClust
     left = [NotControllerError("no controller")] * 3
 
     def hook(broker: int, request: CallRequest) -> Message | None:
-        if isinstance(request, CreateTopic) and left:
+        if isinstance(request, CreateTopicRequest) and left:
             error = left.pop()
             return ErrorResponse(error.code, error.message)
         return None
@@ -196,7 +203,7 @@ def test_a_description_does_not_fail_on_a_broker_that_is_slow_in_its_last_moment
     looks: list[int] = []
 
     def hook(broker: int, request: CallRequest) -> Message | None:
-        if isinstance(request, GetMetadata):
+        if isinstance(request, MetadataRequest):
             looks.append(broker)
             if len(looks) == 3:
                 for one in cluster.brokers:

@@ -28,7 +28,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.frame import CONTROL, Frame
-from spark_broker.protocol.messages import CallRequest, ErrorResponse, Message, OffsetCommit
+from spark_broker.protocol.messages import CallRequest, ErrorResponse, Message, OffsetCommitRequest
 from spark_broker.protocol.murmur2 import partition_of
 from spark_broker.protocol.schema import schema_to_bytes
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
@@ -582,7 +582,7 @@ def test_a_commit_is_tried_again_while_the_coordinator_loads(cluster: FakeCluste
     left = [CoordinatorNotAvailableError("loading")] * 3
 
     def hook(broker: int, request: CallRequest) -> Message | None:
-        if isinstance(request, OffsetCommit) and left:
+        if isinstance(request, OffsetCommitRequest) and left:
             error = left.pop()
             return ErrorResponse(error.code, error.message)
         return None
@@ -603,7 +603,7 @@ def test_what_was_committed_is_not_known_any_more_after_a_commit_that_failed(
     cluster.store("t", 0, values("a"))
 
     def hook(broker: int, request: CallRequest) -> Message | None:
-        if isinstance(request, OffsetCommit) and request.offsets[0].offset == 1:
+        if isinstance(request, OffsetCommitRequest) and request.offsets[0].offset == 1:
             cluster.committed["g", "t", 0] = request.offsets[0]
             lost = CoordinatorNotAvailableError("the answer is lost")
             return ErrorResponse(lost.code, lost.message)

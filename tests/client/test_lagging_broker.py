@@ -16,7 +16,7 @@ from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
 from spark_broker.client.retry import Backoff, Deadline
 from spark_broker.client.settings import parse_addresses
 from spark_broker.errors import RequestTimedOutError, UnknownTopicOrPartitionError
-from spark_broker.protocol.messages import CallRequest, GetMetadata, Message
+from spark_broker.protocol.messages import CallRequest, Message, MetadataRequest
 from tests.client.fake_broker import FakeCluster
 
 LONGER_THAN_GRACE_S = UNKNOWN_TOPIC_GRACE_MS / 1000 + 0.5
@@ -28,7 +28,7 @@ def every_broker_lags(cluster: FakeCluster) -> None:
 
     def stale(broker: int, request: CallRequest) -> Message | None:
         del broker
-        if not isinstance(request, GetMetadata):
+        if not isinstance(request, MetadataRequest):
             return None
         names = request.topics
         topics = [topic for topic in snapshot.topics if names is None or topic.name in names]

@@ -23,7 +23,7 @@ from spark_broker.errors import (
     ThrottlingQuotaExceededError,
 )
 from spark_broker.protocol.frame import BatchHeader
-from spark_broker.protocol.messages import AppendRequest, CallRequest, GetMetadata, Message
+from spark_broker.protocol.messages import AppendRequest, CallRequest, Message, MetadataRequest
 from tests.client.fake_broker import FakeCluster
 from tests.client.proxy import Proxy
 
@@ -97,7 +97,7 @@ def test_an_overloaded_broker_does_not_keep_a_client_from_the_others(cluster: Fa
     cluster.create("t")
 
     def hook(broker: int, request: CallRequest) -> Message | None:
-        if broker == 0 and isinstance(request, GetMetadata):
+        if broker == 0 and isinstance(request, MetadataRequest):
             raise BUSY
         return None
 

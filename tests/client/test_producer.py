@@ -30,7 +30,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import RecordMetadata
 from spark_broker.protocol.frame import BatchHeader
-from spark_broker.protocol.messages import AppendRequest, GetMetadata
+from spark_broker.protocol.messages import AppendRequest, MetadataRequest
 from spark_broker.protocol.murmur2 import partition_of
 from tests.client.fake_broker import BreakAfterStoring, FakeCluster, Reaction, StoreSilently
 from tests.conftest import WaitUntil
@@ -494,7 +494,7 @@ class Flood:
 
 
 def metadata_calls(cluster: FakeCluster, since: int) -> int:
-    return sum(isinstance(request, GetMetadata) for _, request in cluster.calls[since:])
+    return sum(isinstance(request, MetadataRequest) for _, request in cluster.calls[since:])
 
 
 def test_a_leader_that_comes_back_at_another_address_is_found(

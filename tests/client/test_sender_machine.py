@@ -40,7 +40,7 @@ from spark_broker.protocol.messages import (
     AppendRequest,
     AppendResponse,
     BrokerMetadata,
-    Metadata,
+    MetadataResponse,
     PartitionMetadata,
     TopicMetadata,
 )
@@ -59,7 +59,7 @@ def cluster(*leaders: int, epoch: int = 1, fenced: tuple[int, ...] = (), exists:
     brokers = [BrokerMetadata(n, f"host{n}", 9000, None, 1, 0, "", 0, n in fenced) for n in (0, 1)]
     partitions = [PartitionMetadata(n, leader, epoch, [0, 1], [0, 1], epoch) for n, leader in enumerate(leaders)]
     topics = [TopicMetadata("t", TOPIC_ID, partitions, [], {})] if exists else []
-    return merge(ClusterView(), Metadata("c", 1, brokers, topics), None)
+    return merge(ClusterView(), MetadataResponse("c", 1, brokers, topics), None)
 
 
 class Rig:

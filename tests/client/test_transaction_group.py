@@ -21,7 +21,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     TransactionAbortableError,
 )
-from spark_broker.protocol.messages import CallRequest, CommitTransaction, ErrorResponse, JoinTransaction
+from spark_broker.protocol.messages import CallRequest, CommitTransactionRequest, ErrorResponse, JoinTransactionRequest
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_transactions import committed
 
@@ -162,7 +162,7 @@ def test_a_commit_whose_answer_is_lost_is_repeated_and_finds_itself_done(cluster
     lost: list[CallRequest] = []
 
     def commit_and_break(broker: int, request: CallRequest) -> ErrorResponse | None:
-        if not isinstance(request, CommitTransaction) or lost:
+        if not isinstance(request, CommitTransactionRequest) or lost:
             return None
         lost.append(request)
         cluster.transactions.answer(request)
@@ -175,7 +175,7 @@ def test_a_commit_whose_answer_is_lost_is_repeated_and_finds_itself_done(cluster
 
 def test_an_unknown_outcome_is_said(cluster: FakeCluster) -> None:
     cluster.call_hook = lambda broker, request: (
-        ErrorResponse(NetworkError.code, "gone") if isinstance(request, CommitTransaction) else None
+        ErrorResponse(NetworkError.code, "gone") if isinstance(request, CommitTransactionRequest) else None
     )
     group = make_group(cluster, timeout_ms=2000)
     with pytest.raises(RequestTimedOutError, match="CommitTransaction is not known"):
@@ -190,8 +190,8 @@ def test_a_group_is_a_plain_value(cluster: FakeCluster, values: Values) -> None:
     copied = TransactionGroup(**json.loads(json.dumps(dataclasses.asdict(group))))
     assert copied == group
     assert group.commit([json.loads(json.dumps(write(copied, values("a"))))])
-    joins = [request for _, request in cluster.calls if isinstance(request, JoinTransaction)]
-    assert joins == [JoinTransaction("app", 0, "run-1", 900_000)]
+    joins = [request for _, request in cluster.calls if isinstance(request, JoinTransactionRequest)]
+    assert joins == [JoinTransactionRequest("app", 0, "run-1", 900_000)]
 
 
 @pytest.mark.parametrize(

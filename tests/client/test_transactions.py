@@ -39,13 +39,13 @@ from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import (
     AppendRequest,
     CallRequest,
-    EndTransaction,
+    EndTransactionRequest,
     ErrorResponse,
-    GetMetadata,
-    InitProducerId,
-    InitTransactions,
+    InitProducerIdRequest,
+    InitTransactionsRequest,
     Message,
-    TransactionalOffsetCommit,
+    MetadataRequest,
+    TransactionalOffsetCommitRequest,
 )
 from spark_broker.protocol.murmur2 import group_partition
 from tests.client.fake_broker import BreakAfterStoring, FakeCluster, StoreSilently
@@ -188,7 +188,7 @@ def test_a_transaction_without_appends_ends_without_a_call(cluster: FakeCluster)
             pass
         producer.begin_transaction()
         producer.abort_transaction()
-    assert not [request for _, request in cluster.calls if isinstance(request, EndTransaction)]
+    assert not [request for _, request in cluster.calls if isinstance(request, EndTransactionRequest)]
 
 
 def test_close_aborts_what_is_open(cluster: FakeCluster, values: Values) -> None:
@@ -334,7 +334,7 @@ def test_a_batch_that_a_broker_refuses_for_good_aborts_and_takes_no_new_producer
             producer.append("t", values("c"))
     assert committed(cluster) == [["c"]]
     assert len({arrival.producer_id for arrival in cluster.arrivals}) == 1
-    assert not [request for _, request in cluster.calls if isinstance(request, InitProducerId)]
+    assert not [request for _, request in cluster.calls if isinstance(request, InitProducerIdRequest)]
 
 
 def test_an_append_that_nobody_acknowledges_aborts_the_transaction(cluster: FakeCluster, values: Values) -> None:
@@ -424,7 +424,7 @@ def test_a_coordinator_that_knows_another_identity_ends_the_producer(
     cluster: FakeCluster, values: Values, answer: type[SparkBrokerError]
 ) -> None:
     cluster.create("t")
-    cluster.call_hook = Once(EndTransaction, lambda broker, request: ErrorResponse(answer.code, "another"))
+    cluster.call_hook = Once(EndTransactionRequest, lambda broker, request: ErrorResponse(answer.code, "another"))
     with transactional(cluster) as producer:
         producer.begin_transaction()
         producer.append("t", values("a"))
@@ -457,7 +457,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again(cluster: FakeCluster, 
         cluster.transactions.answer(request)
         return ErrorResponse(NetworkError.code, "lost")
 
-    hook = Once(EndTransaction, commit_and_break)
+    hook = Once(EndTransactionRequest, commit_and_break)
     cluster.call_hook = hook
     with transactional(cluster) as producer, producer.transaction():
         producer.append("t", values("a"))
@@ -470,7 +470,7 @@ def test_an_unknown_outcome_is_said_and_resolved_before_anything_else(cluster: F
     cluster.create("t")
     silent = True
     cluster.call_hook = lambda broker, request: (
-        ErrorResponse(NetworkError.code, "gone") if silent and isinstance(request, EndTransaction) else None
+        ErrorResponse(NetworkError.code, "gone") if silent and isinstance(request, EndTransactionRequest) else None
     )
     with transactional(cluster, delivery_timeout_ms=1500) as producer:
         with pytest.raises(RequestTimedOutError, match="is not known"), producer.transaction():
@@ -486,7 +486,7 @@ def test_an_unknown_outcome_is_said_and_resolved_before_anything_else(cluster: F
         assert committed(cluster) == [["a"]]
         with producer.transaction():
             producer.append("t", values("c"))
-    ends = [request for _, request in cluster.calls if isinstance(request, EndTransaction)]
+    ends = [request for _, request in cluster.calls if isinstance(request, EndTransactionRequest)]
     assert {request.committed for request in ends} == {True}
     assert committed(cluster) == [["a", "c"]]
 
@@ -494,7 +494,7 @@ def test_an_unknown_outcome_is_said_and_resolved_before_anything_else(cluster: F
 def test_the_next_transaction_resolves_an_abort_that_nobody_answered(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.call_hook = lambda broker, request: (
-        ErrorResponse(NetworkError.code, "gone") if isinstance(request, EndTransaction) else None
+        ErrorResponse(NetworkError.code, "gone") if isinstance(request, EndTransactionRequest) else None
     )
     with transactional(cluster, delivery_timeout_ms=1500) as producer:
         with pytest.raises(KeyError) as caught, producer.transaction():  # noqa: PT012 - the block is tested
@@ -527,7 +527,7 @@ def test_a_frozen_coordinator_is_left_long_before_request_timeout_ms(
     def freeze(broker: int, request: CallRequest) -> None:
         thawed.wait(WAIT_S)
 
-    cluster.call_hook = Once(EndTransaction, freeze)
+    cluster.call_hook = Once(EndTransactionRequest, freeze)
     with transactional(cluster, request_timeout_ms=600_000) as producer:
         began_s = time.monotonic()
         with producer.transaction():
@@ -541,7 +541,7 @@ def test_a_broker_that_has_just_started_and_knows_nothing_is_passed_over(cluster
     cluster.create("t")
 
     def know_nothing(broker: int, request: CallRequest) -> Message | None:
-        if broker == 0 and isinstance(request, GetMetadata):
+        if broker == 0 and isinstance(request, MetadataRequest):
             return ErrorResponse(LeaderNotAvailableError.code, "this broker has not heard from the controller yet")
         return None
 
@@ -558,8 +558,8 @@ def test_init_takes_the_id_over_once(cluster: FakeCluster) -> None:
         producer.init_transactions()
         with producer.transaction():
             pass
-    inits = [request for _, request in cluster.calls if isinstance(request, InitTransactions)]
-    assert set(inits) == {InitTransactions("x", 7000)}
+    inits = [request for _, request in cluster.calls if isinstance(request, InitTransactionsRequest)]
+    assert set(inits) == {InitTransactionsRequest("x", 7000)}
 
 
 # ---- offsets of a group ----------------------------------------------------------------------------------------------
@@ -581,7 +581,7 @@ def test_offsets_are_committed_with_the_transaction(cluster: FakeCluster, values
     with Consumer(cluster.bootstrap, group_id="g") as consumer:
         assert consumer.committed(T0) == 7
         assert consumer.committed_metadata(t1) == OffsetAndMetadata(3, 2, "note")
-    sent = [request for _, request in cluster.calls if isinstance(request, TransactionalOffsetCommit)]
+    sent = [request for _, request in cluster.calls if isinstance(request, TransactionalOffsetCommitRequest)]
     assert [(request.producer_epoch, request.sequence) for request in sent] == [(0, 0), (1, 0), (1, 1)]
 
 
@@ -590,7 +590,7 @@ def test_offsets_whose_answer_is_lost_are_sent_again_under_the_same_number(clust
         cluster.transactions.answer(request)
         return ErrorResponse(NetworkError.code, "lost")
 
-    hook = Once(TransactionalOffsetCommit, store_and_break)
+    hook = Once(TransactionalOffsetCommitRequest, store_and_break)
     cluster.call_hook = hook
     with transactional(cluster) as producer, producer.transaction():
         producer.send_offsets_to_transaction({T0: 7}, "g")
@@ -602,7 +602,7 @@ def test_offsets_whose_answer_is_lost_are_sent_again_under_the_same_number(clust
 
 def test_offsets_that_are_refused_let_the_transaction_only_be_aborted(cluster: FakeCluster) -> None:
     cluster.call_hook = Once(
-        TransactionalOffsetCommit, lambda broker, request: ErrorResponse(CorruptMessageError.code, "no")
+        TransactionalOffsetCommitRequest, lambda broker, request: ErrorResponse(CorruptMessageError.code, "no")
     )
     with transactional(cluster) as producer:
         producer.begin_transaction()
@@ -630,7 +630,7 @@ def test_the_end_waits_for_an_append_that_another_thread_has_begun(
     begun, go_on = threading.Event(), threading.Event()
 
     def hold_metadata(broker: int, request: CallRequest) -> None:
-        if isinstance(request, GetMetadata) and "u" in (request.topics or []):
+        if isinstance(request, MetadataRequest) and "u" in (request.topics or []):
             begun.set()
             go_on.wait(WAIT_S)
 

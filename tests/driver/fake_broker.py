@@ -9,16 +9,16 @@ import uuid
 from collections.abc import Callable
 from typing import Self
 
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState, image_from_snapshot
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, image_from_snapshot
 from spark_broker.controller.records import decode_records
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
-    Heartbeat,
-    HeartbeatAnswer,
+    HeartbeatRequest,
+    HeartbeatResponse,
     MetadataUpdate,
-    RegisterBroker,
-    Registered,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
     StopBroker,
 )
 from spark_broker.transport.client import ClientStream, Connection
@@ -49,11 +49,11 @@ class FakeBroker:
             "pid": 1,
             "pid_start_time": 1,
         }
-        self.request = RegisterBroker(**{**values, **changes})  # type: ignore[arg-type]
+        self.request = RegisterBrokerRequest(**{**values, **changes})  # type: ignore[arg-type]
         self.changed = threading.Condition()
-        self.registered: Registered | None = None
+        self.registered: RegisterBrokerResponse | None = None
         self.image: MetadataImage = EMPTY_IMAGE
-        self.answers: list[HeartbeatAnswer] = []
+        self.answers: list[HeartbeatResponse] = []
         self.stops: list[StopBroker] = []
         self.error: SparkBrokerError | None = None
         self.wants_shutdown = False
@@ -84,7 +84,7 @@ class FakeBroker:
 
     def _take(self, message: object) -> None:
         match message:
-            case Registered():
+            case RegisterBrokerResponse():
                 self.registered = message
                 self._ahead_max_ms = self.wall_ms - message.wall_ms
             case MetadataUpdate():
@@ -95,7 +95,7 @@ class FakeBroker:
                 else:
                     assert message.first_offset == self.image.next_offset
                     self.image = self.image.apply(records)
-            case HeartbeatAnswer():
+            case HeartbeatResponse():
                 self.answers.append(message)
                 self._ahead_max_ms = self.wall_ms - message.wall_ms
             case StopBroker():
@@ -111,7 +111,7 @@ class FakeBroker:
             with self.changed:
                 if self.registered is None:
                     continue
-                beat = Heartbeat(
+                beat = HeartbeatRequest(
                     self.registered.broker_epoch,
                     self.image.next_offset,
                     int(time.monotonic() * 1000),
@@ -133,7 +133,7 @@ class FakeBroker:
     def wait_live(self) -> Self:
         return self.wait(lambda b: b.answers and not b.answers[-1].fenced, "the broker is live")
 
-    def partition(self, topic: str = "t", number: int = 0) -> PartitionState | None:
+    def partition(self, topic: str = "t", number: int = 0) -> PartitionRegistration | None:
         state = self.image.topic(topic)
         return None if state is None or number >= len(state.partitions) else state.partitions[number]
 

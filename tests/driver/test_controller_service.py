@@ -29,14 +29,14 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
 )
 from spark_broker.protocol.messages import (
-    AlterTopicConfig,
+    AlterTopicConfigRequest,
     CallResponse,
-    CreateTopic,
-    EnsureOffsetsTopic,
-    GetMetadata,
-    Heartbeat,
+    CreateTopicRequest,
+    EnsureOffsetsTopicRequest,
+    HeartbeatRequest,
     Message,
-    Metadata,
+    MetadataRequest,
+    MetadataResponse,
     StopBroker,
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -112,7 +112,7 @@ def test_a_broker_gets_its_id_then_a_snapshot_then_every_change(start: Start) ->
     running = start()
     first, second = running.live_brokers(2)
     assert (first.id, second.id) == (0, 1)
-    running.call(CreateTopic("t", 1, 2, b"", {}))
+    running.call(CreateTopicRequest("t", 1, 2, b"", {}))
     for broker in (first, second):
         broker.wait(lambda b: b.image == running.service.image, "the broker's metadata equals the controller's")
         assert broker.updates[0].snapshot
@@ -122,7 +122,7 @@ def test_a_broker_gets_its_id_then_a_snapshot_then_every_change(start: Start) ->
 def test_what_brokers_hear_is_in_the_log_already(start: Start) -> None:
     running = start()
     (broker,) = running.live_brokers(1)
-    running.call(CreateTopic("t", 1, 1, b"", {}))
+    running.call(CreateTopicRequest("t", 1, 1, b"", {}))
     broker.wait(lambda b: b.partition(), "the topic")
     assert MetadataLog.open(str(running.path)).image.topic("t") == broker.image.topic("t")
 
@@ -130,7 +130,7 @@ def test_what_brokers_hear_is_in_the_log_already(start: Start) -> None:
 def test_a_killed_brokers_leadership_moves_at_once(start: Start) -> None:
     running = start(broker_session_timeout_ms=600_000, controller_reconnect_grace_ms=600_000)
     brokers = running.live_brokers(3)
-    running.call(CreateTopic("t", 1, 3, b"", {}))
+    running.call(CreateTopicRequest("t", 1, 3, b"", {}))
     brokers[1].wait(lambda b: b.partition(), "the topic")
     brokers[0].die()
     brokers[1].wait(lambda b: (s := b.partition()) and s.leader == 1 and set(s.isr) == {1, 2}, "an election")
@@ -226,7 +226,7 @@ def test_a_refused_registration_is_a_typed_error_at_the_broker(start: Start) -> 
 def test_brokers_leave_in_order_and_the_asker_hears_of_it(start: Start) -> None:
     running = start()
     brokers = running.live_brokers(3)
-    running.call(CreateTopic("t", 3, 3, b"", {}))
+    running.call(CreateTopicRequest("t", 3, 3, b"", {}))
     done: list[tuple[int, ...]] = []
     stopper = threading.Thread(target=lambda: done.append(running.service.stop_brokers(None, 20)))
     stopper.start()
@@ -243,11 +243,11 @@ def test_brokers_leave_in_order_and_the_asker_hears_of_it(start: Start) -> None:
 def test_an_error_of_a_call_reaches_its_caller_with_its_type(start: Start) -> None:
     running = start()
     running.live_brokers(1)
-    running.call(CreateTopic("t", 1, 1, b"", {}))
+    running.call(CreateTopicRequest("t", 1, 1, b"", {}))
     with pytest.raises(TopicAlreadyExistsError):
-        running.call(CreateTopic("t", 1, 1, b"", {}))
+        running.call(CreateTopicRequest("t", 1, 1, b"", {}))
     with pytest.raises(InvalidSchemaError):
-        running.call(CreateTopic("u", 1, 1, b"no schema", {}))
+        running.call(CreateTopicRequest("u", 1, 1, b"no schema", {}))
     assert not running.failures
 
 
@@ -255,10 +255,10 @@ def test_the_default_schema_is_kafkas_record_and_a_typed_one_is_kept(start: Star
     running = start()
     running.live_brokers(1)
     typed = pa.schema([pa.field("dest", pa.string()), pa.field("delay", pa.float64())])
-    running.call(CreateTopic("default", 1, 1, b"", {}))
-    running.call(CreateTopic("typed", 1, 1, schema_to_bytes(typed), {"key.columns": "dest"}))
-    metadata = running.call(GetMetadata())
-    assert isinstance(metadata, Metadata)
+    running.call(CreateTopicRequest("default", 1, 1, b"", {}))
+    running.call(CreateTopicRequest("typed", 1, 1, schema_to_bytes(typed), {"key.columns": "dest"}))
+    metadata = running.call(MetadataRequest())
+    assert isinstance(metadata, MetadataResponse)
     schemas = {topic.name: topic.schemas for topic in metadata.topics}
     assert schemas == {"default": [schema_to_bytes(DEFAULT_SCHEMA)], "typed": [schema_to_bytes(typed)]}
 
@@ -272,17 +272,17 @@ def test_a_setting_that_names_an_unfit_column_is_refused(start: Start, config: d
     running.live_brokers(1)
     schema = schema_to_bytes(pa.schema([pa.field("dest", pa.string()), pa.field("delay", pa.float64())]))
     with pytest.raises(InvalidConfigError):
-        running.call(CreateTopic("t", 1, 1, schema, config))
-    running.call(CreateTopic("t", 1, 1, schema, {}))
+        running.call(CreateTopicRequest("t", 1, 1, schema, config))
+    running.call(CreateTopicRequest("t", 1, 1, schema, {}))
     with pytest.raises(InvalidConfigError):
-        running.call(AlterTopicConfig("t", dict(config)))
+        running.call(AlterTopicConfigRequest("t", dict(config)))
 
 
 def test_the_offsets_topic_is_made_by_whoever_asks_first(start: Start) -> None:
     running = start(offsets_topic_num_partitions=2)
     running.live_brokers(1)
-    running.call(EnsureOffsetsTopic())
-    running.call(EnsureOffsetsTopic())
+    running.call(EnsureOffsetsTopicRequest())
+    running.call(EnsureOffsetsTopicRequest())
     topic = running.service.image.topic("__consumer_offsets")
     assert topic is not None
     assert (len(topic.partitions), topic.internal) == (2, True)
@@ -291,7 +291,7 @@ def test_the_offsets_topic_is_made_by_whoever_asks_first(start: Start) -> None:
 def test_a_session_that_does_not_begin_with_a_registration_is_refused(start: Start) -> None:
     running = start()
     stream = running.connection.open_stream("session")
-    stream.send(Heartbeat(0, 0, 0, ready=True))
+    stream.send(HeartbeatRequest(0, 0, 0, ready=True))
     with pytest.raises(InvalidRequestError):
         stream.receive(timeout_ms=10_000)
 
@@ -306,7 +306,7 @@ def test_many_calls_at_once_share_files(start: Start) -> None:
     def create(number: int) -> None:
         barrier.wait()
         try:
-            running.call(CreateTopic(f"t{number}", 1, 1, b"", {}))
+            running.call(CreateTopicRequest(f"t{number}", 1, 1, b"", {}))
         except SparkBrokerError as error:
             errors.append(error)
 
@@ -326,7 +326,7 @@ def test_a_deposed_controller_fails_and_tells_nobody_of_its_decision(start: Star
     new = start()
     known = broker.image.next_offset
     with pytest.raises(NotControllerError):
-        old.call(CreateTopic("t", 1, 1, b"", {}))
+        old.call(CreateTopicRequest("t", 1, 1, b"", {}))
     assert old.failed.wait(20)
     assert isinstance(old.failures[0], StaleControllerEpochError)
     assert broker.image.next_offset == known
@@ -345,7 +345,7 @@ def test_a_deposed_controller_lets_its_brokers_go_though_it_has_nothing_to_write
 def test_a_restarted_controller_brings_everything_back(start: Start) -> None:
     first = start()
     brokers = [first.broker(f"d{number}").wait_live() for number in range(2)]
-    first.call(CreateTopic("t", 4, 2, b"", {}))
+    first.call(CreateTopicRequest("t", 4, 2, b"", {}))
     before = first.service.image
     first.close()
     second = start()
@@ -372,7 +372,7 @@ def test_live_brokers_go_on_while_the_metadata_store_fails(start: Start, tmp_pat
     epochs = [broker.epoch for broker in running.service.image.brokers.values()]
     away = running.path.rename(tmp_path / "away")
     with pytest.raises(RequestTimedOutError, match="metadata store fails"):
-        running.call(CreateTopic("t", 1, 2, b"", {}))
+        running.call(CreateTopicRequest("t", 1, 2, b"", {}))
 
     began_ms = time.monotonic() * 1000
     for broker in brokers:
@@ -390,7 +390,7 @@ def test_a_broker_that_dies_while_the_metadata_store_fails_is_fenced_when_it_wor
 ) -> None:
     running = start(broker_session_timeout_ms=600_000, broker_heartbeat_interval_ms=200)
     brokers = running.live_brokers(3)
-    running.call(CreateTopic("t", 1, 3, b"", {}))
+    running.call(CreateTopicRequest("t", 1, 3, b"", {}))
     brokers[1].wait(lambda b: b.partition(), "the topic")
     away = running.path.rename(tmp_path / "away")
 

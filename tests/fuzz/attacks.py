@@ -24,10 +24,10 @@ from spark_broker.protocol.messages import (
     ErrorResponse,
     FetchPartition,
     FetchRequest,
-    ListOffsets,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
     Message,
-    OffsetCommit,
-    OffsetSpec,
+    OffsetCommitRequest,
     ReplicaFetchRequest,
     ReplicaPartition,
     StreamMessage,
@@ -224,11 +224,11 @@ class Attacker:
         """Requests that are valid and ask for more than anybody needs."""
         known = self.known
         for time_ms in (2**63 - 1, -(2**63), 2**63 // 1000, -3, 0, 2**64 - 1):
-            specs = [OffsetSpec(known.topic_id, p % known.partitions, -1, time_ms) for p in range(20)]
-            self.call(wire.encode_call(ListOffsets(specs)))
+            specs = [ListOffsetsPartition(known.topic_id, p % known.partitions, -1, time_ms) for p in range(20)]
+            self.call(wire.encode_call(ListOffsetsRequest(specs)))
         offsets = [CommittedOffset(f"topic-{i}", 2**31 - 1, 2**63 - 1, 2**63 - 1, "x" * 4096) for i in range(10_000)]
-        self.call(wire.encode_call(OffsetCommit("absurd", offsets)))
-        self.call(wire.encode_call(OffsetCommit("absurd", offsets[:10])))
+        self.call(wire.encode_call(OffsetCommitRequest("absurd", offsets)))
+        self.call(wire.encode_call(OffsetCommitRequest("absurd", offsets[:10])))
         for offset in (0, 2**63 - 1):
             self._fetch(offset, columns=None)
             self._fetch(offset, columns=["n"] * 10_000)

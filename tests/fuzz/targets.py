@@ -17,7 +17,7 @@ import pyarrow as pa
 from spark_broker.broker.topic import Topic
 from spark_broker.config import TopicConfig
 from spark_broker.controller.records import MetadataRecord, decode_records, encode_records
-from spark_broker.core.group_offsets import GroupOffsets, OffsetKey, OffsetRecord, OffsetValue
+from spark_broker.core.group_offsets import CommittedOffsets, OffsetKey, OffsetRecord, OffsetValue
 from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol import wire
@@ -139,7 +139,7 @@ def _offsets_bytes(rng: random.Random) -> bytes:
 
 def _judge_offsets(data: bytes) -> None:
     end = 4 + int.from_bytes(data[:4], "little")
-    offsets = GroupOffsets()
+    offsets = CommittedOffsets()
     offsets.replay([OffsetRecord(data[4:end], data[end:])], 1)
     _promise(len(offsets) == 1, "a record that was taken is there")
 

@@ -10,13 +10,19 @@ from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.topic import Topic
 from spark_broker.config import TopicConfig
 from spark_broker.controller.records import LaunchRecord, decode_records, encode_records
-from spark_broker.core.group_offsets import GroupOffsets, OffsetRecord
+from spark_broker.core.group_offsets import CommittedOffsets, OffsetRecord
 from spark_broker.driver.port_probe import port_refuses
 from spark_broker.errors import CorruptMessageError, InvalidRequestError
 from spark_broker.protocol import wire
 from spark_broker.protocol.arrow_message import assign, encode_batch
 from spark_broker.protocol.frame import Frame
-from spark_broker.protocol.messages import AlterTopicConfig, CreateTopic, DeleteTopic, ListOffsets, OffsetSpec
+from spark_broker.protocol.messages import (
+    AlterTopicConfigRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+)
 from spark_broker.protocol.schema import schema_to_bytes
 from tests.fuzz.targets import TARGETS, input_of
 
@@ -31,7 +37,7 @@ def test_the_first_finding_of_each_codec_is_refused(target: str, seed: int) -> N
 
 
 def test_a_text_that_is_not_utf8_is_a_typed_error() -> None:
-    request = wire.encode_call(DeleteTopic("xy")).replace(b"\xa2xy", NOT_UTF8)
+    request = wire.encode_call(DeleteTopicRequest("xy")).replace(b"\xa2xy", NOT_UTF8)
     with pytest.raises(InvalidRequestError):
         wire.decode_request(request)
     with pytest.raises(InvalidRequestError):
@@ -43,20 +49,20 @@ def test_a_text_that_is_not_utf8_is_a_typed_error() -> None:
 @pytest.mark.parametrize("key", [b"\x93" + NOT_UTF8 + b"\xa0\x00", b"\x91" * 5000])
 def test_a_key_of_committed_offsets_that_does_not_decode_is_a_typed_error(key: bytes) -> None:
     with pytest.raises(CorruptMessageError):
-        GroupOffsets().replay([OffsetRecord(key, msgspec.msgpack.encode([0, 0, ""]))], 1)
+        CommittedOffsets().replay([OffsetRecord(key, msgspec.msgpack.encode([0, 0, ""]))], 1)
 
 
 @pytest.mark.parametrize("timestamp_ms", [-(2**63), -3, 2**63 // 1000 + 1, 2**63 - 1, 2**64 - 1])
 def test_a_time_that_is_no_int64_in_microseconds_is_refused_in_the_decoder(timestamp_ms: int) -> None:
     """`absurd_requests`: Arrow's TypeError about the comparison with such a number ended the broker."""
-    request = wire.encode_call(ListOffsets([OffsetSpec("0" * 32, 0, -1, timestamp_ms)]))
+    request = wire.encode_call(ListOffsetsRequest([ListOffsetsPartition("0" * 32, 0, -1, timestamp_ms)]))
     with pytest.raises(InvalidRequestError):
         wire.decode_request(request)
 
 
 def test_settings_of_topics_without_bound_are_refused_in_the_decoder() -> None:
     many = {str(number): "" for number in range(1001)}
-    for request in (AlterTopicConfig("t", dict(many)), CreateTopic("t", 1, 1, b"", many)):
+    for request in (AlterTopicConfigRequest("t", dict(many)), CreateTopicRequest("t", 1, 1, b"", many)):
         with pytest.raises(InvalidRequestError):
             wire.decode_request(wire.encode_call(request))
 

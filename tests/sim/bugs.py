@@ -25,14 +25,14 @@ from spark_broker.core import replica
 from spark_broker.core.divergence import Diverging, FetchPosition, truncation_offset
 from spark_broker.core.effects import Acknowledge, AdvanceLogStart, Effect, ProposeIsr
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import AppendGrant, Fetched, LogState
+from spark_broker.core.events import AppendGrant, Fetched, RecoveredLog
 from spark_broker.core.leadership import Leadership
 from spark_broker.core.producers import ProducerStates, StoredBatch
 from spark_broker.core.progress import FollowerProgress
 from spark_broker.core.replica import Replica, Role
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import DuplicateSequenceNumberError, IneligibleReplicaError
-from spark_broker.protocol.messages import IsrMember, RegisterBroker
+from spark_broker.protocol.messages import IsrMember, RegisterBrokerRequest
 from spark_broker.storage.segment import Segment
 from tests.sim.kinds import is_any
 
@@ -257,16 +257,16 @@ def stay_in_sync_after_a_machine_crash(patch: Patch) -> None:
     """KIP-966: a replica that may have lost records with its machine keeps its place in ISR and ELR."""
     register = registration.register
 
-    def buggy(image: MetadataImage, request: RegisterBroker, rules: RegistrationRules) -> Registration:
+    def buggy(image: MetadataImage, request: RegisterBrokerRequest, rules: RegistrationRules) -> Registration:
         taken_for = "process_crash" if request.start_kind == "machine_crash" else request.start_kind
         return register(image, _changed(request, start_kind=taken_for), rules)
 
     patch.setattr("spark_broker.controller.controller.register", buggy)
 
 
-def _changed(request: RegisterBroker, **changes: object) -> RegisterBroker:
+def _changed(request: RegisterBrokerRequest, **changes: object) -> RegisterBrokerRequest:
     values = {name: getattr(request, name) for name in request.__struct_fields__}
-    return RegisterBroker(**{**values, **changes})
+    return RegisterBrokerRequest(**{**values, **changes})
 
 
 # ---- what clients see ------------------------------------------------------------------------------------------------
@@ -295,7 +295,7 @@ def move_the_log_start_alone(patch: Patch) -> None:
     """KAFKA-9491: nothing lifts the high watermark to the log start, neither when that moves nor at the next start."""
     init = Replica.__init__
 
-    def opened(self: Replica, me: int, log: LogState, *, min_insync_replicas: int, lag_max_ms: int) -> None:
+    def opened(self: Replica, me: int, log: RecoveredLog, *, min_insync_replicas: int, lag_max_ms: int) -> None:
         init(self, me, log, min_insync_replicas=min_insync_replicas, lag_max_ms=lag_max_ms)
         self.high_watermark = min(log.high_watermark, log.log_end_offset)
 

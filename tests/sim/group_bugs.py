@@ -18,7 +18,7 @@ from spark_broker.broker.append import Append
 from spark_broker.broker.offsets_shard import OffsetsShard
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.core import group_offsets
-from spark_broker.core.group_offsets import GroupOffsets, OffsetKey, OffsetRecord, OffsetValue, _Known
+from spark_broker.core.group_offsets import CommittedOffsets, OffsetKey, OffsetRecord, OffsetValue, _Known
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NO_EPOCH, OffsetAndMetadata
 from spark_broker.protocol.messages import CommittedOffset
@@ -140,21 +140,21 @@ def shorten_the_log_without_its_snapshot(patch: Patch) -> None:
 @bug("32", quick=False)
 def leave_a_group_out_of_the_snapshot(patch: Patch) -> None:
     """The snapshot has one offset less than the log that it replaces."""
-    snapshot = GroupOffsets.snapshot
+    snapshot = CommittedOffsets.snapshot
 
-    def buggy(self: GroupOffsets, as_of: int) -> list[OffsetRecord]:
+    def buggy(self: CommittedOffsets, as_of: int) -> list[OffsetRecord]:
         records = snapshot(self, as_of)
         return records[:-1] if len(records) > 1 else records
 
-    patch.setattr(GroupOffsets, "snapshot", buggy)
+    patch.setattr(CommittedOffsets, "snapshot", buggy)
 
 
 @bug("32", quick=False)
 def take_back_what_was_committed_during_a_snapshot(patch: Patch) -> None:
     """Found by reading, and mended: a snapshot counts like a commit, and comes after one that was on its way."""
 
-    def buggy(self: GroupOffsets, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
+    def buggy(self: CommittedOffsets, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
         for key, value in commits:
             self._offsets[key] = _Known(value, end_offset)
 
-    patch.setattr(GroupOffsets, "_take", buggy)
+    patch.setattr(CommittedOffsets, "_take", buggy)

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from spark_broker.core.replica import Role
-from spark_broker.protocol.messages import ElectLeaders, ReassignPartition
+from spark_broker.protocol.messages import ElectLeadersRequest, ReassignPartitionRequest
 from spark_broker.testing.simulation.ending import end
 from spark_broker.testing.simulation.machine import Machine
 from spark_broker.testing.simulation.swarm import Swarm
@@ -122,7 +122,7 @@ def leader_of(world: World) -> Machine:
 
 def elect_preferred(world: World) -> None:
     """Ask for it, and see what comes of it."""
-    world.call_controller(ElectLeaders(None), "elect preferred leaders")
+    world.call_controller(ElectLeadersRequest(None), "elect preferred leaders")
     until_ms = world.scheduler.now_ms + 100
     run_until(world, lambda: world.scheduler.now_ms > until_ms)
 
@@ -142,7 +142,7 @@ def test_a_leader_with_a_full_disk_hands_over_and_leads_again_when_it_has_room()
 
     successor = leader_of(world)
     other = next(machine for machine in world.machines if machine not in (full, successor))
-    prefers_full = ReassignPartition("t", 0, [full.broker_id, other.broker_id, successor.broker_id])
+    prefers_full = ReassignPartitionRequest("t", 0, [full.broker_id, other.broker_id, successor.broker_id])
     world.call_controller(prefers_full, "prefer the full one")
     for _ in range(40):
         elect_preferred(world)

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NO_LEADER
-from spark_broker.protocol.messages import ElectLeaders
+from spark_broker.protocol.messages import ElectLeadersRequest
 from spark_broker.testing.simulation.group_draw import SHARE, SHARE_OF_UNCLEAN, GroupDraw
 from spark_broker.testing.simulation.group_member import SimGroupMember
 from spark_broker.testing.simulation.machine import Machine
@@ -164,6 +164,6 @@ def test_a_successor_is_told_that_what_its_group_has_read_is_gone() -> None:
         return state is not None and state.leader == NO_LEADER
 
     run_until(world, leaderless)
-    world.call_controller(ElectLeaders([("t", 0)], unclean=True), "elect uncleanly")
+    world.call_controller(ElectLeadersRequest([("t", 0)], unclean=True), "elect uncleanly")
     run_until(world, lambda: scene.member.position(key) > lost)
     assert world.trace.counts.get("readers told of a cut") == 1

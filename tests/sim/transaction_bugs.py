@@ -29,8 +29,12 @@ from spark_broker.core.transaction_coordinator import (
 from spark_broker.core.transaction_decision import Answered, Decision, Resources
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.core.transaction_records import NO_VERSION, Ending, Initialized
-from spark_broker.core.transaction_state import MarkerTarget, Transactions, TransactionState
-from spark_broker.protocol.messages import InitTransactions, MarkersWritten, ProducerIdentity
+from spark_broker.core.transaction_state import MarkerTarget, TransactionMetadata, TransactionState
+from spark_broker.protocol.messages import (
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    WriteTransactionMarkersResponse,
+)
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from tests.sim import bugs
 from tests.sim.kinds import has_transactions
@@ -82,15 +86,15 @@ def write_no_marker_where_nothing_was_appended(patch: Patch) -> None:
 @bug("24")
 def begin_no_epoch_with_a_marker(patch: Patch) -> None:
     """KIP-890: a marker is of the epoch that it ends, and a late batch joins the next transaction."""
-    markers = Transactions.markers
+    markers = TransactionMetadata.markers
 
-    def buggy(self: Transactions) -> list[MarkerTarget]:
+    def buggy(self: TransactionMetadata) -> list[MarkerTarget]:
         return [replace(target, producer_epoch=target.producer_epoch - 1) for target in markers(self)]
 
     def check(self: ProducerStates, producer_id: int, producer_epoch: int) -> bool:
         return not self.is_fenced(producer_id, producer_epoch)
 
-    patch.setattr(Transactions, "markers", buggy)
+    patch.setattr(TransactionMetadata, "markers", buggy)
     patch.setattr(ProducerStates, "check_marker", check)
 
 
@@ -183,7 +187,7 @@ def answer_before_the_record_is_committed(patch: Patch) -> None:
     patch.setattr(TransactionShard, "_answer", lambda self, waiting, answer: [AnswerRequest(waiting.token, answer)])
 
 
-def _after_loading(patch: Patch, change: Callable[[TransactionShard, Transactions], None]) -> None:
+def _after_loading(patch: Patch, change: Callable[[TransactionShard, TransactionMetadata], None]) -> None:
     """A new leader of the shard has `change` made to what it read."""
     loaded = TransactionShard.loaded
 
@@ -199,7 +203,7 @@ def _after_loading(patch: Patch, change: Callable[[TransactionShard, Transaction
 def swap_winners_and_losers_at_a_fail_over(patch: Patch) -> None:
     """The next coordinator commits the losers."""
 
-    def swap(shard: TransactionShard, found: Transactions) -> None:
+    def swap(shard: TransactionShard, found: TransactionMetadata) -> None:
         del shard
         if found.state is TransactionState.PREPARE_COMMIT and found.grouped:
             found.winners = frozenset(found.writers) - found.winners
@@ -211,7 +215,7 @@ def swap_winners_and_losers_at_a_fail_over(patch: Patch) -> None:
 def forget_the_last_version_at_a_fail_over(patch: Patch) -> None:
     """The next coordinator lets a version be committed once more."""
 
-    def forget(shard: TransactionShard, found: Transactions) -> None:
+    def forget(shard: TransactionShard, found: TransactionMetadata) -> None:
         del shard
         found.last_committed = NO_VERSION
 
@@ -222,7 +226,7 @@ def forget_the_last_version_at_a_fail_over(patch: Patch) -> None:
 def abort_what_was_decided_at_a_fail_over(patch: Patch) -> None:
     """The next coordinator aborts what its predecessor had decided to commit."""
 
-    def abort(shard: TransactionShard, found: Transactions) -> None:
+    def abort(shard: TransactionShard, found: TransactionMetadata) -> None:
         del shard
         if found.state is TransactionState.PREPARE_COMMIT:
             found.state, found.winners = TransactionState.PREPARE_ABORT, frozenset()
@@ -240,7 +244,7 @@ def forget_open_transactions_at_a_fail_over(patch: Patch) -> None:
 def take_any_answer_for_a_marker(patch: Patch) -> None:
     """A marker that a leader refused counts as written."""
 
-    def buggy(answer: MarkersWritten) -> set[tuple[int, str, int]]:
+    def buggy(answer: WriteTransactionMarkersResponse) -> set[tuple[int, str, int]]:
         return {(result.producer_id, result.topic_id, result.partition) for result in answer.results}
 
     patch.setattr(marker_queue, "_done", buggy)
@@ -251,11 +255,11 @@ def give_a_new_producer_the_epoch_of_the_old(patch: Patch) -> None:
     """A zombie is not fenced: it writes on in its successor's transaction."""
     initialize = transaction_producers.initialize
 
-    def buggy(found: Transactions | None, request: InitTransactions, resources: Resources) -> Decision:
+    def buggy(found: TransactionMetadata | None, request: InitTransactionsRequest, resources: Resources) -> Decision:
         decision = initialize(found, request, resources)
         if found is None or not isinstance(decision, Answered):
             return decision
-        same = ProducerIdentity(found.identity.producer_id, found.identity.producer_epoch)
+        same = InitProducerIdResponse(found.identity.producer_id, found.identity.producer_epoch)
         return Answered(same, (Initialized(same.producer_id, same.producer_epoch, request.timeout_ms),))
 
     patch.setattr(transaction_producers, "initialize", buggy)
@@ -264,12 +268,12 @@ def give_a_new_producer_the_epoch_of_the_old(patch: Patch) -> None:
 @bug("24")
 def commit_losers_too(patch: Patch) -> None:
     """Whoever has joined is committed, whether it won or not."""
-    markers = Transactions.markers
+    markers = TransactionMetadata.markers
 
-    def buggy(self: Transactions) -> list[MarkerTarget]:
+    def buggy(self: TransactionMetadata) -> list[MarkerTarget]:
         return [replace(target, committed=self.committing) for target in markers(self)]
 
-    patch.setattr(Transactions, "markers", buggy)
+    patch.setattr(TransactionMetadata, "markers", buggy)
 
 
 @bug("24")

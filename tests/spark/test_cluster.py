@@ -20,19 +20,19 @@ from spark_broker.errors import (
     MetadataStoreError,
     SparkBrokerError,
 )
-from spark_broker.protocol.messages import GetMetadata, Metadata
+from spark_broker.protocol.messages import MetadataRequest, MetadataResponse
 from spark_broker.transport.client import Connection
 from tests.support.waiting import eventually
 
 
-def metadata_from(address: str) -> Metadata:
+def metadata_from(address: str) -> MetadataResponse:
     host, _, port = address.rpartition(":")
     connection = Connection(host, int(port))
     try:
-        answer = connection.call(GetMetadata(), timeout_ms=10_000)
+        answer = connection.call(MetadataRequest(), timeout_ms=10_000)
     finally:
         connection.close()
-    assert isinstance(answer, Metadata)
+    assert isinstance(answer, MetadataResponse)
     return answer
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from spark_broker.controller.effects import CloseSession, Effect, ProbePort
 from spark_broker.controller.events import PortProbed, SparkLost
-from spark_broker.controller.image import BrokerState, PartitionState
+from spark_broker.controller.image import BrokerState, PartitionRegistration
 from spark_broker.errors import ERRORS
 from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import (
     AlterIsr,
-    AlterPartition,
-    AlterTopicConfig,
-    ElectionResults,
-    ElectLeaders,
+    AlterPartitionRequest,
+    AlterTopicConfigRequest,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
     IsrMember,
 )
 from tests.stories.script import Stage
@@ -111,19 +111,21 @@ class ElectionStage(Stage):
         members = [IsrMember(int(broker), brokers[int(broker)].epoch) for broker in isr]
         lacks = [int(broker) for broker in lacking.split(",") if broker]
         change = AlterIsr(topic.topic_id, 0, state.leader_epoch, state.partition_epoch, members, lacks)
-        self.cluster.call(AlterPartition(state.leader, brokers[state.leader].epoch, [change]))
+        self.cluster.call(AlterPartitionRequest(state.leader, brokers[state.leader].epoch, [change]))
 
     def do_elect_uncleanly(self) -> None:
         """An operator accepts the loss of what the live replicas lack."""
-        answer = self.cluster.call(ElectLeaders(unclean=True))
-        assert isinstance(answer, ElectionResults)
+        answer = self.cluster.call(ElectLeadersRequest(unclean=True))
+        assert isinstance(answer, ElectLeadersResponse)
         for result in answer.results:
             error = ERRORS[result.error_code].__name__ if result.error_code else "elected"
             self.say(f"{result.topic}-{result.partition}: {error}")
 
     def do_configure(self, **values: str) -> None:
         """Settings of the topic, with underscores for dots."""
-        self.cluster.call(AlterTopicConfig("t", {name.replace("_", "."): value for name, value in values.items()}))
+        self.cluster.call(
+            AlterTopicConfigRequest("t", {name.replace("_", "."): value for name, value in values.items()})
+        )
 
     def do_restart_controller(self) -> None:
         """The driver starts again on the same metadata."""
@@ -136,7 +138,7 @@ def _broker(broker: BrokerState) -> str:
     return f"{state}, launch {broker.launch}, {broker.start_kind} start"
 
 
-def _partition(state: PartitionState) -> str:
+def _partition(state: PartitionRegistration) -> str:
     leader = f"led by {state.leader}" if state.leader != NO_LEADER else "led by nobody"
     sets = {"ISR": state.isr, "ELR": state.elr, "last known ELR": state.last_known_elr, "damaged": state.damaged}
     told = [f"{name} {' '.join(map(str, brokers))}" for name, brokers in sets.items() if brokers]

@@ -26,17 +26,17 @@ from spark_broker.core.transaction_records import (
     Restored,
     WriterJoined,
 )
-from spark_broker.core.transaction_state import Transactions
+from spark_broker.core.transaction_state import TransactionMetadata
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
-    AbortTransaction,
-    AddedToTransaction,
-    AddPartitionToTransaction,
-    CommitTransaction,
-    EndTransaction,
-    InitTransactions,
-    JoinTransaction,
-    ProducerIdentity,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
+    AddPartitionToTransactionResponse,
+    CommitTransactionRequest,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
 )
 from tests.stories.script import Stage
 from tests.unit.core.transaction_driver import Answer, Driver, Log
@@ -95,29 +95,29 @@ class TransactionStage(Stage):
 
     def do_init(self, name: str) -> None:
         """A new producer of the transactional id."""
-        self._send(InitTransactions(name, TIMEOUT_MS))
+        self._send(InitTransactionsRequest(name, TIMEOUT_MS))
 
     def do_add(self, name: str, producer: str, partition: str) -> None:
         """A leader asks, before it appends the producer's first batch."""
-        self._send(AddPartitionToTransaction(name, *_identity(producer), TOPIC, int(partition)))
+        self._send(AddPartitionToTransactionRequest(name, *_identity(producer), TOPIC, int(partition)))
 
     def do_commit(self, name: str, producer: str) -> None:
-        self._send(EndTransaction(name, *_identity(producer), True))
+        self._send(EndTransactionRequest(name, *_identity(producer), True))
 
     def do_abort(self, name: str, producer: str) -> None:
-        self._send(EndTransaction(name, *_identity(producer), False))
+        self._send(EndTransactionRequest(name, *_identity(producer), False))
 
     # ---- many writers --------------------------------------------------------------------------------------------
 
     def do_join(self, name: str, *, version: str, run: str) -> None:
         """A task attempt of this run (execution) joins the version."""
-        self._send(JoinTransaction(name, int(version), run, TIMEOUT_MS))
+        self._send(JoinTransactionRequest(name, int(version), run, TIMEOUT_MS))
 
     def do_commit_version(self, name: str, *winners: str, version: str, run: str) -> None:
-        self._send(CommitTransaction(name, int(version), run, [int(winner) for winner in winners]))
+        self._send(CommitTransactionRequest(name, int(version), run, [int(winner) for winner in winners]))
 
     def do_abort_version(self, name: str, *, version: str, run: str) -> None:
-        self._send(AbortTransaction(name, int(version), run))
+        self._send(AbortTransactionRequest(name, int(version), run))
 
     # ---- the partition, its followers, and time ------------------------------------------------------------------
 
@@ -154,9 +154,9 @@ def _answer(answer: Answer) -> str:
     match answer:
         case SparkBrokerError():
             return f"{type(answer).__name__}: {answer.message}"
-        case ProducerIdentity(producer_id, producer_epoch):
+        case InitProducerIdResponse(producer_id, producer_epoch):
             return f"producer {producer_id}/{producer_epoch}"
-        case AddedToTransaction():
+        case AddPartitionToTransactionResponse():
             return f"added; again after {answer.repeat_after_ms} ms"
         case _:
             return "done"
@@ -190,7 +190,7 @@ def _change(change: AnyChange) -> str:
             return "a snapshot"
 
 
-def _state(transactions: Transactions) -> str:
+def _state(transactions: TransactionMetadata) -> str:
     state = transactions.state.value
     if transactions.grouped:
         committed = f", version {transactions.last_committed} is committed" if transactions.last_committed >= 0 else ""

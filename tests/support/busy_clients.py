@@ -22,8 +22,8 @@ from spark_broker.protocol.messages import (
     AppendRequest,
     FetchPartition,
     FetchRequest,
-    GetMetadata,
-    Metadata,
+    MetadataRequest,
+    MetadataResponse,
     PartitionMetadata,
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, conform
@@ -47,8 +47,8 @@ class BusyClients:
         self.rounds = threading.Semaphore(0)
         self._topic = topic
         host, _, port = bootstrap.partition(",")[0].rpartition(":")
-        metadata = Connection(host, int(port)).call(GetMetadata([topic]), timeout_ms=TIMEOUT_MS)
-        assert isinstance(metadata, Metadata)
+        metadata = Connection(host, int(port)).call(MetadataRequest([topic]), timeout_ms=TIMEOUT_MS)
+        assert isinstance(metadata, MetadataResponse)
         self._addresses = {broker.id: (broker.host, broker.port) for broker in metadata.brokers}
         (found,) = metadata.topics
         self._topic_id, self._partitions = found.topic_id, found.partitions
@@ -117,7 +117,7 @@ class BusyClients:
         connection = Connection(*self._addresses[self._number % len(self._addresses)])
 
         def go_round() -> None:
-            connection.call(GetMetadata(None), timeout_ms=TIMEOUT_MS)
+            connection.call(MetadataRequest(None), timeout_ms=TIMEOUT_MS)
             self.answered["calls"] += 1
 
         return go_round

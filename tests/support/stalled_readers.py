@@ -10,7 +10,7 @@ import json
 import sys
 
 from spark_broker.errors import SparkBrokerError
-from spark_broker.protocol.messages import FetchPartition, FetchRequest, GetMetadata, Metadata
+from spark_broker.protocol.messages import FetchPartition, FetchRequest, MetadataRequest, MetadataResponse
 from spark_broker.transport.client import ClientStream, Connection
 
 MAX_BYTES = 50 << 20
@@ -40,8 +40,8 @@ def main() -> None:
     """Ask, stall until told, and look."""
     host, _, port = sys.argv[1].rpartition(":")
     connection = Connection(host, int(port))
-    metadata = connection.call(GetMetadata([sys.argv[2]]), timeout_ms=20_000)
-    assert isinstance(metadata, Metadata)
+    metadata = connection.call(MetadataRequest([sys.argv[2]]), timeout_ms=20_000)
+    assert isinstance(metadata, MetadataResponse)
     (topic,) = metadata.topics
     streams = [ask(connection, topic.topic_id, topic.partitions[0].leader_epoch) for _ in range(int(sys.argv[3]))]
     sys.stdout.write("asked\n")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from spark_broker.errors import NetworkError
-from spark_broker.protocol.messages import Empty, FetchRequest, FetchResponse
+from spark_broker.protocol.messages import EmptyResponse, FetchRequest, FetchResponse
 from spark_broker.transport.client import ClientStream, Connection
 from spark_broker.transport.server import Server, ServerStream
 from tests.support.waiting import eventually
@@ -29,7 +29,7 @@ Handler = Callable[[ServerStream], None]
 def serving(handler: Handler, **settings: int) -> Iterator[Connection]:
     """A server of one kind of stream, and a connection to it. (The server goes with the process.)"""
     bugs: list[BaseException] = []
-    server = Server(HOST, 0, lambda request: Empty(), {"s": handler}, bugs.append, **settings)
+    server = Server(HOST, 0, lambda request: EmptyResponse(), {"s": handler}, bugs.append, **settings)
     connection = Connection(HOST, server.port)
     yield connection
     connection.close()

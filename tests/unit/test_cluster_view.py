@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_broker.client.cluster_view import ClusterView, merge
-from spark_broker.protocol.messages import BrokerMetadata, Metadata, PartitionMetadata, TopicMetadata
+from spark_broker.protocol.messages import BrokerMetadata, MetadataResponse, PartitionMetadata, TopicMetadata
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 
 TOPIC_ID = "0" * 32
@@ -23,14 +23,14 @@ def answer(
     fenced: bool = False,
     offset: int = -1,
     cluster_id: str = "c",
-) -> Metadata:
+) -> MetadataResponse:
     """Metadata of one topic; a state is (leader, leader epoch)."""
     partitions = [
         PartitionMetadata(n, leader, epoch, [1, 2], [1, 2], epoch) for n, (leader, epoch) in enumerate(states)
     ]
     topic = TopicMetadata("t", topic_id, partitions, [SCHEMA] * schemas, {})
     brokers = [broker(1, fenced=fenced), broker(2)]
-    return Metadata(cluster_id, controller_epoch, brokers, [topic], metadata_offset=offset)
+    return MetadataResponse(cluster_id, controller_epoch, brokers, [topic], metadata_offset=offset)
 
 
 def leaders(view: ClusterView) -> list[tuple[int, int]]:
@@ -70,7 +70,7 @@ def test_an_older_controllers_brokers_are_ignored() -> None:
 
 def test_a_topic_that_is_missing_from_an_answer_about_it_is_gone() -> None:
     view = merge(ClusterView(), answer((1, 1)), ["t"])
-    empty = Metadata("c", 1, [broker(1)], [])
+    empty = MetadataResponse("c", 1, [broker(1)], [])
     assert merge(view, empty, ["other"]).topic("t") is not None
     assert merge(view, empty, ["t"]).topic("t") is None
     assert merge(view, empty, None).topic("t") is None
@@ -78,7 +78,7 @@ def test_a_topic_that_is_missing_from_an_answer_about_it_is_gone() -> None:
 
 def test_a_broker_that_lags_behind_changes_and_removes_nothing() -> None:
     view = merge(ClusterView(), answer((1, 1), (1, 1), topic_id=OTHER_ID, offset=20, fenced=True), ["t"])
-    nothing = Metadata("c", 1, [broker(1)], [], metadata_offset=19)
+    nothing = MetadataResponse("c", 1, [broker(1)], [], metadata_offset=19)
     for asked in (["t"], None):
         after = merge(view, nothing, asked)
         assert leaders(after) == [(1, 1), (1, 1)]
@@ -86,11 +86,11 @@ def test_a_broker_that_lags_behind_changes_and_removes_nothing() -> None:
         assert after.metadata_offset == 20
     earlier_topic = merge(view, answer((2, 5), offset=19), ["t"]).topic("t")
     assert earlier_topic is view.topic("t")
-    assert merge(view, Metadata("c", 1, [broker(1)], [], metadata_offset=20), ["t"]).topic("t") is None
+    assert merge(view, MetadataResponse("c", 1, [broker(1)], [], metadata_offset=20), ["t"]).topic("t") is None
 
 
 def test_a_broker_that_lags_behind_shows_topics_that_were_not_asked_for_before() -> None:
-    view = merge(ClusterView(), Metadata("c", 1, [broker(1)], [], metadata_offset=20), ["other"])
+    view = merge(ClusterView(), MetadataResponse("c", 1, [broker(1)], [], metadata_offset=20), ["other"])
     assert leaders(merge(view, answer((1, 1), offset=19), ["t"])) == [(1, 1)]
 
 

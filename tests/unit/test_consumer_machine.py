@@ -34,7 +34,7 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import ConsumedBatch, OffsetAndMetadata, TopicPartition
-from spark_broker.protocol.messages import BrokerMetadata, FetchedPartition, OffsetInfo, PartitionMetadata
+from spark_broker.protocol.messages import BrokerMetadata, FetchedPartition, ListedOffset, PartitionMetadata
 
 E = TypeVar("E")
 
@@ -131,7 +131,7 @@ def test_a_subscribed_topic_is_asked_for_then_its_first_offsets_then_its_leaders
     (asked,) = [effect for effect in effects if isinstance(effect, LookUpOffsets)]
     assert asked.timestamps_ms == {T0: EARLIEST, T1: EARLIEST}
     assert rig.machine.leaders.next_fetch(0, rig.now_ms) is None
-    info = {tp: OffsetInfo("id", tp.partition, 0, offset=5, last_epoch=0) for tp in (T0, T1)}
+    info = {tp: ListedOffset("id", tp.partition, 0, offset=5, last_epoch=0) for tp in (T0, T1)}
     rig.machine.offsets_came(asked, info, {}, rig.now_ms)
     assert [(p.partition, p.offset, p.last_fetched_epoch) for p in rig.fetch().request.partitions] == [(0, 5, 0)]
     assert rig.machine.leaders.next_fetch(0, rig.now_ms) is None, "one at a time"
@@ -166,7 +166,7 @@ def test_a_seek_during_a_lookup_wins(rig: Rig) -> None:
     rig.machine.subscribe(["t"])
     (asked,) = [effect for effect in rig.metadata(view((0, 0))) if isinstance(effect, LookUpOffsets)]
     rig.machine.seek(T0, OffsetAndMetadata(7))
-    rig.machine.offsets_came(asked, {T0: OffsetInfo("id", 0, 0, offset=5)}, {}, rig.now_ms)
+    rig.machine.offsets_came(asked, {T0: ListedOffset("id", 0, 0, offset=5)}, {}, rig.now_ms)
     assert rig.machine.partitions[T0].position == 7
 
 

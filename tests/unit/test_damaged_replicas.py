@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker.broker.damaged import DamagedReplicas
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import DamagedLogError, StorageFullError
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.set_aside import SET_ASIDE_FILE, read_set_aside
@@ -25,8 +25,8 @@ def directory(tmp_path: Path) -> LogDirectory:
     return found
 
 
-def partition(*, isr: tuple[int, ...] = (), elr: tuple[int, ...] = ()) -> PartitionState:
-    return PartitionState(replicas=(ME, 2), isr=isr, leader=-1, leader_epoch=3, partition_epoch=3, elr=elr)
+def partition(*, isr: tuple[int, ...] = (), elr: tuple[int, ...] = ()) -> PartitionRegistration:
+    return PartitionRegistration(replicas=(ME, 2), isr=isr, leader=-1, leader_epoch=3, partition_epoch=3, elr=elr)
 
 
 def test_a_replica_that_was_set_aside_is_named_by_the_next_process_too(directory: LogDirectory) -> None:
@@ -51,7 +51,7 @@ def test_it_is_named_before_its_directory_is_moved_away(
 
 @pytest.mark.parametrize("member", [partition(isr=(ME, 2)), partition(isr=(2,), elr=(ME,))])
 def test_a_member_that_was_not_seen_to_be_out_is_one_whose_damage_has_not_been_heard_of(
-    directory: LogDirectory, member: PartitionState
+    directory: LogDirectory, member: PartitionRegistration
 ) -> None:
     damaged = DamagedReplicas(directory)
     damaged.set_aside(KEY, "t")
@@ -70,7 +70,7 @@ def test_a_replica_that_is_let_in_again_is_forgotten_for_good(directory: LogDire
 
 @pytest.mark.parametrize("known", [partition(isr=(2,)), partition(isr=(ME, 2))])
 def test_what_this_process_set_aside_is_forgotten_only_once_the_controller_has_heard(
-    directory: LogDirectory, known: PartitionState
+    directory: LogDirectory, known: PartitionRegistration
 ) -> None:
     """A live replica may be let in, and elected, while the report is under way."""
     damaged = DamagedReplicas(directory)
@@ -118,8 +118,10 @@ def _is_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("gone", [None, PartitionState((2,), (2,), 2, 3, 3)])
-def test_a_replica_that_is_not_here_any_more_is_forgotten(directory: LogDirectory, gone: PartitionState | None) -> None:
+@pytest.mark.parametrize("gone", [None, PartitionRegistration((2,), (2,), 2, 3, 3)])
+def test_a_replica_that_is_not_here_any_more_is_forgotten(
+    directory: LogDirectory, gone: PartitionRegistration | None
+) -> None:
     damaged = DamagedReplicas(directory)
     damaged.set_aside(KEY, "t")
     damaged.follow(KEY, gone, ME)

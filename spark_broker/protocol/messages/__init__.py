@@ -8,33 +8,33 @@ was deleted and created again is another one. `error_code` 0 means success; othe
 from __future__ import annotations
 
 from spark_broker.protocol.messages.admin import (
-    AlterTopicConfig,
-    CreatePartitions,
-    CreateTopic,
-    DeleteTopic,
+    AlterTopicConfigRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
     ElectionResult,
-    ElectionResults,
-    ElectLeaders,
-    EnsureOffsetsTopic,
-    ReassignPartition,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    EnsureOffsetsTopicRequest,
+    ReassignPartitionRequest,
 )
 from spark_broker.protocol.messages.calls import (
     BrokerMetadata,
     CommittedOffset,
-    CommittedOffsets,
     ControllerMetadata,
-    Empty,
-    GetMetadata,
-    InitProducerId,
-    ListOffsets,
-    Metadata,
-    OffsetCommit,
-    OffsetFetch,
-    OffsetInfo,
-    Offsets,
-    OffsetSpec,
+    EmptyResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ListedOffset,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    MetadataRequest,
+    MetadataResponse,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetFetchResponse,
     PartitionMetadata,
-    ProducerIdentity,
     TopicMetadata,
 )
 from spark_broker.protocol.messages.common import (
@@ -47,22 +47,22 @@ from spark_broker.protocol.messages.common import (
     Message,
 )
 from spark_broker.protocol.messages.control import (
-    AllocateProducerIds,
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
     AlterIsr,
     AlterIsrResult,
-    AlterPartition,
-    AlterPartitionResult,
-    Heartbeat,
-    HeartbeatAnswer,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
     IsrMember,
     LogEnd,
     MetadataUpdate,
-    ProducerIdBlock,
     ProducerStateEntry,
-    RegisterBroker,
-    Registered,
-    ReplicaState,
-    ReplicaStateAnswer,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    ReplicaStateRequest,
+    ReplicaStateResponse,
     StopBroker,
 )
 from spark_broker.protocol.messages.streams import (
@@ -78,65 +78,65 @@ from spark_broker.protocol.messages.streams import (
     ReplicaPartition,
 )
 from spark_broker.protocol.messages.transactions import (
-    AbortTransaction,
-    AddedToTransaction,
-    AddPartitionToTransaction,
-    CommitTransaction,
-    DescribeTransactions,
-    EndTransaction,
-    EnsureTransactionsTopic,
-    InitTransactions,
-    JoinTransaction,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
+    AddPartitionToTransactionResponse,
+    CommitTransactionRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EndTransactionRequest,
+    EnsureTransactionsTopicRequest,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
     MarkerResult,
-    MarkersWritten,
-    TransactionalOffsetCommit,
+    TransactionalOffsetCommitRequest,
     TransactionDescription,
-    TransactionDescriptions,
     TransactionMarker,
-    WriteTransactionMarkers,
+    WriteTransactionMarkersRequest,
+    WriteTransactionMarkersResponse,
 )
 
 CallRequest = (
-    GetMetadata
-    | ListOffsets
-    | InitProducerId
-    | OffsetCommit
-    | OffsetFetch
-    | CreateTopic
-    | DeleteTopic
-    | CreatePartitions
-    | AlterTopicConfig
-    | ElectLeaders
-    | ReassignPartition
-    | EnsureOffsetsTopic
-    | AlterPartition
-    | AllocateProducerIds
-    | ReplicaState
-    | EnsureTransactionsTopic
-    | InitTransactions
-    | AddPartitionToTransaction
-    | EndTransaction
-    | JoinTransaction
-    | CommitTransaction
-    | AbortTransaction
-    | WriteTransactionMarkers
-    | TransactionalOffsetCommit
-    | DescribeTransactions
+    MetadataRequest
+    | ListOffsetsRequest
+    | InitProducerIdRequest
+    | OffsetCommitRequest
+    | OffsetFetchRequest
+    | CreateTopicRequest
+    | DeleteTopicRequest
+    | CreatePartitionsRequest
+    | AlterTopicConfigRequest
+    | ElectLeadersRequest
+    | ReassignPartitionRequest
+    | EnsureOffsetsTopicRequest
+    | AlterPartitionRequest
+    | AllocateProducerIdsRequest
+    | ReplicaStateRequest
+    | EnsureTransactionsTopicRequest
+    | InitTransactionsRequest
+    | AddPartitionToTransactionRequest
+    | EndTransactionRequest
+    | JoinTransactionRequest
+    | CommitTransactionRequest
+    | AbortTransactionRequest
+    | WriteTransactionMarkersRequest
+    | TransactionalOffsetCommitRequest
+    | DescribeTransactionsRequest
 )
 CallResponse = (
     ErrorResponse
-    | Metadata
-    | Offsets
-    | ProducerIdentity
-    | CommittedOffsets
-    | Empty
-    | AlterPartitionResult
-    | ElectionResults
-    | ProducerIdBlock
-    | ReplicaStateAnswer
-    | MarkersWritten
-    | AddedToTransaction
-    | TransactionDescriptions
+    | MetadataResponse
+    | ListOffsetsResponse
+    | InitProducerIdResponse
+    | OffsetFetchResponse
+    | EmptyResponse
+    | AlterPartitionResponse
+    | ElectLeadersResponse
+    | AllocateProducerIdsResponse
+    | ReplicaStateResponse
+    | WriteTransactionMarkersResponse
+    | AddPartitionToTransactionResponse
+    | DescribeTransactionsResponse
 )
 StreamMessage = (
     AppendRequest
@@ -145,10 +145,10 @@ StreamMessage = (
     | FetchResponse
     | ReplicaFetchRequest
     | ReplicaFetchResponse
-    | RegisterBroker
-    | Registered
-    | Heartbeat
-    | HeartbeatAnswer
+    | RegisterBrokerRequest
+    | RegisterBrokerResponse
+    | HeartbeatRequest
+    | HeartbeatResponse
     | MetadataUpdate
     | StopBroker
     | ErrorResponse
@@ -156,14 +156,14 @@ StreamMessage = (
 
 __all__ = [
     "ACKS_ALL",
-    "AbortTransaction",
-    "AddPartitionToTransaction",
-    "AllocateProducerIds",
+    "AbortTransactionRequest",
+    "AddPartitionToTransactionRequest",
+    "AllocateProducerIdsRequest",
     "AlterIsr",
     "AlterIsrResult",
-    "AlterPartition",
-    "AlterPartitionResult",
-    "AlterTopicConfig",
+    "AlterPartitionRequest",
+    "AlterPartitionResponse",
+    "AlterTopicConfigRequest",
     "AppendRequest",
     "AppendResponse",
     "BrokerMetadata",
@@ -171,67 +171,67 @@ __all__ = [
     "CallRequest",
     "CallResponse",
     "ControllerMetadata",
-    "CommitTransaction",
+    "CommitTransactionRequest",
     "CommittedOffset",
-    "CommittedOffsets",
-    "CreatePartitions",
-    "CreateTopic",
-    "DeleteTopic",
-    "DescribeTransactions",
+    "OffsetFetchResponse",
+    "CreatePartitionsRequest",
+    "CreateTopicRequest",
+    "DeleteTopicRequest",
+    "DescribeTransactionsRequest",
     "EARLIEST_TIMESTAMP_MS",
-    "ElectLeaders",
+    "ElectLeadersRequest",
     "ElectionResult",
-    "ElectionResults",
-    "Empty",
-    "EndTransaction",
-    "EnsureOffsetsTopic",
-    "EnsureTransactionsTopic",
+    "ElectLeadersResponse",
+    "EmptyResponse",
+    "EndTransactionRequest",
+    "EnsureOffsetsTopicRequest",
+    "EnsureTransactionsTopicRequest",
     "ErrorResponse",
     "FetchPartition",
     "FetchRequest",
     "FetchResponse",
     "FetchedPartition",
-    "GetMetadata",
-    "Heartbeat",
-    "HeartbeatAnswer",
-    "InitProducerId",
-    "InitTransactions",
+    "MetadataRequest",
+    "HeartbeatRequest",
+    "HeartbeatResponse",
+    "InitProducerIdRequest",
+    "InitTransactionsRequest",
     "IsrMember",
-    "JoinTransaction",
+    "JoinTransactionRequest",
     "LATEST_TIMESTAMP_MS",
-    "ListOffsets",
+    "ListOffsetsRequest",
     "LogEnd",
     "MarkerResult",
-    "MarkersWritten",
+    "WriteTransactionMarkersResponse",
     "Message",
-    "Metadata",
+    "MetadataResponse",
     "MetadataUpdate",
-    "OffsetCommit",
-    "OffsetFetch",
-    "OffsetInfo",
-    "OffsetSpec",
-    "Offsets",
+    "OffsetCommitRequest",
+    "OffsetFetchRequest",
+    "ListedOffset",
+    "ListOffsetsPartition",
+    "ListOffsetsResponse",
     "PROTOCOL_VERSION",
-    "AddedToTransaction",
+    "AddPartitionToTransactionResponse",
     "PartitionMetadata",
-    "ProducerIdBlock",
-    "ProducerIdentity",
+    "AllocateProducerIdsResponse",
+    "InitProducerIdResponse",
     "ProducerStateEntry",
-    "ReassignPartition",
-    "RegisterBroker",
-    "Registered",
+    "ReassignPartitionRequest",
+    "RegisterBrokerRequest",
+    "RegisterBrokerResponse",
     "ReplicaFetchRequest",
     "ReplicaFetchResponse",
     "ReplicaFetched",
     "ReplicaPartition",
-    "ReplicaState",
-    "ReplicaStateAnswer",
+    "ReplicaStateRequest",
+    "ReplicaStateResponse",
     "StopBroker",
     "StreamMessage",
     "TopicMetadata",
     "TransactionDescription",
-    "TransactionDescriptions",
+    "DescribeTransactionsResponse",
     "TransactionMarker",
-    "TransactionalOffsetCommit",
-    "WriteTransactionMarkers",
+    "TransactionalOffsetCommitRequest",
+    "WriteTransactionMarkersRequest",
 ]

@@ -10,7 +10,7 @@ from msgspec import Meta
 from spark_broker.protocol.messages.common import Brokers, Message, Name, PartitionId, Text
 
 
-class CreateTopic(Message, frozen=True):
+class CreateTopicRequest(Message, frozen=True):
     """`partitions`, `replication_factor` -1: the default. `schema`: IPC schema message; empty: Kafka's record.
 
     `assignment[p]`: the replicas of partition p, preferred leader first; empty: placed by the controller.
@@ -25,25 +25,25 @@ class CreateTopic(Message, frozen=True):
     internal: bool = False
 
 
-class DeleteTopic(Message, frozen=True):
+class DeleteTopicRequest(Message, frozen=True):
     name: Text
 
 
-class CreatePartitions(Message, frozen=True):
+class CreatePartitionsRequest(Message, frozen=True):
     """`total`: how many partitions the topic is to have. Fewer than it has is refused."""
 
     name: Text
     total: int
 
 
-class AlterTopicConfig(Message, frozen=True):
+class AlterTopicConfigRequest(Message, frozen=True):
     """Set (text) or reset (None) settings of a topic."""
 
     name: Text
     values: Annotated[dict[Name, Text | None], Meta(max_length=1000)]
 
 
-class ElectLeaders(Message, frozen=True):
+class ElectLeadersRequest(Message, frozen=True):
     """Preferred-leader election for these partitions; None: all.
 
     `unclean`: elect any live replica of partitions that have no leader, at the price of the records that it lacks.
@@ -62,13 +62,13 @@ class ElectionResult(Message, frozen=True):
     error_message: Text = ""
 
 
-class ElectionResults(Message, frozen=True):
+class ElectLeadersResponse(Message, frozen=True):
     """One for each partition that was named; of all partitions, those where an election was needed."""
 
     results: list[ElectionResult]
 
 
-class ReassignPartition(Message, frozen=True):
+class ReassignPartitionRequest(Message, frozen=True):
     """Move a partition's replicas; done when the new ones are in sync. Preferred leader first."""
 
     topic: Name
@@ -76,5 +76,5 @@ class ReassignPartition(Message, frozen=True):
     replicas: Brokers
 
 
-class EnsureOffsetsTopic(Message, frozen=True):
+class EnsureOffsetsTopicRequest(Message, frozen=True):
     """Create `__consumer_offsets` if it does not exist."""

@@ -24,7 +24,7 @@ from spark_broker.protocol.messages.common import (
 from spark_broker.times import from_ms
 
 
-class GetMetadata(Message, frozen=True):
+class MetadataRequest(Message, frozen=True):
     """`topics=None`: all of them. A name that does not exist is absent from the response."""
 
     topics: Annotated[list[Name], Meta(max_length=10_000)] | None = None
@@ -93,7 +93,7 @@ class TopicMetadata(Message, frozen=True):
     config: dict[str, str]
 
 
-class Metadata(Message, frozen=True):
+class MetadataResponse(Message, frozen=True):
     """`metadata_offset`: the answer is what the metadata log says before it; -1: the broker does not tell."""
 
     cluster_id: Name
@@ -114,7 +114,7 @@ class Metadata(Message, frozen=True):
         )
 
 
-class OffsetSpec(Message, frozen=True):
+class ListOffsetsPartition(Message, frozen=True):
     """`timestamp_ms`: -1 latest (the high watermark), -2 earliest (the log start), else the first at or after it.
 
     `read_committed`: latest is the last stable offset. `start`: where the caller is; the answer has the epoch of the
@@ -130,13 +130,13 @@ class OffsetSpec(Message, frozen=True):
     max_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
-class ListOffsets(Message, frozen=True):
+class ListOffsetsRequest(Message, frozen=True):
     """To the partitions' leader."""
 
-    partitions: Annotated[list[OffsetSpec], Meta(max_length=10_000)]
+    partitions: Annotated[list[ListOffsetsPartition], Meta(max_length=10_000)]
 
 
-class OffsetInfo(Message, frozen=True):
+class ListedOffset(Message, frozen=True):
     """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`.
 
     `start_epoch`: of the one before the caller's `start`. `size_bytes`: stored from `start` to `offset`; the batches up
@@ -158,15 +158,15 @@ class OffsetInfo(Message, frozen=True):
     fitting_offset: int = -1
 
 
-class Offsets(Message, frozen=True):
-    partitions: list[OffsetInfo]
+class ListOffsetsResponse(Message, frozen=True):
+    partitions: list[ListedOffset]
 
 
-class InitProducerId(Message, frozen=True):
+class InitProducerIdRequest(Message, frozen=True):
     """A producer id that was never given out before."""
 
 
-class ProducerIdentity(Message, frozen=True):
+class InitProducerIdResponse(Message, frozen=True):
     producer_id: int
     producer_epoch: int
 
@@ -179,23 +179,23 @@ class CommittedOffset(Message, frozen=True):
     metadata: Annotated[str, Meta(max_length=4096)] = ""
 
 
-class OffsetCommit(Message, frozen=True):
+class OffsetCommitRequest(Message, frozen=True):
     """To the group's coordinator: the leader of partition `murmur2(group) mod n` of `__consumer_offsets`."""
 
     group_id: Name
     offsets: Annotated[list[CommittedOffset], Meta(max_length=10_000)]
 
 
-class OffsetFetch(Message, frozen=True):
+class OffsetFetchRequest(Message, frozen=True):
     """To the group's coordinator. `partitions=None`: every committed offset of the group."""
 
     group_id: Name
     partitions: Annotated[list[tuple[Name, PartitionId]], Meta(max_length=10_000)] | None = None
 
 
-class CommittedOffsets(Message, frozen=True):
+class OffsetFetchResponse(Message, frozen=True):
     offsets: list[CommittedOffset]
 
 
-class Empty(Message, frozen=True):
+class EmptyResponse(Message, frozen=True):
     """Success, and nothing to say."""

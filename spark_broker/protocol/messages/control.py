@@ -22,7 +22,7 @@ from spark_broker.protocol.messages.common import (
 )
 
 
-class RegisterBroker(Message, frozen=True):
+class RegisterBrokerRequest(Message, frozen=True):
     """First message of a session. `broker_id` -1: the directory has no id yet.
 
     start_kind: "clean", "process_crash" or "machine_crash". `incarnation`: UUID of this process.
@@ -46,7 +46,7 @@ class RegisterBroker(Message, frozen=True):
     log: LogPlace = ""
 
 
-class Registered(Message, frozen=True):
+class RegisterBrokerResponse(Message, frozen=True):
     """The broker's id and epoch; metadata follows at once as a snapshot.
 
     `wall_ms`: the controller's wall clock (UTC) when the registration came; -1: not said.
@@ -74,7 +74,7 @@ class LogEnd(Message, frozen=True):
     log_end_offset: Offset
 
 
-class Heartbeat(Message, frozen=True):
+class HeartbeatRequest(Message, frozen=True):
     """`sent_ms`: the broker's own clock, sent back. `ready`: its logs are open up to `metadata_offset`.
 
     `damaged`: replicas whose log was set aside, each with the number that this process gave to the damage; they leave
@@ -98,7 +98,7 @@ class Heartbeat(Message, frozen=True):
     full: bool = False
 
 
-class HeartbeatAnswer(Message, frozen=True):
+class HeartbeatResponse(Message, frozen=True):
     """`fenced`: the controller does not (yet) count this broker as live. `shut_down`: it may stop now.
 
     `damage_heard`: the highest number of damage in the heartbeat; what was decided on it was sent before this answer.
@@ -150,7 +150,7 @@ class AlterIsr(Message, frozen=True):
     lacking: Annotated[list[BrokerId], Meta(max_length=1000)] = msgspec.field(default_factory=list)
 
 
-class AlterPartition(Message, frozen=True):
+class AlterPartitionRequest(Message, frozen=True):
     """A leader asks the controller to change ISRs; each is a compare-and-set on the partition epoch."""
 
     broker_id: BrokerId
@@ -165,21 +165,21 @@ class AlterIsrResult(Message, frozen=True):
     error_message: Text = ""
 
 
-class AlterPartitionResult(Message, frozen=True):
+class AlterPartitionResponse(Message, frozen=True):
     results: list[AlterIsrResult]
 
 
-class AllocateProducerIds(Message, frozen=True):
+class AllocateProducerIdsRequest(Message, frozen=True):
     broker_id: BrokerId
     broker_epoch: Epoch
 
 
-class ProducerIdBlock(Message, frozen=True):
+class AllocateProducerIdsResponse(Message, frozen=True):
     first_id: int
     count: int
 
 
-class ReplicaState(Message, frozen=True):
+class ReplicaStateRequest(Message, frozen=True):
     """Follower to leader: what a replica needs before it can start at the leader's log start (beyond offset 0)."""
 
     topic_id: TopicId
@@ -200,7 +200,7 @@ class ProducerStateEntry(Message, frozen=True):
     transaction_start: Offset = -1
 
 
-class ReplicaStateAnswer(Message, frozen=True):
+class ReplicaStateResponse(Message, frozen=True):
     log_start_offset: Offset
     epochs: list[tuple[int, int]]
     producers: list[ProducerStateEntry]

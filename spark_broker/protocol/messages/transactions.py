@@ -19,11 +19,11 @@ ProducerEpoch = Annotated[int, Meta(ge=0, le=2**15 - 1)]
 Version = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
-class EnsureTransactionsTopic(Message, frozen=True):
+class EnsureTransactionsTopicRequest(Message, frozen=True):
     """Create `__transaction_state` if it does not exist."""
 
 
-class InitTransactions(Message, frozen=True):
+class InitTransactionsRequest(Message, frozen=True):
     """The producer id of a transactional id, in a new epoch; answered with a ProducerIdentity.
 
     Fences every earlier producer of the id, and aborts what it left open.
@@ -33,7 +33,7 @@ class InitTransactions(Message, frozen=True):
     timeout_ms: Milliseconds
 
 
-class AddPartitionToTransaction(Message, frozen=True):
+class AddPartitionToTransactionRequest(Message, frozen=True):
     """Leader to coordinator, before it takes a transaction's first batch: the partition becomes part of it (KIP-890).
 
     Repeated from time to time while batches come, which renews the transaction's time-out. Answered with
@@ -47,14 +47,14 @@ class AddPartitionToTransaction(Message, frozen=True):
     partition: PartitionId
 
 
-class AddedToTransaction(Message, frozen=True):
+class AddPartitionToTransactionResponse(Message, frozen=True):
     """The partition is in the open transaction. Ask again when batches still come after `repeat_after_ms`: a
     transaction that goes on does not time out."""
 
     repeat_after_ms: Milliseconds
 
 
-class EndTransaction(Message, frozen=True):
+class EndTransactionRequest(Message, frozen=True):
     """Commit or abort a producer's transaction; answered, once every partition shows the outcome, with the
     ProducerIdentity of its next one. A repetition gets the same answer."""
 
@@ -64,7 +64,7 @@ class EndTransaction(Message, frozen=True):
     committed: bool
 
 
-class JoinTransaction(Message, frozen=True):
+class JoinTransactionRequest(Message, frozen=True):
     """A task attempt becomes a writer of an application's version; answered with its ProducerIdentity.
 
     The first join opens the transaction. One of a new execution aborts what older executions left open.
@@ -76,7 +76,7 @@ class JoinTransaction(Message, frozen=True):
     timeout_ms: Milliseconds
 
 
-class CommitTransaction(Message, frozen=True):
+class CommitTransactionRequest(Message, frozen=True):
     """Commit what `winners` (producer ids of joins) wrote for the version, and abort every other writer.
 
     Answered with Empty once every partition shows it. ALREADY_COMMITTED when the version is not above the last one.
@@ -88,7 +88,7 @@ class CommitTransaction(Message, frozen=True):
     winners: Annotated[list[ProducerId], Meta(max_length=100_000)]
 
 
-class AbortTransaction(Message, frozen=True):
+class AbortTransactionRequest(Message, frozen=True):
     """Abort an application's open version, if this execution opened it. Later joins are refused."""
 
     application: Name
@@ -105,7 +105,7 @@ class TransactionMarker(Message, frozen=True):
     partitions: Annotated[list[tuple[TopicId, PartitionId]], Meta(max_length=100_000)]
 
 
-class WriteTransactionMarkers(Message, frozen=True):
+class WriteTransactionMarkersRequest(Message, frozen=True):
     """Coordinator to a leader: answered once the markers are committed."""
 
     markers: Annotated[list[TransactionMarker], Meta(max_length=100_000)]
@@ -119,11 +119,11 @@ class MarkerResult(Message, frozen=True):
     error_message: Text = ""
 
 
-class MarkersWritten(Message, frozen=True):
+class WriteTransactionMarkersResponse(Message, frozen=True):
     results: list[MarkerResult]
 
 
-class TransactionalOffsetCommit(Message, frozen=True):
+class TransactionalOffsetCommitRequest(Message, frozen=True):
     """To the group's coordinator: offsets that count once the producer's transaction is committed."""
 
     group_id: Name
@@ -134,7 +134,7 @@ class TransactionalOffsetCommit(Message, frozen=True):
     sequence: Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
-class DescribeTransactions(Message, frozen=True):
+class DescribeTransactionsRequest(Message, frozen=True):
     """To any broker: the transactional ids that it coordinates (`None`: all of them).
 
     Ids that are named go to their coordinator; another broker refuses. One that is not known is absent in the answer.
@@ -158,5 +158,5 @@ class TransactionDescription(Message, frozen=True):
     coordinator_epoch: Epoch = -1
 
 
-class TransactionDescriptions(Message, frozen=True):
+class DescribeTransactionsResponse(Message, frozen=True):
     transactions: list[TransactionDescription]

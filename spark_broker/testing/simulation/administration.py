@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING
 from spark_broker.core.replica import Role
 from spark_broker.errors import DamagedLogError, SparkBrokerError
 from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.messages import AlterTopicConfig, CreatePartitions, ElectLeaders, ReassignPartition
+from spark_broker.protocol.messages import (
+    AlterTopicConfigRequest,
+    CreatePartitionsRequest,
+    ElectLeadersRequest,
+    ReassignPartitionRequest,
+)
 from spark_broker.testing.simulation.trace import Kind
 
 if TYPE_CHECKING:
@@ -30,7 +35,7 @@ class Administration:
         self._topics = 1
 
     def _elect_preferred(self) -> str:
-        self._world.call_controller(ElectLeaders(None), "elect preferred leaders")
+        self._world.call_controller(ElectLeadersRequest(None), "elect preferred leaders")
         return "preferred-leader election"
 
     def _partitions(self) -> list[tuple[str, int, tuple[int, ...]]]:
@@ -46,7 +51,7 @@ class Administration:
         target = self._rng.sample(brokers, count)
         if tuple(target) == replicas:
             return ""
-        self._world.call_controller(ReassignPartition(topic, number, target), "reassign")
+        self._world.call_controller(ReassignPartitionRequest(topic, number, target), "reassign")
         return f"{topic}-{number} moves from {list(replicas)} to {target}"
 
     def _new_partitions(self) -> str:
@@ -57,7 +62,7 @@ class Administration:
             return ""
         topic = self._rng.choice(topics)
         total = len(topic.partitions) + 1
-        self._world.call_controller(CreatePartitions(topic.name, total), "create partitions")
+        self._world.call_controller(CreatePartitionsRequest(topic.name, total), "create partitions")
         return f"{topic.name} grows to {total} partitions"
 
     def _new_topic(self) -> str:
@@ -73,7 +78,7 @@ class Administration:
             return ""
         topic, minimum = self._rng.choice(topics), self._rng.choice([1, 2, 3])
         self._world.call_controller(
-            AlterTopicConfig(topic.name, {"min.insync.replicas": str(minimum)}), "change the minimum"
+            AlterTopicConfigRequest(topic.name, {"min.insync.replicas": str(minimum)}), "change the minimum"
         )
         return f"min.insync.replicas of {topic.name} becomes {minimum}"
 

@@ -14,13 +14,13 @@ from spark_broker.client.outgoing import Identity
 from spark_broker.client.transaction_machine import Phase
 from spark_broker.errors import AlreadyCommittedError, SparkBrokerError
 from spark_broker.protocol.messages import (
-    AbortTransaction,
-    CommitTransaction,
-    DescribeTransactions,
-    Empty,
-    JoinTransaction,
-    ProducerIdentity,
-    TransactionDescriptions,
+    AbortTransactionRequest,
+    CommitTransactionRequest,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    EmptyResponse,
+    InitProducerIdResponse,
+    JoinTransactionRequest,
 )
 from spark_broker.testing.simulation.transactional_client import Answer, TransactionalClient
 
@@ -62,7 +62,7 @@ class SimTask(TransactionalClient):
         world: World,
         transactional: Transactional,
         name: str,
-        join: JoinTransaction,
+        join: JoinTransactionRequest,
         driver: SimDriver,
         report: Report,
     ) -> None:
@@ -86,7 +86,7 @@ class SimTask(TransactionalClient):
         self.world.scheduler.after(delay_ms, self._driver, "task ended", partial(report, attempt))
 
     def _joined(self, answer: Answer) -> None:
-        if not isinstance(answer, ProducerIdentity):
+        if not isinstance(answer, InitProducerIdResponse):
             self._fail(answer)
             return
         join = self._join
@@ -148,7 +148,7 @@ class SimDriver(TransactionalClient):
         """Find out which version is next."""
         self.want_metadata()
         if self.version is None:
-            self.ask(DescribeTransactions([self.transactional_id]), self._described)
+            self.ask(DescribeTransactionsRequest([self.transactional_id]), self._described)
         else:
             self._later(self._run_version)
 
@@ -162,7 +162,7 @@ class SimDriver(TransactionalClient):
         self.after(self.transactional.draw.step_ms * (0.2 + 1.6 * self.rng.random()), "go on", action)
 
     def _described(self, answer: Answer) -> None:
-        if not isinstance(answer, TransactionDescriptions):
+        if not isinstance(answer, DescribeTransactionsResponse):
             self._restart(f"which version is committed is not known: {answer}")
             return
         mine = [one for one in answer.transactions if one.transactional_id == self.transactional_id]
@@ -191,7 +191,7 @@ class SimDriver(TransactionalClient):
         task.attempts += 1
         task.running += 1
         timeout_ms = self.transactional.draw.timeout_ms
-        join = JoinTransaction(self.transactional_id, self.version or 0, self.execution, timeout_ms)
+        join = JoinTransactionRequest(self.transactional_id, self.version or 0, self.execution, timeout_ms)
         report = partial(self._reported, self.version, task)
         name = f"{self.name}/{self._names}"
         self.transactional.start_client(SimTask(self.world, self.transactional, name, join, self, report))
@@ -222,7 +222,7 @@ class SimDriver(TransactionalClient):
 
     def _give_up(self) -> None:
         self._committing = True
-        self.ask(AbortTransaction(self.transactional_id, self.version or 0, self.execution), self._aborted)
+        self.ask(AbortTransactionRequest(self.transactional_id, self.version or 0, self.execution), self._aborted)
 
     def _aborted(self, answer: Answer) -> None:
         self._restart(f"aborted its version: {answer}")
@@ -237,12 +237,12 @@ class SimDriver(TransactionalClient):
         numbers = [one.transaction for one in winners]
         commit = self.world.history.committing(numbers, app=self.transactional_id, version=version)
         producer_ids = sorted(one.producer_id for one in winners)
-        request = CommitTransaction(self.transactional_id, version, self.execution, producer_ids)
+        request = CommitTransactionRequest(self.transactional_id, version, self.execution, producer_ids)
         self.ask(request, partial(answered, commit))
 
     def _committed(self, winners: list[Attempt], losers: list[Attempt], commit: int, answer: Answer) -> None:
         history = self.world.history
-        if isinstance(answer, Empty):
+        if isinstance(answer, EmptyResponse):
             self.world.trace.count("versions committed")
             history.committed(commit)
             for loser in losers:
@@ -264,7 +264,7 @@ class SimDriver(TransactionalClient):
             self.world.history.commit_refused(commit, answer, already_committed=True)
             self._next_version()
             return
-        if isinstance(answer, Empty):
+        if isinstance(answer, EmptyResponse):
             self.world.history.committed(commit)
         elif isinstance(answer, SparkBrokerError):
             self.world.history.commit_unknown(commit, answer)

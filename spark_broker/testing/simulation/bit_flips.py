@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.core.replica import Role
 from spark_broker.errors import SparkBrokerError
 from spark_broker.testing.simulation.controller import CONTROLLER_HOST
@@ -135,7 +135,7 @@ class BitFlips:
         """Whether this replica may not be counted on: it has rotted, or was set aside and is not in sync again."""
         return (machine.number, key) in self.latent or self.is_set_aside(machine, key)
 
-    def forbids_loss(self, machine: Machine, key: Key, state: PartitionState) -> bool:
+    def forbids_loss(self, machine: Machine, key: Key, state: PartitionRegistration) -> bool:
         """Whether another replica of the partition has rotted: to lose this one as well is beyond the promise."""
         if machine.broker_id not in state.replicas:
             return False

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_broker.broker.coordinator import Coordinator
+from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.membership import RECONNECT_MS, Membership, MembershipState, SessionEvents
@@ -30,11 +30,11 @@ from spark_broker.errors import (
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
     CallRequest,
-    GetMetadata,
     Message,
+    MetadataRequest,
     MetadataUpdate,
-    RegisterBroker,
-    Registered,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
 )
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
@@ -88,7 +88,7 @@ class BrokerProcess(NetworkNode):
         self._proposals = ProposalQueue()
         self._sending_proposals = False
         cluster = world.settings.cluster
-        groups = Coordinator(self.manager, cluster.offsets_topic_snapshot_records, clock=machine.clock)
+        groups = GroupCoordinator(self.manager, cluster.offsets_topic_snapshot_records, clock=machine.clock)
         self._maintenance = Maintenance(self.manager, cluster, self._on_bug, groups.write_snapshots)
         self.coordination = Coordination(self, world.transactional) if world.transactional is not None else None
         answer_transactional = self.coordination.requests.answer if self.coordination is not None else _serves_none
@@ -123,9 +123,9 @@ class BrokerProcess(NetworkNode):
         self._heard.set(self.membership.patience_ms)
         end.send(self._registration())
 
-    def _registration(self) -> RegisterBroker:
+    def _registration(self) -> RegisterBrokerRequest:
         meta, machine = self.directory.meta, self.machine
-        return RegisterBroker(
+        return RegisterBrokerRequest(
             version=PROTOCOL_VERSION,
             cluster_id=meta.cluster_id,
             launch=self.launch,
@@ -203,7 +203,7 @@ class BrokerProcess(NetworkNode):
         if not self.membership.over:
             self.world.scheduler.after(RECONNECT_MS, self, "reconnect", self._connect)
 
-    def _on_registered(self, registered: Registered) -> None:
+    def _on_registered(self, registered: RegisterBrokerResponse) -> None:
         self.directory.update(broker_id=registered.broker_id)
         self.machine.broker_id = registered.broker_id
         self.manager.registered(registered.broker_id, registered.broker_epoch)
@@ -264,7 +264,7 @@ class BrokerProcess(NetworkNode):
             reply(error)
 
     def _answer(self, request: object, reply: Reply) -> None:
-        if isinstance(request, GetMetadata):
+        if isinstance(request, MetadataRequest):
             # The image is what the answer is made of; clients of the simulation look things up in it.
             reply(self._requests.image)
         else:

@@ -9,7 +9,7 @@ from spark_broker.client.cluster_view import ClusterView, merge
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NO_LEADER
-from spark_broker.protocol.messages import CallRequest, GetMetadata, Metadata
+from spark_broker.protocol.messages import CallRequest, MetadataRequest, MetadataResponse
 from spark_broker.testing.simulation.network import Address, NetworkNode
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class Client(NetworkNode):
         self.world = world
         self.image: MetadataImage = EMPTY_IMAGE
         self.view = ClusterView()  # as production merges the answers
-        self._learned: Metadata | None = None
+        self._learned: MetadataResponse | None = None
         self._round_due = False
         self._rounds = 0
 
@@ -79,7 +79,7 @@ class Client(NetworkNode):
 
     def _ask(self) -> None:
         self._rounds += 1
-        self.ask_any(GetMetadata(), self._metadata_came, lambda _: self._again())
+        self.ask_any(MetadataRequest(), self._metadata_came, lambda _: self._again())
 
     def _metadata_came(self, answer: object) -> None:
         self._round_due = False

@@ -29,7 +29,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError, RequestTimedOutError, SparkBrokerError
 from spark_broker.model import ConsumedBatch, TopicPartition
 from spark_broker.protocol.frame import CONTROL, decode_frames
-from spark_broker.protocol.messages import FetchedPartition, FetchResponse, GetMetadata, ListOffsets
+from spark_broker.protocol.messages import FetchedPartition, FetchResponse, ListOffsetsRequest, MetadataRequest
 from spark_broker.testing.history import Truncated
 from spark_broker.testing.simulation.batches import decoded
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
@@ -183,7 +183,7 @@ class SimConsumer(NetworkNode):
             self,
             machine.host,
             machine.address,
-            GetMetadata(),
+            MetadataRequest(),
             timeout_ms=CALL_TIMEOUT_MS,
             on_answer=self._metadata_came,
             on_error=self.round_failed,
@@ -210,7 +210,7 @@ class SimConsumer(NetworkNode):
         requests = lookup.requests(self.machine.view)
         waiting = len(requests)
 
-        def answered(request: ListOffsets, answer: object) -> None:
+        def answered(request: ListOffsetsRequest, answer: object) -> None:
             nonlocal waiting
             waiting -= 1
             lookup.answered(request, answer)

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spark_broker.controller.controller import Controller
-from spark_broker.controller.effects import CloseSession, Effect, Note, Outcome, ProbePort, Reply, Send, Subscribe
+from spark_broker.controller.effects import (
+    CloseSession,
+    ControllerResult,
+    Effect,
+    Note,
+    ProbePort,
+    Reply,
+    Send,
+    Subscribe,
+)
 from spark_broker.controller.events import (
     BrokerRegisters,
     CallReceived,
@@ -35,11 +44,11 @@ from spark_broker.driver.metadata_publisher import MetadataPublisher
 from spark_broker.driver.topic_schema import stored_schema
 from spark_broker.errors import MetadataStoreError, SparkBrokerError, StaleControllerEpochError
 from spark_broker.protocol.messages import (
-    CreateTopic,
-    EnsureOffsetsTopic,
-    EnsureTransactionsTopic,
-    Heartbeat,
-    RegisterBroker,
+    CreateTopicRequest,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
+    HeartbeatRequest,
+    RegisterBrokerRequest,
 )
 from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.batches import SCHEMA_BYTES
@@ -147,7 +156,9 @@ class ControllerProcess(NetworkNode):
         self._world.invariants.metadata_committed(self.log.image)
         return offset
 
-    def _committed(self, first_offset: int, records: Sequence[MetadataRecord], outcomes: Sequence[Outcome]) -> None:
+    def _committed(
+        self, first_offset: int, records: Sequence[MetadataRecord], outcomes: Sequence[ControllerResult]
+    ) -> None:
         if first_offset < 0:
             first_offset = self._append(records)
         if not self.alive:
@@ -163,7 +174,7 @@ class ControllerProcess(NetworkNode):
         if len(self._waiting) and not self._busy:
             self._step(self._waiting.release(MAX_BATCH))
 
-    def _carry(self, outcomes: Sequence[Outcome]) -> None:
+    def _carry(self, outcomes: Sequence[ControllerResult]) -> None:
         for outcome in outcomes:
             for effect in outcome.effects:
                 self._carry_one(effect)
@@ -222,9 +233,9 @@ class ControllerProcess(NetworkNode):
         self._ends[session_id] = end
 
     def _session_message(self, session_id: int, message: object) -> None:
-        if isinstance(message, RegisterBroker):
+        if isinstance(message, RegisterBrokerRequest):
             self._submit(BrokerRegisters(session_id, message, self._wall_ms))
-        elif isinstance(message, Heartbeat):
+        elif isinstance(message, HeartbeatRequest):
             self._submit(HeartbeatReceived(session_id, message, self._world.scheduler.now_ms, self._wall_ms))
 
     @property
@@ -240,9 +251,9 @@ class ControllerProcess(NetworkNode):
 
     def answer(self, request: object, reply: Answer) -> None:
         new_topic = None
-        if isinstance(request, CreateTopic):
+        if isinstance(request, CreateTopicRequest):
             new_topic = NewTopicValues(self._world.new_topic_id(), SCHEMA_BYTES)
-        elif isinstance(request, EnsureTransactionsTopic | EnsureOffsetsTopic):
+        elif isinstance(request, EnsureTransactionsTopicRequest | EnsureOffsetsTopicRequest):
             new_topic = NewTopicValues(self._world.new_topic_id(internal=True), stored_schema(b"", {}))
         self._ask(lambda call_id: CallReceived(call_id, request, new_topic), reply)  # type: ignore[arg-type]
 

@@ -16,9 +16,9 @@ from spark_broker.broker.transaction_thread import TICK_S
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
-    AllocateProducerIds,
+    AllocateProducerIdsRequest,
     Message,
-    WriteTransactionMarkers,
+    WriteTransactionMarkersRequest,
 )
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.transaction_faults import Strike
@@ -104,7 +104,7 @@ class Coordination:
     def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
         """Sent twice at times: the second copy is one that the network or a frozen machine had kept."""
         send = partial(self._call, broker, request, min(timeout_ms, PEER_TIMEOUT_MS), answered)
-        if isinstance(request, WriteTransactionMarkers):
+        if isinstance(request, WriteTransactionMarkersRequest):
             self.send_markers(send)
         else:
             send()
@@ -131,7 +131,7 @@ class Coordination:
             self._process,
             CONTROLLER_HOST,
             CONTROLLER_ADDRESS,
-            AllocateProducerIds(manager.broker_id, manager.broker_epoch),
+            AllocateProducerIdsRequest(manager.broker_id, manager.broker_epoch),
             timeout_ms=self._process.world.settings.cluster.request_timeout_ms,
             on_answer=answered,  # type: ignore[arg-type]
             on_error=answered,
@@ -155,7 +155,7 @@ class _OwnMarkers(MarkerWriter):
         super().__init__(process.manager)
         self._coordination = coordination
 
-    def write(self, request: WriteTransactionMarkers, deadline_ms: int, written: OnWritten) -> None:
+    def write(self, request: WriteTransactionMarkersRequest, deadline_ms: int, written: OnWritten) -> None:
         self._coordination.send_markers(partial(super().write, request, deadline_ms, written))
 
 
@@ -167,6 +167,6 @@ class _ServedMarkers(MarkerWriter):
         self._faults = transactional.faults
         self._process = process
 
-    def write(self, request: WriteTransactionMarkers, deadline_ms: int, written: OnWritten) -> None:
+    def write(self, request: WriteTransactionMarkersRequest, deadline_ms: int, written: OnWritten) -> None:
         if not self._faults.kills_leader(self._process):
             super().write(request, deadline_ms, written)

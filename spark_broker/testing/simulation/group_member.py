@@ -12,7 +12,7 @@ from spark_broker.client.coordinator import coordinator_of
 from spark_broker.client.group_offsets import from_messages, to_messages
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
-from spark_broker.protocol.messages import CommittedOffsets, Empty, OffsetCommit, OffsetFetch
+from spark_broker.protocol.messages import EmptyResponse, OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
 from spark_broker.testing.simulation.consumer import CONFIG, Key, SimConsumer
 from spark_broker.testing.simulation.scheduler import Timer
 from spark_broker.testing.simulation.trace import Kind
@@ -83,14 +83,16 @@ class SimGroupMember(SimConsumer):
         match effect:
             case FetchCommitted(generations):
                 partitions = [(tp.topic, tp.partition) for tp in generations]
-                self._ask_coordinator(OffsetFetch(self.group, partitions), partial(self._committed_came, effect))
+                self._ask_coordinator(OffsetFetchRequest(self.group, partitions), partial(self._committed_came, effect))
             case CommitOffsets(offsets):
-                commit = OffsetCommit(self.group, to_messages(offsets))
+                commit = OffsetCommitRequest(self.group, to_messages(offsets))
                 self._ask_coordinator(commit, partial(self._committed, effect))
             case _:
                 super().carry_out(effect)
 
-    def _ask_coordinator(self, request: OffsetCommit | OffsetFetch, answered: Callable[[object], None]) -> None:
+    def _ask_coordinator(
+        self, request: OffsetCommitRequest | OffsetFetchRequest, answered: Callable[[object], None]
+    ) -> None:
         """`answered` with the coordinator's answer, or an error."""
         try:
             broker, state = coordinator_of(self.machine.view, CONSUMER_OFFSETS_TOPIC, self.group)
@@ -112,7 +114,7 @@ class SimGroupMember(SimConsumer):
         )
 
     def _committed_came(self, asked: FetchCommitted, answer: object) -> None:
-        if not isinstance(answer, CommittedOffsets):
+        if not isinstance(answer, OffsetFetchResponse):
             self.round_failed(_error(answer))
             return
         committed = from_messages(answer.offsets)
@@ -173,7 +175,7 @@ class SimGroupMember(SimConsumer):
 
     def _committed(self, commit: CommitOffsets, answer: object) -> None:
         generations, self._commit_generations = self._commit_generations or {}, None
-        if isinstance(answer, Empty):
+        if isinstance(answer, EmptyResponse):
             self.world.trace.count("offsets committed")
             for tp, offset in commit.offsets.items():
                 if self.machine.partitions[tp].generation == generations[tp]:  # else it was notified: this is gone
@@ -220,12 +222,12 @@ class SimGroupMember(SimConsumer):
             positions = self.machine.positions_to_commit()
             return f"{self} has committed {self.machine.committed} and is at {positions}"
         if not self._seen_at_end:
-            self._ask_coordinator(OffsetFetch(self.group), self._see_at_end)
+            self._ask_coordinator(OffsetFetchRequest(self.group), self._see_at_end)
             return f"{self} has not seen what it has committed"
         return ""
 
     def _see_at_end(self, answer: object) -> None:
-        if not isinstance(answer, CommittedOffsets):
+        if not isinstance(answer, OffsetFetchResponse):
             return
         committed = from_messages(answer.offsets)
         for tp, offset in self.machine.committed.items():

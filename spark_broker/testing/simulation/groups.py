@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
-from spark_broker.protocol.messages import EnsureOffsetsTopic
+from spark_broker.protocol.messages import EnsureOffsetsTopicRequest
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.group_member import SimGroupMember
 
@@ -37,7 +37,7 @@ class Groups:
 
     def create_topic(self) -> None:
         """Have the internal topic made, as the first client that needs it does."""
-        self._world.call_controller(EnsureOffsetsTopic(), "create __consumer_offsets", again=self.create_topic)
+        self._world.call_controller(EnsureOffsetsTopicRequest(), "create __consumer_offsets", again=self.create_topic)
 
     @property
     def is_up(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
 from spark_broker.controller.delta import MetadataDelta
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import DamagedLogError, OffsetNotAvailableError, SparkBrokerError
 from spark_broker.model import INTERNAL_PREFIX, NO_LEADER, TopicPartition
@@ -128,7 +128,7 @@ class Invariants:
                 self._check_partition(key, before.partition(*key), state)
                 self._check_joined(key, before, image)
 
-    def _note_unclean(self, key: Key, before: PartitionState | None, state: PartitionState) -> None:
+    def _note_unclean(self, key: Key, before: PartitionRegistration | None, state: PartitionRegistration) -> None:
         """Known bug 16: where it was asked for, an election may lose records; elsewhere the winner has all of them."""
         unclean = self._world.unclean
         if unclean.allowed and before is not None and unclean.is_unclean(before, state):
@@ -175,7 +175,7 @@ class Invariants:
                 raise ViolationError("damage has a cause", message, self._name(key))
             self.forget(process.machine, key)
 
-    def _check_partition(self, key: Key, before: PartitionState | None, state: PartitionState) -> None:
+    def _check_partition(self, key: Key, before: PartitionRegistration | None, state: PartitionRegistration) -> None:
         name = self._name(key)
         if before is not None:
             self._check_epochs(name, before, state)
@@ -194,7 +194,7 @@ class Invariants:
         for broker_id in (*state.isr, *state.elr):
             self._check_member(key, broker_id, state)
 
-    def _check_epochs(self, name: str, before: PartitionState, state: PartitionState) -> None:
+    def _check_epochs(self, name: str, before: PartitionRegistration, state: PartitionRegistration) -> None:
         """Every election raises the leader epoch, every change the partition epoch."""
         if (
             state.partition_epoch <= before.partition_epoch
@@ -203,14 +203,14 @@ class Invariants:
         ):
             raise ViolationError("epochs rise", f"{before} -> {state}", name)
 
-    def _check_sets(self, name: str, state: PartitionState) -> None:
+    def _check_sets(self, name: str, state: PartitionRegistration) -> None:
         """Known bug 12: ISR and ELR never overlap; only an ISR member that is not damaged leads."""
         if set(state.isr) & set(state.elr):
             raise ViolationError("ISR and ELR are disjoint", f"ISR {state.isr}, ELR {state.elr}", name)
         if state.leader != NO_LEADER and (state.leader not in state.isr or state.leader in state.damaged):
             raise ViolationError("the leader is in sync", f"leader {state.leader}, ISR {state.isr}", name)
 
-    def _check_member(self, key: Key, broker_id: int, state: PartitionState) -> None:
+    def _check_member(self, key: Key, broker_id: int, state: PartitionRegistration) -> None:
         """Known bugs 1, 2, 9, 10, 11, 12: whoever may be elected has everything that was ever committed."""
         committed = self.committed.get(key)
         machine = self._world.machine_of(broker_id)
@@ -477,7 +477,7 @@ def _role(replica: Replica) -> tuple[object, ...]:
     return replica.log_start_offset, replica.role, replica.assignment.leader_epoch
 
 
-def _described(state: PartitionState) -> str:
+def _described(state: PartitionRegistration) -> str:
     leader = "nobody" if state.leader == NO_LEADER else f"broker {state.leader}"
     elr = f", ELR {list(state.elr)}" if state.elr else ""
     moving = f", adding {list(state.adding)}, removing {list(state.removing)}" if state.reassigning else ""

@@ -20,7 +20,12 @@ from spark_broker.client.sender_machine import SenderMachine
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.messages import AppendResponse, GetMetadata, InitProducerId, ProducerIdentity
+from spark_broker.protocol.messages import (
+    AppendResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    MetadataRequest,
+)
 from spark_broker.testing.simulation.batches import encoded, values_of
 from spark_broker.testing.simulation.client import BACKOFF_MAX_MS, BACKOFF_MS, Client
 from spark_broker.testing.simulation.network import End
@@ -90,7 +95,7 @@ class SenderShell(Client):
                     if end is not None:
                         end.close()
                 case RefreshMetadata():
-                    self.ask_any(GetMetadata(), self._metadata_answered, self._refresh_failed)
+                    self.ask_any(MetadataRequest(), self._metadata_answered, self._refresh_failed)
                 case RequestProducerIds(count):
                     self._identities = []
                     self._ask_identity(count)
@@ -132,14 +137,14 @@ class SenderShell(Client):
 
     def _ask_identity(self, count: int) -> None:
         def came(answer: object) -> None:
-            if isinstance(answer, ProducerIdentity):
+            if isinstance(answer, InitProducerIdResponse):
                 self._identities.append(Identity(answer.producer_id, answer.producer_epoch))
             if len(self._identities) < count:
                 self._ask_identity(count)
             else:
                 self.carry_out(self.machine.producer_ids_came(self._identities, self.view, self.now_ms))
 
-        self.ask_any(InitProducerId(), came, self._refresh_failed, REQUEST_TIMEOUT_MS)
+        self.ask_any(InitProducerIdRequest(), came, self._refresh_failed, REQUEST_TIMEOUT_MS)
 
     def _wake_by(self, due_us: float) -> None:
         if due_us < self._wakes_at_us:
@@ -213,9 +218,11 @@ class SimProducer(SenderShell):
         """As `Sender.prepare`, before the first append."""
         if not self._asking_identity:
             self._asking_identity = True
-            self.ask_any(InitProducerId(), self._identified, lambda _: self._identified(None), REQUEST_TIMEOUT_MS)
+            self.ask_any(
+                InitProducerIdRequest(), self._identified, lambda _: self._identified(None), REQUEST_TIMEOUT_MS
+            )
 
     def _identified(self, answer: object) -> None:
         self._asking_identity = False
-        if isinstance(answer, ProducerIdentity) and self.machine.identity is None:
+        if isinstance(answer, InitProducerIdResponse) and self.machine.identity is None:
             self.machine.identity = Identity(answer.producer_id, answer.producer_epoch)

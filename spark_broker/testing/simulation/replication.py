@@ -12,7 +12,7 @@ from spark_broker.broker.partition import Partition, PartitionKey
 from spark_broker.broker.replica_fetcher import ReplicaFetcher
 from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.errors import InvariantError, NetworkError, RequestTimedOutError, SparkBrokerError
-from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaState
+from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateRequest
 from spark_broker.testing.simulation.network import Address, End
 from spark_broker.testing.simulation.scheduler import Timer
 
@@ -80,13 +80,13 @@ class SimFetcher:
         if self._fetcher.session is not session or self._end is None:
             return
         request = session.next_request()
-        if isinstance(request, ReplicaState):
+        if isinstance(request, ReplicaStateRequest):
             self._call(session, request)
         else:
             self._end.send(request)
             self._timeout.set(self.settings.request_timeout_ms)
 
-    def _call(self, session: FetchSession, request: ReplicaState) -> None:
+    def _call(self, session: FetchSession, request: ReplicaStateRequest) -> None:
         def answered(answer: object) -> None:
             session.state_received(answer)
             self._go_on(session)

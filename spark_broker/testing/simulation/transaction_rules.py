@@ -16,7 +16,7 @@ from spark_broker.core.replica import Role
 from spark_broker.errors import OffsetNotAvailableError
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, BatchHeader
-from spark_broker.protocol.messages import JoinTransaction, ProducerIdentity
+from spark_broker.protocol.messages import InitProducerIdResponse, JoinTransactionRequest
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.violation import ViolationError
 
@@ -69,7 +69,7 @@ class TransactionRules:
         self._world = world
         self._partitions: dict[Key, _Decided] = {}
         self._outcomes: dict[tuple[int, int], bool] = {}  # by producer id and the epoch that ended
-        self._joins: dict[int, JoinTransaction] = {}
+        self._joins: dict[int, JoinTransactionRequest] = {}
         self._versions: dict[tuple[str, int], str] = {}  # the execution that committed it
 
     # ---- the log -------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class TransactionRules:
 
     # ---- clients -------------------------------------------------------------------------------------------------
 
-    def joined(self, producer_id: int, join: JoinTransaction) -> None:
+    def joined(self, producer_id: int, join: JoinTransactionRequest) -> None:
         """A task attempt was told its producer id: nobody else has it."""
         if producer_id in self._joins:
             raise ViolationError(
@@ -205,7 +205,7 @@ class TransactionRules:
             )
         self._joins[producer_id] = join
 
-    def repeated(self, client: Process, first: ProducerIdentity, second: ProducerIdentity) -> None:
+    def repeated(self, client: Process, first: InitProducerIdResponse, second: InitProducerIdResponse) -> None:
         """The same end was asked for twice."""
         if first != second:
             raise ViolationError("a repetition gets the same answer", f"{client}: {first}, then {second}")

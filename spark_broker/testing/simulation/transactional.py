@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_broker.protocol.messages import EnsureTransactionsTopic
+from spark_broker.protocol.messages import EnsureTransactionsTopicRequest
 from spark_broker.testing.history import Isolation
 from spark_broker.testing.simulation.application import SimDriver
 from spark_broker.testing.simulation.consumer import CONFIG, SimConsumer
@@ -57,7 +57,9 @@ class Transactional:
 
     def create_topic(self) -> None:
         """Have the internal topic made."""
-        self._world.call_controller(EnsureTransactionsTopic(), "create __transaction_state", again=self.create_topic)
+        self._world.call_controller(
+            EnsureTransactionsTopicRequest(), "create __transaction_state", again=self.create_topic
+        )
 
     @property
     def has_begun(self) -> bool:

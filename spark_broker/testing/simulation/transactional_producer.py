@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from spark_broker.client.outgoing import Identity
 from spark_broker.client.transaction_machine import Phase
 from spark_broker.errors import SparkBrokerError
-from spark_broker.protocol.messages import EndTransaction, InitTransactions, ProducerIdentity
+from spark_broker.protocol.messages import EndTransactionRequest, InitProducerIdResponse, InitTransactionsRequest
 from spark_broker.testing.simulation.transactional_client import Answer, TransactionalClient
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class SimTransactionalProducer(TransactionalClient):
     def start(self) -> None:
         """Take the transactional id over, then work."""
         self.want_metadata()
-        self.ask(InitTransactions(self.transactional_id, self.transactional.draw.timeout_ms), self._initialized)
+        self.ask(InitTransactionsRequest(self.transactional_id, self.transactional.draw.timeout_ms), self._initialized)
 
     def replaced(self) -> None:
         replace, self._replace = self._replace, _nobody
@@ -50,12 +50,12 @@ class SimTransactionalProducer(TransactionalClient):
         self.replaced()
 
     def _initialized(self, answer: Answer) -> None:
-        if isinstance(answer, ProducerIdentity):
+        if isinstance(answer, InitProducerIdResponse):
             self._ready(answer)
         elif isinstance(answer, SparkBrokerError):
             self._give_way(answer)
 
-    def _ready(self, identity: ProducerIdentity) -> None:
+    def _ready(self, identity: InitProducerIdResponse) -> None:
         self.busy = False
         self.take_identity(Identity(identity.producer_id, identity.producer_epoch))
         self._pause_then("begin", self._begin)
@@ -117,13 +117,13 @@ class SimTransactionalProducer(TransactionalClient):
             self._commit = self.world.history.committing([self._transaction])
             self.ask(self._end_request(committed=True), self._committed)
 
-    def _end_request(self, *, committed: bool) -> EndTransaction:
+    def _end_request(self, *, committed: bool) -> EndTransactionRequest:
         identity = self.machine.identity or Identity(-1, -1)
-        return EndTransaction(self.transactional_id, identity.producer_id, identity.producer_epoch, committed)
+        return EndTransactionRequest(self.transactional_id, identity.producer_id, identity.producer_epoch, committed)
 
     def _committed(self, answer: Answer) -> None:
         history = self.world.history
-        if isinstance(answer, ProducerIdentity):
+        if isinstance(answer, InitProducerIdResponse):
             history.committed(self._commit)
             self.world.trace.count("transactions committed")
             if self.rng.random() < self.transactional.draw.repeat_share:
@@ -140,9 +140,9 @@ class SimTransactionalProducer(TransactionalClient):
                 history.commit_unknown(self._commit, answer)
                 self._give_way(answer)
 
-    def _repeated(self, first: ProducerIdentity, answer: Answer) -> None:
+    def _repeated(self, first: InitProducerIdResponse, answer: Answer) -> None:
         """The same answer, unless another instance has taken over."""
-        if isinstance(answer, ProducerIdentity):
+        if isinstance(answer, InitProducerIdResponse):
             self.transactional.rules.repeated(self, first, answer)
             self._ready(first)
         elif isinstance(answer, SparkBrokerError):
@@ -155,7 +155,7 @@ class SimTransactionalProducer(TransactionalClient):
         self.ask(self._end_request(committed=False), self._aborted)
 
     def _aborted(self, answer: Answer) -> None:
-        if isinstance(answer, ProducerIdentity):
+        if isinstance(answer, InitProducerIdResponse):
             self.world.history.aborted(self._transaction)
             self.world.trace.count("transactions aborted")
             self._ready(answer)

@@ -13,10 +13,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import LogTruncationError
 from spark_broker.model import NO_LEADER, TopicPartition
-from spark_broker.protocol.messages import ElectLeaders
+from spark_broker.protocol.messages import ElectLeadersRequest
 from spark_broker.testing.history import UncleanElection
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.swarm import Swarm
@@ -78,7 +78,7 @@ class UncleanElections:
 
     # ---- the rules ---------------------------------------------------------------------------------------------
 
-    def is_unclean(self, before: PartitionState, state: PartitionState) -> bool:
+    def is_unclean(self, before: PartitionRegistration, state: PartitionRegistration) -> bool:
         """Whether somebody was elected who was not known to have everything; it may be fenced again by now."""
         elected = state.isr if state.leader == NO_LEADER else (state.leader,)
         return state.leader_epoch > before.leader_epoch and not {*elected} <= {*before.isr, *before.elr}
@@ -161,7 +161,7 @@ class UncleanElections:
         if state is None or not looks or self._world.faults.over:
             return
         if state.leader == NO_LEADER:
-            request = ElectLeaders([(tp.topic, tp.partition)], unclean=True)
+            request = ElectLeadersRequest([(tp.topic, tp.partition)], unclean=True)
             self._world.call_controller(request, f"elect uncleanly for {tp}")
         else:
             again = partial(self._elect, key, tp, looks - 1)

@@ -20,7 +20,7 @@ from spark_broker.errors import (
     StorageFullError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
-from spark_broker.protocol.messages import CreateTopic, Metadata, MetadataUpdate
+from spark_broker.protocol.messages import CreateTopicRequest, MetadataResponse, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.simulation.bit_flips import BitFlips, with_bit_flips
 from spark_broker.testing.simulation.broker import BrokerProcess
@@ -103,7 +103,7 @@ class World:
         self._topics = 0  # that were asked for
         self._topic_ids = 0
         self._batches = 0
-        self._described: dict[int, tuple[MetadataImage, Metadata]] = {}
+        self._described: dict[int, tuple[MetadataImage, MetadataResponse]] = {}
         self._read: dict[int, tuple[MetadataUpdate, MetadataImage, MetadataImage]] = {}
 
     # ---- running -----------------------------------------------------------------------------------------------
@@ -315,10 +315,10 @@ class World:
             return False
         return bool(image.topics) and (self.transactional is None or image.topic(TRANSACTION_STATE_TOPIC) is not None)
 
-    def new_topic_request(self) -> CreateTopic:
+    def new_topic_request(self) -> CreateTopicRequest:
         self._topics += 1
         swarm = self.swarm
-        return CreateTopic(
+        return CreateTopicRequest(
             name=TOPIC if self._topics == 1 else f"{TOPIC}{self._topics}",
             partitions=swarm.partitions,
             replication_factor=swarm.replication_factor,
@@ -362,7 +362,7 @@ class World:
         self._read[id(update)] = (update, known, image)
         return image
 
-    def describe(self, image: MetadataImage) -> Metadata:
+    def describe(self, image: MetadataImage) -> MetadataResponse:
         """As a broker with this image describes it to clients, once for all that ask."""
         cached = self._described.get(id(image))
         if cached is None:

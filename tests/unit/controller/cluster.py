@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.controller.controller import Controller
-from spark_broker.controller.effects import CloseSession, Effect, LaunchNumber, Note, Outcome, Reply, Send
+from spark_broker.controller.effects import CloseSession, ControllerResult, Effect, LaunchNumber, Note, Reply, Send
 from spark_broker.controller.events import (
     BrokerRegisters,
     CallReceived,
@@ -18,7 +18,7 @@ from spark_broker.controller.events import (
     SessionEnded,
     Tick,
 )
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import is_asked_for
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import PartitionChangeRecord
@@ -27,13 +27,13 @@ from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
     CallRequest,
-    CreateTopic,
-    Heartbeat,
-    HeartbeatAnswer,
+    CreateTopicRequest,
+    HeartbeatRequest,
+    HeartbeatResponse,
     LogEnd,
     Message,
-    RegisterBroker,
-    Registered,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
 )
 
 CLUSTER_ID = "test-cluster"
@@ -45,7 +45,7 @@ def settings(**values: object) -> ClusterSettings:
     return load_cluster_settings({name.replace("_", "."): value for name, value in values.items()})
 
 
-def registration(launch: int, directory: str, **changes: object) -> RegisterBroker:
+def registration(launch: int, directory: str, **changes: object) -> RegisterBrokerRequest:
     """A first registration of an empty directory, on an executor of its own."""
     values: dict[str, object] = {
         "version": PROTOCOL_VERSION,
@@ -64,7 +64,7 @@ def registration(launch: int, directory: str, **changes: object) -> RegisterBrok
         "pid": 100 + launch,
         "pid_start_time": 5,
     }
-    return RegisterBroker(**{**values, **changes})  # type: ignore[arg-type]
+    return RegisterBrokerRequest(**{**values, **changes})  # type: ignore[arg-type]
 
 
 class Cluster:
@@ -94,7 +94,7 @@ class Cluster:
         """The controller's wall clock (UTC)."""
         return EPOCH_MS + self.now_ms + self.own_skew_ms
 
-    def handle(self, event: Event) -> Outcome:
+    def handle(self, event: Event) -> ControllerResult:
         outcome = self.controller.handle(event, self.now_ms)
         self.replayed = self.replayed.apply(outcome.records)
         assert self.replayed == self.controller.image
@@ -105,7 +105,7 @@ class Cluster:
                 self.unclean.add((record.topic_id, record.partition, state.leader_epoch))
         self.notes += [effect.text for effect in outcome.effects if isinstance(effect, Note | PartitionChanged)]
         self.effects = [effect for effect in outcome.effects if not isinstance(effect, Note | PartitionChanged)]
-        return Outcome(outcome.records, tuple(self.effects))
+        return ControllerResult(outcome.records, tuple(self.effects))
 
     def tick(self, ms: int = 0, step_ms: int = 50) -> list[Effect]:
         """Let time pass in ticks (at least one); returns all effects."""
@@ -130,23 +130,23 @@ class Cluster:
         assert isinstance(reply.result, LaunchNumber)
         return reply.result.launch
 
-    def register(self, request: RegisterBroker) -> Registered | SparkBrokerError:
+    def register(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse | SparkBrokerError:
         session = next(self.ids)
         for effect in self.handle(BrokerRegisters(session, request)).effects:
             if isinstance(effect, CloseSession) and effect.session_id == session:
                 return effect.error
-            if isinstance(effect, Send) and isinstance(effect.message, Registered):
+            if isinstance(effect, Send) and isinstance(effect.message, RegisterBrokerResponse):
                 self.session_of[effect.message.broker_id] = session
                 return effect.message
         raise AssertionError("a registration without an answer")
 
     def beat(
         self, broker: int, *, wants_shutdown: bool = False, ready: bool = True, full: bool | None = None
-    ) -> HeartbeatAnswer | None:
+    ) -> HeartbeatResponse | None:
         """A heartbeat of a broker that has all metadata. `full`: from now on its disk is, or is not."""
         if full is not None:
             (self.full.add if full else self.full.discard)(broker)
-        beat = Heartbeat(
+        beat = HeartbeatRequest(
             broker_epoch=self.image.brokers[broker].epoch,
             metadata_offset=self.image.next_offset,
             sent_ms=self.now_ms,
@@ -159,7 +159,7 @@ class Cluster:
         )
         outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms, self.wall_ms))
         sent = [e.message for e in outcome.effects if isinstance(e, Send)]
-        return next((message for message in sent if isinstance(message, HeartbeatAnswer)), None)
+        return next((message for message in sent if isinstance(message, HeartbeatResponse)), None)
 
     def log_ends(self, broker: int) -> list[LogEnd]:
         """What a broker says that has heard of everything."""
@@ -173,7 +173,7 @@ class Cluster:
     def start_broker(self, directory: str, **changes: object) -> int:
         """A launch that registers and becomes live; returns its broker id."""
         answer = self.register(registration(self.new_launch(), directory, **changes))
-        assert isinstance(answer, Registered), answer
+        assert isinstance(answer, RegisterBrokerResponse), answer
         self.beat(answer.broker_id)
         return answer.broker_id
 
@@ -198,7 +198,7 @@ class Cluster:
     def create_topic(
         self, name: str = "t", partitions: int = 1, factor: int = 3, config: Mapping[str, str] | None = None
     ) -> TopicState:
-        self.call(CreateTopic(name, partitions, factor, b"", dict(config or {})))
+        self.call(CreateTopicRequest(name, partitions, factor, b"", dict(config or {})))
         return self.topic(name)
 
     def topic(self, name: str = "t") -> TopicState:
@@ -206,5 +206,5 @@ class Cluster:
         assert topic is not None
         return topic
 
-    def partition(self, name: str = "t", number: int = 0) -> PartitionState:
+    def partition(self, name: str = "t", number: int = 0) -> PartitionRegistration:
         return self.topic(name).partitions[number]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from spark_broker.controller.image import MetadataImage, PartitionState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration
 
 CRASH_LOSES = 2
 
@@ -36,7 +36,7 @@ class Copies:
             for broker in state.replicas
         }
 
-    def append(self, topic_id: str, number: int, state: PartitionState, *, committed: bool) -> None:
+    def append(self, topic_id: str, number: int, state: PartitionRegistration, *, committed: bool) -> None:
         written = (*self.log(topic_id, number, state.leader), state.leader_epoch)
         for broker in state.isr if committed else (state.leader,):
             self.logs[topic_id, number, broker] = written
@@ -52,11 +52,11 @@ class Copies:
         for key in [key for key in self.logs if key[2] == broker]:
             self.logs[key] = self.logs[key][:-CRASH_LOSES]
 
-    def delete_moved_away(self, topic_id: str, number: int, state: PartitionState) -> None:
+    def delete_moved_away(self, topic_id: str, number: int, state: PartitionRegistration) -> None:
         for broker in [b for id_, n, b in self.logs if (id_, n) == (topic_id, number) and b not in state.replicas]:
             del self.logs[topic_id, number, broker]
 
-    def check(self, topic_id: str, number: int, state: PartitionState, *, unclean: bool) -> None:
+    def check(self, topic_id: str, number: int, state: PartitionRegistration, *, unclean: bool) -> None:
         key = (topic_id, number)
         self.delete_moved_away(*key, state)
         if state.leader != -1 and unclean and self.elected.get(key, -1) < state.leader_epoch:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from spark_broker.controller.effects import ProbePort
 from spark_broker.controller.events import HeartbeatReceived, PortProbed
-from spark_broker.protocol.messages import Heartbeat
+from spark_broker.protocol.messages import HeartbeatRequest
 from tests.unit.controller.cluster import Cluster, registration
 
 
@@ -37,7 +37,7 @@ def restarted(cluster: Cluster, **values: object) -> Cluster:
 
 def damage(cluster: Cluster, broker: int, partitions: Sequence[tuple[str, int]], number: int = 1) -> None:
     """The broker has opened its logs, and has set these aside; the `number` of the damage is its own."""
-    beat = Heartbeat(
+    beat = HeartbeatRequest(
         broker_epoch=cluster.image.brokers[broker].epoch,
         metadata_offset=cluster.image.next_offset,
         sent_ms=cluster.now_ms,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.controller.fencing import OTHERS_COME_MS
-from spark_broker.controller.identity import Identity, identify
-from spark_broker.controller.image import EMPTY_IMAGE, PartitionState
+from spark_broker.controller.identity import BrokerIdentity, identify
+from spark_broker.controller.image import EMPTY_IMAGE, PartitionRegistration
 from spark_broker.controller.records import PartitionChangeRecord, PartitionRecord, TopicRecord
 from spark_broker.errors import InvariantError
 from spark_broker.protocol.messages import (
     AlterIsr,
-    AlterPartition,
-    AlterTopicConfig,
+    AlterPartitionRequest,
+    AlterTopicConfigRequest,
     IsrMember,
-    Metadata,
-    ReassignPartition,
+    MetadataResponse,
+    ReassignPartitionRequest,
 )
-from spark_broker.protocol.messages import GetMetadata as Describe
+from spark_broker.protocol.messages import MetadataRequest as Describe
 from tests.unit.controller.cluster import Cluster, registration
 from tests.unit.controller.stories import come_back, damage, lose, register_again, restarted
 
@@ -32,7 +32,7 @@ def three_brokers(minimum: int = 2) -> Cluster:
     return cluster
 
 
-def sets(state: PartitionState) -> Sets:
+def sets(state: PartitionRegistration) -> Sets:
     return state.leader, state.isr, state.elr, state.last_known_elr
 
 
@@ -41,7 +41,7 @@ def alter(cluster: Cluster, isr: list[int], lacking: list[int] | None = None) ->
     topic, state = cluster.topic(), cluster.partition()
     members = [IsrMember(broker, cluster.image.brokers[broker].epoch) for broker in isr]
     change = AlterIsr(topic.topic_id, 0, state.leader_epoch, state.partition_epoch, members, lacking or [])
-    cluster.call(AlterPartition(state.leader, cluster.image.brokers[state.leader].epoch, [change]))
+    cluster.call(AlterPartitionRequest(state.leader, cluster.image.brokers[state.leader].epoch, [change]))
 
 
 def test_who_leaves_an_isr_that_keeps_the_minimum_is_not_eligible() -> None:
@@ -123,7 +123,7 @@ def test_a_lower_minimum_ends_eligibility() -> None:
     cluster = three_brokers()
     lose(cluster, 2, 1)
     before = cluster.partition()
-    cluster.call(AlterTopicConfig("t", {"min.insync.replicas": "1"}))
+    cluster.call(AlterTopicConfigRequest("t", {"min.insync.replicas": "1"}))
     assert sets(cluster.partition()) == (0, (0,), (), ())
     assert cluster.partition().partition_epoch == before.partition_epoch + 1
     assert cluster.partition().leader_epoch == before.leader_epoch
@@ -152,7 +152,7 @@ def test_a_move_does_not_end_with_fewer_in_sync_than_the_minimum() -> None:
     cluster.create_topic(factor=2, config={"min.insync.replicas": "2"})
     assert cluster.partition().replicas == (0, 1)
     lose(cluster, 1)
-    cluster.call(ReassignPartition("t", 0, [2, 1]))
+    cluster.call(ReassignPartitionRequest("t", 0, [2, 1]))
     alter(cluster, [0, 2])
     moving = cluster.partition()
     assert (moving.replicas, moving.removing) == ((2, 1, 0), (0,))
@@ -167,7 +167,7 @@ def test_an_eligible_replica_that_is_moved_away_stays_until_the_move_ends() -> N
     cluster.create_topic(factor=2, config={"min.insync.replicas": "2"})
     lose(cluster, 1)
     assert cluster.partition().elr == (1,)
-    cluster.call(ReassignPartition("t", 0, [2, 3]))
+    cluster.call(ReassignPartitionRequest("t", 0, [2, 3]))
     assert (cluster.partition().elr, set(cluster.partition().replicas)) == ((1,), {0, 1, 2, 3})
     alter(cluster, [0, 2])
     assert cluster.partition().elr == ()
@@ -182,10 +182,10 @@ def test_the_id_of_the_last_complete_replica_passes_to_no_empty_directory() -> N
     assert sets(cluster.partition()) == (-1, (), (1,), (0,))
     request = registration(1, "empty")
     lost = {b: identify(cluster.image, request, lost=[b]) for b in (0, 1, 2)}
-    assert lost[1] == Identity(3)
-    assert lost[2] == Identity(2, new_directory=True)
+    assert lost[1] == BrokerIdentity(3)
+    assert lost[2] == BrokerIdentity(2, new_directory=True)
     register_again(cluster, 1, "machine_crash")
-    assert all(identify(cluster.image, request, lost=[b]) == Identity(3) for b in (0, 1, 2))
+    assert all(identify(cluster.image, request, lost=[b]) == BrokerIdentity(3) for b in (0, 1, 2))
 
 
 def test_clients_see_who_is_eligible() -> None:
@@ -193,7 +193,7 @@ def test_clients_see_who_is_eligible() -> None:
     lose(cluster, 2, 1, 0)
     register_again(cluster, 0, "machine_crash")
     described = cluster.call(Describe(["t"]))
-    assert isinstance(described, Metadata)
+    assert isinstance(described, MetadataResponse)
     (partition,) = described.topics[0].partitions
     assert (partition.isr, partition.elr, partition.last_known_elr) == ([], [1], [0])
 

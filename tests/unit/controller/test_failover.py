@@ -6,7 +6,7 @@ from spark_broker.controller.effects import CloseSession
 from spark_broker.controller.events import HeartbeatReceived, PortProbed, SparkLost
 from spark_broker.controller.fencing import OTHERS_COME_MS
 from spark_broker.controller.records import BrokerChangeRecord, PartitionChangeRecord
-from spark_broker.protocol.messages import Heartbeat, Registered
+from spark_broker.protocol.messages import HeartbeatRequest, RegisterBrokerResponse
 from tests.unit.controller.cluster import Cluster, registration
 from tests.unit.controller.stories import come_back, damage, lose, restarted
 
@@ -65,7 +65,7 @@ def test_brokers_that_outlive_their_controller_resume_under_the_next_one_and_lea
     after = restarted(before)
     for broker in (2, 1, 0):
         answer = after.register(registration(broker + 1, f"directory-{broker}", broker_id=broker))
-        assert isinstance(answer, Registered)
+        assert isinstance(answer, RegisterBrokerResponse)
         assert answer.broker_epoch == before.image.brokers[broker].epoch
         assert answer.controller_epoch == before.image.controller_epoch + 1
         after.beat(broker)
@@ -77,7 +77,7 @@ def test_a_fenced_process_that_wakes_up_is_told_to_register_again_and_is_then_un
     cluster = three_brokers()
     cluster.pass_time(9_500, alive=[1, 2])
     assert cluster.image.brokers[0].fenced
-    beat = Heartbeat(cluster.image.brokers[0].epoch, cluster.image.next_offset, cluster.now_ms, ready=True)
+    beat = HeartbeatRequest(cluster.image.brokers[0].epoch, cluster.image.next_offset, cluster.now_ms, ready=True)
     outcome = cluster.handle(HeartbeatReceived(cluster.session_of[0], beat, cluster.now_ms))
     assert [type(effect) for effect in outcome.effects] == [CloseSession]
     cluster.register(registration(1, "directory-0", broker_id=0))
@@ -87,7 +87,7 @@ def test_a_fenced_process_that_wakes_up_is_told_to_register_again_and_is_then_un
 
 def test_a_heartbeat_of_an_older_incarnation_ends_its_session() -> None:
     cluster = three_brokers()
-    beat = Heartbeat(cluster.image.brokers[0].epoch - 1, cluster.image.next_offset, 0, ready=True)
+    beat = HeartbeatRequest(cluster.image.brokers[0].epoch - 1, cluster.image.next_offset, 0, ready=True)
     outcome = cluster.handle(HeartbeatReceived(cluster.session_of[0], beat, 0))
     assert [type(effect) for effect in outcome.effects] == [CloseSession]
     assert not outcome.records
@@ -97,7 +97,7 @@ def test_a_broker_is_not_unfenced_before_it_knows_of_its_own_registration() -> N
     cluster = Cluster()
     cluster.register(registration(cluster.new_launch(), "d"))
     epoch = cluster.image.brokers[0].epoch
-    cluster.handle(HeartbeatReceived(cluster.session_of[0], Heartbeat(epoch, epoch - 1, 0, ready=True), 0))
+    cluster.handle(HeartbeatReceived(cluster.session_of[0], HeartbeatRequest(epoch, epoch - 1, 0, ready=True), 0))
     assert cluster.image.brokers[0].fenced
 
 

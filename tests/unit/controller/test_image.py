@@ -17,7 +17,12 @@ from spark_broker.controller.records import (
     encode_records,
 )
 from spark_broker.errors import InvalidRequestError, InvariantError
-from spark_broker.protocol.messages import AlterTopicConfig, CreatePartitions, CreateTopic, DeleteTopic
+from spark_broker.protocol.messages import (
+    AlterTopicConfigRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+)
 from tests.unit.controller.cluster import Cluster
 
 
@@ -26,7 +31,7 @@ def test_a_snapshot_survives_encoding_and_rebuilds_an_equal_image() -> None:
     cluster.start_brokers(3)
     cluster.create_topic("a", partitions=4, config={"retention.ms": "5000"})
     cluster.create_topic("b", factor=2)
-    cluster.call(DeleteTopic("b"))
+    cluster.call(DeleteTopicRequest("b"))
     cluster.end_session(0)
     records = decode_records(encode_records(to_records(cluster.image)))
     assert image_from_snapshot(records, cluster.image.next_offset) == cluster.image
@@ -86,8 +91,8 @@ def test_a_delta_names_exactly_what_changed() -> None:
     kept = cluster.create_topic("kept", partitions=2, factor=2)
     removed = cluster.create_topic("removed", factor=1)
     before = cluster.image
-    cluster.call(DeleteTopic("removed"))
-    cluster.call(CreatePartitions("kept", 3))
+    cluster.call(DeleteTopicRequest("removed"))
+    cluster.call(CreatePartitionsRequest("kept", 3))
     added = cluster.create_topic("added", factor=1)
     delta = MetadataDelta(before, cluster.image)
     assert [topic.name for topic in delta.topics_removed] == [removed.name]
@@ -101,7 +106,7 @@ def test_a_delta_tells_of_settings_and_of_brokers() -> None:
     cluster.start_brokers(2)
     cluster.create_topic(factor=1)
     before = cluster.image
-    cluster.call(AlterTopicConfig("t", {"retention.ms": "1"}))
+    cluster.call(AlterTopicConfigRequest("t", {"retention.ms": "1"}))
     cluster.start_broker("another")
     delta = MetadataDelta(before, cluster.image)
     assert [topic.config["retention.ms"] for topic in delta.topics_changed] == ["1"]
@@ -114,8 +119,8 @@ def test_a_recreated_topic_is_another_topic() -> None:
     cluster.start_brokers(1)
     first = cluster.create_topic(factor=1)
     before = cluster.image
-    cluster.call(DeleteTopic("t"))
-    cluster.call(CreateTopic("t", 1, 1, b"", {}))
+    cluster.call(DeleteTopicRequest("t"))
+    cluster.call(CreateTopicRequest("t", 1, 1, b"", {}))
     delta = MetadataDelta(before, cluster.image)
     assert [topic.topic_id for topic in delta.topics_removed] == [first.topic_id]
     assert delta.partitions_changed == [(cluster.topic().topic_id, 0)]

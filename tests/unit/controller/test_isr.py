@@ -19,7 +19,7 @@ from spark_broker.errors import (
     UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.protocol.messages import AlterIsr, AlterPartition, AlterPartitionResult, IsrMember
+from spark_broker.protocol.messages import AlterIsr, AlterPartitionRequest, AlterPartitionResponse, IsrMember
 from tests.unit.controller.cluster import Cluster, registration
 
 
@@ -55,8 +55,8 @@ def ask(cluster: Cluster, isr: list[IsrMember], **changes: object) -> type[Spark
     assert isinstance(requester, int)
     change = AlterIsr(**{**values, **changes})  # type: ignore[arg-type]
     epoch = cluster.image.brokers[requester].epoch
-    answer = cluster.call(AlterPartition(requester, epoch, [change]))
-    assert isinstance(answer, AlterPartitionResult)
+    answer = cluster.call(AlterPartitionRequest(requester, epoch, [change]))
+    assert isinstance(answer, AlterPartitionResponse)
     code = answer.results[0].error_code
     return ERRORS[code] if code else None
 
@@ -115,17 +115,17 @@ def test_an_isr_that_is_none_is_refused(cluster: Cluster, isr: list[int]) -> Non
 
 def test_a_later_incarnation_fences_the_earlier_ones_requests(cluster: Cluster) -> None:
     with pytest.raises(StaleBrokerEpochError):
-        cluster.call(AlterPartition(0, cluster.image.brokers[0].epoch - 1, []))
+        cluster.call(AlterPartitionRequest(0, cluster.image.brokers[0].epoch - 1, []))
     with pytest.raises(BrokerIdNotRegisteredError):
-        cluster.call(AlterPartition(9, 1, []))
+        cluster.call(AlterPartitionRequest(9, 1, []))
 
 
 def test_one_refused_change_does_not_stop_the_others(cluster: Cluster) -> None:
     state, topic_id = cluster.partition(), cluster.topic().topic_id
     good = AlterIsr(topic_id, 0, state.leader_epoch, state.partition_epoch, members(cluster, 0))
     answer = cluster.call(
-        AlterPartition(0, cluster.image.brokers[0].epoch, [AlterIsr("f" * 32, 0, 0, 0, []), good, good])
+        AlterPartitionRequest(0, cluster.image.brokers[0].epoch, [AlterIsr("f" * 32, 0, 0, 0, []), good, good])
     )
-    assert isinstance(answer, AlterPartitionResult)
+    assert isinstance(answer, AlterPartitionResponse)
     codes = [result.error_code for result in answer.results]
     assert codes == [UnknownTopicIdError.code, 0, InvalidUpdateVersionError.code]

@@ -7,7 +7,7 @@ import pytest
 from spark_broker.controller.effects import Send
 from spark_broker.controller.events import Event, HeartbeatReceived, SessionEnded, SparkLost
 from spark_broker.controller.meanwhile import ANSWER_AFTER_MS, Meanwhile
-from spark_broker.protocol.messages import Heartbeat, HeartbeatAnswer
+from spark_broker.protocol.messages import HeartbeatRequest, HeartbeatResponse
 from tests.unit.controller.cluster import Cluster, registration
 
 
@@ -21,7 +21,7 @@ def cluster() -> Cluster:
 
 def beat(cluster: Cluster, broker: int, now_ms: int, **changes: int) -> HeartbeatReceived:
     values = {"broker_epoch": cluster.image.brokers[broker].epoch, "sent_ms": now_ms - 1, **changes}
-    heartbeat = Heartbeat(metadata_offset=cluster.image.next_offset, ready=True, **values)  # type: ignore[arg-type]
+    heartbeat = HeartbeatRequest(metadata_offset=cluster.image.next_offset, ready=True, **values)  # type: ignore[arg-type]
     return HeartbeatReceived(cluster.session_of[broker], heartbeat, now_ms)
 
 
@@ -41,7 +41,7 @@ def test_a_live_broker_is_told_to_go_on_and_its_heartbeat_still_waits(cluster: C
 
     told = [meanwhile.take(event, event.received_ms) for event in (first, second)]
 
-    expected = [HeartbeatAnswer(sent_ms, fenced=False) for sent_ms in (999, 1999)]
+    expected = [HeartbeatResponse(sent_ms, fenced=False) for sent_ms in (999, 1999)]
     assert told == [Send(cluster.session_of[0], answer) for answer in expected]
     assert meanwhile.release(10) == [second]
     assert meanwhile.release(10) == []

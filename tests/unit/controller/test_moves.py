@@ -8,15 +8,15 @@ import pytest
 
 from spark_broker.controller.events import SparkLost
 from spark_broker.controller.housekeeping import FIRST_BALANCE_MS
-from spark_broker.controller.image import PartitionState
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import FencedLeaderEpochError, InvalidReplicaAssignmentError, UnknownTopicOrPartitionError
 from spark_broker.protocol.messages import (
     AlterIsr,
-    AlterPartition,
-    AlterPartitionResult,
-    ElectLeaders,
+    AlterPartitionRequest,
+    AlterPartitionResponse,
+    ElectLeadersRequest,
     IsrMember,
-    ReassignPartition,
+    ReassignPartitionRequest,
 )
 from tests.unit.controller.cluster import Cluster, registration
 
@@ -30,7 +30,7 @@ def catch_up(cluster: Cluster, name: str = "t") -> int:
         if state.leader != -1 and set(isr) != set(state.isr):
             members = [IsrMember(b, cluster.image.brokers[b].epoch) for b in isr]
             change = AlterIsr(topic.topic_id, number, state.leader_epoch, state.partition_epoch, members)
-            cluster.call(AlterPartition(state.leader, cluster.image.brokers[state.leader].epoch, [change]))
+            cluster.call(AlterPartitionRequest(state.leader, cluster.image.brokers[state.leader].epoch, [change]))
             changed += 1
     return changed
 
@@ -53,7 +53,7 @@ def test_a_move_adds_first_and_removes_when_the_new_replicas_are_in_sync() -> No
     cluster.start_brokers(4)
     cluster.create_topic(factor=2)
     assert cluster.partition().replicas == (0, 1)
-    cluster.call(ReassignPartition("t", 0, [2, 3]))
+    cluster.call(ReassignPartitionRequest("t", 0, [2, 3]))
     moving = cluster.partition()
     assert (moving.replicas, moving.adding, moving.removing) == ((2, 3, 0, 1), (2, 3), (0, 1))
     assert (moving.isr, moving.leader) == ((0, 1), 0)
@@ -67,7 +67,7 @@ def test_a_move_that_only_drops_or_reorders_replicas_is_done_at_once() -> None:
     cluster = Cluster()
     cluster.start_brokers(3)
     cluster.create_topic()
-    cluster.call(ReassignPartition("t", 0, [1, 0]))
+    cluster.call(ReassignPartitionRequest("t", 0, [1, 0]))
     state = cluster.partition()
     assert (state.replicas, set(state.isr), state.leader, state.reassigning) == ((1, 0), {0, 1}, 0, False)
 
@@ -79,12 +79,12 @@ def test_a_replica_that_leaves_ends_the_leader_epoch() -> None:
     cluster.start_brokers(3)
     cluster.create_topic(factor=2)
     before = cluster.partition()
-    cluster.call(ReassignPartition("t", 0, [0, 2]))
+    cluster.call(ReassignPartitionRequest("t", 0, [0, 2]))
     assert cluster.partition().leader_epoch == before.leader_epoch, "nobody has left yet"
     catch_up(cluster)
     moved = cluster.partition()
     assert (moved.replicas, moved.leader, moved.leader_epoch) == ((0, 2), before.leader, before.leader_epoch + 1)
-    cluster.call(ReassignPartition("t", 0, [1, 0, 2]))
+    cluster.call(ReassignPartitionRequest("t", 0, [1, 0, 2]))
     assert cluster.partition().leader_epoch == moved.leader_epoch, "to come is not to leave"
 
     topic, epochs = cluster.topic(), {broker.id: broker.epoch for broker in cluster.image.brokers.values()}
@@ -92,8 +92,8 @@ def test_a_replica_that_leaves_ends_the_leader_epoch() -> None:
         topic.topic_id, 0, before.leader_epoch, cluster.partition().partition_epoch,
         [IsrMember(broker, epochs[broker]) for broker in (0, 2, 1)],
     )  # fmt: skip
-    answer = cluster.call(AlterPartition(0, epochs[0], [late]))
-    assert isinstance(answer, AlterPartitionResult)
+    answer = cluster.call(AlterPartitionRequest(0, epochs[0], [late]))
+    assert isinstance(answer, AlterPartitionResponse)
     assert [one.error_code for one in answer.results] == [FencedLeaderEpochError.code]
 
 
@@ -101,8 +101,8 @@ def test_a_move_can_be_taken_back() -> None:
     cluster = Cluster()
     cluster.start_brokers(3)
     cluster.create_topic(factor=1)
-    cluster.call(ReassignPartition("t", 0, [1]))
-    cluster.call(ReassignPartition("t", 0, [0]))
+    cluster.call(ReassignPartitionRequest("t", 0, [1]))
+    cluster.call(ReassignPartitionRequest("t", 0, [0]))
     assert cluster.partition().replicas == (0,)
     assert not cluster.partition().reassigning
 
@@ -113,9 +113,9 @@ def test_a_move_to_what_is_no_replica_set_is_refused(replicas: list[int]) -> Non
     cluster.start_brokers(2)
     cluster.create_topic(factor=1)
     with pytest.raises(InvalidReplicaAssignmentError):
-        cluster.call(ReassignPartition("t", 0, replicas))
+        cluster.call(ReassignPartitionRequest("t", 0, replicas))
     with pytest.raises(UnknownTopicOrPartitionError):
-        cluster.call(ReassignPartition("t", 1, [0]))
+        cluster.call(ReassignPartitionRequest("t", 1, [0]))
 
 
 def test_replicas_of_a_broker_that_stays_away_are_made_anew_on_others() -> None:
@@ -228,7 +228,7 @@ def test_a_broker_that_comes_back_after_healing_gets_replicas_again() -> None:
     assert replica_counts(cluster)[1] >= 3
 
 
-def leaders(partitions: tuple[PartitionState, ...]) -> list[int]:
+def leaders(partitions: tuple[PartitionRegistration, ...]) -> list[int]:
     return [p.leader for p in partitions]
 
 
@@ -250,13 +250,13 @@ def fail_over_and_back(cluster: Cluster) -> None:
 
 def test_leaders_go_back_on_demand() -> None:
     cluster = back_after_a_failover()
-    cluster.call(ElectLeaders([("t", 0)]))
+    cluster.call(ElectLeadersRequest([("t", 0)]))
     assert leaders(cluster.topic().partitions) == [0, 1, 2]
     before = cluster.image
-    cluster.call(ElectLeaders())
+    cluster.call(ElectLeadersRequest())
     assert cluster.image == before
     with pytest.raises(UnknownTopicOrPartitionError):
-        cluster.call(ElectLeaders([("t", 9)]))
+        cluster.call(ElectLeadersRequest([("t", 9)]))
 
 
 def test_leaders_go_back_by_themselves_after_the_interval() -> None:
@@ -284,5 +284,5 @@ def test_a_preferred_leader_that_is_not_in_sync_does_not_lead() -> None:
     cluster.handle(SparkLost(1))
     cluster.register(registration(cluster.new_launch(), "directory-0", broker_id=0))
     cluster.beat(0)
-    cluster.call(ElectLeaders())
+    cluster.call(ElectLeadersRequest())
     assert cluster.partition().leader == 1

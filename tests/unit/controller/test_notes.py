@@ -8,10 +8,10 @@ from spark_broker.controller.events import ControllerStarted
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.protocol.messages import (
     AlterIsr,
-    AlterPartition,
-    AlterTopicConfig,
-    CreatePartitions,
-    DeleteTopic,
+    AlterPartitionRequest,
+    AlterTopicConfigRequest,
+    CreatePartitionsRequest,
+    DeleteTopicRequest,
     IsrMember,
 )
 from tests.unit.controller.cluster import Cluster, registration, settings
@@ -49,7 +49,7 @@ def alter(cluster: Cluster, leader: int, *isr: int) -> None:
         for topic, number, state in cluster.image.partitions()
         if state.leader == leader
     ]
-    cluster.call(AlterPartition(leader, cluster.image.brokers[leader].epoch, changes))
+    cluster.call(AlterPartitionRequest(leader, cluster.image.brokers[leader].epoch, changes))
 
 
 def test_an_election_says_who_leads_in_which_epoch_and_why() -> None:
@@ -193,9 +193,9 @@ def test_a_line_has_what_changed_as_fields_for_machines() -> None:
 def test_a_topic_that_is_created_grown_changed_and_deleted_is_a_line_each() -> None:
     cluster = three_brokers()
     topic = cluster.topic().topic_id
-    cluster.call(CreatePartitions("t", 2))
-    cluster.call(AlterTopicConfig("t", {"retention.ms": "5000"}))
-    cluster.call(DeleteTopic("t"))
+    cluster.call(CreatePartitionsRequest("t", 2))
+    cluster.call(AlterTopicConfigRequest("t", {"retention.ms": "5000"}))
+    cluster.call(DeleteTopicRequest("t"))
     cluster.create_topic()
     again = cluster.topic().topic_id
     assert cluster.notes == [

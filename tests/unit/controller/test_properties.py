@@ -8,20 +8,20 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spark_broker.controller.effects import ProbePort
 from spark_broker.controller.events import PortProbed, SparkLost
-from spark_broker.controller.image import PartitionState, image_from_snapshot, to_records
+from spark_broker.controller.image import PartitionRegistration, image_from_snapshot, to_records
 from spark_broker.controller.records import decode_records, encode_records
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     AlterIsr,
-    AlterPartition,
-    AlterTopicConfig,
+    AlterPartitionRequest,
+    AlterTopicConfigRequest,
     CallRequest,
-    CreatePartitions,
-    CreateTopic,
-    DeleteTopic,
-    ElectLeaders,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    ElectLeadersRequest,
     IsrMember,
-    ReassignPartition,
+    ReassignPartitionRequest,
 )
 from tests.unit.controller.cluster import Cluster, registration
 from tests.unit.controller.copies import Copies
@@ -36,7 +36,7 @@ class ClusterMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cluster = Cluster(replica_reassignment_delay_ms=2000)
-        self.seen: dict[tuple[str, int], PartitionState] = {}
+        self.seen: dict[tuple[str, int], PartitionRegistration] = {}
         self.controller_epoch = -1
         self.copies = Copies()
 
@@ -114,7 +114,7 @@ class ClusterMachine(RuleBasedStateMachine):
         leader = self.cluster.image.brokers[state.leader]
         if not older:
             self.copies.catch_up(topic.topic_id, number, state.leader, others - set(state.isr))
-        self.call(AlterPartition(leader.id, leader.epoch, [change]))
+        self.call(AlterPartitionRequest(leader.id, leader.epoch, [change]))
 
     @rule()
     def append_everywhere(self) -> None:
@@ -126,19 +126,23 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(minimum=st.sampled_from(["1", "2", "3"]))
     def change_the_minimum(self, minimum: str) -> None:
-        self.call(AlterTopicConfig("a", {"min.insync.replicas": minimum}))
+        self.call(AlterTopicConfigRequest("a", {"min.insync.replicas": minimum}))
 
     @rule(replicas=st.lists(brokers, min_size=1, max_size=3, unique=True), number=st.integers(0, 2))
     def move(self, replicas: list[int], number: int) -> None:
-        self.call(ReassignPartition("a", number, replicas))
+        self.call(ReassignPartitionRequest("a", number, replicas))
 
-    @rule(request=st.sampled_from([ElectLeaders(), DeleteTopic("b"), CreateTopic("b", 2, 2, b"", {})]))
+    @rule(
+        request=st.sampled_from(
+            [ElectLeadersRequest(), DeleteTopicRequest("b"), CreateTopicRequest("b", 2, 2, b"", {})]
+        )
+    )
     def administer(self, request: CallRequest) -> None:
         self.call(request)
 
     @rule(total=st.integers(1, 6))
     def grow(self, total: int) -> None:
-        self.call(CreatePartitions("a", total))
+        self.call(CreatePartitionsRequest("a", total))
 
     @rule()
     def restart_the_driver(self) -> None:

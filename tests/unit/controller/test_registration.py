@@ -6,7 +6,7 @@ import pytest
 
 from spark_broker.controller.effects import CloseSession, Send
 from spark_broker.controller.events import SparkLost
-from spark_broker.controller.identity import Identity, identify
+from spark_broker.controller.identity import BrokerIdentity, identify
 from spark_broker.errors import (
     DuplicateBrokerRegistrationError,
     InconsistentClusterIdError,
@@ -15,12 +15,12 @@ from spark_broker.errors import (
     StaleLaunchError,
     UnsupportedVersionError,
 )
-from spark_broker.protocol.messages import Registered, StopBroker
+from spark_broker.protocol.messages import RegisterBrokerResponse, StopBroker
 from tests.unit.controller.cluster import CLUSTER_ID, Cluster, registration
 
 
-def registered(answer: Registered | SparkBrokerError) -> Registered:
-    assert isinstance(answer, Registered), answer
+def registered(answer: RegisterBrokerResponse | SparkBrokerError) -> RegisterBrokerResponse:
+    assert isinstance(answer, RegisterBrokerResponse), answer
     return answer
 
 
@@ -84,15 +84,15 @@ def test_a_lost_id_passes_to_an_empty_directory_unless_it_is_the_last_of_an_isr(
     request = registration(1, "empty")
     (last,) = cluster.partition().isr
     assert last == 2
-    assert identify(cluster.image, request, lost=[]) == Identity(3)
-    assert identify(cluster.image, request, lost=[last]) == Identity(3)
-    assert identify(cluster.image, request, lost=[last, 1]) == Identity(1, new_directory=True)
+    assert identify(cluster.image, request, lost=[]) == BrokerIdentity(3)
+    assert identify(cluster.image, request, lost=[last]) == BrokerIdentity(3)
+    assert identify(cluster.image, request, lost=[last, 1]) == BrokerIdentity(1, new_directory=True)
 
 
 def test_a_live_broker_is_never_taken_for_lost() -> None:
     cluster = Cluster()
     cluster.start_brokers(1)
-    assert identify(cluster.image, registration(1, "empty"), lost=[0]) == Identity(1)
+    assert identify(cluster.image, registration(1, "empty"), lost=[0]) == BrokerIdentity(1)
 
 
 def test_a_broker_that_stays_away_leaves_its_id_to_an_empty_directory_which_is_in_no_isr() -> None:
@@ -142,7 +142,7 @@ def test_the_retry_of_a_launch_waits_until_the_first_attempt_is_gone() -> None:
     cluster.handle(SparkLost(99))
     cluster.end_session(0)
     cluster.tick(1000)
-    assert isinstance(cluster.register(retry), Registered)
+    assert isinstance(cluster.register(retry), RegisterBrokerResponse)
 
 
 def test_a_second_broker_on_an_executor_is_refused_even_before_the_first_is_ready() -> None:
@@ -151,7 +151,7 @@ def test_a_second_broker_on_an_executor_is_refused_even_before_the_first_is_read
     second = registration(cluster.new_launch(), "d1", executor_id="e", machine="m")
     assert isinstance(cluster.register(second), DuplicateBrokerRegistrationError)
     elsewhere = registration(cluster.new_launch(), "d1", executor_id="e", machine="m2")
-    assert isinstance(cluster.register(elsewhere), Registered)
+    assert isinstance(cluster.register(elsewhere), RegisterBrokerResponse)
 
 
 def test_brokers_share_the_executor_of_a_plain_local_session() -> None:

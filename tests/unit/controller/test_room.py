@@ -6,7 +6,7 @@ import pytest
 
 from spark_broker.controller.events import StopRequested
 from spark_broker.errors import PreferredLeaderNotAvailableError
-from spark_broker.protocol.messages import ElectionResults, ElectLeaders, ReassignPartition
+from spark_broker.protocol.messages import ElectLeadersRequest, ElectLeadersResponse, ReassignPartitionRequest
 from tests.unit.controller.cluster import Cluster
 from tests.unit.controller.stories import come_back, damage, lose, register_again, restarted
 
@@ -89,8 +89,8 @@ def test_an_eligible_replica_does_not_lead_alone_in_place_of_one_that_is_in_sync
 def test_the_preferred_leader_is_not_elected_while_it_is_full(cluster: Cluster) -> None:
     cluster.beat(0, full=True)
     away = cluster.topic().partitions
-    answer = cluster.call(ElectLeaders([("t", 0)]))
-    assert isinstance(answer, ElectionResults)
+    answer = cluster.call(ElectLeadersRequest([("t", 0)]))
+    assert isinstance(answer, ElectLeadersResponse)
     assert answer.results[0].error_code == PreferredLeaderNotAvailableError.code
     assert "room" in answer.results[0].error_message
     cluster.pass_time(5000, alive=[0, 1, 2])
@@ -146,7 +146,7 @@ def test_the_end_of_a_move_elects_one_with_room() -> None:
     cluster.start_brokers(3)
     cluster.create_topic()
     cluster.beat(1, full=True)
-    cluster.call(ReassignPartition("t", 0, [1, 2]))
+    cluster.call(ReassignPartitionRequest("t", 0, [1, 2]))
     assert (cluster.partition().replicas, cluster.partition().leader) == ((1, 2), 2)
 
 

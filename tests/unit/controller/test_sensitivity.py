@@ -10,7 +10,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from spark_broker.controller import fencing, isr, partition_change, registration
 from spark_broker.controller.election import Election
-from spark_broker.controller.image import MetadataImage, PartitionState, TopicState
+from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import Key, LogEnds
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.records import PartitionChangeRecord
@@ -29,7 +29,7 @@ def keep_a_last_member_after_a_machine_crash(patch: Patch) -> None:
     def buggy(
         topic: TopicState,
         number: int,
-        state: PartitionState,
+        state: PartitionRegistration,
         *,
         leader: int,
         isr: tuple[int, ...],
@@ -46,8 +46,8 @@ def keep_eligible_after_a_machine_crash(patch: Patch) -> None:
     original = partition_change._with_eligible
 
     def buggy(
-        before: PartitionState, target: PartitionState, lost: Collection[int], damaged: Collection[int]
-    ) -> PartitionState:
+        before: PartitionRegistration, target: PartitionRegistration, lost: Collection[int], damaged: Collection[int]
+    ) -> PartitionRegistration:
         del lost
         return original(before, target, (), damaged)
 
@@ -62,7 +62,7 @@ def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
 def elect_any_live_replica(patch: Patch) -> None:
     """16: unclean election without anybody's leave."""
 
-    def buggy(state: PartitionState, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
+    def buggy(state: PartitionRegistration, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
         del full
         live = [broker for broker in state.replicas if electable(broker)]
         return Election(live[0], (live[0],)) if live else Election(-1, state.isr)
@@ -73,7 +73,9 @@ def elect_any_live_replica(patch: Patch) -> None:
 def elect_the_last_replica_without_comparing_it(patch: Patch) -> None:
     """12: the first replica that is back is taken for complete, once nobody is known to be."""
 
-    def buggy(self: LogEnds, image: MetadataImage, key: Key, state: PartitionState) -> dict[int, tuple[int, int]]:
+    def buggy(
+        self: LogEnds, image: MetadataImage, key: Key, state: PartitionRegistration
+    ) -> dict[int, tuple[int, int]]:
         del self, image, key
         return dict.fromkeys(state.replicas, (0, 0))
 

@@ -8,7 +8,7 @@ import pytest
 
 from spark_broker.controller.effects import CloseSession, FenceBrokers, Note, ProbePort, SessionEffect
 from spark_broker.controller.image import BrokerState
-from spark_broker.controller.sessions import TRANSITIONS, Session, Sessions, SessionTimes, Signal, State
+from spark_broker.controller.sessions import TRANSITIONS, Session, Sessions, SessionState, SessionTimes, Signal
 from spark_broker.errors import InvariantError
 
 TIMES = SessionTimes(session_timeout_ms=9000, reconnect_grace_ms=300, probe_interval_ms=50, late_ms=300)
@@ -178,13 +178,13 @@ def test_a_heartbeat_of_a_session_that_is_over_counts_for_nothing() -> None:
 
 
 def test_every_state_but_the_last_can_be_left_by_loss_and_time_out() -> None:
-    for state in State:
-        if state is not State.FENCED:
-            assert TRANSITIONS[state, Signal.SPARK_LOST] is State.FENCED
-            assert TRANSITIONS[state, Signal.TIMED_OUT] is State.FENCED
+    for state in SessionState:
+        if state is not SessionState.FENCED:
+            assert TRANSITIONS[state, Signal.SPARK_LOST] is SessionState.FENCED
+            assert TRANSITIONS[state, Signal.TIMED_OUT] is SessionState.FENCED
 
 
 def test_a_transition_that_the_table_does_not_have_is_a_bug() -> None:
-    session = Session(1, 0, 1, 1, "h", 1, 100, state=State.FENCED)
+    session = Session(1, 0, 1, 1, "h", 1, 100, state=SessionState.FENCED)
     with pytest.raises(InvariantError):
         session.move(Signal.HEARTBEAT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spark_broker.controller.effects import Reply, Send, StoppedBrokers
 from spark_broker.controller.events import HeartbeatReceived, SessionEnded, StopRequested
 from spark_broker.errors import StaleLaunchError
-from spark_broker.protocol.messages import Heartbeat, StopBroker
+from spark_broker.protocol.messages import HeartbeatRequest, StopBroker
 from tests.unit.controller.cluster import Cluster, registration
 
 
@@ -127,7 +127,7 @@ def test_nobody_registers_with_a_cluster_that_stops() -> None:
 def test_a_stop_is_not_undone_by_a_heartbeat_that_was_under_way() -> None:
     cluster = three_brokers()
     cluster.handle(StopRequested(call_id=77))
-    beat = Heartbeat(cluster.image.brokers[0].epoch, cluster.image.next_offset, 0, ready=True)
+    beat = HeartbeatRequest(cluster.image.brokers[0].epoch, cluster.image.next_offset, 0, ready=True)
     cluster.handle(HeartbeatReceived(cluster.session_of[0], beat, 0))
     assert cluster.image.brokers[0].in_controlled_shutdown
     cluster.handle(SessionEnded(cluster.session_of[0]))

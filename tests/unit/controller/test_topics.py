@@ -19,17 +19,17 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.messages import (
-    AllocateProducerIds,
-    AlterTopicConfig,
+    AllocateProducerIdsRequest,
+    AllocateProducerIdsResponse,
+    AlterTopicConfigRequest,
     CallRequest,
-    CreatePartitions,
-    CreateTopic,
-    DeleteTopic,
-    EnsureOffsetsTopic,
-    GetMetadata,
-    InitProducerId,
-    Metadata,
-    ProducerIdBlock,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    EnsureOffsetsTopicRequest,
+    InitProducerIdRequest,
+    MetadataRequest,
+    MetadataResponse,
 )
 from tests.unit.controller.cluster import Cluster
 
@@ -60,28 +60,28 @@ def test_the_clusters_defaults_fill_what_the_request_leaves_open() -> None:
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (CreateTopic("", 1, 1, b"", {}), InvalidTopicError),
-        (CreateTopic("..", 1, 1, b"", {}), InvalidTopicError),
-        (CreateTopic("a/b", 1, 1, b"", {}), InvalidTopicError),
-        (CreateTopic("a\n", 1, 1, b"", {}), InvalidTopicError),
-        (CreateTopic("a" * 250, 1, 1, b"", {}), InvalidTopicError),
-        (CreateTopic("__mine", 1, 1, b"", {}), InvalidTopicError),
-        (CreateTopic("mine", 1, 1, b"", {}, internal=True), InvalidTopicError),
-        (CreateTopic("t", 0, 1, b"", {}), InvalidPartitionsError),
-        (CreateTopic("t", -2, 1, b"", {}), InvalidPartitionsError),
-        (CreateTopic("t", MAX_PARTITIONS + 1, 1, b"", {}), InvalidPartitionsError),
-        (CreateTopic("t", 1, 0, b"", {}), InvalidReplicationFactorError),
-        (CreateTopic("t", 1, 4, b"", {}), InvalidReplicationFactorError),
-        (CreateTopic("t", 1, 1, b"", {"retention.ms": "soon"}), InvalidConfigError),
-        (CreateTopic("t", -1, -1, b"", {}, [[0, 0]]), InvalidReplicaAssignmentError),
-        (CreateTopic("t", -1, -1, b"", {}, [[0, 9]]), InvalidReplicaAssignmentError),
-        (CreateTopic("t", -1, -1, b"", {}, [[]]), InvalidReplicaAssignmentError),
-        (CreateTopic("t", -1, -1, b"", {}, [[0, 1], [2]]), InvalidReplicaAssignmentError),
-        (CreateTopic("t", 3, -1, b"", {}, [[0], [1]]), InvalidReplicaAssignmentError),
-        (DeleteTopic("t"), UnknownTopicOrPartitionError),
-        (CreatePartitions("t", 3), UnknownTopicOrPartitionError),
-        (AlterTopicConfig("t", {}), UnknownTopicOrPartitionError),
-        (InitProducerId(), InvalidRequestError),
+        (CreateTopicRequest("", 1, 1, b"", {}), InvalidTopicError),
+        (CreateTopicRequest("..", 1, 1, b"", {}), InvalidTopicError),
+        (CreateTopicRequest("a/b", 1, 1, b"", {}), InvalidTopicError),
+        (CreateTopicRequest("a\n", 1, 1, b"", {}), InvalidTopicError),
+        (CreateTopicRequest("a" * 250, 1, 1, b"", {}), InvalidTopicError),
+        (CreateTopicRequest("__mine", 1, 1, b"", {}), InvalidTopicError),
+        (CreateTopicRequest("mine", 1, 1, b"", {}, internal=True), InvalidTopicError),
+        (CreateTopicRequest("t", 0, 1, b"", {}), InvalidPartitionsError),
+        (CreateTopicRequest("t", -2, 1, b"", {}), InvalidPartitionsError),
+        (CreateTopicRequest("t", MAX_PARTITIONS + 1, 1, b"", {}), InvalidPartitionsError),
+        (CreateTopicRequest("t", 1, 0, b"", {}), InvalidReplicationFactorError),
+        (CreateTopicRequest("t", 1, 4, b"", {}), InvalidReplicationFactorError),
+        (CreateTopicRequest("t", 1, 1, b"", {"retention.ms": "soon"}), InvalidConfigError),
+        (CreateTopicRequest("t", -1, -1, b"", {}, [[0, 0]]), InvalidReplicaAssignmentError),
+        (CreateTopicRequest("t", -1, -1, b"", {}, [[0, 9]]), InvalidReplicaAssignmentError),
+        (CreateTopicRequest("t", -1, -1, b"", {}, [[]]), InvalidReplicaAssignmentError),
+        (CreateTopicRequest("t", -1, -1, b"", {}, [[0, 1], [2]]), InvalidReplicaAssignmentError),
+        (CreateTopicRequest("t", 3, -1, b"", {}, [[0], [1]]), InvalidReplicaAssignmentError),
+        (DeleteTopicRequest("t"), UnknownTopicOrPartitionError),
+        (CreatePartitionsRequest("t", 3), UnknownTopicOrPartitionError),
+        (AlterTopicConfigRequest("t", {}), UnknownTopicOrPartitionError),
+        (InitProducerIdRequest(), InvalidRequestError),
     ],
 )
 def test_a_bad_request_is_a_typed_error_and_changes_nothing(
@@ -99,7 +99,7 @@ def test_an_unknown_setting_names_the_nearest_one(cluster: Cluster) -> None:
 
 
 def test_an_assignment_is_taken_as_it_is(cluster: Cluster) -> None:
-    cluster.call(CreateTopic("t", -1, -1, b"", {}, [[2, 0], [1, 2]]))
+    cluster.call(CreateTopicRequest("t", -1, -1, b"", {}, [[2, 0], [1, 2]]))
     assert [p.replicas for p in cluster.topic().partitions] == [(2, 0), (1, 2)]
     assert [p.leader for p in cluster.topic().partitions] == [2, 1]
 
@@ -108,7 +108,7 @@ def test_a_name_is_taken_until_its_topic_is_deleted(cluster: Cluster) -> None:
     first = cluster.create_topic()
     with pytest.raises(TopicAlreadyExistsError):
         cluster.create_topic()
-    cluster.call(DeleteTopic("t"))
+    cluster.call(DeleteTopicRequest("t"))
     assert cluster.image.topic("t") is None
     assert cluster.create_topic().topic_id != first.topic_id
 
@@ -116,30 +116,30 @@ def test_a_name_is_taken_until_its_topic_is_deleted(cluster: Cluster) -> None:
 def test_a_topic_grows_and_never_shrinks(cluster: Cluster) -> None:
     cluster.create_topic(partitions=2, factor=2)
     before = cluster.topic().partitions
-    cluster.call(CreatePartitions("t", 5))
+    cluster.call(CreatePartitionsRequest("t", 5))
     assert cluster.topic().partitions[:2] == before
     assert [len(p.replicas) for p in cluster.topic().partitions] == [2] * 5
     for total in (5, 4, 0, -1):
         with pytest.raises(InvalidPartitionsError):
-            cluster.call(CreatePartitions("t", total))
+            cluster.call(CreatePartitionsRequest("t", total))
 
 
 def test_settings_are_changed_and_reset_to_the_clusters() -> None:
     cluster = Cluster(retention_ms=1234)
     cluster.start_brokers(1)
     cluster.create_topic(factor=1, config={"retention.ms": "1"})
-    cluster.call(AlterTopicConfig("t", {"min.insync.replicas": "2"}))
+    cluster.call(AlterTopicConfigRequest("t", {"min.insync.replicas": "2"}))
     assert cluster.topic().config == {"retention.ms": "1", "min.insync.replicas": "2"}
-    cluster.call(AlterTopicConfig("t", {"retention.ms": None, "min.insync.replicas": None}))
+    cluster.call(AlterTopicConfigRequest("t", {"retention.ms": None, "min.insync.replicas": None}))
     assert cluster.topic().config == {"retention.ms": "1234"}
     with pytest.raises(InvalidConfigError):
-        cluster.call(AlterTopicConfig("t", {"retention.msx": None}))
+        cluster.call(AlterTopicConfigRequest("t", {"retention.msx": None}))
 
 
 def test_the_offsets_topic_is_created_once_and_keeps_everything(cluster: Cluster) -> None:
-    cluster.call(EnsureOffsetsTopic())
+    cluster.call(EnsureOffsetsTopicRequest())
     topic = cluster.topic("__consumer_offsets")
-    cluster.call(EnsureOffsetsTopic())
+    cluster.call(EnsureOffsetsTopicRequest())
     assert cluster.topic("__consumer_offsets") is topic
     assert topic.internal
     assert (len(topic.partitions), len(topic.partitions[0].replicas)) == (50, 3)
@@ -151,32 +151,32 @@ def test_the_offsets_topic_waits_for_brokers_that_will_be_back_soon(cluster: Clu
     cluster.end_session(2)
     cluster.tick(500)
     with pytest.raises(CoordinatorNotAvailableError):
-        cluster.call(EnsureOffsetsTopic())
+        cluster.call(EnsureOffsetsTopicRequest())
     cluster.pass_time(31_000, alive=[0, 1])
-    cluster.call(EnsureOffsetsTopic())
+    cluster.call(EnsureOffsetsTopicRequest())
     assert len(cluster.topic("__consumer_offsets").partitions[0].replicas) == 2
 
 
 def test_an_internal_topic_is_neither_deleted_nor_grown(cluster: Cluster) -> None:
-    cluster.call(EnsureOffsetsTopic())
+    cluster.call(EnsureOffsetsTopicRequest())
     with pytest.raises(InvalidTopicError):
-        cluster.call(DeleteTopic("__consumer_offsets"))
+        cluster.call(DeleteTopicRequest("__consumer_offsets"))
     with pytest.raises(InvalidTopicError):
-        cluster.call(CreatePartitions("__consumer_offsets", 100))
+        cluster.call(CreatePartitionsRequest("__consumer_offsets", 100))
 
 
 def test_metadata_describes_topics_and_brokers(cluster: Cluster) -> None:
     cluster.create_topic("a", 2, 2)
-    everything, nothing = cluster.call(GetMetadata()), cluster.call(GetMetadata(["missing"]))
-    assert isinstance(everything, Metadata)
-    assert isinstance(nothing, Metadata)
+    everything, nothing = cluster.call(MetadataRequest()), cluster.call(MetadataRequest(["missing"]))
+    assert isinstance(everything, MetadataResponse)
+    assert isinstance(nothing, MetadataResponse)
     assert [(t.name, len(t.partitions)) for t in everything.topics] == [("a", 2)]
     assert [(b.id, b.fenced) for b in everything.brokers] == [(0, False), (1, False), (2, False)]
     assert nothing.topics == []
 
 
 def test_producer_ids_are_given_out_once(cluster: Cluster) -> None:
-    request = AllocateProducerIds(0, cluster.image.brokers[0].epoch)
+    request = AllocateProducerIdsRequest(0, cluster.image.brokers[0].epoch)
     blocks = [cluster.call(request) for _ in range(3)]
-    ids = [b.first_id + i for b in blocks if isinstance(b, ProducerIdBlock) for i in range(b.count)]
+    ids = [b.first_id + i for b in blocks if isinstance(b, AllocateProducerIdsResponse) for i in range(b.count)]
     assert len(ids) == len(set(ids)) == 3000

@@ -13,12 +13,12 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.protocol.messages import (
-    AlterTopicConfig,
-    ElectionResults,
-    ElectLeaders,
-    Heartbeat,
+    AlterTopicConfigRequest,
+    ElectLeadersRequest,
+    ElectLeadersResponse,
+    HeartbeatRequest,
     LogEnd,
-    ReassignPartition,
+    ReassignPartitionRequest,
 )
 from tests.unit.controller.cluster import Cluster
 from tests.unit.controller.stories import come_back, damage, lose, register_again, restarted
@@ -48,8 +48,8 @@ def reaches(cluster: Cluster, broker: int, epoch: int, end: int) -> None:
 
 def elect(cluster: Cluster, **values: object) -> list[type[SparkBrokerError] | None]:
     """The error of each partition (None: elected) of an unclean election."""
-    answer = cluster.call(ElectLeaders(**{"unclean": True, **values}))  # type: ignore[arg-type]
-    assert isinstance(answer, ElectionResults)
+    answer = cluster.call(ElectLeadersRequest(**{"unclean": True, **values}))  # type: ignore[arg-type]
+    assert isinstance(answer, ElectLeadersResponse)
     return [ERRORS[result.error_code] if result.error_code else None for result in answer.results]
 
 
@@ -104,9 +104,9 @@ def test_a_log_end_from_before_is_not_compared(stale: str) -> None:
     state, broker = cluster.partition(), cluster.image.brokers[2]
     epoch = state.leader_epoch - (stale == "leader epoch")
     ends = [LogEnd(cluster.topic().topic_id, 0, epoch, 0, 99)]
-    beat = Heartbeat(broker.epoch, cluster.image.next_offset, cluster.now_ms, ready=True, log_ends=ends)
+    beat = HeartbeatRequest(broker.epoch, cluster.image.next_offset, cluster.now_ms, ready=True, log_ends=ends)
     if stale == "incarnation":
-        beat = Heartbeat(broker.epoch, 0, cluster.now_ms, ready=False, log_ends=ends)
+        beat = HeartbeatRequest(broker.epoch, 0, cluster.now_ms, ready=False, log_ends=ends)
     cluster.handle(HeartbeatReceived(cluster.session_of[2], beat, cluster.now_ms))
     if stale == "incarnation":
         register_again(cluster, 2, "machine_crash")
@@ -208,7 +208,7 @@ def test_a_partition_whose_only_disk_is_lost_begins_anew_on_the_broker_that_it_i
     cluster.create_topic(factor=1)
     lost = cluster.partition().leader
     lose(cluster, lost)
-    cluster.call(ReassignPartition("t", 0, [1 - lost]))
+    cluster.call(ReassignPartitionRequest("t", 0, [1 - lost]))
     assert leader(cluster) == (-1, (lost,))
     assert elect(cluster) == [None]
     cluster.pass_time(500, alive=[1 - lost])
@@ -251,7 +251,7 @@ def test_the_setting_can_be_turned_on_when_it_is_needed() -> None:
     lose(cluster, 1, 2, 0)
     come_back(cluster, 1)
     cluster.pass_time(10_000, alive=[1])
-    cluster.call(AlterTopicConfig("t", {**ALLOWED}))
+    cluster.call(AlterTopicConfigRequest("t", {**ALLOWED}))
     cluster.tick(500)
     assert leader(cluster) == (1, (1,))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spark_broker.core.batch import BatchInfo
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import LogState
+from spark_broker.core.events import RecoveredLog
 from spark_broker.core.producers import ProducerStates
 
 
@@ -43,9 +43,9 @@ class MemoryLog:
         self.high_watermark_checkpoint = 0
         self._expected: tuple[ProducerStates, int] | None = None  # the state after this many entries
 
-    def state(self) -> LogState:
+    def state(self) -> RecoveredLog:
         """What a new replica starts from."""
-        return LogState(
+        return RecoveredLog(
             log_start_offset=self.log_start_offset,
             log_end_offset=self.log_end_offset,
             high_watermark=self.high_watermark_checkpoint,

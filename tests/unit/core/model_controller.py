@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from spark_broker.core.effects import ProposeIsr
-from spark_broker.core.events import Assignment
+from spark_broker.core.events import LeaderAndIsr
 from spark_broker.errors import (
     FencedLeaderEpochError,
     IneligibleReplicaError,
@@ -24,7 +24,7 @@ class Metadata:
     `elr`: not in the ISR, but with everything that was committed (KIP-966).
     """
 
-    assignment: Assignment
+    assignment: LeaderAndIsr
     broker_epochs: Mapping[int, int]
     live: frozenset[int]
     elr: tuple[int, ...] = ()
@@ -44,12 +44,12 @@ class ModelController:
 
     @staticmethod
     def of(replicas: tuple[int, ...], min_insync_replicas: int) -> ModelController:
-        assignment = Assignment(replicas[0], 0, 0, replicas, replicas)
+        assignment = LeaderAndIsr(replicas[0], 0, 0, replicas, replicas)
         metadata = Metadata(assignment, dict.fromkeys(replicas, 1), frozenset(replicas))
         return ModelController(metadata, min_insync_replicas, [metadata])
 
     @property
-    def assignment(self) -> Assignment:
+    def assignment(self) -> LeaderAndIsr:
         return self.metadata.assignment
 
     def is_live(self, broker: int) -> bool:
@@ -136,9 +136,9 @@ class ModelController:
         if (leader, isr, elr) != (self.assignment.leader, self.assignment.isr, self.metadata.elr):
             self._publish(replace(self.metadata, assignment=self._elected(leader, isr), elr=elr))
 
-    def _elected(self, leader: int, isr: tuple[int, ...]) -> Assignment:
+    def _elected(self, leader: int, isr: tuple[int, ...]) -> LeaderAndIsr:
         current = self.assignment
-        return Assignment(
+        return LeaderAndIsr(
             leader=leader,
             leader_epoch=current.leader_epoch + (leader != current.leader),
             partition_epoch=current.partition_epoch + 1,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_broker.core.group_offsets import GroupOffsets, OffsetRecord, offset_record
+from spark_broker.core.group_offsets import CommittedOffsets, OffsetRecord, offset_record
 from spark_broker.errors import CorruptMessageError
 from spark_broker.protocol.messages import CommittedOffset
 
@@ -28,8 +28,8 @@ commits = st.lists(
 )
 
 
-def replayed(records: list[OffsetRecord]) -> GroupOffsets:
-    offsets = GroupOffsets()
+def replayed(records: list[OffsetRecord]) -> CommittedOffsets:
+    offsets = CommittedOffsets()
     for at, one in enumerate(records):
         offsets.replay([one], at + 1)
     return offsets
@@ -50,7 +50,7 @@ def test_the_last_commit_of_a_partition_counts(made: list[Commit]) -> None:
 def test_a_snapshot_and_what_follows_it_rebuild_the_state(made: list[Commit], cut: int) -> None:
     records = [offset_record(group, committed) for group, committed in made]
     cut = min(cut, len(records))
-    again = GroupOffsets()
+    again = CommittedOffsets()
     assert again.replay(replayed(records[:cut]).snapshot(cut), cut + 1) is (cut > 0)
     for at, one in enumerate(records[cut:], cut + 1):
         assert not again.replay([one], at + 1)
@@ -72,7 +72,7 @@ def record(group: str, offset: int) -> OffsetRecord:
     return offset_record(group, CommittedOffset("t", 0, offset))
 
 
-def committed(offsets: GroupOffsets, group: str = "a") -> list[int]:
+def committed(offsets: CommittedOffsets, group: str = "a") -> list[int]:
     return [one.offset for one in offsets.committed(group, None)]
 
 
@@ -89,7 +89,7 @@ def test_a_transactions_offsets_count_from_its_commit_marker_on() -> None:
 
 
 def test_an_open_transaction_holds_up_no_other_commit() -> None:
-    offsets = GroupOffsets()
+    offsets = CommittedOffsets()
     offsets.replay_undecided(7, 0, [record("a", 2)])
     offsets.replay([record("a", 5), record("b", 6)], 3)
     assert (committed(offsets), committed(offsets, "b")) == ([5], [6])
@@ -98,7 +98,7 @@ def test_an_open_transaction_holds_up_no_other_commit() -> None:
 
 
 def test_the_log_keeps_what_is_undecided() -> None:
-    offsets = GroupOffsets()
+    offsets = CommittedOffsets()
     offsets.replay_undecided(7, 10, [record("a", 2)])
     offsets.replay_undecided(8, 20, [record("b", 2)])
     offsets.replay_undecided(7, 30, [record("a", 3)])
@@ -119,7 +119,7 @@ events = st.lists(
 )
 
 
-def replay_events(offsets: GroupOffsets, made: list[tuple[str, int, str, int]], start: int) -> None:
+def replay_events(offsets: CommittedOffsets, made: list[tuple[str, int, str, int]], start: int) -> None:
     for at, (kind, producer_id, group, number) in enumerate(made, start):
         if kind == "plain":
             offsets.replay([record(group, number)], at + 1)
@@ -139,12 +139,12 @@ def test_a_log_that_begins_at_a_snapshot_or_the_first_undecided_batch_gives_the_
     """
     cut = min(cut, len(made))
     appended = min(cut + late, len(made))
-    before = GroupOffsets()
+    before = CommittedOffsets()
     replay_events(before, made[:cut], 0)
     snapshot, start = before.snapshot(cut), before.first_undecided
-    live = GroupOffsets()
+    live = CommittedOffsets()
     replay_events(live, made, 0)
-    again = GroupOffsets()
+    again = CommittedOffsets()
     start = cut if start is None else start
     replay_events(again, made[start:appended], start)
     again.replay(snapshot, appended + 1)
@@ -160,7 +160,7 @@ def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written()
     for end_offset, snapshot in ((4, older), (5, newer), (6, older)):
         assert offsets.replay(snapshot, end_offset)
         assert (committed(offsets), committed(offsets, "b")) == ([2], [1])
-    from_the_log_start = GroupOffsets()
+    from_the_log_start = CommittedOffsets()
     for end_offset, snapshot in ((4, older), (5, newer)):
         from_the_log_start.replay(snapshot, end_offset)
     assert (committed(from_the_log_start), committed(from_the_log_start, "b")) == ([2], [1])

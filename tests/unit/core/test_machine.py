@@ -9,7 +9,7 @@ import pytest
 from spark_broker.controller.events import ControllerStarted, LaunchRequested, Tick
 from spark_broker.core.batch import NO_PRODUCER, BatchInfo
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import Assignment, LogState
+from spark_broker.core.events import LeaderAndIsr, RecoveredLog
 from spark_broker.core.machine import EVENTS_KEPT
 from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import ACKS_ALL, Replica
@@ -21,9 +21,9 @@ EPOCHS = {1: 1, 2: 1}
 
 
 def leader() -> Replica:
-    log = LogState(0, 0, 0, EpochHistory(), ProducerStates())
+    log = RecoveredLog(0, 0, 0, EpochHistory(), ProducerStates())
     replica = Replica(1, log, min_insync_replicas=1, lag_max_ms=100, name="orders-3")
-    replica.assign(Assignment(1, 4, 9, (1, 2), (1, 2)), EPOCHS, 10)
+    replica.assign(LeaderAndIsr(1, 4, 9, (1, 2), (1, 2)), EPOCHS, 10)
     return replica
 
 
@@ -50,7 +50,7 @@ def test_a_broken_invariant_says_of_whom_with_the_state_and_the_last_events() ->
     assert "leader_epoch=4" in error.state
     assert "log end 1" in error.state
     first, *_, last = error.last_events
-    assert first.startswith("1 assign(Assignment(leader=1, leader_epoch=4, partition_epoch=9")
+    assert first.startswith("1 assign(LeaderAndIsr(leader=1, leader_epoch=4, partition_epoch=9")
     assert first.endswith("-> leader in leader epoch 4, partition epoch 9, offsets [0, 0, 0]")
     assert last.startswith("4 appended(BatchInfo(base_offset=7")
     assert last.endswith("an invariant broke")

@@ -12,7 +12,7 @@ import pytest
 from spark_broker.core.batch import BatchInfo
 from spark_broker.core.effects import ProposeIsr, RestartLog, SaveEpochs, TruncateLog
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import Assignment, Fetched, LogState
+from spark_broker.core.events import Fetched, LeaderAndIsr, RecoveredLog
 from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import ACKS_ALL, Diverging, FetchPosition, Replica
 from spark_broker.errors import (
@@ -56,12 +56,14 @@ def opened(
     *, log_end_offset: int, high_watermark: int = 0, epochs: list[tuple[int, int]], log_start_offset: int = 0
 ) -> Replica:
     """Broker 2's replica, just opened on this log."""
-    log = LogState(log_start_offset, log_end_offset, high_watermark, EpochHistory.from_pairs(epochs), ProducerStates())
+    log = RecoveredLog(
+        log_start_offset, log_end_offset, high_watermark, EpochHistory.from_pairs(epochs), ProducerStates()
+    )
     return Replica(2, log, min_insync_replicas=2, lag_max_ms=LAG_MAX_MS)
 
 
 def follow(replica: Replica, leader_epoch: int) -> None:
-    replica.assign(Assignment(1, leader_epoch, leader_epoch, (1, 2, 3), (1, 2, 3)), {1: 1, 2: 1, 3: 1}, 0)
+    replica.assign(LeaderAndIsr(1, leader_epoch, leader_epoch, (1, 2, 3), (1, 2, 3)), {1: 1, 2: 1, 3: 1}, 0)
 
 
 def answer(replica: Replica, *, log_start_offset: int = 0, diverging: Diverging | None = None) -> Fetched:
@@ -123,7 +125,7 @@ def test_a_sparse_history_never_cuts_what_is_committed(epochs: list[tuple[int, i
 def test_a_new_leader_writes_its_epoch_down_before_anything_else() -> None:
     """5: (epoch, log end) is the first effect of an election."""
     replica = opened(log_end_offset=3, epochs=[(0, 0)])
-    effects = replica.assign(Assignment(2, 4, 4, (1, 2), (1, 2)), {1: 1, 2: 1}, 0)
+    effects = replica.assign(LeaderAndIsr(2, 4, 4, (1, 2), (1, 2)), {1: 1, 2: 1}, 0)
     assert effects[0] == SaveEpochs(EpochHistory.from_pairs([(0, 0), (4, 3)]))
 
 
@@ -134,7 +136,7 @@ def test_epochs_and_offsets_of_a_history_strictly_increase() -> None:
             EpochHistory.from_pairs(pairs)
     replica = opened(log_end_offset=3, epochs=[(0, 0), (4, 2)])
     with pytest.raises(InvariantError):
-        replica.assign(Assignment(2, 4, 4, (1, 2), (1, 2)), {1: 1, 2: 1}, 0)
+        replica.assign(LeaderAndIsr(2, 4, 4, (1, 2), (1, 2)), {1: 1, 2: 1}, 0)
 
 
 def test_an_answer_to_another_position_is_ignored() -> None:
@@ -381,7 +383,7 @@ def test_metadata_that_goes_back_is_ignored() -> None:
     """18: what a replica knows of its partition never falls."""
     cluster = Cluster()
     cluster.elect(2)
-    old = Assignment(1, 0, 0, (1, 2, 3), (1, 2, 3))
+    old = LeaderAndIsr(1, 0, 0, (1, 2, 3), (1, 2, 3))
     assert cluster.replica(1).assign(old, {1: 1, 2: 1, 3: 1}, 0) == []
     assert cluster.leaders() == [2]
 
@@ -394,6 +396,6 @@ def test_a_stopped_replica_stays_stopped() -> None:
     error = NotLeaderOrFollowerError("the disk failed")
     cluster._carry_out(1, leader.stop(error))
     assert outcome.error is error
-    assert leader.assign(Assignment(1, 7, 7, (1, 2, 3), (1, 2, 3)), {1: 1, 2: 1, 3: 1}, 0) == []
+    assert leader.assign(LeaderAndIsr(1, 7, 7, (1, 2, 3), (1, 2, 3)), {1: 1, 2: 1, 3: 1}, 0) == []
     with pytest.raises(NotLeaderOrFollowerError):
         leader.prepare_append(-1, ACKS_ALL, -1, -1, -1)

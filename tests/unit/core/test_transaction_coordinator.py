@@ -21,12 +21,12 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.protocol.messages import (
-    AddedToTransaction,
-    AddPartitionToTransaction,
-    EndTransaction,
-    InitTransactions,
-    JoinTransaction,
-    ProducerIdentity,
+    AddPartitionToTransactionRequest,
+    AddPartitionToTransactionResponse,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
 )
 from tests.unit.core.transaction_driver import TIMEOUT_MAX_MS, Answer, Driver, Log
 
@@ -35,26 +35,26 @@ TOPIC = "ab" * 16
 TIMEOUT_MS = 60_000
 
 
-def init(driver: Driver, timeout_ms: int = TIMEOUT_MS) -> ProducerIdentity:
-    answer = driver.ask(InitTransactions(ID, timeout_ms))
-    assert isinstance(answer, ProducerIdentity), answer
+def init(driver: Driver, timeout_ms: int = TIMEOUT_MS) -> InitProducerIdResponse:
+    answer = driver.ask(InitTransactionsRequest(ID, timeout_ms))
+    assert isinstance(answer, InitProducerIdResponse), answer
     return answer
 
 
-def add(driver: Driver, who: ProducerIdentity, partition: int = 0) -> Answer:
-    return driver.ask(AddPartitionToTransaction(ID, who.producer_id, who.producer_epoch, TOPIC, partition))
+def add(driver: Driver, who: InitProducerIdResponse, partition: int = 0) -> Answer:
+    return driver.ask(AddPartitionToTransactionRequest(ID, who.producer_id, who.producer_epoch, TOPIC, partition))
 
 
-def ending(who: ProducerIdentity, committed: bool) -> EndTransaction:
-    return EndTransaction(ID, who.producer_id, who.producer_epoch, committed)
+def ending(who: InitProducerIdResponse, committed: bool) -> EndTransactionRequest:
+    return EndTransactionRequest(ID, who.producer_id, who.producer_epoch, committed)
 
 
-def end(driver: Driver, who: ProducerIdentity, *, committed: bool = True) -> Answer:
+def end(driver: Driver, who: InitProducerIdResponse, *, committed: bool = True) -> Answer:
     return driver.ask(ending(who, committed))
 
 
-def next_epoch(who: ProducerIdentity, by: int = 1) -> ProducerIdentity:
-    return ProducerIdentity(who.producer_id, who.producer_epoch + by)
+def next_epoch(who: InitProducerIdResponse, by: int = 1) -> InitProducerIdResponse:
+    return InitProducerIdResponse(who.producer_id, who.producer_epoch + by)
 
 
 def state(driver: Driver) -> TransactionState:
@@ -79,7 +79,7 @@ def test_a_repeated_end_gets_the_same_answer(committed: bool) -> None:
     first = end(driver, who, committed=committed)
     assert first == next_epoch(who)
     assert end(driver, who, committed=committed) == first
-    assert isinstance(first, ProducerIdentity)
+    assert isinstance(first, InitProducerIdResponse)
     add(driver, first)
     assert end(driver, who, committed=committed) == first, "also while the next transaction is under way"
     assert state(driver) is TransactionState.ONGOING
@@ -102,10 +102,10 @@ def test_two_new_producers_at_once_get_two_epochs() -> None:
     driver = Driver()
     add(driver, init(driver))
     driver.auto = False
-    tokens = [driver.send(InitTransactions(ID, TIMEOUT_MS)) for _ in range(2)]
+    tokens = [driver.send(InitTransactionsRequest(ID, TIMEOUT_MS)) for _ in range(2)]
     driver.settle()
     first, second = (driver.answers[token] for token in tokens)
-    assert isinstance(first, ProducerIdentity)
+    assert isinstance(first, InitProducerIdResponse)
     assert second == next_epoch(first)
 
 
@@ -113,11 +113,11 @@ def test_adding_again_renews_the_time_out_and_writes_nothing() -> None:
     driver = Driver()
     who = init(driver)
     answer = add(driver, who)
-    assert isinstance(answer, AddedToTransaction)
+    assert isinstance(answer, AddPartitionToTransactionResponse)
     assert 0 < answer.repeat_after_ms < TIMEOUT_MS // 2, "the leader is told how often it must"
     length = len(driver.log.records)
     driver.tick(TIMEOUT_MS - 1)
-    assert isinstance(add(driver, who), AddedToTransaction)
+    assert isinstance(add(driver, who), AddPartitionToTransactionResponse)
     assert len(driver.log.records) == length
     driver.tick(2 * TIMEOUT_MS - 2)
     assert state(driver) is TransactionState.ONGOING
@@ -127,28 +127,28 @@ def test_an_answer_that_rests_on_an_uncommitted_record_waits_for_it() -> None:
     driver = Driver()
     who = init(driver)
     driver.auto = False
-    adding = AddPartitionToTransaction(ID, who.producer_id, who.producer_epoch, TOPIC, 0)
+    adding = AddPartitionToTransactionRequest(ID, who.producer_id, who.producer_epoch, TOPIC, 0)
     first, again = driver.send(adding), driver.send(adding)
     assert not driver.answers.keys() & {first, again}
     driver.commit()
-    assert isinstance(driver.answers[again], AddedToTransaction)
+    assert isinstance(driver.answers[again], AddPartitionToTransactionResponse)
 
 
 def test_epochs_that_run_out_give_way_to_a_new_producer_id() -> None:
     log = Log([encode_record(TransactionRecord(ID, Initialized(7, 2**15 - 3, TIMEOUT_MS)))])
     driver = Driver(log)
-    who = ProducerIdentity(7, 2**15 - 3)
+    who = InitProducerIdResponse(7, 2**15 - 3)
     add(driver, who)
     second = end(driver, who)
-    assert second == ProducerIdentity(7, 2**15 - 2)
+    assert second == InitProducerIdResponse(7, 2**15 - 2)
     driver.auto = False
-    driver.send(AddPartitionToTransaction(ID, 7, 2**15 - 2, TOPIC, 0))
+    driver.send(AddPartitionToTransactionRequest(ID, 7, 2**15 - 2, TOPIC, 0))
     token = driver.send(ending(second, True))
     driver.commit()
     assert [target.producer_epoch for target in driver.targets] == [2**15 - 1], "markers fit into int16"
     driver.settle()
     third = driver.answers[token]
-    assert isinstance(third, ProducerIdentity)
+    assert isinstance(third, InitProducerIdResponse)
     assert third.producer_id != 7
     assert third.producer_epoch == 0
     driver.auto = True
@@ -159,34 +159,34 @@ def test_epochs_that_run_out_give_way_to_a_new_producer_id() -> None:
 def test_without_producer_ids_a_request_changes_nothing_and_may_be_repeated() -> None:
     pool = ProducerIdPool()
     driver = Driver(ids=pool)
-    answer = driver.ask(InitTransactions(ID, TIMEOUT_MS))
+    answer = driver.ask(InitTransactionsRequest(ID, TIMEOUT_MS))
     assert isinstance(answer, CoordinatorNotAvailableError)
     assert answer.retriable
     assert not driver.log.records
     pool.refill(5, 2)
     assert len(pool) == 2
-    assert init(driver) == ProducerIdentity(5, 0)
+    assert init(driver) == InitProducerIdResponse(5, 0)
 
 
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (InitTransactions("", 1), InvalidRequestError),
-        (InitTransactions(ID, 0), InvalidTransactionTimeoutError),
-        (InitTransactions(ID, TIMEOUT_MAX_MS + 1), InvalidTransactionTimeoutError),
-        (AddPartitionToTransaction("nobody", 1, 0, TOPIC, 0), InvalidProducerIdMappingError),
-        (AddPartitionToTransaction(ID, 1, 0, TOPIC, 0), InvalidProducerIdMappingError),
-        (AddPartitionToTransaction(ID, 1000, 1, TOPIC, 0), InvalidProducerEpochError),
-        (EndTransaction("nobody", 1, 0, True), InvalidProducerIdMappingError),
-        (EndTransaction(ID, 1000, 1, True), InvalidProducerEpochError),
-        (JoinTransaction(ID, 0, "run", 1000), InvalidTxnStateError),
+        (InitTransactionsRequest("", 1), InvalidRequestError),
+        (InitTransactionsRequest(ID, 0), InvalidTransactionTimeoutError),
+        (InitTransactionsRequest(ID, TIMEOUT_MAX_MS + 1), InvalidTransactionTimeoutError),
+        (AddPartitionToTransactionRequest("nobody", 1, 0, TOPIC, 0), InvalidProducerIdMappingError),
+        (AddPartitionToTransactionRequest(ID, 1, 0, TOPIC, 0), InvalidProducerIdMappingError),
+        (AddPartitionToTransactionRequest(ID, 1000, 1, TOPIC, 0), InvalidProducerEpochError),
+        (EndTransactionRequest("nobody", 1, 0, True), InvalidProducerIdMappingError),
+        (EndTransactionRequest(ID, 1000, 1, True), InvalidProducerEpochError),
+        (JoinTransactionRequest(ID, 0, "run", 1000), InvalidTxnStateError),
     ],
 )
 def test_a_request_that_does_not_fit_is_refused_and_changes_nothing(
-    request_: InitTransactions, error: type[SparkBrokerError]
+    request_: InitTransactionsRequest, error: type[SparkBrokerError]
 ) -> None:
     driver = Driver()
-    assert init(driver) == ProducerIdentity(1000, 0)
+    assert init(driver) == InitProducerIdResponse(1000, 0)
     length = len(driver.log.records)
     assert type(driver.ask(request_)) is error
     assert len(driver.log.records) == length
@@ -218,7 +218,9 @@ def test_a_request_that_waits_too_long_is_told_so_and_its_end_goes_on() -> None:
     who = init(driver)
     add(driver, who)
     driver.auto = False
-    held = driver.send(AddPartitionToTransaction(ID, who.producer_id, who.producer_epoch, TOPIC, 1), deadline_ms=40)
+    held = driver.send(
+        AddPartitionToTransactionRequest(ID, who.producer_id, who.producer_epoch, TOPIC, 1), deadline_ms=40
+    )
     late = driver.send(ending(who, True), deadline_ms=50)
     kept = driver.send(ending(who, True), deadline_ms=5000)
     driver.tick(50)
@@ -261,7 +263,7 @@ def test_no_error_of_the_coordinator_asks_a_producer_to_wait_for_nothing() -> No
     who = init(driver)
     add(driver, who)
     driver.auto = False
-    tokens = [driver.send(ending(who, True)), driver.send(InitTransactions(ID, TIMEOUT_MS))]
+    tokens = [driver.send(ending(who, True)), driver.send(InitTransactionsRequest(ID, TIMEOUT_MS))]
     driver.settle()
     assert not any(isinstance(driver.answers[token], ConcurrentTransactionsError) for token in tokens)
     assert driver.answers[tokens[1]] == next_epoch(who, 2)
@@ -269,7 +271,7 @@ def test_no_error_of_the_coordinator_asks_a_producer_to_wait_for_nothing() -> No
 
 def test_idle_ids_are_forgotten_where_ids_expire_and_open_ones_never() -> None:
     driver = Driver(id_expiration_ms=100_000)
-    driver.ask(InitTransactions("idle", TIMEOUT_MS))
+    driver.ask(InitTransactionsRequest("idle", TIMEOUT_MS))
     who = init(driver, TIMEOUT_MAX_MS)
     add(driver, who)
     driver.tick(99_000)

@@ -17,14 +17,14 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.protocol.messages import (
-    AbortTransaction,
-    AddPartitionToTransaction,
-    CommitTransaction,
-    Empty,
-    EndTransaction,
-    InitTransactions,
-    JoinTransaction,
-    ProducerIdentity,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
+    CommitTransactionRequest,
+    EmptyResponse,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
 )
 from tests.unit.core.transaction_driver import TIMEOUT_MAX_MS, Answer, Driver, Log
 
@@ -34,22 +34,22 @@ TIMEOUT_MS = 10_000
 
 
 def join(driver: Driver, version: int, execution: str = "run-1") -> int:
-    answer = driver.ask(JoinTransaction(APP, version, execution, TIMEOUT_MS))
-    assert isinstance(answer, ProducerIdentity), answer
+    answer = driver.ask(JoinTransactionRequest(APP, version, execution, TIMEOUT_MS))
+    assert isinstance(answer, InitProducerIdResponse), answer
     assert answer.producer_epoch == 0
     return answer.producer_id
 
 
 def add(driver: Driver, producer_id: int, partition: int = 0) -> Answer:
-    return driver.ask(AddPartitionToTransaction(APP, producer_id, 0, TOPIC, partition))
+    return driver.ask(AddPartitionToTransactionRequest(APP, producer_id, 0, TOPIC, partition))
 
 
 def commit(driver: Driver, version: int, winners: list[int], execution: str = "run-1") -> Answer:
-    return driver.ask(CommitTransaction(APP, version, execution, winners))
+    return driver.ask(CommitTransactionRequest(APP, version, execution, winners))
 
 
 def abort(driver: Driver, version: int, execution: str = "run-1") -> Answer:
-    return driver.ask(AbortTransaction(APP, version, execution))
+    return driver.ask(AbortTransactionRequest(APP, version, execution))
 
 
 def markers(driver: Driver) -> list[tuple[int, int, bool]]:
@@ -65,13 +65,13 @@ def test_a_version_is_committed_once() -> None:
     driver = Driver()
     won = join(driver, 5)
     add(driver, won)
-    assert isinstance(commit(driver, 5, [won]), Empty)
+    assert isinstance(commit(driver, 5, [won]), EmptyResponse)
     for version in (5, 4, 0):
         for execution in ("run-1", "run-2"):
             assert isinstance(commit(driver, version, [won], execution), AlreadyCommittedError)
             assert isinstance(commit(driver, version, [], execution), AlreadyCommittedError)
             assert isinstance(abort(driver, version, execution), AlreadyCommittedError)
-            answer = driver.ask(JoinTransaction(APP, version, execution, TIMEOUT_MS))
+            answer = driver.ask(JoinTransactionRequest(APP, version, execution, TIMEOUT_MS))
             assert isinstance(answer, AlreadyCommittedError)
     assert last_committed(driver) == 5
 
@@ -81,11 +81,11 @@ def test_an_identical_commit_joins_the_one_under_way_and_another_one_is_too_late
     one, two = join(driver, 1), join(driver, 1)
     add(driver, one)
     driver.auto = False
-    tokens = [driver.send(CommitTransaction(APP, 1, "run-1", winners)) for winners in ([one], [one], [one, two])]
+    tokens = [driver.send(CommitTransactionRequest(APP, 1, "run-1", winners)) for winners in ([one], [one], [one, two])]
     driver.settle()
     first, same, other = (driver.answers[token] for token in tokens)
-    assert isinstance(first, Empty)
-    assert isinstance(same, Empty)
+    assert isinstance(first, EmptyResponse)
+    assert isinstance(same, EmptyResponse)
     assert isinstance(other, AlreadyCommittedError)
 
 
@@ -98,22 +98,22 @@ def test_a_winner_that_has_not_joined_this_version_changes_nothing(version: int,
     stranger = won if (version, execution) != (1, "run-1") else won + 1
     assert isinstance(commit(driver, version, [stranger], execution), InvalidTxnStateError)
     assert len(driver.log.records) == length
-    assert isinstance(commit(driver, 1, [won]), Empty)
+    assert isinstance(commit(driver, 1, [won]), EmptyResponse)
 
 
 def test_an_empty_batch_commits_its_version_without_a_writer() -> None:
     driver = Driver()
-    assert isinstance(commit(driver, 0, []), Empty)
+    assert isinstance(commit(driver, 0, []), EmptyResponse)
     assert last_committed(driver) == 0
     won = join(driver, 1)
-    assert isinstance(commit(driver, 1, [won]), Empty)
+    assert isinstance(commit(driver, 1, [won]), EmptyResponse)
 
 
 def test_a_commit_without_winners_aborts_every_writer() -> None:
     driver = Driver()
     add(driver, join(driver, 3))
     driver.auto = False
-    driver.send(CommitTransaction(APP, 3, "run-1", []))
+    driver.send(CommitTransactionRequest(APP, 3, "run-1", []))
     driver.commit()
     assert [committed for _, _, committed in markers(driver)] == [False]
     driver.settle()
@@ -125,13 +125,13 @@ def test_a_join_after_the_end_is_refused(ended: str) -> None:
     driver = Driver()
     add(driver, join(driver, 1))
     if ended == "abort":
-        assert isinstance(abort(driver, 1), Empty)
-        assert isinstance(abort(driver, 1), Empty), "a repetition"
+        assert isinstance(abort(driver, 1), EmptyResponse)
+        assert isinstance(abort(driver, 1), EmptyResponse), "a repetition"
     elif ended == "time-out":
         driver.tick(TIMEOUT_MS)
     else:
         commit(driver, 1, [])
-    answer = driver.ask(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS))
+    answer = driver.ask(JoinTransactionRequest(APP, 1, "run-1", TIMEOUT_MS))
     assert isinstance(answer, AlreadyCommittedError if ended == "commit" else InvalidTxnStateError)
     if ended != "commit":
         assert isinstance(commit(driver, 1, []), InvalidTxnStateError)
@@ -141,8 +141,8 @@ def test_a_join_after_the_end_is_refused(ended: str) -> None:
 
 def test_an_abort_before_the_first_join_keeps_late_tasks_out() -> None:
     driver = Driver()
-    assert isinstance(abort(driver, 1), Empty)
-    assert isinstance(driver.ask(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS)), InvalidTxnStateError)
+    assert isinstance(abort(driver, 1), EmptyResponse)
+    assert isinstance(driver.ask(JoinTransactionRequest(APP, 1, "run-1", TIMEOUT_MS)), InvalidTxnStateError)
 
 
 def test_a_higher_version_aborts_a_lower_one_that_was_left_open() -> None:
@@ -150,9 +150,9 @@ def test_a_higher_version_aborts_a_lower_one_that_was_left_open() -> None:
     old = join(driver, 1)
     new = join(driver, 2)
     assert isinstance(add(driver, old), InvalidProducerIdMappingError)
-    assert isinstance(driver.ask(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS)), InvalidTxnStateError)
-    assert isinstance(abort(driver, 1), Empty), "it is aborted"
-    assert isinstance(commit(driver, 2, [new]), Empty)
+    assert isinstance(driver.ask(JoinTransactionRequest(APP, 1, "run-1", TIMEOUT_MS)), InvalidTxnStateError)
+    assert isinstance(abort(driver, 1), EmptyResponse), "it is aborted"
+    assert isinstance(commit(driver, 2, [new]), EmptyResponse)
     assert last_committed(driver) == 2
 
 
@@ -161,12 +161,14 @@ def test_a_writer_of_a_transaction_that_is_being_ended_is_refused() -> None:
     won = join(driver, 1)
     add(driver, won)
     driver.auto = False
-    driver.send(CommitTransaction(APP, 1, "run-1", [won]))
-    late = driver.send(AddPartitionToTransaction(APP, won, 0, TOPIC, 1))
+    driver.send(CommitTransactionRequest(APP, 1, "run-1", [won]))
+    late = driver.send(AddPartitionToTransactionRequest(APP, won, 0, TOPIC, 1))
     driver.settle()
     assert isinstance(driver.answers[late], InvalidProducerEpochError)
     driver.auto = True
-    assert isinstance(driver.ask(AddPartitionToTransaction(APP, won, 1, TOPIC, 0)), InvalidProducerIdMappingError)
+    assert isinstance(
+        driver.ask(AddPartitionToTransactionRequest(APP, won, 1, TOPIC, 0)), InvalidProducerIdMappingError
+    )
 
 
 def test_joins_and_adds_renew_the_time_out() -> None:
@@ -177,12 +179,12 @@ def test_joins_and_adds_renew_the_time_out() -> None:
     driver.tick(2 * TIMEOUT_MS - 2)
     add(driver, second)
     driver.tick(3 * TIMEOUT_MS - 4)
-    assert isinstance(commit(driver, 1, [first, second]), Empty)
+    assert isinstance(commit(driver, 1, [first, second]), EmptyResponse)
 
 
 def test_joins_at_once_wait_for_one_commit_of_the_log_each_and_not_for_each_other() -> None:
     driver = Driver(auto=False)
-    tokens = [driver.send(JoinTransaction(APP, 1, "run-1", TIMEOUT_MS)) for _ in range(50)]
+    tokens = [driver.send(JoinTransactionRequest(APP, 1, "run-1", TIMEOUT_MS)) for _ in range(50)]
     assert not driver.answers
     driver.commit()
     identities = {driver.answers[token] for token in tokens}
@@ -194,7 +196,7 @@ def test_the_last_executions_are_remembered() -> None:
     for number in range(REMEMBERED_EXECUTIONS):
         join(driver, 1, f"run-{number}")
     for number in range(REMEMBERED_EXECUTIONS - 1):
-        answer = driver.ask(JoinTransaction(APP, 1, f"run-{number}", TIMEOUT_MS))
+        answer = driver.ask(JoinTransactionRequest(APP, 1, f"run-{number}", TIMEOUT_MS))
         assert isinstance(answer, ProducerFencedError)
 
 
@@ -202,33 +204,33 @@ def test_the_end_of_one_transaction_answers_nobody_who_waits_for_the_next() -> N
     driver = Driver()
     add(driver, join(driver, 1))
     driver.auto = False
-    driver.send(AbortTransaction(APP, 1, "run-1"))
+    driver.send(AbortTransactionRequest(APP, 1, "run-1"))
     driver.commit()
     driver.run(driver.shard.marked(driver.targets.popleft()))  # its end is in the log, not committed yet
     assert driver.shard.transactions[APP].state is TransactionState.EMPTY
-    joined = driver.send(JoinTransaction(APP, 2, "run-1", TIMEOUT_MS))
+    joined = driver.send(JoinTransactionRequest(APP, 2, "run-1", TIMEOUT_MS))
     position = driver.shard.appended_count
-    aborted = driver.send(AbortTransaction(APP, 2, "run-1"))
+    aborted = driver.send(AbortTransactionRequest(APP, 2, "run-1"))
     driver.commit(position)
-    assert isinstance(driver.answers[joined], ProducerIdentity)
+    assert isinstance(driver.answers[joined], InitProducerIdResponse)
     assert aborted not in driver.answers
     driver.settle()
-    assert isinstance(driver.answers[aborted], Empty)
+    assert isinstance(driver.answers[aborted], EmptyResponse)
 
 
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (JoinTransaction("", 1, "run", 5), InvalidRequestError),
-        (JoinTransaction(APP, 1, "", 5), InvalidRequestError),
-        (JoinTransaction(APP, 1, "run-1", 0), InvalidTransactionTimeoutError),
-        (JoinTransaction(APP, 1, "run-1", TIMEOUT_MAX_MS + 1), InvalidTransactionTimeoutError),
-        (InitTransactions(APP, TIMEOUT_MS), InvalidTxnStateError),
-        (EndTransaction(APP, 1000, 0, True), InvalidTxnStateError),
+        (JoinTransactionRequest("", 1, "run", 5), InvalidRequestError),
+        (JoinTransactionRequest(APP, 1, "", 5), InvalidRequestError),
+        (JoinTransactionRequest(APP, 1, "run-1", 0), InvalidTransactionTimeoutError),
+        (JoinTransactionRequest(APP, 1, "run-1", TIMEOUT_MAX_MS + 1), InvalidTransactionTimeoutError),
+        (InitTransactionsRequest(APP, TIMEOUT_MS), InvalidTxnStateError),
+        (EndTransactionRequest(APP, 1000, 0, True), InvalidTxnStateError),
     ],
 )
 def test_a_request_of_the_other_form_or_without_sense_is_refused(
-    request_: JoinTransaction, error: type[SparkBrokerError]
+    request_: JoinTransactionRequest, error: type[SparkBrokerError]
 ) -> None:
     driver = Driver()
     join(driver, 1)
@@ -245,9 +247,9 @@ def test_a_snapshot_rebuilds_the_state(stage: str) -> None:
     add(driver, two, 1)
     driver.auto = False
     if stage == "fencing":
-        driver.send(JoinTransaction(APP, 4, "run-2", TIMEOUT_MS))
+        driver.send(JoinTransactionRequest(APP, 4, "run-2", TIMEOUT_MS))
     elif stage != "open":
-        driver.send(CommitTransaction(APP, 4, "run-1", [one]))
+        driver.send(CommitTransactionRequest(APP, 4, "run-1", [one]))
     if stage == "ended":
         driver.settle()
     records = [*driver.log.decoded(), *driver.shard.snapshot()]

@@ -7,9 +7,9 @@ import pytest
 from spark_broker.core import transaction_producers
 from spark_broker.core.transaction_coordinator import AnswerRequest, AppendRecords, Effect, TransactionShard
 from spark_broker.core.transaction_decision import Answered, Decision, Resources
-from spark_broker.core.transaction_state import Identity, Transactions, TransactionState
+from spark_broker.core.transaction_state import Identity, TransactionMetadata, TransactionState
 from spark_broker.errors import InvariantError
-from spark_broker.protocol.messages import EndTransaction, InitTransactions, ProducerIdentity
+from spark_broker.protocol.messages import EndTransactionRequest, InitProducerIdResponse, InitTransactionsRequest
 from tests.unit.core.transaction_world import ViolationError, run_schedule
 
 SCHEDULES = 150
@@ -38,10 +38,10 @@ def test_an_empty_abort_that_keeps_the_epoch_is_found(monkeypatch: pytest.Monkey
     """Known bug 24: a late batch joins the next transaction."""
     right = transaction_producers.end
 
-    def wrong(found: Transactions, request: EndTransaction, resources: Resources) -> Decision:
+    def wrong(found: TransactionMetadata, request: EndTransactionRequest, resources: Resources) -> Decision:
         identity = Identity(request.producer_id, request.producer_epoch)
         if found.state is TransactionState.EMPTY and identity == found.identity:
-            return Answered(ProducerIdentity(request.producer_id, request.producer_epoch))
+            return Answered(InitProducerIdResponse(request.producer_id, request.producer_epoch))
         return right(found, request, resources)
 
     monkeypatch.setattr(transaction_producers, "end", wrong)
@@ -66,9 +66,9 @@ def test_a_new_producer_without_an_epoch_of_its_own_is_found(monkeypatch: pytest
     """It would share its epoch with a zombie that waited for the abort."""
     right = transaction_producers.initialize
 
-    def wrong(found: Transactions | None, request: InitTransactions, resources: Resources) -> Decision:
+    def wrong(found: TransactionMetadata | None, request: InitTransactionsRequest, resources: Resources) -> Decision:
         if found is not None and found.state is TransactionState.EMPTY and found.last_outcome is not None:
-            return Answered(ProducerIdentity(found.identity.producer_id, found.identity.producer_epoch))
+            return Answered(InitProducerIdResponse(found.identity.producer_id, found.identity.producer_epoch))
         return right(found, request, resources)
 
     monkeypatch.setattr(transaction_producers, "initialize", wrong)

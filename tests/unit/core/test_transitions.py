@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.core.batch import BatchInfo
-from spark_broker.core.events import Assignment
+from spark_broker.core.events import LeaderAndIsr
 from spark_broker.core.roles import TRANSITIONS, ReplicaEvent, Role
 from spark_broker.core.transaction_records import (
     AnyChange,
@@ -17,7 +17,7 @@ from spark_broker.core.transaction_records import (
     PartitionAdded,
     WriterJoined,
 )
-from spark_broker.core.transaction_state import MANY_WRITERS, ONE_WRITER, Transactions, TransactionState
+from spark_broker.core.transaction_state import MANY_WRITERS, ONE_WRITER, TransactionMetadata, TransactionState
 from spark_broker.errors import InvariantError, NotLeaderOrFollowerError
 from tests.unit.core.harness import Cluster
 
@@ -45,7 +45,7 @@ def test_only_a_follower_copies() -> None:
 def test_a_leader_epoch_has_one_leader() -> None:
     cluster = Cluster()
     with pytest.raises(InvariantError, match="another leader in the same leader epoch"):
-        cluster.replica(2).assign(Assignment(3, 0, 1, (1, 2, 3), (1, 2, 3)), {1: 1, 2: 1, 3: 1}, 0)
+        cluster.replica(2).assign(LeaderAndIsr(3, 0, 1, (1, 2, 3), (1, 2, 3)), {1: 1, 2: 1, 3: 1}, 0)
 
 
 def test_a_replica_that_was_stopped_takes_no_answer() -> None:
@@ -80,7 +80,7 @@ DECIDED = (Ending(committed=False),)
 def test_a_record_that_cannot_follow_is_refused(
     grouped: bool, before: tuple[AnyChange, ...], change: AnyChange
 ) -> None:
-    transactions = Transactions("id", grouped)
+    transactions = TransactionMetadata("id", grouped)
     for earlier in before:
         transactions.apply(earlier)
     with pytest.raises(InvariantError, match=f"id: .* while {transactions.state.value}"):

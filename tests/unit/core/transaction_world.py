@@ -24,15 +24,15 @@ from spark_broker.errors import (
     TransactionAbortableError,
 )
 from spark_broker.protocol.messages import (
-    AbortTransaction,
-    AddPartitionToTransaction,
-    CommitTransaction,
-    Empty,
-    EndTransaction,
-    InitTransactions,
-    JoinTransaction,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
+    CommitTransactionRequest,
+    EmptyResponse,
+    EndTransactionRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    JoinTransactionRequest,
     Message,
-    ProducerIdentity,
 )
 from tests.unit.core.transaction_driver import Driver
 
@@ -74,7 +74,7 @@ class PartitionModel:
         self.leadership = 0
         self.confirmed: dict[int, int] = {}
 
-    def append(self, id_: str, who: ProducerIdentity, sequence: int, value: str, done: OnAppended) -> None:
+    def append(self, id_: str, who: InitProducerIdResponse, sequence: int, value: str, done: OnAppended) -> None:
         try:
             stored = self.states.check(who.producer_id, who.producer_epoch, sequence, transactional=True)
         except SparkBrokerError as error:
@@ -88,7 +88,7 @@ class PartitionModel:
         else:
             self._confirm(id_, who, lambda: self.append(id_, who, sequence, value, done), done)
 
-    def _confirm(self, id_: str, who: ProducerIdentity, then: Callable[[], None], done: OnAppended) -> None:
+    def _confirm(self, id_: str, who: InitProducerIdResponse, then: Callable[[], None], done: OnAppended) -> None:
         leadership = self.leadership
 
         def answered(answer: Message | SparkBrokerError) -> None:
@@ -101,7 +101,7 @@ class PartitionModel:
             self.confirmed[who.producer_id] = who.producer_epoch
             then()
 
-        request = AddPartitionToTransaction(id_, who.producer_id, who.producer_epoch, TOPIC, self.number)
+        request = AddPartitionToTransactionRequest(id_, who.producer_id, who.producer_epoch, TOPIC, self.number)
         self.world.ask(request, answered)
 
     def mark(self, target: MarkerTarget) -> None:
@@ -187,7 +187,7 @@ class World:
         """Like `ask`, of a partition's leader."""
 
         def deliver(settle: OnAnswer) -> None:
-            append(lambda error: settle(error or Empty()))
+            append(lambda error: settle(error or EmptyResponse()))
 
         def settled(answer: Message | SparkBrokerError) -> None:
             done(answer if isinstance(answer, SparkBrokerError) else None)
@@ -344,7 +344,7 @@ class ProducerClient:
 
     world: World
     id: str
-    who: ProducerIdentity | None = None
+    who: InitProducerIdResponse | None = None
     dead: bool = False
     busy: bool = False
     outstanding: int = 0
@@ -358,7 +358,7 @@ class ProducerClient:
         random = self.world.random
         if self.who is None:
             self.busy = True
-            self.world.ask(InitTransactions(self.id, TIMEOUT_MS), self.initialized, self)
+            self.world.ask(InitTransactionsRequest(self.id, TIMEOUT_MS), self.initialized, self)
         elif len(self.values) < 4 and random.random() < 0.6:
             self.append()
         elif self.failed or random.random() < 0.3:
@@ -371,13 +371,13 @@ class ProducerClient:
         if isinstance(answer, SparkBrokerError):
             self.dead = True
             return
-        assert isinstance(answer, ProducerIdentity)
+        assert isinstance(answer, InitProducerIdResponse)
         key = (answer.producer_id, answer.producer_epoch)
         expect(key not in self.world.identities, f"identity {key} was given to two producers")
         self.world.identities.add(key)
         self.begin(answer)
 
-    def begin(self, who: ProducerIdentity) -> None:
+    def begin(self, who: InitProducerIdResponse) -> None:
         self.who, self.failed, self.busy = who, False, False
         self.values, self.sequences = [], {}
         self.outstanding = 0
@@ -403,11 +403,11 @@ class ProducerClient:
         assert self.who is not None
         self.busy = True
         who = self.who
-        request = EndTransaction(self.id, who.producer_id, who.producer_epoch, committed)
+        request = EndTransactionRequest(self.id, who.producer_id, who.producer_epoch, committed)
         self.world.ask(request, lambda answer: self.ended(answer, committed), self)
 
     def ended(self, answer: Message | SparkBrokerError, committed: bool) -> None:
-        if isinstance(answer, ProducerIdentity):
+        if isinstance(answer, InitProducerIdResponse):
             self.world.fates |= dict.fromkeys(self.values, committed)
             key = (answer.producer_id, answer.producer_epoch)
             expect(key not in self.world.identities, f"identity {key} was given to two producers")
@@ -442,7 +442,7 @@ class Execution:
         if random.random() < 0.4 and self.joining + len(self.writers) < 4:
             self.joining += 1
             version = self.version
-            request = JoinTransaction(self.application, version, self.name, TIMEOUT_MS)
+            request = JoinTransactionRequest(self.application, version, self.name, TIMEOUT_MS)
             self.world.ask(request, lambda answer: self.joined(answer, version), self)
         elif self.writers and random.random() < 0.7:
             self.append()
@@ -453,7 +453,7 @@ class Execution:
         if self.version != version:
             return
         self.joining -= 1
-        if isinstance(answer, ProducerIdentity):
+        if isinstance(answer, InitProducerIdResponse):
             if not self.committing:
                 self.writers[answer.producer_id] = []
         elif isinstance(answer, AlreadyCommittedError):
@@ -473,7 +473,7 @@ class Execution:
             if error is None:
                 self.acknowledged.add(value)
 
-        who = ProducerIdentity(producer_id, 0)
+        who = InitProducerIdResponse(producer_id, 0)
         self.world.ask_append(lambda settle: partition.append(self.application, who, 0, value, settle), done, self)
 
     def commit(self) -> None:
@@ -482,7 +482,7 @@ class Execution:
         winners = frozenset(id_ for id_ in good if self.world.random.random() < 0.7)
         key = (self.application, self.version)
         if self.world.random.random() < 0.1:
-            self.world.ask(AbortTransaction(*key, self.name), lambda answer: self.over(), self)
+            self.world.ask(AbortTransactionRequest(*key, self.name), lambda answer: self.over(), self)
             return
 
         def answered(answer: Message | SparkBrokerError) -> None:
@@ -494,7 +494,7 @@ class Execution:
                 self.world.fates |= dict.fromkeys(values, id_ in winners)
             self.next_version()
 
-        self.world.ask(CommitTransaction(*key, self.name, sorted(winners)), answered, self)
+        self.world.ask(CommitTransactionRequest(*key, self.name, sorted(winners)), answered, self)
 
     def refused(self, error: SparkBrokerError) -> None:
         if isinstance(error, AlreadyCommittedError):

@@ -29,7 +29,8 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
     """Three brokers beside Spark: the session's cores are the queries'."""
-    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 3) as started:
+    config = {"log.retention.check.interval.ms": 500}
+    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 3, config) as started:
         yield started
 
 
@@ -48,6 +49,15 @@ def admin(servers: str) -> Iterator[Admin]:
 def producer(servers: str) -> Iterator[Producer]:
     with Producer(servers) as opened:
         yield opened
+
+
+@pytest.fixture
+def few_tasks(spark: SparkSession) -> Iterator[None]:
+    """Two hundred tasks of a shuffle say nothing more than two."""
+    before = spark.conf.get("spark.sql.shuffle.partitions")
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    yield
+    spark.conf.set("spark.sql.shuffle.partitions", before or "200")
 
 
 class Topics:
@@ -121,6 +131,7 @@ def rows_of_batches(query: StreamingQuery) -> list[int]:
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
+@pytest.mark.usefixtures("few_tasks")
 def test_a_job_of_sparks_kafka_guide_changes_its_format_and_address_alone(
     spark: SparkSession, servers: str, admin: Admin, producer: Producer, tmp_path: Path
 ) -> None:
@@ -267,8 +278,10 @@ def test_a_recreated_topic_fails_the_query_and_is_read_anew_when_loss_is_accepte
     topics.add("again", *range(10))
     job.run("again", **EARLIEST)
     admin.delete_topic("again")
-    topics.create("again", partitions=1)
-    topics.add("again", *range(100, 120))
+    with Producer(job.servers) as fresh:  # the other one knows the old topic, and refuses
+        anew = Topics(admin, fresh)
+        anew.create("again", partitions=1)
+        anew.add("again", *range(100, 120))
     query = job.start("again", **EARLIEST)
     with pytest.raises(StreamingQueryException, match=r"INCONSISTENT_TOPIC_ID.*deleted and created again"):
         query.awaitTermination(WAIT_S)
@@ -280,7 +293,7 @@ def test_records_that_retention_deleted_unread_are_named(job: Job, topics: Topic
     topics.create("short", partitions=1)
     topics.add("short", *range(10))
     job.run("short", **EARLIEST)
-    admin.alter_topic_config("short", {"segment.bytes": 1024, "retention.bytes": 1024})
+    admin.alter_topic_config("short", {"segment.bytes": 4096, "retention.bytes": 4096})
     for start in range(100, 2000, 100):
         topics.add("short", *range(start, start + 100))
     eventually(lambda: (admin.describe_topic("short").partitions[0].log_start_offset or 0) > 10, WAIT_S, "a deletion")

@@ -116,7 +116,7 @@ class ReplicaLines:
 
     def quarantined(self, why: object) -> None:
         """It was found damaged."""
-        text = "is damaged and set aside in leader epoch %(leader_epoch)d, log end %(offset)d: %(why)s"
+        text = "is damaged and quarantined in leader epoch %(leader_epoch)d, log end %(offset)d: %(why)s"
         self._line(logging.ERROR, text, why=str(why))
 
     def truncated(self, began: int, why: str) -> None:

@@ -253,7 +253,7 @@ class ReplicaManager:
         if isinstance(error, DamagedLogError):
             name = self._topics[key[0]].name
             fields = {"topic_partition": f"{name}-{key[1]}", "why": str(error)}
-            logger.error("%(topic_partition)s is damaged and set aside: %(why)s", fields)
+            logger.error("%(topic_partition)s: is damaged and quarantined: %(why)s", fields)
             self._damaged.set_aside(key, name)
         elif isinstance(error, KafkaStorageError):
             self._take_offline(key, error)

@@ -281,7 +281,9 @@ def test_a_partitions_directory_that_is_removed_is_fetched_again_and_the_broker_
     check_nothing_is_lost(cluster, 6)
     assert cluster.pid(slot) == pid
     assert is_running(pid)
-    assert f"t-0 is damaged and set aside: [DAMAGED_LOG] {directory} was removed under the live" in said(cluster, slot)
+    lines = said(cluster, slot)
+    assert "t-0: is damaged and quarantined in leader epoch" in lines
+    assert f"[DAMAGED_LOG] {directory} was removed under the live" in lines
 
 
 def test_a_broker_whose_directory_is_removed_ends_others_go_on_and_it_comes_back_empty(cluster: ProcessCluster) -> None:

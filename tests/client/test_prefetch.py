@@ -35,7 +35,6 @@ def resident():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
-@pytest.mark.slow
 topic = TopicView("t", "id", (), (), {})
 batch = pa.RecordBatch.from_pylist([{"value": bytes(100)}], schema=topic.schema)
 message = encode_batch(batch)
@@ -52,6 +51,7 @@ print((resident() - before) / len(payload), [one.decode().base_offset for one in
 """
 
 
+@pytest.mark.slow
 def test_small_batches_that_wait_take_little_more_than_their_bytes() -> None:
     """Decoded, each takes five times as much: a few consumers of a topic of single records had a gigabyte."""
     run = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=False, timeout=60)

@@ -178,7 +178,7 @@ def test_an_unknown_outcome_is_said(cluster: FakeCluster) -> None:
         ErrorResponse(NetworkError.code, "gone") if isinstance(request, CommitTransactionRequest) else None
     )
     group = make_group(cluster, timeout_ms=2000)
-    with pytest.raises(RequestTimedOutError, match="CommitTransaction is not known"):
+    with pytest.raises(RequestTimedOutError, match="CommitTransactionRequest is not known"):
         group.commit([])
     cluster.call_hook = lambda broker, request: None
     assert group.commit([])

@@ -62,7 +62,7 @@ class LeaderFetches:
 
         After `leave_all` none is: metadata that was asked for before comes later.
         """
-        self.view = view
+        before, self.view = self.view, view
         if self._closed:
             return
         addresses: dict[int, Address] = {}
@@ -77,6 +77,9 @@ class LeaderFetches:
             if broker_id not in self._leaders:
                 self._leaders[broker_id] = _Leader(address, self._config.fetch_max_wait_ms)
                 self.effects.append(FollowLeader(broker_id, address))
+        for tp in self._partitions:
+            if _leader_of(view, tp) != _leader_of(before, tp):
+                self.break_fetch(tp)  # the new leader's long poll does not ask for it
 
     def _leave(self, broker_id: int) -> None:
         del self._leaders[broker_id]
@@ -229,3 +232,8 @@ class LeaderFetches:
             position.error = OffsetOutOfRangeError(f"{position.tp}: offset {position.fetch_offset}: {error.message}")
         else:
             position.find_start(self._reset)
+
+
+def _leader_of(view: ClusterView, tp: TopicPartition) -> int | None:
+    leader = view.leader(tp.topic, tp.partition)
+    return leader[0].id if leader is not None else None

@@ -370,3 +370,15 @@ def test_metadata_that_comes_after_its_end_has_no_leader_followed() -> None:
     rig.machine.close()
     rig.machine.metadata_came(view((1, 5)), rig.now_ms)
     assert rig.step() == []
+
+
+def test_a_partition_that_moves_to_a_leader_with_a_long_poll_does_not_wait_for_its_end(rig: Rig) -> None:
+    rig.machine.assign([T0, T1])
+    rig.machine.seek(T0, OffsetAndMetadata(0))
+    rig.machine.seek(T1, OffsetAndMetadata(0))
+    rig.metadata(view((0, 0), (1, 0)))
+    rig.fetch(0)
+    rig.fetch(1)
+    rig.machine.learned(view((1, 1), (1, 0)))
+    assert BreakFetch(1) in rig.step()
+    assert {target.partition for target in rig.fetch(1).targets.values()} == {0, 1}

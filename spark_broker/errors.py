@@ -9,7 +9,7 @@ Errors cross the wire as `(code, message)` and are raised again, as the same typ
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 
 class SparkBrokerError(Exception):
@@ -645,4 +645,9 @@ def invariant(condition: bool, message: str, *values: object) -> None:
     The text is made only when the condition is false, so that a check on the path of every batch costs a call.
     """
     if not condition:
-        raise InvariantError(message % values if values else message)
+        broken(message, *values)
+
+
+def broken(message: str, *values: object) -> NoReturn:
+    """Raises InvariantError(message % values): for conditions that are checked many times for each batch."""
+    raise InvariantError(message % values if values else message)

@@ -10,8 +10,14 @@ from dataclasses import dataclass
 
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.core.events import LeaderAndIsr
-from spark_broker.core.progress import UNKNOWN_OFFSET, FollowerProgress
-from spark_broker.errors import NotLeaderOrFollowerError, StaleBrokerEpochError, UnknownLeaderEpochError, invariant
+from spark_broker.core.progress import FollowerProgress
+from spark_broker.errors import (
+    NotLeaderOrFollowerError,
+    StaleBrokerEpochError,
+    UnknownLeaderEpochError,
+    broken,
+    invariant,
+)
 
 CONFIRMATION_MS = 60_000
 """A transaction that goes on is confirmed again after this long at the latest, which also renews its time-out at the
@@ -53,14 +59,15 @@ class Leadership:
 
     def check(self, assignment: LeaderAndIsr, log_end_offset: int) -> None:
         """Raises InvariantError where an invariant does not hold. `log_end_offset`: the leader's."""
-        invariant(self._assignment is assignment, "a leadership of another assignment")
-        invariant(0 <= self.epoch_start_offset <= log_end_offset, "the epoch begins at %d", self.epoch_start_offset)
-        invariant(self._me not in self.followers, "a leader that follows itself")
-        for broker, progress in self.followers.items():
-            end = progress.log_end_offset
-            invariant(UNKNOWN_OFFSET <= end <= log_end_offset, "broker %d ends at %d, past its leader", broker, end)
         proposed = self.proposed_isr
-        invariant(proposed is None or self._me in proposed, "the leader asks for an ISR %s without itself", proposed)
+        if self._assignment is not assignment:
+            broken("a leadership of another assignment")
+        if not 0 <= self.epoch_start_offset <= log_end_offset:
+            broken("the epoch begins at %d", self.epoch_start_offset)
+        if self._me in self.followers:
+            broken("a leader that follows itself")
+        if proposed is not None and self._me not in proposed:
+            broken("the leader asks for an ISR %s without itself", proposed)
 
     # ---- followers ---------------------------------------------------------------------------------------------
 

@@ -18,6 +18,9 @@ from spark_broker.errors import InvariantError, SparkBrokerError
 EVENTS_KEPT = 16
 """Of the last events, and again of the last that moved the machine: hours of appends do not hide an election."""
 
+QUIET = frozenset({"tick", "expire_producers"})
+"""Events that come all the time: they are remembered only where something follows from them."""
+
 P = ParamSpec("P")
 R = TypeVar("R")
 S = TypeVar("S")
@@ -86,18 +89,18 @@ class Machine(Generic[S]):
 
     def remember(self, name: str, arguments: Sequence[object], outcome: object, *, moved: bool = False) -> None:
         """Add to the last events what may be kept of this one."""
-        self.last_events.add(name, [self._kept(value) for value in arguments], outcome, moved=moved)
+        kept = [value if type(value) in self.remembered else self._kept(value) for value in arguments]
+        self.last_events.add(name, kept, outcome, moved=moved)
 
     def _kept(self, value: object) -> object:
         kind = type(value)
-        if kind in self.remembered:
-            return value
         return f"{len(value)} of {kind.__name__}" if isinstance(value, list | tuple) else kind.__name__
 
 
 def event(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P], R]:
     """Check the machine before and after, and remember the event."""
     name = method.__name__
+    quiet = name in QUIET
 
     @wraps(method)
     def checked(machine: M, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -113,12 +116,8 @@ def event(method: Callable[Concatenate[M, P], R]) -> Callable[Concatenate[M, P],
         except SparkBrokerError as error:
             machine.remember(name, args, type(error).__name__)
             raise
-        if moved or result or name not in QUIET:
+        if moved or result or not quiet:
             machine.remember(name, args, after, moved=moved)
         return result
 
     return checked
-
-
-QUIET = frozenset({"tick", "expire_producers"})
-"""Events that come all the time: they are remembered only where something follows from them."""

@@ -42,6 +42,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
     UnknownLeaderEpochError,
+    broken,
     invariant,
 )
 
@@ -117,33 +118,39 @@ class Replica(Machine[Standing]):
 
     def check(self) -> Standing:
         start, high, end = self.log_start_offset, self.high_watermark, self.log_end_offset
-        invariant(0 <= start <= high <= end, "log start %d, high watermark %d, log end %d", start, high, end)
-        leadership, assignment, role = self.leadership, self.assignment, self.role
-        invariant((leadership is not None) == (role is Role.LEADER), "a leadership without the role, or the reverse")
-        history = self.epochs.entries
-        invariant(not history or history[-1].start_offset <= end, "an epoch begins past the log end %d", end)
-        if leadership is not None:
-            invariant(assignment.leader == self.me, "it leads what broker %d was given", assignment.leader)
-            invariant(self.epochs.latest_epoch == assignment.leader_epoch, "the log's newest epoch is another")
-            leadership.check(assignment, end)
+        leadership, assignment, role, history = self.leadership, self.assignment, self.role, self.epochs.entries
+        if not 0 <= start <= high <= end:
+            broken("log start %d, high watermark %d, log end %d", start, high, end)
+        if (leadership is not None) is not (role is Role.LEADER):
+            broken("a leadership without the role, or the reverse")
+        if history and history[-1].start_offset > end:
+            broken("an epoch begins past the log end %d", end)
+        if leadership is None:
+            if len(self.pending):
+                broken("appends wait for a replica that does not lead")
         else:
-            invariant(not len(self.pending), "appends wait for a replica that does not lead")
+            if assignment.leader != self.me:
+                broken("it leads what broker %d was given", assignment.leader)
+            if not history or history[-1].epoch != assignment.leader_epoch:
+                broken("the log's newest epoch is another")
+            leadership.check(assignment, end)
         return Standing(role, assignment.leader_epoch, assignment.partition_epoch, start, high, end)
 
     def check_step(self, name: str, before: Standing, after: Standing) -> bool:
         """What never falls, or ends for good. It moved where it has another role, epoch or log start."""
         if before == after:
             return False
-        invariant(after.leader_epoch >= before.leader_epoch, "the leader epoch falls from %d", before.leader_epoch)
-        risen = after.partition_epoch >= before.partition_epoch
-        invariant(risen, "the partition epoch falls from %d", before.partition_epoch)
-        revived = before.role is Role.STOPPED and after.role is not Role.STOPPED
-        invariant(not revived, "a stopped replica is revived")
-        if name != "restarted":
-            risen = after.high_watermark >= before.high_watermark
-            invariant(risen, "the high watermark falls from %d", before.high_watermark)
-            risen = after.log_start_offset >= before.log_start_offset
-            invariant(risen, "the log start falls from %d", before.log_start_offset)
+        if after.leader_epoch < before.leader_epoch or after.partition_epoch < before.partition_epoch:
+            broken("an epoch falls from %s", before)
+        if before.role is Role.STOPPED and after.role is not Role.STOPPED:
+            broken("a stopped replica is revived")
+        if name != "restarted" and after.high_watermark < before.high_watermark:
+            broken("the high watermark falls from %d", before.high_watermark)
+        if name != "restarted" and after.log_start_offset < before.log_start_offset:
+            broken("the log start falls from %d", before.log_start_offset)
+        leads_on = before.role is after.role is Role.LEADER
+        if leads_on and after.log_end_offset < before.log_end_offset:
+            broken("the log end of a leader falls from %d", before.log_end_offset)
         return before[:4] != after[:4]
 
     def check_log_end(self, log_end_offset: int) -> None:

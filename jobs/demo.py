@@ -36,7 +36,7 @@ from jobs.consume import Reading, Result
 from jobs.demo_processes import DemoError, SparkProcess, kill
 from jobs.demo_snapshot import Snapshot
 from jobs.flights import read_flights
-from jobs.produce import TOPIC
+from jobs.produce_flights import TOPIC
 from spark_broker.client.admin import Admin
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import BrokerInfo
@@ -150,7 +150,10 @@ def append_and_kill(
     arguments = ["--bootstrap-servers", bootstrap, "--ack-log", str(directory / "acks.jsonl")]
     arguments += ["--rate", str(options.rate), "--rows", str(total)]
     began = time.monotonic()
-    with SparkProcess("produce.py", arguments, directory / "produce.log") as process, bar(console, total) as show:
+    with (
+        SparkProcess("produce_flights.py", arguments, directory / "produce.log") as process,
+        bar(console, total) as show,
+    ):
 
         def acknowledged(rows: int) -> Callable[[], bool]:
             return lambda: show(tail.read()) >= rows
@@ -171,7 +174,7 @@ def append_and_kill(
 
         process.wait_until(finished, "all rows were acknowledged", PRODUCE_TIMEOUT_S)
         if process.wait(STOP_TIMEOUT_S) != 0:
-            raise DemoError(f"produce.py: {process.last_line()} (its log: {process.log})")
+            raise DemoError(f"{process.job}: {process.last_line()} (its log: {process.log})")
     story.acks = tail.acks
     say(console, f"{total:,} rows are acknowledged; the producer went on by itself", time.monotonic() - began)
 
@@ -259,7 +262,7 @@ def bar(console: Console, total: int) -> Iterator[Callable[[int], int]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        task = bars.add_task("spark-submit jobs/produce.py: flights acknowledged", total=total)
+        task = bars.add_task("spark-submit jobs/produce_flights.py: flights acknowledged", total=total)
 
         def show(rows: int) -> int:
             bars.update(task, completed=rows)

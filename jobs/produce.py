@@ -1,128 +1,166 @@
-"""Appends the flights of 2013 to a topic, as a steady stream of typed micro-batches.
+"""Writes what Spark can read (files, a table, a query) to a topic: in one transaction, or a directory's files once.
 
-    spark-submit jobs/produce.py --bootstrap-servers HOST:PORT --rate 20000
+    spark-submit jobs/produce.py --bootstrap-servers HOST:PORT --topic flights --create --format csv flights/
 
-The producer goes on by itself when brokers die. `--ack-log` says what was acknowledged when.
+With `--checkpoint DIR` a run takes the files that have come since the last one; `--follow` goes on until it is ended.
 """
 
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Sequence
 from pathlib import Path
-
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.ack_log import AckLog
-from jobs.flights import KEY, SCHEMA, read_flights
-from spark_broker.cli.output import note, progress
-from spark_broker.client.admin import Admin
-from spark_broker.client.producer import Producer
-from spark_broker.errors import SchemaMismatchError, SparkBrokerError, TopicAlreadyExistsError
-from spark_broker.model import NewTopic, RecordMetadata
+from spark_broker.driver.session import configure_spark, quiet_spark, submitted_settings
+from spark_broker.errors import InvalidConfigError, SparkBrokerError
 
-TOPIC = "flights"
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FORMAT = "spark_broker"
+MASTER = "local[2]"
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Append the flights of 2013 to a topic.")
-    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...")
-    parser.add_argument("--topic", default=TOPIC)
-    parser.add_argument("--partitions", type=int, default=6, help="of the topic, if it is to be made (default 6)")
-    parser.add_argument("--replication-factor", type=int, default=3, help="likewise (default 3)")
-    parser.add_argument("--rows", type=int, metavar="N", help="only the first N rows (default: all 336,776)")
-    parser.add_argument("--rate", type=float, default=20_000, metavar="R", help="rows a second; 0: as fast as it goes")
-    parser.add_argument("--batch-rows", type=int, default=1000, metavar="N", help="rows of one append (default 1000)")
-    parser.add_argument("--ack-log", type=Path, metavar="FILE", help="a line of JSON for each acknowledged batch")
+    parser = argparse.ArgumentParser(description="Write files, a table or a query to a topic.")
+    source = parser.add_argument_group("what is read")
+    source.add_argument("paths", nargs="*", metavar="FILE", help="files or directories")
+    source.add_argument("--table", metavar="NAME", help="instead of files: a table or view")
+    source.add_argument("--query", metavar="SQL", help="instead of files: a query")
+    source.add_argument("--format", default="parquet", help="of the files: csv, json, text, ... (default parquet)")
+    source.add_argument("--schema", metavar="DDL", help='of the files: "dest STRING, delay INT" (default: as found)')
+    add_pairs(source, "--option", "an option of the format, such as header=true")
+    source.add_argument(
+        "--select",
+        action="append",
+        default=[],
+        metavar="EXPR",
+        help='such as "CAST(id AS STRING) AS key" (all columns)',
+    )
+    topic = parser.add_argument_group("where it goes")
+    topic.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...")
+    topic.add_argument("--topic", metavar="NAME", help="default: each row names its own in the column topic")
+    topic.add_argument("--create", action="store_true", help="create the topic with these columns if it does not exist")
+    topic.add_argument("--partitions", metavar="N", help="of a topic to create")
+    topic.add_argument("--replication-factor", metavar="N", help="of a topic to create")
+    add_pairs(topic, "--topic-config", "a setting of a topic to create, such as key.columns=dest")
+    add_pairs(topic, "--write-option", "an option of the write, such as compression.type=zstd")
+    once = parser.add_argument_group("once only")
+    once.add_argument("--app-id", metavar="NAME", help="with --app-version: this version is written once")
+    once.add_argument("--app-version", metavar="N", help="a number that rises from run to run, such as a date")
+    once.add_argument("--checkpoint", metavar="DIR", help="write only files that came since the last run with this one")
+    once.add_argument("--follow", action="store_true", help="with --checkpoint: go on as files come")
     return parser.parse_args(given)
 
 
+def add_pairs(group: argparse._ArgumentGroup, name: str, what: str) -> None:
+    """An argument NAME=VALUE that may come again."""
+    group.add_argument(name, action="append", default=[], type=pair, metavar="NAME=VALUE", help=what)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Raises argparse's error unless there is a name before an equals sign."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
 def main(given: list[str] | None = None) -> int:
-    """Append all rows; returns the exit status."""
+    """Write it; returns the exit status."""
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
     options = arguments(given)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     try:
-        flights = read_flights(options.rows)
-        make_topic(options)
-        began = time.monotonic()
-        with AckLog(options.ack_log) as acks:
-            append_all(flights, options, acks, stop)
-            seconds = time.monotonic() - began
-            print(
-                f"{acks.rows:,} of {flights.num_rows:,} rows acknowledged in {seconds:.1f} s "
-                f"({acks.rows / seconds:,.0f}/s); longest time without an acknowledgement {acks.longest_gap_s():.2f} s"
-            )
-            return 0 if acks.rows == flights.num_rows else 1
-    except SparkBrokerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-
-
-def make_topic(options: argparse.Namespace) -> None:
-    """Create the topic unless it is there with the same columns. Raises SchemaMismatchError when it has others."""
-    wanted = NewTopic(
-        options.topic,
-        partitions=options.partitions,
-        replication_factor=options.replication_factor,
-        schema=SCHEMA,
-        config={"min.insync.replicas": min(2, options.replication_factor), "key.columns": KEY},
-    )
-    with Admin(options.bootstrap_servers) as admin:
+        check(options)
+        quiet_spark()
+        builder = SparkSession.builder.appName(f"produce {options.topic or 'by column'}")
+        spark = configure_spark(builder.master(submitted_settings().get("spark.master", MASTER))).getOrCreate()
         try:
-            admin.create_topic(wanted)
-            note(f"created topic {options.topic}")
-        except TopicAlreadyExistsError:
-            if not admin.describe_topic(options.topic).schema.equals(SCHEMA):
-                raise SchemaMismatchError(f"topic {options.topic!r} exists, and has other columns") from None
+            began = time.monotonic()
+            rows = write_new_files(spark, options) if options.checkpoint else write_all(spark, options)
+        finally:
+            spark.stop()
+    except (SparkBrokerError, PySparkException) as error:
+        print(f"error: {str(error).partition(chr(10) + chr(10))[0]}", file=sys.stderr)
+        return 1
+    print(f"{rows:,} rows are in {options.topic or 'their topics'} after {time.monotonic() - began:.1f} s")
+    return 0
 
 
-def append_all(flights: pa.Table, options: argparse.Namespace, acks: AckLog, stop: threading.Event) -> None:
-    """Append the rows in order at the rate, and wait until all are acknowledged. Raises the first append's error."""
-    failed: list[BaseException] = []
-
-    def finished(future: Future[list[RecordMetadata]]) -> None:
-        error = future.exception()
-        if error is None:
-            acks.add(future.result())
-        else:
-            failed.append(error)
-            stop.set()
-
-    with (
-        progress("flights", flights.num_rows) as tell,
-        Producer(options.bootstrap_servers, acks="all", client_id="flights") as producer,
-    ):
-        for number, batch in enumerate(paced(flights, options.batch_rows, options.rate, stop)):
-            appended = producer.append(options.topic, batch)
-            appended.add_done_callback(finished)
-            if number == 0:
-                wait([appended])  # Connecting takes its time; the rate counts from here on.
-            tell(acks.rows)
-        producer.flush()
-        tell(acks.rows)
-    if failed:
-        raise failed[0]
+def check(options: argparse.Namespace) -> None:
+    """Raises InvalidConfigError for arguments that do not go together."""
+    sources = [bool(options.paths), options.table is not None, options.query is not None]
+    if sum(sources) != 1:
+        raise InvalidConfigError("give files, --table or --query: one of them")
+    if options.checkpoint and not options.paths:
+        raise InvalidConfigError("--checkpoint is for files: give one directory of them")
+    if options.checkpoint and (len(options.paths) != 1 or options.app_id or options.app_version):
+        raise InvalidConfigError("--checkpoint takes one directory, and no --app-id: its files are written once anyway")
+    if options.follow and not options.checkpoint:
+        raise InvalidConfigError("--follow needs --checkpoint")
 
 
-def paced(table: pa.Table, batch_rows: int, rate: float, stop: threading.Event) -> Iterator[pa.RecordBatch]:
-    """The table's micro-batches in order, each when it is due; ends early when `stop` is set."""
-    due = 0.0
-    for batch in table.to_batches(max_chunksize=batch_rows):
-        # Behind schedule there is no wait: what an election held back is caught up with.
-        if stop.wait(max(0.0, due - time.monotonic())):
-            return
-        yield batch
-        due = (due or time.monotonic()) + (batch.num_rows / rate if rate > 0 else 0.0)
+def write_options(options: argparse.Namespace) -> dict[str, str]:
+    """The options of the write."""
+    named = {
+        "bootstrap.servers": options.bootstrap_servers,
+        "topic": options.topic,
+        "createTopic": "true" if options.create else None,
+        "topic.partitions": options.partitions,
+        "topic.replication.factor": options.replication_factor,
+        **{f"topic.{name}": value for name, value in options.topic_config},
+        "txnAppId": options.app_id,
+        "txnVersion": options.app_version,
+        **dict(options.write_option),
+    }
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def selected(frame: DataFrame, expressions: Sequence[str]) -> DataFrame:
+    """The columns to write."""
+    return frame.selectExpr(*expressions) if expressions else frame
+
+
+def write_all(spark: SparkSession, options: argparse.Namespace) -> int:
+    """One transaction; the number of rows."""
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count, lit
+
+    observed = Observation()
+    frame = selected(read(spark, options), options.select).observe(observed, count(lit(1)).alias("rows"))
+    frame.write.format(FORMAT).mode("append").options(**write_options(options)).save()
+    return int(observed.get["rows"])
+
+
+def read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
+    """What there is to write."""
+    if options.table is not None:
+        return spark.table(options.table)
+    if options.query is not None:
+        return spark.sql(options.query)
+    reader = spark.read.format(options.format).options(**dict(options.option))
+    return (reader.schema(options.schema) if options.schema else reader).load(options.paths)
+
+
+def write_new_files(spark: SparkSession, options: argparse.Namespace) -> int:
+    """Files of the directory that were not written before; the number of rows."""
+    # A stream of files does not look for its schema by itself.
+    schema = options.schema or read(spark, options).schema
+    reader = spark.readStream.format(options.format).options(**dict(options.option)).schema(schema)
+    stream = selected(reader.load(options.paths[0]), options.select).writeStream.format(FORMAT)
+    stream = stream.options(**write_options(options)).option("checkpointLocation", options.checkpoint)
+    query = (stream if options.follow else stream.trigger(availableNow=True)).start()
+    query.awaitTermination()
+    return sum(progress.numInputRows for progress in query.recentProgress)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceRe
     return BatchReader(parse_options(options), schema)
 
 
-@message_alone()
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
     """The reader of a streaming query with this schema, likewise."""
+    # With its traceback: Spark 4.2 trips over an error here (UnboundLocalError), and says only there what it was.
     return StreamReader(parse_options(options, Query.STREAM), schema)
 
 

@@ -313,6 +313,15 @@ def test_an_aborted_write_is_never_seen(cluster: FakeCluster, write: MakeWrite) 
     assert committed(cluster) == [["b"]]
 
 
+def test_an_abort_after_the_commit_changes_nothing(cluster: FakeCluster, write: MakeWrite) -> None:
+    """Spark aborts when a commit raises, as it does when it cannot be known what came of it."""
+    cluster.create("t")
+    planned = write(strings(value=["a"]).schema, topic="t")
+    planned.commit(planned.attempt(strings(value=["a"])))
+    planned.abort()
+    assert committed(cluster) == [["a"]]
+
+
 def test_an_abort_without_a_cluster_says_so_and_raises_nothing(
     cluster: FakeCluster, write: MakeWrite, caplog: pytest.LogCaptureFixture
 ) -> None:

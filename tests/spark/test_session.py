@@ -82,7 +82,7 @@ def test_a_missing_java_is_said_before_spark_looks_for_it(monkeypatch: pytest.Mo
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
 
-    with pytest.raises(MissingDependencyError, match="Spark needs Java 17 or newer: install one, or set JAVA_HOME"):
+    with pytest.raises(MissingDependencyError, match="Spark needs Java 17 or newer, and there is none on the PATH"):
         configured(spark_master="local[2]")
     configured(spark_remote="sc://somewhere")  # whose Java is elsewhere
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from jobs.ack_log import Ack, AckLog, AckTail, longest_gap_s
-from jobs.produce import paced
+from jobs.produce_flights import paced
 from spark_broker.model import RecordMetadata
 
 

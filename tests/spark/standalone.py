@@ -23,9 +23,11 @@ TIMEOUT_S = 30.0
 
 
 class StandaloneCluster:
-    """A master, and a worker with two cores on each of 127.0.0.1, 127.0.0.2 and so on. A context manager."""
+    """A master, and a worker on each of 127.0.0.1, 127.0.0.2 and so on. A context manager."""
 
-    def __init__(self, directory: Path, workers: int, java_options: str = "") -> None:
+    def __init__(
+        self, directory: Path, workers: int, java_options: str = "", *, cores: int = 2, memory: str = "2g"
+    ) -> None:
         self._directory = directory
         self._java_options = java_options
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -34,6 +36,7 @@ class StandaloneCluster:
         port = self._page.rpartition(":")[2]
         self._start("127.0.0.1", self._master_log, MASTER_CLASS, "--port", "0", "--webui-port", port)
         self._workers = workers
+        self._resources = ("--cores", str(cores), "--memory", memory)  # of each worker
         self.master = ""
 
     def _start(self, host: str, log: Path, *arguments: str) -> subprocess.Popen[bytes]:
@@ -53,7 +56,7 @@ class StandaloneCluster:
                 host = f"127.0.0.{number}"
                 place = ("--work-dir", str(self._directory / host), "--webui-port", "0")
                 log = self._directory / f"worker-{host}.log"
-                self._start(host, log, WORKER_CLASS, "--cores", "2", "--memory", "2g", *place, self.master)
+                self._start(host, log, WORKER_CLASS, *self._resources, *place, self.master)
                 wait_for(lambda log=log: "Successfully registered" in log.read_text(), f"a worker on {host}")  # type: ignore[misc]
         except BaseException:
             self.close()

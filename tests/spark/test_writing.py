@@ -177,8 +177,8 @@ def test_a_streams_output_mode_is_append_or_complete(
     expected = spark.sql("SELECT * FROM VALUES (0L, 10L), (1L, 10L) AS t(parity, count)")
     stored = load(spark, servers, "counts").select("parity", "count")
     assert_df_equality(stored, expected, ignore_row_order=True, ignore_nullable=True)
-    with pytest.raises(AnalysisException, match="Update"):
-        start(counts.writeStream.outputMode("update"), servers, tmp_path / "update", topic="counts")
+    with pytest.raises(StreamingQueryException, match="does not support Update mode"):
+        finish(start(counts.writeStream.outputMode("update"), servers, tmp_path / "update", topic="counts"))
 
 
 def first_line(error: Exception, begins: str) -> str:

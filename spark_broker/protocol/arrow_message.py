@@ -22,6 +22,7 @@ from spark_broker.errors import (
     SchemaMismatchError,
     invariant,
 )
+from spark_broker.native_calls import native_calls
 from spark_broker.protocol.crc32c import Buffer, crc32c, crc32c_of
 from spark_broker.protocol.frame import (
     ABORT,
@@ -140,10 +141,8 @@ def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None) -> bytes:
-    stream = pa.BufferOutputStream()
-    writer = pa.ipc.new_stream(stream, batch.schema, options=_OPTIONS[compression])
-    writer.write_batch(batch, custom_metadata=_PLACEHOLDER)
-    stream_bytes = stream.getvalue()
+    with native_calls:
+        stream_bytes = _write_stream(batch, compression)
     # The stream begins with the schema message, which is the topic's and not the batch's.
     message = stream_bytes[head_length(memoryview(stream_bytes)) :]
     metadata = read_metadata(memoryview(message))
@@ -151,6 +150,13 @@ def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None)
     head = bytearray(message[: metadata.head_bytes])
     _write_value(head, metadata, header._replace(length=message.size), crc32c(body))
     return b"".join((head, body))
+
+
+def _write_stream(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
+    stream = pa.BufferOutputStream()
+    writer = pa.ipc.new_stream(stream, batch.schema, options=_OPTIONS[compression])
+    writer.write_batch(batch, custom_metadata=_PLACEHOLDER)
+    return stream.getvalue()
 
 
 def renumber(head: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
@@ -255,9 +261,14 @@ def _decode_columns(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str]
         return pa.ipc.read_record_batch(buffer, schema).select(list(columns))
     # `read_record_batch` takes no options, so the message is read as a stream of one batch.
     stream = pa.py_buffer(b"".join((schema_to_bytes(schema), buffer)))
+    with native_calls:
+        return _read_stream(stream, indices).select(list(columns))
+
+
+def _read_stream(stream: pa.Buffer, indices: Sequence[int]) -> pa.RecordBatch:
     options = pa.ipc.IpcReadOptions(included_fields=sorted(set(indices)))
     with pa.ipc.open_stream(stream, options=options) as reader:
-        return reader.read_next_batch().select(list(columns))
+        return reader.read_next_batch()
 
 
 def _column_index(schema: pa.Schema, name: str) -> int:

@@ -6,6 +6,7 @@ would end the stream), so one background thread cancels the streams whose deadli
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import math
 import threading
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from spark_broker.errors import NetworkError, RequestTimedOutError, error_from_code
+from spark_broker.native_calls import native_calls
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import (
     CALL_ACTION,
@@ -25,6 +27,9 @@ from spark_broker.protocol.messages import (
     Message,
     StreamMessage,
 )
+
+END_TIMEOUT_S = 2.0
+"""How long the end of the process waits for calls, which nobody can cancel."""
 
 _TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
@@ -50,9 +55,8 @@ class Connection:
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._client: flight.FlightClient | None = flight.FlightClient(
-            f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS
-        )
+        self._client: flight.FlightClient | None = None  # also when the next line raises
+        self._client = flight.FlightClient(f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS)
 
     @property
     def address(self) -> str:
@@ -61,11 +65,11 @@ class Connection:
     def call(self, request: Message, *, timeout_ms: int) -> CallResponse:
         """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
         RequestTimedOutError."""
-        client = self._held()
         options = flight.FlightCallOptions(timeout=max(timeout_ms, 1) / 1000)
+        action = flight.Action(CALL_ACTION, wire.encode_call(request))
         try:
-            action = flight.Action(CALL_ACTION, wire.encode_call(request))
-            body = next(iter(client.do_action(action, options))).body
+            with native_calls:
+                body = self._do_action(action, options)
         except flight.FlightTimedOutError:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms") from None
         except _TRANSPORT_ERRORS as error:
@@ -73,19 +77,31 @@ class Connection:
             raise NetworkError(f"{self.address}: {line}", nobody_there=any(one in line for one in _NOBODY)) from None
         return wire.decode_response(memoryview(body))
 
+    def _do_action(self, action: flight.Action, options: flight.FlightCallOptions) -> pa.Buffer:
+        # A function of its own: the last reference to a client is let go of while the call still counts.
+        return next(iter(self._held().do_action(action, options))).body
+
     def open_stream(self, kind: str) -> ClientStream:
         """Open a stream of messages. Raises NetworkError."""
-        client = self._held()
         descriptor = flight.FlightDescriptor.for_command(f"{kind}/{PROTOCOL_VERSION}".encode())
         try:
-            writer, reader = client.do_exchange(descriptor)
+            with native_calls:
+                writer, reader = self._held().do_exchange(descriptor)
+                return ClientStream(self.address, writer, reader)
         except _TRANSPORT_ERRORS as error:
             raise NetworkError(f"{self.address}: {_first_line(error)}") from None
-        return ClientStream(self.address, writer, reader)
 
     def close(self) -> None:
         """Refuse calls and streams from now on. Those that are under way go on to their end, or their deadline."""
-        self._client = None
+        with native_calls:
+            self._client = None
+
+    def __del__(self) -> None:
+        try:
+            with native_calls:
+                self._client = None
+        except SystemExit:  # the process is ending
+            native_calls.keep(self._client)
 
     def _held(self) -> flight.FlightClient:
         client = self._client
@@ -116,7 +132,8 @@ class ClientStream:
             self.send_deadline = time.monotonic() + timeout_ms / 1000
             _reaper.look_at(self.send_deadline)
             try:
-                self._writer.write_metadata(data)  # type: ignore[attr-defined]
+                with native_calls:
+                    self._writer.write_metadata(data)  # type: ignore[attr-defined]
             except _TRANSPORT_ERRORS as error:
                 raise self._failure(error) from None
             finally:
@@ -131,7 +148,8 @@ class ClientStream:
             self.receive_deadline = time.monotonic() + timeout_ms / 1000
             _reaper.look_at(self.receive_deadline)
         try:
-            chunk = self._reader.read_chunk()  # type: ignore[attr-defined]
+            with native_calls:
+                chunk = self._reader.read_chunk()  # type: ignore[attr-defined]
         except _TRANSPORT_ERRORS as error:
             raise self._failure(error) from None
         finally:
@@ -150,15 +168,31 @@ class ClientStream:
 
     def close(self) -> None:
         """Break the stream: a `receive` or `send` that waits in another thread raises NetworkError."""
+        with native_calls:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """As `close`, also while the process ends."""
         self.closed = True
-        self._reader.cancel()  # type: ignore[attr-defined]
+        if (reader := self._reader) is not None:
+            reader.cancel()  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
+        try:
+            with native_calls:
+                self.free()
+        except SystemExit:  # the process is ending
+            native_calls.keep(self._writer, self._reader)
+
+    def free(self) -> None:
+        """Break the stream and let go of it. Nobody may be inside it."""
         # Arrow prints to stderr about a broken stream that is freed without a close; after `cancel` a close does not
         # wait.
-        with contextlib.suppress(*_TRANSPORT_ERRORS):
-            self._reader.cancel()  # type: ignore[attr-defined]
-            self._writer.close()  # type: ignore[attr-defined]
+        if (writer := self._writer) is not None:
+            with contextlib.suppress(*_TRANSPORT_ERRORS):
+                self.cancel()
+                writer.close()  # type: ignore[attr-defined]
+        self._reader = self._writer = None
 
 
 class _Reaper:
@@ -189,6 +223,10 @@ class _Reaper:
                 self._next_look_s = min(deadline_s, self._next_look_s)
                 self._sooner.notify()
 
+    def streams(self) -> list[ClientStream]:
+        with self._lock:
+            return list(self._streams)
+
     def _run(self) -> None:
         while True:
             with self._sooner:
@@ -202,8 +240,7 @@ class _Reaper:
 
         A function of its own: a local of the loop above would keep the streams that it names for ever.
         """
-        with self._lock:
-            streams = list(self._streams)
+        streams = self.streams()
         now, earliest = time.monotonic(), math.inf
         for stream in streams:
             for deadline in (stream.receive_deadline, stream.send_deadline):
@@ -216,6 +253,20 @@ class _Reaper:
 
 
 _reaper = _Reaper()
+
+
+@atexit.register
+def _end_all() -> None:
+    """The process ends: break all streams, and let nobody into Flight."""
+    native_calls.refuse()
+    streams = _reaper.streams()
+    for stream in streams:
+        stream.cancel()
+    if native_calls.wait_until_nobody_is_inside(END_TIMEOUT_S):
+        for stream in streams:
+            stream.free()
+    else:
+        native_calls.keep(*streams)
 
 
 def _first_line(error: BaseException) -> str:

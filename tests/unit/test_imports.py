@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GROUPS = (
-    ("errors", "model", "times"),
+    ("errors", "model", "times", "native_calls"),
     ("config", "protocol"),
     ("core", "controller"),
     ("storage", "transport"),

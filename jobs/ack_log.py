@@ -41,7 +41,7 @@ class AckLog:
     def add(self, acknowledged: Iterable[RecordMetadata]) -> None:
         """Log the batches of one append, acknowledged now."""
         now = time.time()
-        acks = [Ack(now, one.partition, one.base_offset, one.count) for one in acknowledged]
+        acks = [Ack(now, stored.partition, _offset(stored), stored.count) for stored in acknowledged]
         lines = b"".join(msgspec.json.encode(ack) + b"\n" for ack in acks)
         with self._lock:
             self._acks += acks
@@ -66,6 +66,13 @@ class AckLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _offset(stored: RecordMetadata) -> int:
+    """The job's producer wants acks=all: a broker says where the records are."""
+    if stored.base_offset is None:
+        raise ValueError(f"{stored} has no offset")
+    return stored.base_offset
 
 
 class AckTail:

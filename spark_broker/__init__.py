@@ -14,19 +14,22 @@ from spark_broker.model import (
     BrokerInfo,
     ClusterDescription,
     ConsumedBatch,
+    ConsumedRecord,
+    ControllerInfo,
     NewTopic,
     OffsetAndMetadata,
     PartitionInfo,
     RecordMetadata,
     TopicDescription,
     TopicPartition,
+    TransactionInfo,
 )
 
 if TYPE_CHECKING:
     from spark_broker.client.admin import Admin
     from spark_broker.client.consumer import Consumer
     from spark_broker.client.producer import Producer
-    from spark_broker.client.transaction_group import TransactionGroup
+    from spark_broker.client.transaction_group import JoinedProducer, TransactionGroup
     from spark_broker.driver.cluster import BrokerCluster
     from spark_broker.driver.session import configure_spark
     from spark_broker.spark.frames import create_views, read_topic
@@ -52,11 +55,15 @@ __all__ = [
     "BrokerInfo",
     "ClusterDescription",
     "ConsumedBatch",
+    "ConsumedRecord",
+    "ControllerInfo",
     "OffsetAndMetadata",
     "PartitionInfo",
     "RecordMetadata",
     "SparkBrokerError",
     "TopicDescription",
+    "TransactionInfo",
+    "JoinedProducer",
     "errors",
 ]
 
@@ -65,6 +72,7 @@ _LAZY = {
     "Consumer": "spark_broker.client.consumer",
     "Producer": "spark_broker.client.producer",
     "TransactionGroup": "spark_broker.client.transaction_group",
+    "JoinedProducer": "spark_broker.client.transaction_group",
     "BrokerCluster": "spark_broker.driver.cluster",
     "configure_spark": "spark_broker.driver.session",
     "read_topic": "spark_broker.spark.frames",

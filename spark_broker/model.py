@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from spark_broker.times import from_us
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +19,12 @@ NO_LEADER = -1
 
 NO_EPOCH = -1
 """Leader epoch where none is known."""
+
+
+def known_epoch(leader_epoch: int) -> int | None:
+    """None where none is known."""
+    return None if leader_epoch == NO_EPOCH else leader_epoch
+
 
 INTERNAL_PREFIX = "__"
 CONSUMER_OFFSETS_TOPIC = "__consumer_offsets"
@@ -36,16 +44,19 @@ class TopicPartition:
 
 @dataclass(frozen=True, slots=True)
 class RecordMetadata:
-    """Where an acknowledged micro-batch (or record) is: rows `base_offset` up to `base_offset + count`, exclusive."""
+    """Where an acknowledged micro-batch (or record) is: rows `base_offset` up to `base_offset + count`, exclusive.
+
+    `base_offset`: None where no broker said it: with acks=0, and for a retry of what was stored too long ago.
+    """
 
     topic: str
     partition: int
-    base_offset: int
+    base_offset: int | None
     count: int = 1
 
     @property
-    def offset(self) -> int:
-        """Offset of the first record; of the record itself where `send` made it. -1 with acks=0."""
+    def offset(self) -> int | None:
+        """Offset of the first record; of the record itself where `send` made it."""
         return self.base_offset
 
 
@@ -190,18 +201,42 @@ class TransactionInfo:
 
 @dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
-    """A committed position: the next offset to read, the leader epoch of the last record read, and a note."""
+    """A committed position: the next offset to read, the leader epoch of the last record read, and a note.
+
+    `leader_epoch`: None where it is not known.
+    """
 
     offset: int
-    leader_epoch: int = NO_EPOCH
+    leader_epoch: int | None = None
     metadata: str = ""
+
+
+class ConsumedRecord(NamedTuple):
+    """One record of a topic. Of a typed topic, `value` is a dict by column, without key and headers.
+
+    `timestamp` has the zone UTC. `headers` are pairs of a name and a value.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime
+    key: bytes | None
+    value: bytes | dict[str, object] | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+RECORDS_AT_ONCE = 1000
+"""Rows of a batch that become Python's objects at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumedBatch:
     """Consecutive records of one partition: row i has offset `base_offset + i`.
 
-    `data` has the topic's columns. `timestamps_us` are the records' timestamps (UTC microseconds, int64 array).
+    `data` has the topic's columns, or those that the consumer asked for. `timestamps` are the records' (Arrow's
+    timestamp[us, UTC]). `append_time`: when the leader stored them, by its clock. `typed`: the topic has a schema of
+    its own.
     """
 
     topic: str
@@ -209,12 +244,40 @@ class ConsumedBatch:
     base_offset: int
     data: pa.RecordBatch
     leader_epoch: int
-    append_time_ms: int
-    timestamps_us: pa.Array
+    append_time: datetime
+    timestamps: pa.Array
+    typed: bool = False
 
     @property
     def next_offset(self) -> int:
         return self.base_offset + int(self.data.num_rows)
+
+    def slice(self, offset: int = 0, length: int | None = None) -> Self:
+        """The rows from `offset` on, as Arrow's `slice`: `length` rows at most, without a copy."""
+        data, timestamps = self.data.slice(offset, length), self.timestamps.slice(offset, length)
+        return replace(self, base_offset=self.base_offset + offset, data=data, timestamps=timestamps)
+
+    def records(self) -> Iterator[ConsumedRecord]:
+        """The records one at a time. `data` is a hundred times faster where columns will do."""
+        for start in range(0, self.data.num_rows, RECORDS_AT_ONCE):
+            part = self.slice(start, RECORDS_AT_ONCE)
+            times = part.timestamps.cast("int64").to_pylist()
+            rows = part.data.to_pylist()
+            for offset, (row, time_us) in enumerate(zip(rows, times, strict=True), part.base_offset):
+                record = _typed_record if self.typed else _kafka_record
+                yield record(self.topic, self.partition, offset, from_us(time_us), row)
+
+
+def _typed_record(
+    topic: str, partition: int, offset: int, timestamp: datetime, row: dict[str, object]
+) -> ConsumedRecord:
+    return ConsumedRecord(topic, partition, offset, timestamp, None, row, ())
+
+
+def _kafka_record(topic: str, partition: int, offset: int, timestamp: datetime, row: dict[str, Any]) -> ConsumedRecord:
+    """A column that the consumer did not ask for is missing."""
+    headers = tuple((header["key"], header["value"]) for header in row.get("headers") or ())
+    return ConsumedRecord(topic, partition, offset, timestamp, row.get("key"), row.get("value"), headers)
 
 
 def html_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -21,6 +21,11 @@ def to_ms(moment: datetime) -> int:
     return to_us(moment) // 1000
 
 
+def to_ms_rounded_up(moment: datetime) -> int:
+    """Milliseconds since 1970: the first at or after the time."""
+    return -(-to_us(moment) // 1000)
+
+
 def from_us(microseconds: int) -> datetime:
     """The time, with the zone UTC."""
     return EPOCH + timedelta(microseconds=microseconds)

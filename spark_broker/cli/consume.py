@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -106,9 +105,8 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
             hint="`spark-broker consume --help` explains the options.",
         ) from None
     # A time without a zone is the zone's of who typed it.
-    time_ms = int(when.astimezone(UTC).timestamp() * 1000)
     ends = consumer.end_offsets(chosen)
-    found = consumer.offsets_for_times(dict.fromkeys(chosen, time_ms))
+    found = consumer.offsets_for_times(dict.fromkeys(chosen, when.astimezone(UTC)))
     return {tp: ends[tp] if at is None else at for tp, at in found.items()}
 
 
@@ -135,7 +133,7 @@ def first_records(batch: ConsumedBatch, end: int | None, limit: int | None) -> C
         count = min(count, limit)
     if count <= 0:
         return None
-    return replace(batch, data=batch.data.slice(0, count), timestamps_us=batch.timestamps_us.slice(0, count))
+    return batch.slice(0, count)
 
 
 def _at_end(consumer: Consumer, ends: dict[TopicPartition, int] | None) -> bool:

@@ -23,7 +23,7 @@ def records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
     """The records with their places, under the names that the DataFrame uses."""
     prefix = "" if is_default(batch) else "_"
     rows = batch.data.to_pylist()
-    times = batch.timestamps_us.to_pylist()
+    times = batch.timestamps.cast("int64").to_pylist()
     for index, (row, time_us) in enumerate(zip(rows, times, strict=True)):
         place: dict[str, object] = {
             f"{prefix}topic": batch.topic,

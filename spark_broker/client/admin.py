@@ -73,7 +73,13 @@ Item = TypeVar("Item")
 
 
 class Admin:
-    """Administration through any broker. Safe for use by many threads."""
+    """Administration through any broker. Safe for use by many threads.
+
+    ```python
+    with Admin(servers) as admin:
+        print(admin.list_topics(), admin.describe_topic("greetings").partitions[0].high_watermark)
+    ```
+    """
 
     def __init__(
         self,

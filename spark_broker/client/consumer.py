@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import cache, partial
 from types import TracebackType
 from typing import Self, Unpack
@@ -31,8 +32,9 @@ from spark_broker.errors import (
     RequestTimedOutError,
     ThrottlingQuotaExceededError,
 )
-from spark_broker.model import NO_EPOCH, ConsumedBatch, OffsetAndMetadata, TopicPartition
+from spark_broker.model import ConsumedBatch, ConsumedRecord, OffsetAndMetadata, TopicPartition, known_epoch
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
+from spark_broker.times import to_ms_rounded_up
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -66,6 +68,12 @@ class Consumer:
     Groups do not share partitions yet: every member reads everything. `columns`: only these columns of each topic are
     sent by the brokers. Records of transactions come once these are committed; `isolation_level="read_uncommitted"`
     hands out all of them at once.
+
+    ```python
+    with Consumer(servers, topics=["greetings"], auto_offset_reset="earliest") as consumer:
+        for batch in consumer.poll(timeout=10.0):
+            print(batch.partition, batch.base_offset, batch.data["value"].to_pylist())
+    ```
     """
 
     def __init__(
@@ -108,7 +116,7 @@ class Consumer:
     def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
         """Read on from this offset. What was fetched from elsewhere is never handed out.
 
-        Given with the leader epoch of the record before it (as `committed_metadata` returns it), poll raises
+        Given with the leader epoch of the record before it (as `committed` returns it), poll raises
         LogTruncationError where the log was cut below it since (KIP-320).
         """
         to = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
@@ -171,6 +179,36 @@ class Consumer:
             self._threads.advance()
         return batches, moved
 
+    def __iter__(self) -> Iterator[ConsumedRecord]:
+        """Records one at a time, for ever; it ends when another thread closes the consumer.
+
+        Positions move record by record: a commit never passes a record that was not handed out. Raises as `poll` does.
+        """
+        self._check_open()
+        while not self._machine.closed:
+            self._commit_when_due()
+            with self._changed:
+                record = self._next_record()
+            if record is not None:
+                yield record
+
+    def _next_record(self) -> ConsumedRecord | None:
+        """Under the lock. None: the consumer was closed, or only offsets without records were passed."""
+        while not self._machine.closed:
+            try:
+                record, has_room = self._machine.next_record()
+            except LogTruncationError:
+                self._threads.advance()
+                raise
+            if has_room:
+                self._threads.advance()
+            if record is not None or has_room:
+                return record
+            self._threads.wait(self._commit_due_in_s())
+            if self._commit_due_in_s() == 0:
+                return None
+        return None
+
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that poll hands out. Waits for it up to default.api.timeout.ms."""
         deadline = self._api_deadline()
@@ -202,13 +240,8 @@ class Consumer:
         with self._open():
             self._commit_later()
 
-    def committed(self, partition: TopicPartition) -> int | None:
-        """The group's committed offset: the next one to read. None: there is none."""
-        found = self.committed_metadata(partition)
-        return None if found is None else found.offset
-
-    def committed_metadata(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """The committed offset with its leader epoch and note."""
+    def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """The group's committed offset (the next one to read), with its leader epoch and note. None: there is none."""
         return self._require_group().fetch([partition], self._api_deadline()).get(partition)
 
     # ---- offsets of the log -----------------------------------------------------------------------------------------
@@ -221,9 +254,10 @@ class Consumer:
         """The offsets after the last that can be read: last stable offsets; high watermarks with read_uncommitted."""
         return self._lookup(at_time(partitions, LATEST_TIMESTAMP_MS))
 
-    def offsets_for_times(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
-        """Offset of the first record at or after each time (ms since 1970); None: there is none."""
-        return {tp: None if found < 0 else found for tp, found in self._lookup(timestamps_ms).items()}
+    def offsets_for_times(self, times: Mapping[TopicPartition, datetime]) -> dict[TopicPartition, int | None]:
+        """Offset of the first record at or after each time (UTC where it has no zone); None: there is none."""
+        timestamps_ms = {tp: to_ms_rounded_up(moment) for tp, moment in times.items()}
+        return {tp: None if offset < 0 else offset for tp, offset in self._lookup(timestamps_ms).items()}
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -294,10 +328,10 @@ class Consumer:
         self._machine.check_commit(chosen)
         return chosen
 
-    def _epoch_at(self, partition: TopicPartition, offset: int) -> int:
+    def _epoch_at(self, partition: TopicPartition, offset: int) -> int | None:
         """KAFKA-20507: the leader epoch of the last record before a committed offset, where it is known."""
         position = self._machine.partitions.get(partition)
-        return position.last_epoch if position is not None and position.position == offset else NO_EPOCH
+        return known_epoch(position.last_epoch) if position is not None and position.position == offset else None
 
     def _await_commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
         """Under the lock. Raises what the coordinator, or nobody, answered."""
@@ -339,10 +373,13 @@ class Consumer:
 
     def _commit_when_due(self) -> None:
         """Positions here are those that earlier polls handed out: what this poll returns is not committed by it."""
-        if self._group is None or not self._config.enable_auto_commit:
-            return
-        now_s = time.monotonic()
-        if (now_s - self._auto_committed_s) * 1000 >= self._config.auto_commit_interval_ms:
-            self._auto_committed_s = now_s
+        if self._commit_due_in_s() == 0:
+            self._auto_committed_s = time.monotonic()
             with self._changed:
                 self._commit_later()
+
+    def _commit_due_in_s(self) -> float | None:
+        """Seconds until the next automatic commit; None: there is none."""
+        if self._group is None or not self._config.enable_auto_commit:
+            return None
+        return max(self._auto_committed_s + self._config.auto_commit_interval_ms / 1000 - time.monotonic(), 0.0)

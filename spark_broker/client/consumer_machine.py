@@ -6,6 +6,7 @@ for each leader, and comes back at `wake_ms`. Times are milliseconds of a clock 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
@@ -34,7 +35,14 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC, ConsumedBatch, OffsetAndMetadata, TopicPartition
+from spark_broker.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    ConsumedBatch,
+    ConsumedRecord,
+    OffsetAndMetadata,
+    TopicPartition,
+    known_epoch,
+)
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, ListedOffset
 
 STALLED_MS = 500
@@ -76,6 +84,8 @@ class ConsumerMachine:
         self._reset = Start(config.auto_offset_reset)
         self._first_start = Start.COMMITTED if config.group_id else self._reset
         self._commits = CommitQueue()
+        self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
+        self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
         self._refreshes = _Tries(backoff)
         self._lookups = _Tries(backoff)  # a topic that is missing does not keep others from their first positions
@@ -158,6 +168,32 @@ class ConsumerMachine:
         for position in ready:
             batches += position.take(max(POLL_BATCHES_MAX // len(ready), 1))
         return batches, any(position.position > before for position, before in ready.items())
+
+    def next_record(self) -> tuple[ConsumedRecord | None, bool]:
+        """One record of what is fetched ahead, partitions taking turns by batches; and whether there is room for more.
+
+        Raises as `poll` does.
+        """
+        self.raise_error()
+        position = self._turn
+        if position is None or not position.is_inside_a_batch or position.paused or not self._is_assigned(position):
+            position = self._turn = self._next_turn()
+        if position is None:
+            return None, False
+        buffered = len(position.buffer)
+        record = position.take_record()
+        return record, len(position.buffer) < buffered
+
+    def _next_turn(self) -> PartitionPosition | None:
+        while self._turns:
+            position = self._turns.popleft()
+            if position.buffer and not position.paused and self._is_assigned(position):
+                return position
+        self._turns.extend(p for p in self.partitions.values() if p.buffer and not p.paused)
+        return self._turns.popleft() if self._turns else None
+
+    def _is_assigned(self, position: PartitionPosition) -> bool:
+        return self.partitions.get(position.tp) is position
 
     def raise_error(self) -> None:
         """Raises what poll has to raise, if there is anything."""
@@ -413,7 +449,7 @@ class ConsumerMachine:
         for position in self._still(asked.generations):
             info, error = infos.get(position.tp), failures.get(position.tp)
             if info is not None:
-                self._begin_at(position, OffsetAndMetadata(info.offset, info.last_epoch))
+                self._begin_at(position, OffsetAndMetadata(info.offset, known_epoch(info.last_epoch)))
             elif error is not None and not error.retriable:
                 position.error = error
             else:

@@ -16,7 +16,8 @@ from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.arrow_message import decode_batch
 from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame, decode_frames
 from spark_broker.protocol.messages import FetchedPartition
-from spark_broker.protocol.schema import conform
+from spark_broker.protocol.schema import TIMESTAMP_TYPE, conform
+from spark_broker.times import from_ms
 
 AHEAD_BYTES = 65536
 """A batch of at least so many is decoded ahead, beside the caller's work: to inflate it takes time.
@@ -104,8 +105,9 @@ def _consumed(
         base_offset=base_offset,
         data=projection.visible(batch),
         leader_epoch=header.leader_epoch,
-        append_time_ms=header.append_time_ms,
-        timestamps_us=_timestamps_us(batch, topic.timestamp_column, header),
+        append_time=from_ms(header.append_time_ms),
+        timestamps=_timestamps_us(batch, topic.timestamp_column, header).view(TIMESTAMP_TYPE),
+        typed=not topic.has_default_schema,
     )
 
 

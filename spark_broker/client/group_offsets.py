@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicPartition
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NO_EPOCH, OffsetAndMetadata, TopicPartition, known_epoch
 from spark_broker.protocol.messages import (
     CommittedOffset,
     EmptyResponse,
@@ -40,15 +40,23 @@ class GroupOffsets:
 def to_messages(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[CommittedOffset]:
     """The offsets as requests carry them."""
     return [
-        CommittedOffset(tp.topic, tp.partition, one.offset, one.leader_epoch, one.metadata)
-        for tp, one in offsets.items()
+        CommittedOffset(
+            tp.topic,
+            tp.partition,
+            offset.offset,
+            NO_EPOCH if offset.leader_epoch is None else offset.leader_epoch,
+            offset.metadata,
+        )
+        for tp, offset in offsets.items()
     ]
 
 
 def from_messages(offsets: Iterable[CommittedOffset]) -> dict[TopicPartition, OffsetAndMetadata]:
     """The offsets of an answer; a partition without a commit is absent."""
     return {
-        TopicPartition(one.topic, one.partition): OffsetAndMetadata(one.offset, one.leader_epoch, one.metadata)
+        TopicPartition(one.topic, one.partition): OffsetAndMetadata(
+            one.offset, known_epoch(one.leader_epoch), one.metadata
+        )
         for one in offsets
         if one.offset >= 0
     }

@@ -82,7 +82,7 @@ class OutgoingBatch:
         """The batch is certainly not in the log: it may be numbered anew."""
         self.identity = None
 
-    def metadata(self, base_offset: int) -> RecordMetadata:
+    def metadata(self, base_offset: int | None) -> RecordMetadata:
         return RecordMetadata(self.topic_partition.topic, self.topic_partition.partition, base_offset, self.rows)
 
 

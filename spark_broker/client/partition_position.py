@@ -7,7 +7,7 @@ back. Every such move raises its generation, and what was fetched under an older
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -15,7 +15,14 @@ from typing import NamedTuple
 from spark_broker.core.divergence import Diverging, truncation_offset
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.errors import LogTruncationError, SparkBrokerError, invariant
-from spark_broker.model import NO_EPOCH, ConsumedBatch, OffsetAndMetadata, TopicPartition
+from spark_broker.model import (
+    NO_EPOCH,
+    ConsumedBatch,
+    ConsumedRecord,
+    OffsetAndMetadata,
+    TopicPartition,
+    known_epoch,
+)
 
 NO_LINEAGE = EpochHistory()
 
@@ -73,8 +80,9 @@ class PartitionPosition:
     """One assigned partition. `start`: how to find the position, None once there is one; `reset`: where to begin
     without a committed offset.
 
-    Invariant: position <= fetch_offset, and `buffer` covers exactly what lies between. Nothing is in the buffer, and
-    nothing is fetched, between a truncation and its notification.
+    Invariant: position <= fetch_offset, and `buffer` covers exactly what lies between; the position may lie inside its
+    first batch, when records are handed out one at a time. Nothing is in the buffer, and nothing is fetched, between a
+    truncation and its notification.
     """
 
     tp: TopicPartition
@@ -97,6 +105,7 @@ class PartitionPosition:
     def __post_init__(self) -> None:
         self.buffer: deque[Prefetched] = deque()
         self.buffered_bytes = 0
+        self._records: Iterator[ConsumedRecord] | None = None  # of the first batch in the buffer, from `position` on
 
     @property
     def has_position(self) -> bool:
@@ -108,15 +117,15 @@ class PartitionPosition:
 
         It lies before a truncation until poll has notified of it: whoever resumes from it is notified too.
         """
-        return OffsetAndMetadata(self.position, self.last_epoch)
+        return OffsetAndMetadata(self.position, known_epoch(self.last_epoch))
 
-    def move_to(self, offset: int, leader_epoch: int = NO_EPOCH) -> None:
-        """Read from this offset on."""
+    def move_to(self, offset: int, leader_epoch: int | None = None) -> None:
+        """Read from this offset on. `leader_epoch`: of the record before it, where that is known."""
         self._restart()
         self.start = None
         self.position = self.fetch_offset = offset
-        self.last_epoch = leader_epoch
-        if leader_epoch != NO_EPOCH and offset > 0:
+        self.last_epoch = NO_EPOCH if leader_epoch is None else leader_epoch
+        if leader_epoch is not None and offset > 0:
             self.lineage = NO_LINEAGE.assign(leader_epoch, offset - 1)
 
     def find_start(self, start: Start) -> None:
@@ -129,6 +138,7 @@ class PartitionPosition:
         self.generation += 1
         self.buffer.clear()
         self.buffered_bytes = 0
+        self._records = None
         self.lineage = NO_LINEAGE
         self.error = None
         self.retry = FetchRetry()
@@ -144,14 +154,50 @@ class PartitionPosition:
             first = self.buffer[0]
             try:
                 if first.decode is not None:
-                    batches.append(first.decode())
+                    batches.append(self._rest_of(first.decode()))
             except SparkBrokerError as error:
                 self.error = error
             else:
-                self.buffer.popleft()
-                self.buffered_bytes -= first.size_bytes
-                self.position, self.last_epoch = first.next_offset, first.leader_epoch
+                self._pass(first)
         return batches
+
+    def take_record(self) -> ConsumedRecord | None:
+        """The next record of what was fetched ahead, handed out: the position is behind it from now on.
+
+        None: there is none, or a batch does not decode, which is the next poll's error.
+        """
+        while self.buffer and self.error is None:
+            first = self.buffer[0]
+            if first.decode is None:
+                self._pass(first)
+                continue
+            try:
+                if self._records is None:
+                    self._records = first.decode().records()
+                record = next(self._records)
+            except SparkBrokerError as error:
+                self.error = error
+            else:
+                self.position, self.last_epoch = record.offset + 1, first.leader_epoch
+                if self.position == first.next_offset:
+                    self._pass(first)
+                return record
+        return None
+
+    @property
+    def is_inside_a_batch(self) -> bool:
+        """Whether some of the next batch's records were handed out."""
+        return self._records is not None
+
+    def _rest_of(self, batch: ConsumedBatch) -> ConsumedBatch:
+        return batch.slice(self.position - batch.base_offset) if self.is_inside_a_batch else batch
+
+    def _pass(self, first: Prefetched) -> None:
+        """All of the first batch was handed out."""
+        self.buffer.popleft()
+        self.buffered_bytes -= first.size_bytes
+        self._records = None
+        self.position, self.last_epoch = first.next_offset, first.leader_epoch
 
     def add(self, fetched: Iterable[Prefetched]) -> None:
         """What the leader answered from `fetch_offset` on."""
@@ -190,7 +236,7 @@ class PartitionPosition:
         """What poll has to raise once. The position is from now on where the log diverges, unless a seek moved it."""
         error, self.truncation = self.truncation, None
         if error is not None and self.generation == self.truncated_generation:
-            self.move_to(error.divergent_offset, self.lineage.epoch_at(error.divergent_offset - 1))
+            self.move_to(error.divergent_offset, known_epoch(self.lineage.epoch_at(error.divergent_offset - 1)))
         return error
 
     def may_fetch(self, leader_epoch: int, now_ms: float) -> bool:

@@ -82,6 +82,12 @@ class Producer:
 
     With a `transactional_id`, everything is appended in transactions: `with producer.transaction(): ...`. A newer
     producer of the same id fences this one, whose calls raise ProducerFencedError from then on.
+
+    ```python
+    with Producer(servers) as producer:
+        stored = producer.append("greetings", [{"value": "hello"}, {"value": "hallo"}], partition=0)
+        print(stored.result()[0].count, producer.send("greetings", value="salut", partition=0).result().offset)
+    ```
     """
 
     def __init__(

@@ -137,5 +137,5 @@ class FutureRecordMetadata(Future[RecordMetadata]):
             future.set_result(self._metadata(outcome))
 
     def _metadata(self, batch: RecordMetadata) -> RecordMetadata:
-        offset = batch.base_offset + self.index if batch.base_offset >= 0 else -1
+        offset = None if batch.base_offset is None else batch.base_offset + self.index
         return RecordMetadata(batch.topic, batch.partition, offset, 1)

@@ -147,7 +147,7 @@ class SenderMachine:
     def written(self, channel: LeaderChannel, batch: OutgoingBatch, now_ms: int) -> list[SenderEffect]:
         """The batch is in the hands of the transport. With acks=0 nobody answers: that is all there is to know."""
         entry = channel.in_flight.pop(batch.correlation_id, None) if self.acks == 0 else None
-        return [] if entry is None else self._acknowledge(entry.queue, batch, -1, now_ms)
+        return [] if entry is None else self._acknowledge(entry.queue, batch, None, now_ms)
 
     def answered(self, channel: LeaderChannel, response: AppendResponse, now_ms: int) -> list[SenderEffect]:
         """The leader stored the batch, or says why not."""
@@ -159,7 +159,7 @@ class SenderMachine:
         batch.correlation_id = -1
         if response.error_code in (0, DuplicateSequenceNumberError.code):
             # A duplicate that the broker no longer knows the offset of is in the log all the same.
-            base_offset = response.base_offset if not response.error_code else -1
+            base_offset = None if response.error_code else response.base_offset
             return self._acknowledge(queue, batch, base_offset, now_ms)
         queue.failed(batch, error_from_code(response.error_code, response.error_message))
         return self._settle(queue, now_ms)
@@ -370,7 +370,7 @@ class SenderMachine:
         )
 
     def _acknowledge(
-        self, queue: PartitionQueue, batch: OutgoingBatch, base_offset: int, now_ms: int
+        self, queue: PartitionQueue, batch: OutgoingBatch, base_offset: int | None, now_ms: int
     ) -> list[SenderEffect]:
         queue.acknowledged(batch)
         self.acknowledged_rows += batch.rows

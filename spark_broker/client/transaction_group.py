@@ -101,12 +101,12 @@ class TransactionGroup:
         """Abort what this execution has open; later joins of it are refused."""
         self._ask(AbortTransactionRequest(self.application, self.version, self.execution), EmptyResponse)
 
-    def last_committed(self) -> int:
-        """The application's last committed version, by any execution; -1: none."""
-        found = self._ask(DescribeTransactionsRequest([self.application]), DescribeTransactionsResponse)
-        return next(
-            (one.last_committed for one in found.transactions if one.transactional_id == self.application), NO_VERSION
-        )
+    def last_committed(self) -> int | None:
+        """The application's last committed version, by any execution; None: there is none."""
+        answer = self._ask(DescribeTransactionsRequest([self.application]), DescribeTransactionsResponse)
+        versions = {state.transactional_id: state.last_committed for state in answer.transactions}
+        version = versions.get(self.application, NO_VERSION)
+        return None if version == NO_VERSION else version
 
     def _ask(self, request: CallRequest, answer: type[A]) -> A:
         config = client_config(ProducerConfig, self.bootstrap_servers, self.config, {})

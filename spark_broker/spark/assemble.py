@@ -10,7 +10,6 @@ import pyarrow as pa
 from spark_broker.errors import SchemaMismatchError, invariant
 from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.arrays import from_numpy, scalar_of
-from spark_broker.protocol.schema import TIMESTAMP_TYPE
 from spark_broker.spark.columns import CREATE_TIME, Column, Source
 from spark_broker.spark.spark_schema import ReadSchema
 
@@ -62,7 +61,7 @@ def _values(batch: ConsumedBatch, column: Column) -> pa.Array:
         case Source.OFFSET:
             return from_numpy(np.arange(batch.base_offset, batch.base_offset + rows, dtype=np.int64))
         case Source.TIMESTAMP:
-            invariant(len(batch.timestamps_us) == rows, "every record has a timestamp")
-            return batch.timestamps_us.cast(TIMESTAMP_TYPE)
+            invariant(len(batch.timestamps) == rows, "every record has a timestamp")
+            return batch.timestamps
         case Source.TIMESTAMP_TYPE:
             return pa.repeat(scalar_of(CREATE_TIME, pa.int32()), rows)

@@ -196,4 +196,4 @@ def _until(batch: ConsumedBatch, end: int) -> ConsumedBatch | None:
         return None
     if rows >= batch.data.num_rows:
         return batch
-    return replace(batch, data=batch.data.slice(0, rows), timestamps_us=batch.timestamps_us.slice(0, rows))
+    return batch.slice(0, rows)

@@ -95,7 +95,7 @@ class StreamSession:
         if self._group is None or position.offsets == self._published:
             return
         offsets = {
-            tp: OffsetAndMetadata(offset, end.leader_epoch if end is not None and end.offset == offset else -1, "")
+            tp: OffsetAndMetadata(offset, end.leader_epoch if end is not None and end.offset == offset else None)
             for tp, offset in position.offsets.items()
             for end in [position.ends.get(tp)]
         }

@@ -95,7 +95,8 @@ class Copier(ClientThread):
         )
         self._consumer = consumer
         self._recorder.opened(self._life, group=self._group)
-        committed = consumer.committed(self._source)
+        stored = consumer.committed(self._source)
+        committed = None if stored is None else stored.offset
         self._recorder.offsets_fetched(self._group, self._source, committed)
         self._recorder.positioned(self._life, self._source, committed or 0)
         consumer.assign([self._source])

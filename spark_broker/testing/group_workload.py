@@ -71,7 +71,8 @@ class GroupMember(ClientThread):
         self._consumer = consumer
         self._recorder.opened(self._life, isolation=Isolation.READ_COMMITTED, group=self._group)
         for partition in self._partitions:
-            committed = consumer.committed(partition)
+            stored = consumer.committed(partition)
+            committed = None if stored is None else stored.offset
             self._recorder.offsets_fetched(self._group, partition, committed)
             self._recorder.positioned(self._life, partition, committed or 0)
         consumer.assign(self._partitions)

@@ -61,7 +61,8 @@ class ManyWritersJob(ClientThread):
 
     def step(self) -> None:
         if self._version is None:
-            self._version = self._group(0).last_committed() + 1
+            committed = self._group(0).last_committed()
+            self._version = 0 if committed is None else committed + 1
         version = self._version
         group = self._group(version)
         winners, losers = [], []

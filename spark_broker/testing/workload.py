@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
-from spark_broker.errors import RequestTimedOutError
+from spark_broker.errors import RequestTimedOutError, broken
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.testing.history import Isolation, Run, Stored
 from spark_broker.testing.recorder import HistoryRecorder
@@ -212,6 +212,8 @@ def record_outcome(recorder: HistoryRecorder, operation: int, done: Future[list[
         recorder.failed(operation, error)
         return
     (stored,) = done.result()
+    if stored.base_offset is None:
+        broken("an append with acks=all was answered without an offset")
     recorder.acknowledged(operation, stored.base_offset)
 
 

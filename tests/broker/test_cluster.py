@@ -16,6 +16,7 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.times import from_ms
 from tests.conftest import WaitUntil
+from tests.support.committed import committed_offset
 from tests.support.process_cluster import ProcessCluster
 
 EVENTS = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC"))])
@@ -98,7 +99,7 @@ def test_committed_offsets_survive_the_death_of_their_coordinator(
         wait_until(lambda: consumer.poll(timeout=0.5) != [], "records")
         assert consumer.committed(partition) is None
         consumer.commit({partition: OffsetAndMetadata(4, metadata="note")})
-        assert consumer.committed(partition) == 4
+        assert committed_offset(consumer, partition) == 4
     offsets = admin.describe_topic(CONSUMER_OFFSETS_TOPIC)
     leader = offsets.partitions[group_partition("g", len(offsets.partitions))].leader
     slot = slot_of(process_cluster, admin, leader)
@@ -106,7 +107,7 @@ def test_committed_offsets_survive_the_death_of_their_coordinator(
     with Consumer(process_cluster.bootstrap_servers, group_id="g") as consumer:
         consumer.assign([partition])
         assert consumer.position(partition) == 4
-        found = consumer.committed_metadata(partition)
+        found = consumer.committed(partition)
         assert found is not None
         assert (found.offset, found.metadata) == (4, "note")
     process_cluster.launch(slot)

@@ -30,6 +30,7 @@ from spark_broker.testing.history import Isolation
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.workload import record_outcome, snapshot_with_consumer
 from tests.conftest import WaitUntil
+from tests.support.committed import committed_offset
 from tests.support.process_cluster import ProcessCluster
 
 PARTITIONS = 3
@@ -179,7 +180,8 @@ def test_a_killed_copier_is_taken_over_and_every_record_is_copied_once(servers: 
             assert time.monotonic() < deadline, "not everything is copied, or something twice"
         worker.kill()
     with Consumer(servers.bootstrap_servers, group_id="copier") as consumer:
-        assert [consumer.committed(TopicPartition("source", number)) for number in range(PARTITIONS)] == [400] * 3
+        sources = [TopicPartition("source", number) for number in range(PARTITIONS)]
+        assert [committed_offset(consumer, source) for source in sources] == [400] * 3
 
 
 # ---- many writers ----------------------------------------------------------------------------------------------------

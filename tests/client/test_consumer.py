@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -30,9 +31,11 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.frame import CONTROL, Frame
 from spark_broker.protocol.messages import CallRequest, ErrorResponse, Message, OffsetCommitRequest
 from spark_broker.protocol.murmur2 import partition_of
-from spark_broker.protocol.schema import schema_to_bytes
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.times import from_ms
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.conftest import WaitUntil
+from tests.support.committed import committed_offset
 
 Values = Callable[..., pa.RecordBatch]
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
@@ -120,14 +123,99 @@ def test_nothing_at_or_past_the_high_watermark_is_handed_out(
     assert consumer.end_offsets([T0]) == {T0: 1}
 
 
+def test_records_of_kafkas_columns(cluster: FakeCluster, consumer: Consumer) -> None:
+    cluster.create("t")
+    rows = [
+        {"key": b"k", "value": b"v", "headers": [{"key": "h", "value": b"1"}], "timestamp": from_ms(7)},
+        {"timestamp": from_ms(8)},
+    ]
+    cluster.store("t", 0, pa.RecordBatch.from_pylist(rows, schema=DEFAULT_SCHEMA))
+    consumer.assign([T0])
+    (batch,) = poll_rows(consumer, 2)
+    assert list(batch.records()) == [
+        ("t", 0, 0, from_ms(7), b"k", b"v", (("h", b"1"),)),
+        ("t", 0, 1, from_ms(8), None, None, ()),
+    ]
+
+
+def test_records_of_typed_columns_are_dicts(cluster: FakeCluster, consumer: Consumer) -> None:
+    schema = pa.schema([("value", pa.binary()), ("n", pa.int64())])
+    cluster.create("typed", schema=schema)
+    cluster.store("typed", 0, pa.RecordBatch.from_pylist([{"value": b"a", "n": n} for n in range(2500)], schema=schema))
+    consumer.assign([TopicPartition("typed", 0)])
+    (batch,) = poll_rows(consumer, 2500)
+    records = list(batch.records())
+    assert [record.offset for record in records] == list(range(2500))
+    assert records[2400].value == {"value": b"a", "n": 2400}
+    assert (records[0].key, records[0].headers, records[0].timestamp) == (None, (), from_ms(APPEND_TIME_MS))
+
+
+def test_a_consumer_hands_out_records_one_at_a_time(cluster: FakeCluster, values: Values) -> None:
+    """Positions move record by record, between partitions and past markers; a poll takes the rest of a batch."""
+    cluster.create("t", 2)
+    cluster.store("t", 0, values("a", "b", "c"))
+    cluster.store("t", 0, values("marker"))
+    cluster.store("t", 0, values("d"))
+    cluster.store("t", 1, values("x"))
+    log = cluster.topics["t"].partitions[0].log
+    log[1] = Frame(log[1].header._replace(attributes=CONTROL), log[1].message)
+    with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest") as consumer:
+        seen = []
+        for record in consumer:
+            seen.append((record.partition, record.offset, record.value))
+            assert consumer.position(TopicPartition("t", record.partition)) == record.offset + 1
+            if len(seen) == 5:
+                break
+        assert sorted(seen) == [(0, 0, b"a"), (0, 1, b"b"), (0, 2, b"c"), (0, 4, b"d"), (1, 0, b"x")]
+        assert [offset for partition, offset, _ in seen if partition == 0] == [0, 1, 2, 4]
+        consumer.seek(T0, 0)
+        consumer.pause(T1)
+        assert next(iter(consumer)).value == b"a"
+        assert values_of(poll_rows(consumer, 3)) == ["b", "c", "d"]
+        consumer.seek(T0, 1)
+        assert next(iter(consumer)).value == b"b"
+        consumer.seek(T0, 0)
+        assert next(iter(consumer)).value == b"a"
+
+
+def test_a_commit_amid_a_batch_is_of_the_records_that_were_handed_out(cluster: FakeCluster, values: Values) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a", "b", "c"))
+    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    with Consumer(cluster.bootstrap, group_id="g", topics=["t"], **settings) as consumer:
+        records = iter(consumer)
+        assert [next(records).value, next(records).value] == [b"a", b"b"]
+        consumer.commit()
+        assert consumer.committed(T0) == OffsetAndMetadata(2, leader_epoch=0)
+
+
+def test_records_are_committed_while_nobody_polls_and_end_with_the_consumer(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "auto_commit_interval_ms": 50}
+    consumer = Consumer(cluster.bootstrap, group_id="g", topics=["t"], **settings)
+    seen: list[object] = []
+    reader = threading.Thread(target=lambda: seen.extend(record.value for record in consumer))
+    reader.start()
+    wait_until(lambda: cluster.committed.get(("g", "t", 0)) and cluster.committed["g", "t", 0].offset == 1, "a commit")
+    consumer.close()
+    reader.join(WAIT_S)
+    assert not reader.is_alive()
+    assert seen == [b"a"]
+    with pytest.raises(ClosedError):
+        next(iter(consumer))
+
+
 def test_timestamps_are_the_records_own_or_the_append_time(cluster: FakeCluster, consumer: Consumer) -> None:
     schema = pa.schema([("n", pa.int64()), ("at", pa.timestamp("us"))])
     cluster.create("typed", schema=schema, config={"timestamp.column": "at"})
     cluster.store("typed", 0, pa.RecordBatch.from_pylist([{"n": 1, "at": 5}, {"n": 2}], schema=schema))
     consumer.assign([TopicPartition("typed", 0)])
     (batch,) = poll_rows(consumer, 2)
-    assert batch.timestamps_us.to_pylist() == [5, APPEND_TIME_MS * 1000]
-    assert batch.append_time_ms == APPEND_TIME_MS
+    assert batch.timestamps.cast("int64").to_pylist() == [5, APPEND_TIME_MS * 1000]
+    assert batch.append_time == from_ms(APPEND_TIME_MS)
 
 
 def test_older_batches_are_read_under_the_newer_schema(cluster: FakeCluster, consumer: Consumer) -> None:
@@ -198,7 +286,7 @@ def test_a_position_inside_a_batch_cuts_it(cluster: FakeCluster, consumer: Consu
     consumer.seek(T0, 2)
     (batch,) = poll_rows(consumer, 2)
     assert (batch.base_offset, batch.next_offset, values_of([batch])) == (2, 4, ["c", "d"])
-    assert batch.timestamps_us.to_pylist() == [APPEND_TIME_MS * 1000] * 2
+    assert batch.timestamps.cast("int64").to_pylist() == [APPEND_TIME_MS * 1000] * 2
     assert consumer.position(T0) == 4
 
 
@@ -291,8 +379,8 @@ def test_seeking_to_beginning_and_end(cluster: FakeCluster, consumer: Consumer, 
     consumer.seek_to_beginning(T0)
     assert consumer.position(T0) == 5
     assert consumer.beginning_offsets([T0]) == {T0: 5}
-    assert consumer.offsets_for_times({T0: APPEND_TIME_MS}) == {T0: 5}
-    assert consumer.offsets_for_times({T0: APPEND_TIME_MS + 1}) == {T0: None}
+    assert consumer.offsets_for_times({T0: from_ms(APPEND_TIME_MS)}) == {T0: 5}
+    assert consumer.offsets_for_times({T0: from_ms(APPEND_TIME_MS) + timedelta(microseconds=1)}) == {T0: None}
 
 
 def test_an_offset_out_of_range_goes_where_auto_offset_reset_says(
@@ -495,7 +583,7 @@ def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, values: Values
         assert consumer.committed(T0) is None
         poll_rows(consumer, 2)
         consumer.commit()
-        assert consumer.committed(T0) == 2
+        assert committed_offset(consumer, T0) == 2
     cluster.store("t", 0, values("c"))
     with Consumer(cluster.bootstrap, group_id="g", topics=["t"], **settings) as consumer:
         assert values_of(poll_rows(consumer, 1)) == ["c"]
@@ -511,7 +599,7 @@ def test_a_commit_carries_the_epoch_of_the_last_record(cluster: FakeCluster, val
     with Consumer(cluster.bootstrap, group_id="g", topics=["t"], auto_offset_reset="earliest") as consumer:
         poll_rows(consumer, 1)
         consumer.commit()
-        assert consumer.committed_metadata(T0) == OffsetAndMetadata(1, leader_epoch=1)
+        assert consumer.committed(T0) == OffsetAndMetadata(1, leader_epoch=1)
 
 
 def test_a_commit_does_not_pass_records_that_were_not_handed_out(
@@ -524,12 +612,12 @@ def test_a_commit_does_not_pass_records_that_were_not_handed_out(
         consumer.assign([T0])
         wait_until(lambda: any(r.partitions[0].offset == 3 for r in cluster.fetches), "all is fetched ahead")
         consumer.commit()
-        assert consumer.committed(T0) == 0
+        assert committed_offset(consumer, T0) == 0
         with pytest.raises(PolicyViolationError, match="not handed out"):
             consumer.commit({T0: 1})
         poll_rows(consumer, 3)
         consumer.commit({T0: OffsetAndMetadata(2, metadata="note")})
-        assert consumer.committed_metadata(T0) == OffsetAndMetadata(2, metadata="note")
+        assert consumer.committed(T0) == OffsetAndMetadata(2, metadata="note")
 
 
 def test_an_automatic_commit_is_of_what_earlier_polls_handed_out(
@@ -574,7 +662,7 @@ def test_a_coordinator_that_dies_is_found_again(cluster: FakeCluster, values: Va
         consumer.commit()
         cluster.kill(offsets.partitions[partition_of(b"g", 3)].leader)
         consumer.commit()
-        assert consumer.committed(T0) == 1
+        assert committed_offset(consumer, T0) == 1
 
 
 def test_a_commit_is_tried_again_while_the_coordinator_loads(cluster: FakeCluster, values: Values) -> None:
@@ -591,7 +679,7 @@ def test_a_commit_is_tried_again_while_the_coordinator_loads(cluster: FakeCluste
     with Consumer(cluster.bootstrap, group_id="g", topics=["t"]) as consumer:
         consumer.position(T0)
         consumer.commit()
-        assert consumer.committed(T0) == 0
+        assert committed_offset(consumer, T0) == 0
     assert left == []
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from spark_broker import Admin, Consumer, Producer, TopicPartition
 from spark_broker.errors import InvalidConfigError
+from spark_broker.times import from_ms
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.client.test_consumer import poll_rows, values_of
 
@@ -98,7 +99,7 @@ def test_offsets_by_time_are_looked_up_under_the_same_isolation(undecided: FakeC
     for isolation, read_committed in (("read_committed", True), ("read_uncommitted", False)):
         undecided.calls.clear()
         with Consumer(undecided.bootstrap, isolation_level=isolation) as consumer:
-            assert consumer.offsets_for_times({T0: APPEND_TIME_MS}) == {T0: 0}
+            assert consumer.offsets_for_times({T0: from_ms(APPEND_TIME_MS)}) == {T0: 0}
         specs = [spec for _, call in undecided.calls for spec in getattr(call, "partitions", [])]
         assert {spec.read_committed for spec in specs} == {read_committed}
 
@@ -111,7 +112,7 @@ def test_a_position_past_what_is_left_out_is_committed_with_the_epoch_of_its_las
             assert time.monotonic() < deadline
             consumer.poll(1.0)
         consumer.commit()
-        found = consumer.committed_metadata(T0)
+        found = consumer.committed(T0)
         assert found is not None
         assert (found.offset, found.leader_epoch) == (10, 0), "the marker at 9 was written in epoch 0, not in 1"
 

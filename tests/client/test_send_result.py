@@ -43,8 +43,8 @@ def test_each_record_has_its_offset_in_the_batch() -> None:
 
 def test_records_of_a_batch_without_offsets_have_none() -> None:
     batch, records = batch_of_three()
-    batch.complete(RecordMetadata("t", 1, -1, 3))
-    assert {one.result().offset for one in records} == {-1}
+    batch.complete(RecordMetadata("t", 1, None, 3))
+    assert {one.result().offset for one in records} == {None}
 
 
 def test_each_record_of_a_batch_that_failed_has_its_error() -> None:
@@ -109,7 +109,7 @@ def test_wait_and_as_completed_take_records_before_and_after_their_outcome() -> 
 def test_a_record_can_be_awaited_by_asyncio() -> None:
     batch, (_, second, _) = batch_of_three()
 
-    async def offset() -> int:
+    async def offset() -> int | None:
         future = asyncio.wrap_future(second)
         await asyncio.to_thread(batch.complete, STORED)
         return (await future).offset
@@ -119,7 +119,7 @@ def test_a_record_can_be_awaited_by_asyncio() -> None:
 
 def test_callbacks_run_in_the_order_of_the_records() -> None:
     batch, records = batch_of_three()
-    called: list[tuple[str, int]] = []
+    called: list[tuple[str, int | None]] = []
 
     def note(name: str) -> Callable[[Future[RecordMetadata]], None]:
         return lambda future: called.append((name, future.result(0).offset))

@@ -156,7 +156,7 @@ def test_a_duplicate_is_acknowledged_without_an_offset() -> None:
     rig = Rig(cluster(0))
     rig.append()
     rig.answer(rig.sent[0], DuplicateSequenceNumberError("it is in the log"))
-    assert rig.outcomes == [RecordMetadata("t", 0, -1, 1)]
+    assert rig.outcomes == [RecordMetadata("t", 0, None, 1)]
 
 
 def test_without_a_leader_metadata_is_asked_for_until_there_is_one() -> None:
@@ -323,7 +323,7 @@ def test_a_topic_counts_as_deleted_once_its_absence_has_lasted() -> None:
 def test_with_acks_0_written_is_acknowledged() -> None:
     rig = Rig(cluster(0), acks="0")
     rig.append(2)
-    assert rig.outcomes == [RecordMetadata("t", 0, -1, 1)] * 2
+    assert rig.outcomes == [RecordMetadata("t", 0, None, 1)] * 2
     assert sequences(rig.sent) == [-1, -1]
 
 

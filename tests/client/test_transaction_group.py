@@ -51,7 +51,7 @@ def test_what_winners_appended_is_there_and_nothing_of_the_others(cluster: FakeC
     loser = write(group, values("twice"), 1)
     assert loser not in winners
     assert committed(cluster) == [[], []]
-    assert group.last_committed() == -1
+    assert group.last_committed() is None
     assert group.commit(winners)
     assert committed(cluster) == [["w0"], ["w1"]]
     assert group.last_committed() == 0

@@ -50,6 +50,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.murmur2 import group_partition
 from tests.client.fake_broker import BreakAfterStoring, FakeCluster, StoreSilently
 from tests.conftest import WaitUntil
+from tests.support.committed import committed_offset
 
 Values = Callable[..., pa.RecordBatch]
 WAIT_S = 30.0
@@ -579,8 +580,8 @@ def test_offsets_are_committed_with_the_transaction(cluster: FakeCluster, values
             producer.send_offsets_to_transaction({t1: OffsetAndMetadata(3, 2, "note")}, "g")
             assert cluster.committed == {}
     with Consumer(cluster.bootstrap, group_id="g") as consumer:
-        assert consumer.committed(T0) == 7
-        assert consumer.committed_metadata(t1) == OffsetAndMetadata(3, 2, "note")
+        assert committed_offset(consumer, T0) == 7
+        assert consumer.committed(t1) == OffsetAndMetadata(3, 2, "note")
     sent = [request for _, request in cluster.calls if isinstance(request, TransactionalOffsetCommitRequest)]
     assert [(request.producer_epoch, request.sequence) for request in sent] == [(0, 0), (1, 0), (1, 1)]
 
@@ -597,7 +598,7 @@ def test_offsets_whose_answer_is_lost_are_sent_again_under_the_same_number(clust
         producer.send_offsets_to_transaction({T0: 8}, "g")
     assert [request.sequence for request in hook.requests] == [0, 0, 1]  # type: ignore[union-attr]
     with Consumer(cluster.bootstrap, group_id="g") as consumer:
-        assert consumer.committed(T0) == 8
+        assert committed_offset(consumer, T0) == 8
 
 
 def test_offsets_that_are_refused_let_the_transaction_only_be_aborted(cluster: FakeCluster) -> None:

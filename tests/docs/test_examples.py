@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import runpy
 import shlex
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from spark_broker import Admin, Consumer, Producer
 from spark_broker.cli.columns import parse_schema
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_transactions import committed
@@ -49,13 +51,28 @@ def run(cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_examples_of_the_clients_do_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
-    produced, consumed, committed, described, failed = run("clients.md")
+    produced, consumed, one_record, committed, described, failed = run("clients.md")
     assert produced.startswith("0\n[(")
     assert sorted(re.findall(r"hello|hallo|salut", consumed)) == ["hallo", "hello", "salut"]
+    assert re.fullmatch(r"[012] 0 20\S+ \S+ (None|b'\w+') b'(hello|hallo|salut)'", one_record.strip())
     first, position = committed.split()
     assert first == position
     assert described.splitlines()[0] == "['greetings']"
     assert failed.startswith("UNKNOWN_TOPIC_OR_PARTITION True ")
+
+
+def test_the_examples_of_the_docstrings_run(
+    cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster.create("greetings")
+    printed = []
+    for client in (Producer, Consumer, Admin):
+        (example,) = re.findall(r"```python\n(.*?)```", inspect.getdoc(client) or "", re.DOTALL)
+        script = tmp_path / f"{client.__name__}.py"
+        script.write_text(f"from spark_broker import {client.__name__}\n{example}")
+        runpy.run_path(str(script), {"servers": cluster.bootstrap})
+        printed.append(capsys.readouterr().out)
+    assert printed == ["2 2\n", "0 0 [b'hello', b'hallo']\n0 2 [b'salut']\n", "['greetings'] 3\n"]
 
 
 def test_the_readmes_transaction_commits_records_and_offsets(cluster: FakeCluster, tmp_path: Path) -> None:

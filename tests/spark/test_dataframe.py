@@ -52,6 +52,7 @@ def offsets(admin: Admin, producer: Producer) -> dict[int, int]:
     ends: dict[int, int] = {}
     for future in futures:
         for acknowledged in future.result(60):
+            assert acknowledged.base_offset is not None
             end = acknowledged.base_offset + acknowledged.count
             ends[acknowledged.partition] = max(ends.get(acknowledged.partition, 0), end)
     return ends

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 
 from spark_broker import Consumer, Producer, TopicPartition
 
@@ -45,7 +46,7 @@ def operations(producer: Producer, writer: Producer, consumer: Consumer) -> Mapp
         "consume": consume,
         "commit": consumer.commit,
         "committed": lambda: consumer.committed(PARTITIONS[0]),
-        "offsets by time": lambda: consumer.offsets_for_times({PARTITIONS[0]: 0}),
+        "offsets by time": lambda: consumer.offsets_for_times({PARTITIONS[0]: datetime(2026, 1, 1, tzinfo=UTC)}),
         "end offsets": lambda: consumer.end_offsets(PARTITIONS),
     }
 

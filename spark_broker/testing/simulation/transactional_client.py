@@ -91,7 +91,7 @@ class TransactionalClient(SenderShell):
 
     def _completed(self, operation: int, key: tuple[str, int], outcome: Outcome) -> None:
         if not isinstance(outcome, SparkBrokerError):
-            if outcome.base_offset < 0:
+            if outcome.base_offset is None:
                 raise ViolationError("a retry gets its own offset", f"append {operation} was answered without one")
             self.world.append_acknowledged(operation, outcome.base_offset)
             return

@@ -422,7 +422,7 @@ class World:
     def append_outcome(self, operation: int, outcome: Outcome) -> None:
         """An idempotent append has its outcome. Only time may end one that is not acknowledged."""
         if not isinstance(outcome, SparkBrokerError):
-            if outcome.base_offset < 0:
+            if outcome.base_offset is None:
                 raise ViolationError("a retry gets its own offset", f"append {operation} was answered without one")
             self.append_acknowledged(operation, outcome.base_offset)
             return

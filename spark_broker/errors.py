@@ -446,9 +446,6 @@ class UnknownTopicIdError(SparkBrokerError):
     hint = "Refresh metadata; the topic may have been deleted."
 
 
-# ---- ours --------------------------------------------------------------------------------------------------------
-
-
 class SchemaMismatchError(SparkBrokerError):
     """A batch does not match the topic's schema; nothing was stored."""
 

@@ -86,8 +86,6 @@ class OffsetsShard:
             attributes=TRANSACTIONAL,
         )
 
-    # ---- reading -----------------------------------------------------------------------------------------------
-
     def _catch_up(self) -> None:
         """Read what was committed since the last time; the first time from the log's start."""
         partition = self.partition
@@ -113,8 +111,6 @@ class OffsetsShard:
             offsets.replay_undecided(header.producer_id, header.base_offset, records)
         elif offsets.replay(records, header.next_offset):
             self._snapshot_end = header.next_offset
-
-    # ---- snapshots ---------------------------------------------------------------------------------------------
 
     def write_snapshot(self, every: int) -> None:
         """Until compaction exists: where there are `every` records since the last snapshot, write all live offsets at

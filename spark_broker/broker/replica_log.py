@@ -120,8 +120,6 @@ class ReplicaLog:
             self._to_be_saved(history)
         return history
 
-    # ---- the log -----------------------------------------------------------------------------------------------
-
     @property
     def log_end_offset(self) -> int:
         return self._log.log_end_offset
@@ -249,8 +247,6 @@ class ReplicaLog:
             self._snapshots.remove_below(log_start_offset)
         # Last: by its own history a log that a crash leaves empty is found to be another than the leader's.
         self.save_epochs(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
-
-    # ---- epochs and producers ----------------------------------------------------------------------------------
 
     def save_epochs(self, history: EpochHistory) -> None:
         """A file that is only behind is saved with the next flush, so that an election waits for no sync: `_epochs`

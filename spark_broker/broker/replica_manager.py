@@ -101,8 +101,6 @@ class ReplicaManager:
         self.image = EMPTY_IMAGE
         self.applied_offset = EMPTY_IMAGE.next_offset  # the metadata before it is carried out: every log is open
 
-    # ---- look-ups ----------------------------------------------------------------------------------------------
-
     def partition(self, topic_id: str, number: int) -> Partition:
         """The replica. Raises the error that says why it is not here."""
         found = self._partitions.get((topic_id, number))
@@ -148,8 +146,6 @@ class ReplicaManager:
         """How far replicas reach of partitions that nobody leads, where this broker does not lead by itself."""
         partitions = self._partitions
         return [partitions[key].log_end() for key in sorted(self._asked_for) if key in partitions]
-
-    # ---- metadata ----------------------------------------------------------------------------------------------
 
     def registered(self, broker_id: int, broker_epoch: int) -> None:
         self.broker_id, self.broker_epoch = broker_id, broker_epoch
@@ -224,8 +220,6 @@ class ReplicaManager:
             )
             partition.assign(assignment, self._topics[key[0]], self._epochs)
 
-    # ---- opening and dropping ----------------------------------------------------------------------------------
-
     def _open_missing(self, keys: Iterable[PartitionKey]) -> None:
         """Open or create the logs of these replicas, as far as they belong here and are not open."""
         missing = [key for key in sorted(keys) if self._is_missing(key)]
@@ -284,7 +278,6 @@ class ReplicaManager:
         partition.lines.opened(f"{self._directory.start_kind.value} start")
         return partition
 
-    # ---- damage (known bug 28) --------------------------------------------------------------------------------
     #
     # A damaged replica stops at once, is set aside, and named by heartbeats. Nothing comes in its place before the
     # controller has taken it out of ISR and ELR; then an empty one follows whoever leads, and may be let in again.
@@ -347,8 +340,6 @@ class ReplicaManager:
         self._directory.delete_partition(partition.topic.name, key[1])
         partition.lines.deleted(reason.message)
 
-    # ---- replication -------------------------------------------------------------------------------------------
-
     def _update_fetchers(self) -> None:
         """One fetcher for each broker that leads something this one follows."""
         wanted: dict[int, dict[PartitionKey, Partition]] = {}
@@ -385,8 +376,6 @@ class ReplicaManager:
             max_bytes=cluster.replica_fetch_response_max_bytes,
             request_timeout_ms=cluster.replica_fetch_wait_max_ms + 5_000,
         )
-
-    # ---- the end -----------------------------------------------------------------------------------------------
 
     def check_directory(self) -> None:
         """Raises KafkaStorageError where somebody has removed the broker's directory."""

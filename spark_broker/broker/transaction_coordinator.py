@@ -108,8 +108,6 @@ class TransactionCoordinator:
         self._producer_ids = ProducerIdPool()
         self._allocation_due_ms = 0  # while one is under way: when it counts as lost
 
-    # ---- requests ----------------------------------------------------------------------------------------------
-
     def handle(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
         """Answer a request, now or later. `deadline_ms`: on the boot-time clock."""
         with self._lock:
@@ -169,8 +167,6 @@ class TransactionCoordinator:
             found += led.shard.describe([transactional_id], now_ms, led.leader_epoch)
         return found
 
-    # ---- events ------------------------------------------------------------------------------------------------
-
     def note(self, event: Callable[[], None]) -> None:
         """Something has happened; called from any thread, perhaps under a partition's lock."""
         self._events.append(event)
@@ -222,8 +218,6 @@ class TransactionCoordinator:
             logger.info("no producer ids yet: %s", answer)
             self._allocation_due_ms = self._clock.boottime_ms() + ALLOCATION_BACKOFF_MS
 
-    # ---- shards ------------------------------------------------------------------------------------------------
-
     def _shard_of(self, transactional_id: str) -> LedShard:
         topic = self._manager.image.topic(TRANSACTION_STATE_TOPIC)
         if topic is None:
@@ -267,8 +261,6 @@ class TransactionCoordinator:
             self._queue.drop(led.number)
             for effect in led.shard.dropped():
                 self._answer(effect)
-
-    # ---- effects -----------------------------------------------------------------------------------------------
 
     def _carry_out(self, led: LedShard, effects: list[Effect]) -> None:
         """Depth first: an append has happened before the next decision is made."""
@@ -334,8 +326,6 @@ class TransactionCoordinator:
         if self._shards.get(led.number) is led:
             logger.info("%s is loaded anew: %s", led.partition, error.message)
             self._drop(led)
-
-    # ---- markers -----------------------------------------------------------------------------------------------
 
     def _send_markers(self) -> None:
         if not self._markers_due:

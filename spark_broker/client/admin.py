@@ -92,8 +92,6 @@ class Admin:
         self._metadata = ClusterMetadata.connect(self._config)
         self._close_lock = threading.Lock()
 
-    # ---- topics -----------------------------------------------------------------------------------------------------
-
     def create_topic(self, topic: NewTopic) -> None:
         """Create a topic; returns once every partition has a leader. Live brokers that lag get 2 s to learn of it.
 
@@ -170,8 +168,6 @@ class Admin:
         texts = {key: None if value is None else to_text(_plain(value)) for key, value in values.items()}
         self._change(AlterTopicConfigRequest(name, texts), deadline)
 
-    # ---- the cluster ------------------------------------------------------------------------------------------------
-
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """The cluster with its live brokers, in order of id; `include_fenced`: also those that are lost."""
         view = self._metadata.fetch([], self._deadline())
@@ -214,8 +210,6 @@ class Admin:
         found = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
         return {tp: known(found[tp].offset) for tp in timestamps_ms}
 
-    # ---- transactions -----------------------------------------------------------------------------------------------
-
     def list_transactions(self) -> list[TransactionInfo]:
         """Every transactional id and application that a live broker coordinates, sorted by id."""
         return transaction_admin.list_transactions(self._metadata, self._deadline())
@@ -231,8 +225,6 @@ class Admin:
         """
         transaction_admin.abort_transaction(self._metadata, transactional_id, self._deadline())
 
-    # ---- the end ----------------------------------------------------------------------------------------------------
-
     def close(self) -> None:
         """Close the connections; calls that wait raise ClosedError."""
         with self._close_lock:
@@ -246,8 +238,6 @@ class Admin:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def _deadline(self) -> Deadline:
         if self._metadata.closing.is_set():

@@ -99,8 +99,6 @@ class Consumer:
         if topics:
             self._subscribe([topics] if isinstance(topics, str) else list(topics))
 
-    # ---- what to read -----------------------------------------------------------------------------------------------
-
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that were assigned before keep their positions."""
         wanted = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
@@ -143,8 +141,6 @@ class Consumer:
         """The opposite of `pause`."""
         for tp in partitions:
             self._change(tp, partial(self._machine.pause, tp, paused=False))
-
-    # ---- reading ----------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = 1.0) -> list[ConsumedBatch]:
         """Batches from the positions on, as soon as there are any; empty after `timeout` seconds.
@@ -219,8 +215,6 @@ class Consumer:
                 self._await_change(deadline, f"the position of {partition} could not be looked up in time")
             return position.position
 
-    # ---- committed offsets ------------------------------------------------------------------------------------------
-
     def commit(self, offsets: Offsets | None = None) -> None:
         """Store positions (or these offsets) under the group and wait for it.
 
@@ -244,8 +238,6 @@ class Consumer:
         """The group's committed offset (the next one to read), with its leader epoch and note. None: there is none."""
         return self._require_group().fetch([partition], self._api_deadline()).get(partition)
 
-    # ---- offsets of the log -----------------------------------------------------------------------------------------
-
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Log start offsets."""
         return self._lookup(at_time(partitions, EARLIEST_TIMESTAMP_MS))
@@ -258,8 +250,6 @@ class Consumer:
         """Offset of the first record at or after each time (UTC where it has no zone); None: there is none."""
         timestamps_ms = {tp: to_ms_rounded_up(moment) for tp, moment in times.items()}
         return {tp: None if offset < 0 else offset for tp, offset in self._lookup(timestamps_ms).items()}
-
-    # ---- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Commit what was handed out (enable.auto.commit), and end; at most about `timeout` seconds."""
@@ -279,8 +269,6 @@ class Consumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    # ---- helpers ----------------------------------------------------------------------------------------------------
 
     def _subscribe(self, topics: list[str]) -> None:
         with self._open():

@@ -92,8 +92,6 @@ class ConsumerMachine:
         self._refreshed_ms = float("-inf")
         self._missing_since_ms: dict[str, float] = {}
 
-    # ---- what to read -----------------------------------------------------------------------------------------------
-
     def subscribe(self, topics: Iterable[str]) -> None:
         """Read every partition of these topics, also those that are added later."""
         self.topics = set(topics)
@@ -155,8 +153,6 @@ class ConsumerMachine:
         if not paused:
             self.leaders.break_fetch(tp)
 
-    # ---- reading ----------------------------------------------------------------------------------------------------
-
     def poll(self) -> tuple[list[ConsumedBatch], bool]:
         """What is fetched ahead, an equal share of each partition; and whether a position moved, if only past a gap.
 
@@ -212,8 +208,6 @@ class ConsumerMachine:
                 return position.notify_truncation()
         return next((p.error for p in self.partitions.values() if p.error is not None), self.failure)
 
-    # ---- commits ----------------------------------------------------------------------------------------------------
-
     @property
     def committed(self) -> Offsets:
         """What the coordinator has, as far as it is known."""
@@ -259,8 +253,6 @@ class ConsumerMachine:
         self.leaders.refresh_wanted = True
         if commit.background and not error.retriable:
             self.failure = error
-
-    # ---- effects ----------------------------------------------------------------------------------------------------
 
     def step(self, now_ms: float) -> list[Effect]:
         """What is to be done now. What the last steps gave is under way."""
@@ -346,8 +338,6 @@ class ConsumerMachine:
         if not error.retriable and not self.view.brokers:
             self.failure = error  # no address of bootstrap.servers ever answered
 
-    # ---- metadata ---------------------------------------------------------------------------------------------------
-
     def metadata_came(self, view: ClusterView, now_ms: float) -> None:
         """Topics that came, went or grew; leaders that moved."""
         self.leaders.view = view
@@ -417,8 +407,6 @@ class ConsumerMachine:
         position.topic_id = position.topic_id or topic.topic_id
         leader = self.view.leader(tp.topic, tp.partition)
         return leader is not None and leader[1].leader_epoch >= position.last_epoch
-
-    # ---- first positions --------------------------------------------------------------------------------------------
 
     def committed_came(self, asked: FetchCommitted, committed: Offsets, now_ms: float) -> None:
         """The group's committed offsets; a partition without one begins where auto.offset.reset says."""

@@ -215,8 +215,6 @@ class Producer:
         if not self._sender.drain(Deadline.after_ms(limit_s * 1000)):
             raise RequestTimedOutError(f"flush: not everything was acknowledged within {limit_s} s")
 
-    # ---- transactions ----------------------------------------------------------------------------------------------
-
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything appended in the `with` block is committed when it ends, as a whole, or else aborted.
@@ -278,8 +276,6 @@ class Producer:
         """
         self._check_open()
         self._transactional().send_offsets(offsets, group_id)
-
-    # ---- the end -----------------------------------------------------------------------------------------------------
 
     def metrics(self) -> dict[str, int]:
         """Acknowledged rows and batches, how many batches were sent again, and transactions by their outcome."""

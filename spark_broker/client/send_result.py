@@ -103,8 +103,6 @@ class FutureRecordMetadata(Future[RecordMetadata]):
         if not self._batch.call_later(self, fn):
             super().add_done_callback(fn)
 
-    # ---- the micro-batch's side --------------------------------------------------------------------------------------
-
     @property
     def has_fields(self) -> bool:
         return "_condition" in self.__dict__

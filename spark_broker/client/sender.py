@@ -67,8 +67,6 @@ class Sender:
         for thread in self._threads:
             thread.start()
 
-    # ---- the producer's side ----------------------------------------------------------------------------------------
-
     @property
     def acknowledged_rows(self) -> int:
         return self._machine.acknowledged_rows
@@ -154,8 +152,6 @@ class Sender:
                 condition.notify_all()
         self._finish(effects)
 
-    # ---- the streams' side ------------------------------------------------------------------------------------------
-
     def next_append(self, channel: LeaderChannel) -> tuple[AppendRequest, OutgoingBatch] | None:
         """The next batch for the leader, numbered and taken; None: nothing can be sent now."""
         with self.lock:
@@ -175,8 +171,6 @@ class Sender:
     def broke(self, channel: LeaderChannel, error: SparkBrokerError) -> None:
         """The stream is broken."""
         self._handle(lambda now_ms: self._machine.broke(channel, error, now_ms))
-
-    # ---- effects ----------------------------------------------------------------------------------------------------
 
     def _handle(self, event: Callable[[int], list[SenderEffect]]) -> None:
         """Hand the machine an event, and carry out what follows from it."""
@@ -230,8 +224,6 @@ class Sender:
             stream = self._streams.pop(effect.channel, None)
         if stream is not None:
             stream.close()
-
-    # ---- threads ----------------------------------------------------------------------------------------------------
 
     def _keep_deadlines(self) -> None:
         """Sleeps until the earliest deadline: a producer that does nothing costs nothing."""

@@ -84,8 +84,6 @@ class SenderMachine:
         self._refresh_wanted = False
         self._next_round_ms = 0
 
-    # ---- the application ---------------------------------------------------------------------------------------------
-
     @property
     def open_batches(self) -> int:
         """Batches without an outcome."""
@@ -124,8 +122,6 @@ class SenderMachine:
         for channel in channels:
             channel.broken = True
         return [*effects, *(CloseChannel(channel) for channel in channels)]
-
-    # ---- the channels ------------------------------------------------------------------------------------------------
 
     def next_append(self, channel: LeaderChannel, now_ms: int) -> tuple[AppendRequest, OutgoingBatch] | None:
         """The next batch of the channel's line, numbered and taken; partitions take turns. None: nothing to send."""
@@ -167,8 +163,6 @@ class SenderMachine:
     def broke(self, channel: LeaderChannel, error: SparkBrokerError, now_ms: int) -> list[SenderEffect]:
         """Whether what is in flight was stored is not known: it is sent again, to whoever leads then."""
         return [] if channel.broken else self._break(channel, error, now_ms, suspect=True)
-
-    # ---- time --------------------------------------------------------------------------------------------------------
 
     def tick(self, now_ms: int, metadata_age_ms: float) -> list[SenderEffect]:
         """`due_ms` has come. `metadata_age_ms`: since a broker last answered about the topics in use."""
@@ -212,8 +206,6 @@ class SenderMachine:
                 queue.channel.in_flight.pop(batch.correlation_id, None)
             effects.append(CompleteBatch(batch, _expired(batch, self._config.delivery_timeout_ms)))
         return effects + self._settle(queue, now_ms)
-
-    # ---- recovery ----------------------------------------------------------------------------------------------------
 
     def metadata_refreshed(self, view: ClusterView, now_ms: int) -> list[SenderEffect]:
         """A broker has answered: whoever can go on does."""
@@ -303,8 +295,6 @@ class SenderMachine:
         self.retries += len(queue.unacked)
         self._recovering[queue] = None
         return [*effects, *self._begin_round(now_ms)]
-
-    # ---- partitions and channels -------------------------------------------------------------------------------------
 
     def _queue_of(self, batch: OutgoingBatch) -> PartitionQueue:
         key = (batch.topic_id, batch.topic_partition.partition)

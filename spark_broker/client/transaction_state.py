@@ -72,8 +72,6 @@ class TransactionState:
         if refusal is not None:
             self._on_refusal(refusal)
 
-    # ---- steps of the thread that begins and ends transactions -------------------------------------------------------
-
     def begin(self) -> None:
         with self._lock:
             self._machine.begin()

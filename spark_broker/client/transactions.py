@@ -160,8 +160,6 @@ class TransactionManager:
         group.ask(request, EmptyResponse, deadline, patient=False)
         self._offset_sequences[partition] = (sequence + 1) % SEQUENCE_LIMIT
 
-    # ---- before the coordinator is asked -----------------------------------------------------------------------------
-
     def _init(self) -> None:
         if self._state.phase is not Phase.UNINITIALIZED:
             return
@@ -202,8 +200,6 @@ class TransactionManager:
         self._hand_on()
         if not self._sender.drain(deadline):
             raise RequestTimedOutError("the callback of an append has not returned")
-
-    # ---- the outcome -------------------------------------------------------------------------------------------------
 
     def _ask_outcome(self, timeout_ms: int) -> None:
         committing = self._state.phase is Phase.COMMITTING

@@ -69,8 +69,6 @@ class Leadership:
         if proposed is not None and self._me not in proposed:
             broken("the leader asks for an ISR %s without itself", proposed)
 
-    # ---- followers ---------------------------------------------------------------------------------------------
-
     def _update_followers(self, broker_epochs: Mapping[int, int], now_ms: int) -> None:
         """A follower that came back as a new incarnation has proved nothing yet (KAFKA-14139)."""
         known = self.followers
@@ -94,8 +92,6 @@ class Leadership:
         if broker_epoch > progress.broker_epoch:
             raise UnknownLeaderEpochError(f"broker {follower} with epoch {broker_epoch} is not known here yet")
         return progress
-
-    # ---- the ISR -----------------------------------------------------------------------------------------------
 
     @property
     def maximal_isr(self) -> frozenset[int]:
@@ -165,8 +161,6 @@ class Leadership:
         self.proposed_isr = isr
         members = tuple((broker, broker_epochs.get(broker, -1)) for broker in isr)
         return ProposeIsr(self._assignment.leader_epoch, self._assignment.partition_epoch, members, lacking, reason)
-
-    # ---- transactions ------------------------------------------------------------------------------------------
 
     def confirm(self, producer_id: int, producer_epoch: int, asked_ms: int, valid_ms: int) -> None:
         self._confirmed[producer_id] = Confirmation(producer_epoch, asked_ms + min(valid_ms, CONFIRMATION_MS))

@@ -84,8 +84,6 @@ class ProducerStates:
 
     __hash__ = None  # type: ignore[assignment]
 
-    # ---- the leader's checks -----------------------------------------------------------------------------------
-
     def check(
         self, producer_id: int, producer_epoch: int, sequence: int, *, transactional: bool = False
     ) -> StoredBatch | None:
@@ -148,8 +146,6 @@ class ProducerStates:
                 f"producer {producer_id} goes on in epoch {entry.producer_epoch}; the marker is of {producer_epoch}"
             )
         return False
-
-    # ---- the log -----------------------------------------------------------------------------------------------
 
     def replay(self, batch: BatchInfo) -> None:
         """A batch of the log, in order. Followers come here without `check` (KAFKA-6003)."""

@@ -114,8 +114,6 @@ class Replica(Machine[Standing]):
         self.producers = log.producers
         self.producers.committed(self.high_watermark)
 
-    # ---- invariants --------------------------------------------------------------------------------------------
-
     def check(self) -> Standing:
         start, high, end = self.log_start_offset, self.high_watermark, self.log_end_offset
         leadership, assignment, role, history = self.leadership, self.assignment, self.role, self.epochs.entries
@@ -165,8 +163,6 @@ class Replica(Machine[Standing]):
             f"{self.proposed_isr}, followers {dict(self.followers)}, {len(self.pending)} appends wait"
         )
 
-    # ---- what a leader knows (of a replica that does not lead: nothing) -------------------------------------------
-
     @property
     def followers(self) -> Mapping[int, FollowerProgress]:
         return self.leadership.followers if self.leadership else {}
@@ -179,8 +175,6 @@ class Replica(Machine[Standing]):
     def leader_epoch_start_offset(self) -> int:
         """Where the epoch begins in which this replica leads."""
         return self.leadership.epoch_start_offset if self.leadership else 0
-
-    # ---- assignments -------------------------------------------------------------------------------------------
 
     @event
     def assign(self, assignment: LeaderAndIsr, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
@@ -253,8 +247,6 @@ class Replica(Machine[Standing]):
             return []
         self._saved_epochs = history
         return [SaveEpochs(history)]
-
-    # ---- the leader: appends -----------------------------------------------------------------------------------
 
     @property
     def effective_min_isr(self) -> int:
@@ -357,8 +349,6 @@ class Replica(Machine[Standing]):
         self.log_end_offset = batch.next_offset
         self.producers.replay(batch)
 
-    # ---- the leader: followers and the ISR ---------------------------------------------------------------------
-
     @event
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int], now_ms: int
@@ -422,8 +412,6 @@ class Replica(Machine[Standing]):
         self._move(ReplicaEvent.ISR_REFUSED)
         self.leadership.proposed_isr = None
         return self._advance_high_watermark()
-
-    # ---- the follower ------------------------------------------------------------------------------------------
 
     def fetch_position(self) -> FetchPosition:
         last_epoch = self.epochs.epoch_at(self.log_end_offset - 1)
@@ -511,8 +499,6 @@ class Replica(Machine[Standing]):
         """
         self._move(ReplicaEvent.RESTARTED)
         self._follow_log(log)
-
-    # ---- reads and the log start -------------------------------------------------------------------------------
 
     @property
     def last_stable_offset(self) -> int:

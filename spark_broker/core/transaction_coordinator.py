@@ -212,8 +212,6 @@ class TransactionShard(Machine[Standing]):
         self._to_end: dict[str, None] = {}  # every marker is committed; Ended could not be appended yet
         self._open: dict[str, None] = {}  # Ongoing: what may time out
 
-    # ---- invariants --------------------------------------------------------------------------------------------
-
     def check(self) -> Standing:
         appended, committed, held = self.appended_count, self.committed_count, self._held
         invariant(0 <= committed <= appended, "%d of %d appends are committed", committed, appended)
@@ -232,8 +230,6 @@ class TransactionShard(Machine[Standing]):
         standing = Standing(self.appended_count, self.committed_count, len(self.transactions))
         unmarked, to_end = sorted(self._unmarked)[:10], list(self._to_end)[:10]
         return f"{standing}; {len(self._held)} held; markers are missing of {unmarked}; to be ended: {to_end}"
-
-    # ---- the log -----------------------------------------------------------------------------------------------
 
     def replay(self, record: TransactionRecord) -> None:
         """A committed record, while the shard is loaded. Raises CorruptMessageError."""
@@ -269,8 +265,6 @@ class TransactionShard(Machine[Standing]):
             self._open[transactional_id] = None
         else:
             self._open.pop(transactional_id, None)
-
-    # ---- requests ----------------------------------------------------------------------------------------------
 
     @event
     def request(self, token: object, request: CoordinatorRequest, deadline_ms: int, now_ms: int) -> list[Effect]:
@@ -335,8 +329,6 @@ class TransactionShard(Machine[Standing]):
         self._held.append(_HeldAnswer(self.appended_count, waiting, answer))
         return []
 
-    # ---- appends -----------------------------------------------------------------------------------------------
-
     @event
     def appended(self, append: AppendRecords, now_ms: int) -> list[Effect]:
         """The records are at the end of the log. Appends are counted; `committed` names the count."""
@@ -384,8 +376,6 @@ class TransactionShard(Machine[Standing]):
                 effects.append(AnswerRequest(held.waiting.token, held.answer))
         return effects
 
-    # ---- markers -----------------------------------------------------------------------------------------------
-
     def _mark(self, transactional_id: str) -> list[Effect]:
         invariant(transactional_id in self.transactions, "a decision about the unknown id %s", transactional_id)
         targets = self.transactions[transactional_id].markers()
@@ -409,8 +399,6 @@ class TransactionShard(Machine[Standing]):
     def _end(self, transactional_id: str) -> list[Effect]:
         self._to_end[transactional_id] = None
         return [AppendRecords(transactional_id, (Ended(),), None, None)]
-
-    # ---- time --------------------------------------------------------------------------------------------------
 
     @event
     def tick(self, now_ms: int) -> list[Effect]:
@@ -472,8 +460,6 @@ class TransactionShard(Machine[Standing]):
         for enders in self._enders.values():
             for waiting, _ in enders:
                 yield waiting
-
-    # ---- descriptions ------------------------------------------------------------------------------------------
 
     def describe(
         self, transactional_ids: Iterable[str] | None, now_ms: int, leader_epoch: int = -1

@@ -95,8 +95,6 @@ class ControllerClient:
         if (error := error_of(started)) is not None:
             raise error
 
-    # ---- what it is --------------------------------------------------------------------------------------------
-
     @property
     def host(self) -> str:
         return self._config.host
@@ -137,8 +135,6 @@ class ControllerClient:
         if self._started is None:
             raise NotControllerError("the controller's process does not serve")
         return self._started
-
-    # ---- commands ----------------------------------------------------------------------------------------------
 
     def new_launch(self, timeout_s: float = COMMAND_TIMEOUT_S) -> int:
         """The next launch number, committed in the metadata log."""
@@ -198,8 +194,6 @@ class ControllerClient:
             self._process.stdin.flush()
         except (OSError, ValueError) as error:
             raise NotControllerError(f"the controller's process takes no commands: {error}") from None
-
-    # ---- answers -----------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         try:

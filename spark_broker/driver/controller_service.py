@@ -142,8 +142,6 @@ class ControllerService:
         self._fail_calls(NotControllerError("the controller is being closed"))
         self._probes.shutdown(wait=False, cancel_futures=True)
 
-    # ---- commands of the driver --------------------------------------------------------------------------------
-
     def new_launch(self, timeout_s: float) -> int:
         """The next launch number, committed."""
         result = self._ask(LaunchRequested, timeout_s)
@@ -157,8 +155,6 @@ class ControllerService:
         """Controlled shutdown of one launch, or of all brokers (None); returns who has left. RequestTimedOutError."""
         result = self._ask(lambda call_id: StopRequested(call_id, launch), timeout_s, patience_s=timeout_s)
         return result.broker_ids if isinstance(result, StoppedBrokers) else ()
-
-    # ---- calls -------------------------------------------------------------------------------------------------
 
     def _call(self, request: CallRequest) -> Message:
         new_topic = self._new_topic(request)
@@ -216,8 +212,6 @@ class ControllerService:
             with contextlib.suppress(FutureTimeoutError):
                 return future.result(min(timeout_s - waited_s, OUTAGE_PATIENCE_S))
 
-    # ---- sessions ----------------------------------------------------------------------------------------------
-
     def _session(self, stream: ServerStream) -> None:
         received = stream.receive()
         if received is None:
@@ -250,8 +244,6 @@ class ControllerService:
                 raise InvalidRequestError(f"{type(received[0]).__name__} does not belong on a session")
             self._loop.submit(HeartbeatReceived(session.session_id, received[0], now_ms(), wall_ms()))
         return True
-
-    # ---- effects (in the loop's thread) ------------------------------------------------------------------------
 
     def publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
         """Send committed records to every broker that has what comes before them."""
@@ -303,8 +295,6 @@ class ControllerService:
             future.set_exception(effect.result)
         else:
             future.set_result(effect.result)
-
-    # ---- failure -----------------------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:

@@ -202,8 +202,6 @@ class KeeperHost:
                 logger.warning("%s has no keeper that could end it: it ends with its executor's JVM", place)
             launch.outcome = BrokerOutcome(reason=LOST, error_message="the cluster was stopped")
 
-    # ---- keepers' jobs -----------------------------------------------------------------------------------------
-
     def _open_post(self, executor: Executor) -> _Post:
         post = _Post(executor)
         self._posts[executor.id] = post
@@ -262,8 +260,6 @@ class KeeperHost:
     def _group(self, executor_id: str) -> str:
         return f"spark-broker-{self._name}-{executor_id}"
 
-    # ---- what keepers say (from the connections' thread) -------------------------------------------------------
-
     def welcome(self, connection: KeeperConnection, token: str) -> bool:
         with self._changed:
             post = next(
@@ -312,8 +308,6 @@ class KeeperHost:
     def _send(self, post: _Post, *orders: Keep | End | Leave) -> None:
         if orders and post.connection is not None and not post.connection.send(*orders):
             post.lose_keeper("it took no orders")
-
-    # ---- executors ---------------------------------------------------------------------------------------------
 
     def _live_executors(self) -> list[Executor]:
         if self.shared_executor:

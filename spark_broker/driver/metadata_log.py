@@ -76,8 +76,6 @@ class MetadataLog:
     def empty(self) -> bool:
         return self.number < 0
 
-    # ---- replay ------------------------------------------------------------------------------------------------
-
     def _guarded_replay(self) -> None:
         try:
             self._replay()
@@ -144,8 +142,6 @@ class MetadataLog:
         if ids != {self.image.cluster_id}:
             others = ", ".join(sorted(ids - {self.image.cluster_id}))
             raise InconsistentClusterIdError(f"{self._store} is of {self.image.cluster_id}, log.dirs carry {others}")
-
-    # ---- append ------------------------------------------------------------------------------------------------
 
     def append(self, records: Sequence[MetadataRecord], *, patience_s: float = math.inf) -> int:
         """Commit the records as the next file; returns the offset of the first. The image then includes them.
@@ -244,8 +240,6 @@ class MetadataLog:
             raise
         else:
             self.health.works()
-
-    # ---- snapshots ---------------------------------------------------------------------------------------------
 
     def _snapshot(self) -> None:
         """Write a snapshot and delete what lies behind it. Neither changes what the log says: a failure is no loss."""

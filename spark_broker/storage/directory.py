@@ -176,8 +176,6 @@ class LogDirectory:
         with _storage_errors(self.path):
             write_high_watermarks(self.path, high_watermarks, fs=self.fs)
 
-    # ---- partitions ----
-
     def partition_directory(self, topic: str, topic_id: str, partition: int, *, sync: bool = True) -> Path:
         """The directory of a partition, made if need be. Raises InconsistentTopicIdError for an older topic's, and
         DamagedLogError where it does not say whose it is.

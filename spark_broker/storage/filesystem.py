@@ -41,8 +41,6 @@ class FileSystem(Protocol):
     machine once `fsync` (content) or `sync_directory` (names) has returned.
     """
 
-    # ---- open files ----
-
     def open(self, path: Path, flags: int) -> int:
         """A handle, not inherited by children; `flags` are of `os.O_*`."""
         ...
@@ -70,8 +68,6 @@ class FileSystem(Protocol):
     def size(self, fd: int) -> int:
         """Bytes of the open file."""
         ...
-
-    # ---- paths ----
 
     def read_bytes(self, path: Path) -> bytes:
         """The whole content."""
@@ -120,8 +116,6 @@ class FileSystem(Protocol):
     def free_bytes(self, path: Path) -> int:
         """Bytes that may still be written where the path is; 0 also where no file can be made (no inodes)."""
         ...
-
-    # ---- the machine ----
 
     def lock(self, fd: int, *, wait_ms: int) -> bool:
         """Lock the open file for this handle alone, waiting up to `wait_ms` for whoever has it. False: still held."""

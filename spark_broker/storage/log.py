@@ -98,8 +98,6 @@ class PartitionLog:
                 log._save_state()  # Or later, when there is room: a lower point on the disk is safe.
         return log
 
-    # ---- what it is ----
-
     @property
     def log_start_offset(self) -> int:
         return self._log_start_offset
@@ -134,8 +132,6 @@ class PartitionLog:
     @property
     def segment_base_offsets(self) -> tuple[int, ...]:
         return tuple(segment.base_offset for segment in self._segments)
-
-    # ---- append ----
 
     def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
         """Whether the leader's next batch, of `length` bytes, begins a segment (it then sets FIRST_OF_SEGMENT)."""
@@ -210,8 +206,6 @@ class PartitionLog:
             invariant(header.length == len(message), "a header's length is its message's")
             invariant(header.max_timestamp_us >= latest_us, "the maximum timestamp of a partition never falls")
             expected, latest_us = header.next_offset, header.max_timestamp_us
-
-    # ---- read ----
 
     def read(self, offset: int, *, max_bytes: int, end_offset: int) -> list[Frame]:
         """Whole batches from the one that contains `offset` on, all of them below `end_offset` (exclusive).
@@ -307,8 +301,6 @@ class PartitionLog:
             except OSError as error:
                 self._fail("read", error)
 
-    # ---- cut ----
-
     def truncate_to(self, offset: int) -> None:
         """Make `offset` the log end; a batch that contains it goes entirely. Nothing when the log ends there or before.
 
@@ -396,8 +388,6 @@ class PartitionLog:
         self.advance_log_start(self.retention_start(high_watermark=high_watermark, clock=clock))
         return self._log_start_offset
 
-    # ---- sync, close ----
-
     def flush(self) -> None:
         """Sync what is not synced and move the recovery point. May run beside appends.
 
@@ -446,8 +436,6 @@ class PartitionLog:
         if state != self._saved_state:
             write_log_state(self.directory, state, fs=self._fs)
             self._saved_state = state
-
-    # ---- failure ----
 
     def _check_usable(self) -> None:
         if self._unusable is not None:

@@ -78,9 +78,6 @@ def recover_segments(
     return segments
 
 
-# ---- files that are there ------------------------------------------------------------------------------------------
-
-
 def _base_offsets(fs: FileSystem, directory: Path) -> list[int]:
     names = (name.removesuffix(ARROW_SUFFIX).removesuffix(INDEX_SUFFIX) for name in fs.list_directory(directory))
     return sorted({int(name) for name in names if name.isdecimal()})
@@ -129,9 +126,6 @@ def _remove(fs: FileSystem, directory: Path, base_offset: int, why: str) -> None
     fields = {"topic_partition": directory.name, "offset": base_offset, "why": why}
     logger.info("%(topic_partition)s: recovery removes segment %(offset)d: %(why)s", fields)
     remove_files(fs, directory, base_offset)
-
-
-# ---- clean stop, process crash -------------------------------------------------------------------------------------
 
 
 def _intact(fs: FileSystem, directory: Path, base_offset: int) -> Segment:
@@ -214,9 +208,6 @@ def _rewrite(fs: FileSystem, path: Path, position: int) -> None:
     with opened(fs, path, os.O_RDWR) as fd:
         while data := read_fully(fs, fd, _REWRITE_BYTES, position):
             position = write_fully(fs, fd, [data], position)
-
-
-# ---- machine crash -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,6 @@ class Segment:
                 self.close()
                 raise
 
-    # ---- making one ----
-
     @classmethod
     def create(cls, fs: FileSystem, directory: Path, schema_message: bytes, frames: Sequence[Frame]) -> Segment:
         """A new active segment with these first batches. Raises OSError, and then leaves no file behind."""
@@ -139,8 +137,6 @@ class Segment:
             raise DamagedLogError(f"segment {base_offset} begins with offset {first.base_offset}")
         end = end_position(EntryIndex.from_bytes(outer).entries)
         return cls(fs, directory, first, last, end, index=None, sealed=True)
-
-    # ---- what it knows ----
 
     @property
     def next_offset(self) -> int:
@@ -189,8 +185,6 @@ class Segment:
         if self.sealed:
             self._index = None
 
-    # ---- reading ----
-
     def read(self, entries: Entries, start: int, stop: int) -> list[Frame]:
         """Batches `start` up to `stop` of the snapshot, in one read, CRCs checked.
 
@@ -211,8 +205,6 @@ class Segment:
                     return read_fully(self.fs, fd, length, position)
         with opened(self.fs, self.arrow_path, os.O_RDONLY) as fd:
             return read_fully(self.fs, fd, length, position)
-
-    # ---- writing ----
 
     def append(self, frames: Sequence[Frame]) -> None:
         """Write the messages, then their entries. On a full disk both files are cut back before OSError is raised.

@@ -54,9 +54,6 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
     """Events cannot be part of a reference cycle: a million of them cost the garbage collector nothing."""
 
 
-# ---- appends ---------------------------------------------------------------------------------------------------------
-
-
 class Invoked(_Event, frozen=True):
     """An append of one micro-batch began. `writer`: appends of one writer to one partition keep their order.
 
@@ -82,9 +79,6 @@ class Failed(_Event, frozen=True):
 
     operation: int
     error: str
-
-
-# ---- transactions ----------------------------------------------------------------------------------------------------
 
 
 class TransactionBegan(_Event, frozen=True):
@@ -142,9 +136,6 @@ class TransactionAborted(_Event, frozen=True):
     """
 
     transaction: int
-
-
-# ---- reads -----------------------------------------------------------------------------------------------------------
 
 
 class ReaderOpened(_Event, frozen=True):
@@ -228,9 +219,6 @@ class Snapshot(_Event, frozen=True):
     runs: tuple[Run, ...]
     isolation: Isolation = Isolation.READ_COMMITTED
     final: bool = True
-
-
-# ---- the cluster -----------------------------------------------------------------------------------------------------
 
 
 class UncleanElection(_Event, frozen=True):

@@ -70,8 +70,6 @@ class HistoryRecorder:
         with self._changed:
             return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_s)
 
-    # ---- appends -----------------------------------------------------------------------------------------------------
-
     def invoked(
         self, writer: str, partition: TopicPartition, values: Iterable[bytes], transaction: int | None = None
     ) -> int:
@@ -101,8 +99,6 @@ class HistoryRecorder:
         with self._lock:
             self._open.pop(operation, None)
             self._events.append(Failed(operation, described(error)))
-
-    # ---- transactions ------------------------------------------------------------------------------------------------
 
     def began(
         self, writer: str, *, transactional_id: str = "", app: str = "", version: int = -1, execution: str = ""
@@ -137,8 +133,6 @@ class HistoryRecorder:
 
     def aborted(self, transaction: int) -> None:
         self._add(TransactionAborted(transaction))
-
-    # ---- reads -------------------------------------------------------------------------------------------------------
 
     def opened(self, reader: str, *, isolation: Isolation = Isolation.READ_COMMITTED, group: str = "") -> None:
         self._add(ReaderOpened(reader, isolation, group))
@@ -183,8 +177,6 @@ class HistoryRecorder:
     ) -> None:
         kept = tuple(Run(run.partition, run.base_offset, self._kept(run.values)) for run in runs)
         self._add(Snapshot(source, kept, isolation, final))
-
-    # ---- the result --------------------------------------------------------------------------------------------------
 
     def add(self, event: Event) -> None:
         """Any other event, as it is."""

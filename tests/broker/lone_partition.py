@@ -79,8 +79,6 @@ class LonePartition:
         last = self.close(clean=start is StartKind.CLEAN)
         self.partition = self._open(start, last if high_watermark is None else high_watermark)
 
-    # ---- clients -----------------------------------------------------------------------------------------------
-
     def offer(
         self, *values: bytes, pid: int = 7, epoch: int = 0, sequence: int = 0, transactional: bool = True
     ) -> int | AwaitedTransaction:
@@ -125,8 +123,6 @@ class LonePartition:
 
     def last_stable_offset(self) -> int:
         return self.partition.offsets(self.leader_epoch, read_committed=True)[1]
-
-    # ---- files -------------------------------------------------------------------------------------------------
 
     def snapshots(self) -> list[int]:
         return [int(path.stem) for path in sorted(self.directory.glob("*.snapshot"))]

@@ -71,8 +71,6 @@ class RawClient:
         self._pause = threading.Event()
         self.retried: list[str] = []  # names of the errors
 
-    # ---- the cluster -------------------------------------------------------------------------------------------
-
     def call_any(self, request: Message) -> Message:
         error: SparkBrokerError = NetworkError("no broker was asked")
         for connection in self._bootstrap:
@@ -146,8 +144,6 @@ class RawClient:
     def pid(self, broker_id: int) -> int:
         return next(b.pid for b in self.metadata().brokers if b.id == broker_id)
 
-    # ---- transactions ------------------------------------------------------------------------------------------
-
     def ask(
         self, name: str, request: Message, topic: str = TRANSACTION_STATE_TOPIC, timeout_ms: int = 30_000
     ) -> Message:
@@ -186,8 +182,6 @@ class RawClient:
             return answer.transactions[0]
 
         return self._retry(once)
-
-    # ---- records -----------------------------------------------------------------------------------------------
 
     def append(
         self,

@@ -136,9 +136,6 @@ def test_a_late_reader_of_a_replica_that_was_set_aside_does_no_harm_to_the_next(
     assert damaged.bugs == []
 
 
-# ---- real processes --------------------------------------------------------------------------------------------------
-
-
 def read_all(cluster: ProcessCluster, tp: TopicPartition, count: int) -> list[bytes]:
     values: list[bytes] = []
     with Consumer(cluster.bootstrap_servers, auto_offset_reset="earliest") as consumer:

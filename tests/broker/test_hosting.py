@@ -237,9 +237,6 @@ def test_what_kept_a_broker_from_running_reaches_its_keeper_as_a_typed_error(
     assert ERRORS[outcome.error_code](outcome.error_message).name == error
 
 
-# ---- what a broker belongs to ----
-
-
 def test_a_broker_leaves_at_once_when_its_executor_ends_and_is_to_be_replaced(
     host: Host, jvm: subprocess.Popen[bytes]
 ) -> None:
@@ -358,9 +355,6 @@ def test_another_user_neither_keeps_a_broker_nor_poses_as_one(host: Host) -> Non
         broker.close()
         eventually(lambda: not is_running(broker.pid), what="the end of a broker that only a stranger held")
         other.kill()
-
-
-# ---- the executor ----
 
 
 def test_a_process_is_not_taken_for_a_later_one_with_its_pid(jvm: subprocess.Popen[bytes]) -> None:

@@ -35,7 +35,6 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as anot
 LATER_S = 1e9
 CONFIG = {"replica.high.watermark.checkpoint.interval.ms": 200, "replica.reassignment.delay.ms": 1000}
 
-# ---- without rights ---------------------------------------------------------------------------------------------
 
 CLAIM = """
 import os, pathlib, sys
@@ -88,9 +87,6 @@ def test_a_file_where_the_directory_should_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LogDirectoryNotUsableError, match=f"{tmp_path}/file/logs: Not a directory for user"):
         LogDirectory.claim(tmp_path / "file" / "logs", cluster_id="c", launch=1)
-
-
-# ---- removed under a live broker, without processes -------------------------------------------------------------
 
 
 @pytest.fixture
@@ -175,9 +171,6 @@ def test_a_broker_whose_directory_was_removed_ends_and_says_why(rig: Rig) -> Non
         assert f"{leader.directory.path} was removed under the live broker" in failure.message
 
 
-# ---- EIO --------------------------------------------------------------------------------------------------------
-
-
 class BadFile(LocalFileSystem):
     """A disk that answers EIO for what is written to, or read from, one partition's files."""
 
@@ -213,9 +206,6 @@ def test_a_follower_whose_disk_fails_for_one_file_ends_once_and_the_others_have_
         bad.bugs.clear()
     finally:
         rig.stop()
-
-
-# ---- real processes ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

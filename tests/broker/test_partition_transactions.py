@@ -52,9 +52,6 @@ def numbers(values: list[bytes]) -> list[int]:
     return [int(value.split(b":")[0]) for value in values]
 
 
-# ---- one transaction -----------------------------------------------------------------------------------------------
-
-
 def test_a_transactions_first_batch_waits_until_its_coordinator_has_the_partition(lone: LonePartition) -> None:
     awaited = lone.offer(b"a")
     assert isinstance(awaited, AwaitedTransaction)
@@ -157,9 +154,6 @@ def test_a_late_batch_and_a_late_marker_join_no_newer_transaction(lone: LonePart
     assert lone.read() == [b"b"]
 
 
-# ---- restarts --------------------------------------------------------------------------------------------------------
-
-
 @every_start
 def test_an_open_transaction_goes_on_after_a_restart(lone: LonePartition, start: StartKind) -> None:
     lone.write(b"a")
@@ -213,9 +207,6 @@ def test_a_transaction_whose_marker_is_not_known_to_be_committed_stays_undecided
         for mark in (0, 1, 2, 3)
     ] == [0, 0, 2, 3]
     log.close(clean=False)
-
-
-# ---- retention -------------------------------------------------------------------------------------------------------
 
 
 @every_start
@@ -307,9 +298,6 @@ def test_a_read_that_retention_overtakes_shows_no_aborted_batch(
     found = lone.partition.read(lone.leader_epoch, 0, 1 << 20, read_committed=True)
     assert lone.partition.replica.log_start_offset > 1
     assert (found.frames, found.next_offset) == ([], 0)
-
-
-# ---- snapshots that cannot be read -----------------------------------------------------------------------------------
 
 
 def spoil(lone: LonePartition, offset: int) -> None:
@@ -421,9 +409,6 @@ def test_a_log_of_many_segments_is_opened_by_its_last_snapshot_and_what_follows(
     log.close(clean=False)
 
 
-# ---- cuts ------------------------------------------------------------------------------------------------------------
-
-
 def test_a_cut_takes_the_snapshots_with_it(tmp_path: Path) -> None:
     """KAFKA-5435: what is written after the cut is not what they speak of."""
     lone = small(tmp_path)
@@ -435,9 +420,6 @@ def test_a_cut_takes_the_snapshots_with_it(tmp_path: Path) -> None:
     ((producer_id, entry),) = log.rebuild_producers(0).entries()
     assert (producer_id, [stored.sequence for stored in entry.batches]) == (7, [0, 1, 2])
     assert log.rebuild_producers(3) == log.rebuild_producers(0)
-
-
-# ---- expiry ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_idle_producer_is_forgotten_and_does_not_begin_anew_by_itself(lone: LonePartition) -> None:
@@ -500,8 +482,6 @@ def test_maintenance_forgets_idle_producers_when_it_is_time_to_look(lone: LonePa
     assert [pid for pid, _ in lone.partition.replica.producers.entries()] == [8]
     assert bugs == []
 
-
-# ---- followers -------------------------------------------------------------------------------------------------------
 
 WaitUntil = Callable[..., None]
 

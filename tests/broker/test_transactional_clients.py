@@ -87,9 +87,6 @@ def append(producer: Producer, topic: str, partition: int, *values: str) -> Futu
     return producer.append(topic, [{"value": value.encode()} for value in values], partition=partition)
 
 
-# ---- one producer ----------------------------------------------------------------------------------------------------
-
-
 def test_a_transaction_shows_in_every_topic_and_partition_or_in_none(servers: ProcessCluster, admin: Admin) -> None:
     create(admin, "orders", "bills")
     with Producer(servers.bootstrap_servers, transactional_id="both") as producer:
@@ -184,9 +181,6 @@ def test_a_killed_copier_is_taken_over_and_every_record_is_copied_once(servers: 
         assert [committed_offset(consumer, source) for source in sources] == [400] * 3
 
 
-# ---- many writers ----------------------------------------------------------------------------------------------------
-
-
 def test_many_writers_commit_as_one_and_losers_leave_nothing(servers: ProcessCluster, admin: Admin) -> None:
     create(admin, "loaded")
 
@@ -232,9 +226,6 @@ def test_a_newer_execution_takes_over_what_an_older_one_left(servers: ProcessClu
     writer.close(0)
     assert newer.commit([second.producer_id])
     assert read(servers, "taken") == [["newer"], [], []]
-
-
-# ---- brokers die -----------------------------------------------------------------------------------------------------
 
 
 class RecordedTransactions:

@@ -128,8 +128,6 @@ class Clients:
     def __exit__(self, *_: object) -> None:
         self._running.close()
 
-    # ---- while it runs -----------------------------------------------------------------------------------------------
-
     def pace(self) -> None:
         """Slow down once enough is acknowledged: what a history may hold is bounded."""
         if self.recorder.acknowledged_values >= self._load.records_max:
@@ -141,8 +139,6 @@ class Clients:
     def acknowledged_since(self, moment_s: float) -> bool:
         """Whether every partition has acknowledged an append of the steady writer since."""
         return all(last > moment_s for last in self.steady.last_acknowledged_s)
-
-    # ---- the end -----------------------------------------------------------------------------------------------------
 
     def finish(self) -> dict[str, int]:
         """Stop every client and read everything. Returns how often each client was given each error."""

@@ -63,8 +63,6 @@ class Target(ABC):
     def tend(self) -> None:
         """Start again what nobody else does."""
 
-    # ---- what the cluster is like ------------------------------------------------------------------------------------
-
     def admin(self) -> Admin:
         if self._admin is None:
             self._admin = Admin(self.bootstrap_servers)

@@ -372,8 +372,6 @@ class FakeCluster:
         )
         self.arrivals.append(arrival)
 
-    # ---- fetch ----------------------------------------------------------------------------------------------------
-
     def fetch(
         self, broker: int, request: FetchRequest, cancelled: Callable[[], bool]
     ) -> tuple[FetchResponse, list[bytes]]:
@@ -437,8 +435,6 @@ class FakeCluster:
             frames.append(frame)
             size += len(frame.message)
         return frames
-
-    # ---- calls ----------------------------------------------------------------------------------------------------
 
     def call(self, broker: int, request: CallRequest) -> Message:
         with self.changed:

@@ -75,9 +75,6 @@ def poll_error(consumer: Consumer, kind: type[SparkBrokerError]) -> SparkBrokerE
     pytest.fail(f"no {kind.__name__} came")
 
 
-# ---- reading ---------------------------------------------------------------------------------------------------------
-
-
 def test_every_partition_of_a_topic_is_read_as_it_was_appended(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t", 3)
     for n in range(6):
@@ -276,9 +273,6 @@ def test_a_corrupt_batch_is_an_error_and_can_be_passed_over(
     assert values_of(poll_rows(consumer, 1)) == ["b"]
 
 
-# ---- positions -------------------------------------------------------------------------------------------------------
-
-
 def test_a_position_inside_a_batch_cuts_it(cluster: FakeCluster, consumer: Consumer, values: Values) -> None:
     cluster.create("t")
     cluster.store("t", 0, values("a", "b", "c", "d"))
@@ -437,9 +431,6 @@ def test_reading_ahead_is_bounded(cluster: FakeCluster, values: Values, wait_unt
         assert values_of(first + rest) == [f"{n:01000}" for n in range(50)]
 
 
-# ---- leaders that move -----------------------------------------------------------------------------------------------
-
-
 def test_a_killed_leader_is_not_noticed_by_the_caller(cluster: FakeCluster, consumer: Consumer, values: Values) -> None:
     cluster.create("t", 3)
     consumer.assign([TopicPartition("t", p) for p in range(3)])
@@ -528,9 +519,6 @@ def test_a_fetch_names_the_leader_epoch(cluster: FakeCluster, consumer: Consumer
     assert cluster.fetches[-1].partitions[0].leader_epoch == 2
 
 
-# ---- topics that do not exist ----------------------------------------------------------------------------------------
-
-
 def test_a_topic_created_anew_is_an_error_and_not_read_as_the_old_one(
     cluster: FakeCluster, consumer: Consumer, values: Values
 ) -> None:
@@ -570,9 +558,6 @@ def test_unreachable_addresses_are_all_named() -> None:
         message = str(poll_error(consumer, BootstrapUnreachableError))
         assert "127.0.0.1:1" in message
         assert "127.0.0.1:2" in message
-
-
-# ---- committed offsets -----------------------------------------------------------------------------------------------
 
 
 def test_a_group_goes_on_where_it_committed(cluster: FakeCluster, values: Values) -> None:

@@ -127,9 +127,6 @@ def test_appends_that_were_throttled_are_stored_once_in_order(cluster: FakeClust
     assert found == [f"{n}".encode() for n in range(10)]
 
 
-# ---- who gives up ----------------------------------------------------------------------------------------------------
-
-
 def test_addresses_at_which_nobody_is_are_told_from_each_other() -> None:
     refused = refused_address()
     with (
@@ -175,9 +172,6 @@ def test_whoever_gives_up_says_what_earlier_rounds_heard_of_an_address(
         silent.kill()
     assert f"127.0.0.1:{silent.port} takes connections, but has not answered" in caught.value.message
     assert f"{refused} refuses connections" in caught.value.message
-
-
-# ---- waiting costs nothing -------------------------------------------------------------------------------------------
 
 
 def wake_ups(thread: threading.Thread) -> int:

@@ -63,9 +63,6 @@ class Script:
         return self._reactions.pop(0) if self._reactions else None
 
 
-# ---- what is appended ------------------------------------------------------------------------------------------------
-
-
 def test_an_append_says_where_its_rows_are(cluster: FakeCluster, producer: Producer, values: Values) -> None:
     cluster.create("t")
     first = producer.append("t", values("a", "b")).result(WAIT_S)
@@ -116,9 +113,6 @@ def test_a_record_without_a_timestamp_gets_the_time_of_its_append(
     producer.append("t", values("a")).result(WAIT_S)
     (row,) = cluster.rows("t", 0)
     assert before <= row["timestamp"] <= datetime.now(UTC)  # type: ignore[operator]
-
-
-# ---- send ------------------------------------------------------------------------------------------------------------
 
 
 def test_records_gather_in_one_batch_and_each_gets_its_offset(cluster: FakeCluster) -> None:
@@ -272,9 +266,6 @@ def test_a_record_that_cannot_be_stored_fails_alone(
     assert stored_values(cluster) == [["before", "after"]]
 
 
-# ---- checks before anything is sent ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_batch_that_is_too_large_is_refused_and_nothing_is_sent(cluster: FakeCluster, compression: str) -> None:
     cluster.create("t", 2, config={"max.message.bytes": "5000"})
@@ -352,9 +343,6 @@ def test_unreachable_addresses_are_all_named(values: Values) -> None:
         pytest.raises(BootstrapUnreachableError, match=r"(?s)127\.0\.0\.1:(1.*:2|2.*:1)"),
     ):
         producer.append("t", values("a")).result(WAIT_S)
-
-
-# ---- failures on the way ---------------------------------------------------------------------------------------------
 
 
 def test_a_killed_leader_loses_nothing_and_stores_nothing_twice(

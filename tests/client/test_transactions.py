@@ -92,9 +92,6 @@ class Once:
         return self._answer(broker, request) if len(self.requests) == 1 else None
 
 
-# ---- commit and abort ------------------------------------------------------------------------------------------------
-
-
 def test_a_transaction_is_read_as_a_whole_once_it_is_committed(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t", 3)
     cluster.create("u")
@@ -204,9 +201,6 @@ def test_close_aborts_what_is_open(cluster: FakeCluster, values: Values) -> None
         producer.begin_transaction()
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
-
-
 def test_nothing_is_appended_outside_of_a_transaction(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     with transactional(cluster) as producer:
@@ -249,9 +243,6 @@ def test_a_time_out_that_the_brokers_do_not_allow_is_refused(cluster: FakeCluste
         for _ in range(2):
             with pytest.raises(InvalidTransactionTimeoutError):
                 producer.init_transactions()
-
-
-# ---- failed appends --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -377,9 +368,6 @@ def test_a_leader_that_is_killed_inside_a_transaction_loses_nothing(cluster: Fak
     assert committed(cluster) == [[str(n) for n in range(p, 60, 3)] for p in range(3)]
 
 
-# ---- fencing ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_newer_producer_fences_an_older_one_and_aborts_what_it_left_open(
     cluster: FakeCluster, values: Values
 ) -> None:
@@ -446,9 +434,6 @@ def test_a_transaction_that_has_timed_out_is_reported_and_the_producer_goes_on(
         with producer.transaction():
             producer.append("t", values("next"))
     assert committed(cluster) == [["next"]]
-
-
-# ---- the outcome is not known ----------------------------------------------------------------------------------------
 
 
 def test_a_commit_whose_answer_is_lost_is_asked_for_again(cluster: FakeCluster, values: Values) -> None:
@@ -563,9 +548,6 @@ def test_init_takes_the_id_over_once(cluster: FakeCluster) -> None:
     assert set(inits) == {InitTransactionsRequest("x", 7000)}
 
 
-# ---- offsets of a group ----------------------------------------------------------------------------------------------
-
-
 def test_offsets_are_committed_with_the_transaction(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t", 2)
     t1 = TopicPartition("t", 1)
@@ -617,9 +599,6 @@ def test_offsets_that_are_refused_let_the_transaction_only_be_aborted(cluster: F
         with pytest.raises(TransactionAbortableError, match="CORRUPT_MESSAGE"):
             producer.commit_transaction()
         producer.abort_transaction()
-
-
-# ---- many threads ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("commit", [True, False])

@@ -362,9 +362,6 @@ def test_a_restarted_controller_brings_everything_back(start: Start) -> None:
     assert all(len(p.isr) == 2 for p in topic.partitions)
 
 
-# ---- a metadata store that fails -------------------------------------------------------------------------------
-
-
 def test_live_brokers_go_on_while_the_metadata_store_fails(start: Start, tmp_path: Path) -> None:
     """For longer than a session lasts that nobody answers."""
     running = start(broker_session_timeout_ms=1500, broker_heartbeat_interval_ms=200, request_timeout_ms=1000)

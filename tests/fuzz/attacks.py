@@ -70,8 +70,6 @@ class Attacker:
     def close(self) -> None:
         self._client.close()
 
-    # ---- calls -------------------------------------------------------------------------------------------------
-
     def call(self, body: bytes, action: str = CALL_ACTION) -> None:
         """One call with this body. Raises FlightTimedOutError when nothing comes back."""
         options = flight.FlightCallOptions(timeout=CALL_TIMEOUT_S)
@@ -128,8 +126,6 @@ class Attacker:
         changes = {name: self._informed(getattr(value, name)) for name in value.__struct_fields__}
         changes |= {name: v for name, v in right.items() if name in changes and self.rng.random() < 0.9}
         return msgspec.structs.replace(value, **changes)
-
-    # ---- streams -----------------------------------------------------------------------------------------------
 
     def damaged_stream(self) -> None:
         """A stream of a few messages, good and bad; read for the answer, left half open, or broken off."""
@@ -217,8 +213,6 @@ class Attacker:
             self.answers[type(answer()).__name__] += 1
         except SparkBrokerError as error:
             self.answers[type(error).__name__] += 1
-
-    # ---- absurd sizes ------------------------------------------------------------------------------------------
 
     def absurd_requests(self) -> None:
         """Requests that are valid and ask for more than anybody needs."""

@@ -102,7 +102,6 @@ _MAKERS: dict[type, Callable[[random.Random, Any], Any]] = {
     types.LiteralType: lambda rng, kind: rng.choice(list(kind.values)),
 }
 
-# ---- hostile structure -----------------------------------------------------------------------------------------------
 
 _DEEP = (b"\x91" * 5000 + b"\xc0", b"\x81\xa0" * 5000 + b"\xc0", b"\x91" * 200_000)
 _LIES = (

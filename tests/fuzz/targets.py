@@ -72,9 +72,6 @@ def _promise(kept: bool, what: str) -> None:
         raise ViolationError(what)
 
 
-# ---- messages --------------------------------------------------------------------------------------------------------
-
-
 def _message_bytes(rng: random.Random, kinds: object) -> bytes:
     """A valid message, one of changed structure, or damaged bytes; now and then of a type that does not belong here."""
     kind: object = rng.choice(message_types()) if rng.random() < 0.1 else kinds
@@ -142,9 +139,6 @@ def _judge_offsets(data: bytes) -> None:
     offsets = CommittedOffsets()
     offsets.replay([OffsetRecord(data[4:end], data[end:])], 1)
     _promise(len(offsets) == 1, "a record that was taken is there")
-
-
-# ---- schemas, frames, batches ----------------------------------------------------------------------------------------
 
 
 def _schema_bytes(rng: random.Random) -> bytes:

@@ -70,9 +70,6 @@ def bug(
     return register
 
 
-# ---- truncation ------------------------------------------------------------------------------------------------------
-
-
 @bug("1")
 def truncate_by_own_high_watermark(patch: Patch) -> None:
     """KIP-101: a new epoch's follower goes back to what it knows to be committed."""
@@ -152,9 +149,6 @@ def lead_without_recording_the_epoch(patch: Patch) -> None:
     patch.setattr(Replica, "_lead", buggy)
 
 
-# ---- fencing ---------------------------------------------------------------------------------------------------------
-
-
 @bug("7")
 def let_fenced_replicas_join(patch: Patch) -> None:
     """KAFKA-6880: a fenced replica comes back into the ISR by what it fetches, unfenced or not."""
@@ -199,9 +193,6 @@ def let_older_incarnations_join(patch: Patch) -> None:
 
     patch.setattr(Leadership, "_update_followers", update)
     patch.setattr(isr, "_check_joins", check)
-
-
-# ---- the high watermark and the ISR ----------------------------------------------------------------------------------
 
 
 @bug("10")
@@ -269,9 +260,6 @@ def _changed(request: RegisterBrokerRequest, **changes: object) -> RegisterBroke
     return RegisterBrokerRequest(**{**values, **changes})
 
 
-# ---- what clients see ------------------------------------------------------------------------------------------------
-
-
 @bug("13")
 def serve_past_the_high_watermark(patch: Patch) -> None:
     """A consumer is handed what is not committed."""
@@ -310,16 +298,10 @@ def move_the_log_start_alone(patch: Patch) -> None:
     patch.setattr(Replica, "advance_log_start", advanced)
 
 
-# ---- metadata --------------------------------------------------------------------------------------------------------
-
-
 @bug("18")
 def take_an_existing_file_for_ours(patch: Patch) -> None:
     """Two controllers write the same number of the metadata log, and both go on."""
     patch.setattr(MetadataLog, "_check_ours", lambda self, name, data: None)
-
-
-# ---- producers -------------------------------------------------------------------------------------------------------
 
 
 @bug("19")
@@ -382,9 +364,6 @@ def stamp_batches_with_their_own_time(patch: Patch) -> None:
     patch.setattr(ReplicaLog, "max_timestamp_us", property(lambda self: -1))
 
 
-# ---- loops that go on by themselves ----------------------------------------------------------------------------------
-
-
 @bug("")
 def pull_no_more_after_a_session_that_failed(patch: Patch) -> None:
     """A follower's pause after a fetch session that failed never ends."""
@@ -400,9 +379,6 @@ def lose_proposals_whose_answer_is_lost(patch: Patch) -> None:
         self.settled()
 
     patch.setattr(ProposalQueue, "put_back", buggy)
-
-
-# ---- storage ---------------------------------------------------------------------------------------------------------
 
 
 @bug("27", quick=False)

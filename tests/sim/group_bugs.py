@@ -30,9 +30,6 @@ Patch = pytest.MonkeyPatch
 bug = partial(bugs.bug, shows=has_groups)
 
 
-# ---- the consumer ----------------------------------------------------------------------------------------------------
-
-
 @bug("32")
 def commit_what_is_fetched_ahead(patch: Patch) -> None:
     """The position moves with the fetch, and a commit passes records that wait to be handed out."""
@@ -69,9 +66,6 @@ def commit_past_a_truncation_before_its_notification(patch: Patch) -> None:
         return OffsetAndMetadata(offset, self.lineage.epoch_at(offset - 1))
 
     patch.setattr(PartitionPosition, "to_commit", property(buggy))
-
-
-# ---- the coordinator -------------------------------------------------------------------------------------------------
 
 
 @bug("17")

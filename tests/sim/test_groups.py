@@ -63,9 +63,6 @@ def test_a_story_with_groups_is_the_same_each_time() -> None:
     assert first == second
 
 
-# ---- scenes ----------------------------------------------------------------------------------------------------------
-
-
 class Scene:
     """Three brokers, one partition with two replicas, one group; no faults but the scene's."""
 

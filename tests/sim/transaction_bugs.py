@@ -43,8 +43,6 @@ Patch = pytest.MonkeyPatch
 
 bug = partial(bugs.bug, shows=has_transactions)
 
-# ---- the partition ---------------------------------------------------------------------------------------------------
-
 
 def keep_sequence_numbers_over_a_marker(patch: Patch) -> None:
     """23: a number used again after an abort is taken for a duplicate of the aborted batch."""
@@ -160,9 +158,6 @@ def show_what_was_aborted(patch: Patch) -> None:
     patch.setattr(
         partition, "is_left_out", lambda frame, replica, **_: is_left_out(frame, replica, read_committed=False)
     )
-
-
-# ---- the coordinator -------------------------------------------------------------------------------------------------
 
 
 @bug("24", quick=False)

@@ -71,8 +71,6 @@ class Clients:
         with self._lock:
             self.counts[what] += 1
 
-    # ---- those that stay ---------------------------------------------------------------------------------------
-
     def _produce(self, rng: random.Random) -> None:
         with Producer(self._bootstrap, acks="all", linger_ms=5) as producer:
             while self._going():
@@ -84,8 +82,6 @@ class Clients:
         with Consumer(self._bootstrap, topics=[STEADY], group_id="steady", auto_offset_reset="latest") as consumer:
             while self._going():
                 consumer.poll(1.0)
-
-    # ---- those that come and go --------------------------------------------------------------------------------
 
     def _pass(self, rng: random.Random) -> None:
         if rng.random() < 0.5:

@@ -60,9 +60,6 @@ def bug(number: str, hunt: Hunt, *, quick: bool = True) -> Callable[[Callable[[P
     return register
 
 
-# ---- the replica's history and producers ---------------------------------------------------------------------------
-
-
 @bug("3", hunts.crashes_of_replicas)
 def keep_epochs_past_the_end(patch: Patch) -> None:
     """KAFKA-10706: a log that opens keeps epochs that begin at or past its end."""
@@ -156,9 +153,6 @@ def restart_cuts_below_the_log_start(patch: Patch) -> None:
     patch.setattr(ReplicaLog, "restart_at", buggy)
 
 
-# ---- order and time --------------------------------------------------------------------------------------------------
-
-
 @bug("25", hunts.lives_of_logs, quick=False)
 def times_outlive_truncation(patch: Patch) -> None:
     """KAFKA-3163: a segment that was cut still claims the times of what was cut off."""
@@ -208,9 +202,6 @@ def _judge_order(patch: Patch, *, refuse: bool) -> None:
         return header._replace(base_offset=expected)
 
     patch.setattr(recovery, "_batch_at", buggy)
-
-
-# ---- what is synced --------------------------------------------------------------------------------------------------
 
 
 @bug("27", hunts.lives_with_failing_syncs)
@@ -337,9 +328,6 @@ def recovery_leaves_cuts_unsynced(patch: Patch) -> None:
             fs.truncate(path, length)
 
     patch.setattr(recovery, "_truncate", buggy)
-
-
-# ---- damage ----------------------------------------------------------------------------------------------------------
 
 
 @bug("28", hunts.damage_at_rest)

@@ -255,8 +255,6 @@ class ReplicaRun:
             self.points.append(Point(self.fs.copy(), step, operation, process, machine))
         return None
 
-    # ---- steps ---------------------------------------------------------------------------------------------------
-
     def write(self, step: Step) -> None:
         """A batch of the producer: "plain", "data", "txn"; "roll" begins a segment with it."""
         name, producer_id = step

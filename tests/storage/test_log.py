@@ -294,9 +294,6 @@ def test_few_indexes_of_sealed_segments_stay_in_memory(tmp_path: Path) -> None:
     assert sum(segment.loaded for segment in log._segments if segment.sealed) <= MAX_LOADED_INDEXES
 
 
-# ---- failures of the disk ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("roll", "failing_write"),
     [(False, 1), (False, 2), (True, 1), (True, 2), (True, 3), (True, 4)],
@@ -389,9 +386,6 @@ def test_a_flipped_bit_is_found_when_the_batch_is_read(tmp_path: Path) -> None:
     assert same(log.read(0, max_bytes=1, end_offset=9), frames[:1])
     with pytest.raises(DamagedLogError):
         log.read(3, max_bytes=1, end_offset=9)
-
-
-# ---- readers beside the writer -------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -40,8 +40,6 @@ class LogMachine(RuleBasedStateMachine):
         self.dies_in = 1 << 30  # Once only: what comes next is the next process's.
         return Fault(kept_bytes=self.kept_bytes if operation.kind == "pwritev" else 0, kills=True)
 
-    # ---- what is done to the log ---------------------------------------------------------------------------------
-
     @rule(number=st.integers(1, 39))
     def append(self, number: int) -> None:
         self._attempt("append", number)
@@ -82,8 +80,6 @@ class LogMachine(RuleBasedStateMachine):
     def stop_cleanly(self) -> None:
         self._attempt("close")
 
-    # ---- what happens to it --------------------------------------------------------------------------------------
-
     @rule()
     def kill_the_process(self) -> None:
         self.run.perform([("crash", 0)])
@@ -104,8 +100,6 @@ class LogMachine(RuleBasedStateMachine):
     @rule()
     def free_the_disk(self) -> None:
         self.run.fs.capacity_bytes = None
-
-    # ---- what is read of it --------------------------------------------------------------------------------------
 
     @rule(offset=st.integers(0, 200), max_bytes=st.integers(0, 3000), below_end=st.integers(0, 20))
     def read(self, offset: int, max_bytes: int, below_end: int) -> None:

@@ -39,8 +39,6 @@ def outcome(action: Callable[[], object]) -> object:
         return ("errno", error.errno)
 
 
-# ---- what is visible -----------------------------------------------------------------------------------------------
-
 Step = tuple[str, str, str, int]
 steps = st.lists(
     st.tuples(
@@ -114,9 +112,6 @@ def test_a_file_without_a_name_lives_as_long_as_its_handle() -> None:
     assert (fs.pread(fd, 7, 0), fs.used_bytes, fs.exists(FILE)) == (b"content", 7, False)
     fs.close(fd)
     assert fs.used_bytes == 0
-
-
-# ---- what survives -------------------------------------------------------------------------------------------------
 
 
 def test_the_end_of_a_process_loses_handles_and_locks_and_nothing_else() -> None:
@@ -219,9 +214,6 @@ def test_the_same_seed_loses_the_same() -> None:
     assert len({survivor(seed) for seed in range(20)}) > 5
 
 
-# ---- faults --------------------------------------------------------------------------------------------------------
-
-
 def test_a_failed_fsync_loses_the_data_though_the_next_one_succeeds() -> None:
     fs = SimFileSystem()
     fd = write(fs, FILE, b"x")
@@ -272,9 +264,6 @@ def test_damage_at_rest_outlives_everything() -> None:
     fs.flip_bit(FILE, 1, 3)
     assert fs.read_bytes(FILE) == b"\x00\x08"
     assert fs.crash_machine_keeping(0).read_bytes(FILE) == b"\x00\x08"
-
-
-# ---- a broker's directory ------------------------------------------------------------------------------------------
 
 
 def claim(fs: FileSystem, launch: int = 1) -> LogDirectory:

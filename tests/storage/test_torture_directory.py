@@ -97,9 +97,6 @@ def test_a_crash_at_any_operation_leaves_a_directory_that_is_claimed_again() -> 
                 check_after(fs.copy().crash_machine(random.Random(seed)), step, StartKind.MACHINE_CRASH)
 
 
-# ---- damage --------------------------------------------------------------------------------------------------------
-
-
 def settled() -> SimFileSystem:
     """A directory with a partition and high watermarks, whose process is gone."""
     fs = SimFileSystem()

@@ -175,8 +175,6 @@ class Run:
             self.points.append(Point(self.fs.copy(), step, operation, process, machine))
         return None
 
-    # ---- steps ---------------------------------------------------------------------------------------------------
-
     def append(self, step: Step) -> None:
         """Batches of `number` % 10 rows each, as many as the tens say (at least one), the first with a new segment."""
         name, number = step
@@ -286,9 +284,6 @@ STEPS: dict[str, Callable[[Run, Step], None]] = {
     "crash": Run.crash,
     "close": Run.close,
 }
-
-
-# ---- crashes -------------------------------------------------------------------------------------------------------
 
 
 def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Expected], config: LogConfig | None = None) -> None:

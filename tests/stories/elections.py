@@ -48,8 +48,6 @@ class ElectionStage(Stage):
                 case CloseSession(_, error):
                     self.say(f"a session is closed: {type(error).__name__}: {error.message}")
 
-    # ---- commands ----------------------------------------------------------------------------------------------
-
     def do_cluster(self, *, brokers: str = "3", min_isr: str = "2", partitions: str = "1") -> None:
         self.cluster.start_brokers(int(brokers))
         self.cluster.create_topic(

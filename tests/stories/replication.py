@@ -105,8 +105,6 @@ class ReplicationStage(Stage):
     def _batch(self, value: int, leader_epoch: int) -> str:
         return f"{self.cluster.names[value]}/{leader_epoch}"
 
-    # ---- commands ----------------------------------------------------------------------------------------------
-
     def do_cluster(self, *, brokers: str = "3", min_isr: str = "2") -> None:
         self.cluster = TracedCluster(self.say, int(brokers), int(min_isr))
         self._trace.clear()  # The state is enough to begin with.

@@ -91,8 +91,6 @@ class TransactionStage(Stage):
         self.say(f"request {self._requests}: {type(request).__name__}")
         self.driver.send(request)
 
-    # ---- one writer ----------------------------------------------------------------------------------------------
-
     def do_init(self, name: str) -> None:
         """A new producer of the transactional id."""
         self._send(InitTransactionsRequest(name, TIMEOUT_MS))
@@ -107,8 +105,6 @@ class TransactionStage(Stage):
     def do_abort(self, name: str, producer: str) -> None:
         self._send(EndTransactionRequest(name, *_identity(producer), False))
 
-    # ---- many writers --------------------------------------------------------------------------------------------
-
     def do_join(self, name: str, *, version: str, run: str) -> None:
         """A task attempt of this run (execution) joins the version."""
         self._send(JoinTransactionRequest(name, int(version), run, TIMEOUT_MS))
@@ -118,8 +114,6 @@ class TransactionStage(Stage):
 
     def do_abort_version(self, name: str, *, version: str, run: str) -> None:
         self._send(AbortTransactionRequest(name, int(version), run))
-
-    # ---- the partition, its followers, and time ------------------------------------------------------------------
 
     def do_replicate(self) -> None:
         """The followers have everything that was appended."""

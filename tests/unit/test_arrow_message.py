@@ -154,9 +154,6 @@ def test_a_message_at_an_odd_address_decodes() -> None:
         assert check(shifted).equals(many_types())
 
 
-# ---- what is refused -----------------------------------------------------------------------------------------------
-
-
 def forged(message: bytes, **fields: int) -> bytes:
     """The message with other fields and CRCs to match: a liar that computes checksums."""
     target = bytearray(message)

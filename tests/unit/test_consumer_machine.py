@@ -118,9 +118,6 @@ def rig() -> Rig:
     return Rig()
 
 
-# ---- where to begin --------------------------------------------------------------------------------------------------
-
-
 def test_a_subscribed_topic_is_asked_for_then_its_first_offsets_then_its_leaders_are_fetched_from(rig: Rig) -> None:
     rig.machine.subscribe(["t"])
     assert rig.only(RefreshMetadata).topics == {"t"}
@@ -189,9 +186,6 @@ def test_a_leader_that_cannot_have_heard_of_the_committed_epoch_is_not_asked(rig
     assert rig.fetch().request.partitions[0].leader_epoch == 3
 
 
-# ---- fetches ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_leader_that_moved_is_fetched_from_at_once_and_the_old_one_after_a_back_off(rig: Rig) -> None:
     rig.reading()
     rig.refuse(rig.fetch(), NotLeaderOrFollowerError("moved"))
@@ -258,9 +252,6 @@ def test_a_closed_machine_leaves_its_leaders_and_begins_nothing(rig: Rig) -> Non
     assert rig.machine.leaders.next_fetch(0, rig.now_ms) is None
 
 
-# ---- truncations -----------------------------------------------------------------------------------------------------
-
-
 def test_a_truncation_is_notified_of_once_and_fetches_wait_for_it(rig: Rig) -> None:
     rig.reading()
     rig.truncate()
@@ -281,9 +272,6 @@ def test_what_is_committed_lies_before_a_truncation_that_nobody_is_notified_of(r
     with pytest.raises(LogTruncationError):
         rig.machine.poll()
     assert rig.machine.positions_to_commit() == {T0: OffsetAndMetadata(4, 0)}
-
-
-# ---- topics ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_that_is_missing_for_longer_than_a_broker_lags_is_an_error_until_it_is_there(rig: Rig) -> None:
@@ -325,9 +313,6 @@ def test_a_consumer_starts_again_from_the_new_topics_offsets(
     begin(rig.machine)
     assert rig.machine.poll() == ([], False)
     assert rig.fetch().request.partitions[0].topic_id == "another"
-
-
-# ---- commits ---------------------------------------------------------------------------------------------------------
 
 
 def test_commits_go_out_one_at_a_time_and_older_ones_that_nobody_waits_for_are_left_out() -> None:

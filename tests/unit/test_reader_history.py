@@ -45,9 +45,6 @@ def kinds(*events: Event, runs: tuple[Run, ...] = (Run(P0, 0, VALUES),)) -> set[
     return {violation.kind for violation in result.violations}
 
 
-# ---- committed offsets -----------------------------------------------------------------------------------------------
-
-
 def test_a_committed_offset_up_to_what_was_handed_out_is_right() -> None:
     assert kinds(MEMBER, Positioned("r", P0, 0), polled(0, 3), OffsetsCommitted("g", P0, 3)) == set()
 
@@ -107,9 +104,6 @@ def test_an_offset_in_a_transaction_counts_when_it_is_committed() -> None:
     assert kinds(*sent, CommitInvoked(0, (0,)), TransactionCommitted(0), forgotten) == {Kind.OFFSET_LOST}
 
 
-# ---- latest offsets, whole reads on the way --------------------------------------------------------------------------
-
-
 def test_the_latest_offset_shown_never_falls() -> None:
     assert kinds(LatestShown("o", P0, 2), LatestShown("o", P0, 4), LatestShown("o", P1, 0)) == set()
     assert kinds(LatestShown("o", P0, 4), LatestShown("p", P0, 3)) == set()
@@ -145,8 +139,6 @@ def test_a_micro_batch_of_unknown_outcome_is_there_whole_and_in_one_piece() -> N
     assert kinds(*failed, runs=(Run(P0, 0, (*VALUES, b"e")), Run(P0, 6, (b"f",)))) == {Kind.TORN_BATCH}
     assert kinds(*failed, runs=(Run(P0, 0, VALUES), Run(P1, 0, (b"e", b"f")))) == {Kind.TORN_BATCH}
 
-
-# ---- unclean elections -----------------------------------------------------------------------------------------------
 
 CUT = (Run(P0, 0, (b"a", b"b", b"x")),)
 """`c` and `d` were lost to an unclean election, and `x` was appended in their place."""

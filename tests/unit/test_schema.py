@@ -121,8 +121,6 @@ def test_bytes_that_are_no_schema_are_refused_and_do_no_harm() -> None:
             continue
 
 
-# ---- conform -------------------------------------------------------------------------------------------------------
-
 TARGET = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string()), pa.field("at", TIMESTAMP_TYPE)]
 )

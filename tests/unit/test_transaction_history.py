@@ -175,9 +175,6 @@ def test_a_whole_read_on_the_way_is_held_back_by_open_transactions_and_by_nothin
     assert kinds(*BEGUN, *COMMITTED, *plain, *on_the_way, runs=runs) == {Kind.STALE}
 
 
-# ---- many writers ----------------------------------------------------------------------------------------------------
-
-
 def attempt(transaction: int, value: bytes, *, version: int = 1, execution: str = "e") -> tuple[Event, ...]:
     """A task attempt that joins the version, and appends one value at the offset of its transaction."""
     return (

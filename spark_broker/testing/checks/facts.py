@@ -110,8 +110,6 @@ class Facts:
         self._read_finals()
         self._visible: dict[tuple[Isolation, TopicPartition], list[int]] = {}
 
-    # ---- the pass over the events ------------------------------------------------------------------------------------
-
     def _add(self, position: int, event: Event) -> None:
         match event:
             case Invoked():
@@ -199,8 +197,6 @@ class Facts:
         except KeyError:
             raise InvalidDataError(f"transaction {transaction} is spoken of, and nobody began it") from None
 
-    # ---- what was there at the end -----------------------------------------------------------------------------------
-
     def _read_finals(self) -> None:
         committed = [one for one in self.finals if one.isolation is Isolation.READ_COMMITTED]
         self.final: Table = table_of(run for snapshot in committed for run in snapshot.runs)
@@ -229,8 +225,6 @@ class Facts:
             invoked = self.invoked[operation]
             if invoked.partition == partition:
                 yield from range(base_offset, base_offset + len(invoked.values))
-
-    # ---- what must be there ------------------------------------------------------------------------------------------
 
     def required(self) -> Iterator[Invoked]:
         """Appends whose values must be there: acknowledged ones outside transactions, and all of committed ones."""

@@ -173,8 +173,6 @@ class SimDriver(TransactionalClient):
         self.quit(reason)
         self.replaced()
 
-    # ---- one version ---------------------------------------------------------------------------------------------
-
     def _run_version(self) -> None:
         if self.stopped:
             self.busy = False

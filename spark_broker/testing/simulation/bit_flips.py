@@ -67,8 +67,6 @@ class BitFlips:
         self._ever: set[tuple[int, Key]] = set()
         self._seen: set[tuple[str, Key, int]] = set()
 
-    # ---- the fault ---------------------------------------------------------------------------------------------
-
     def strike(self, rng: random.Random) -> str:
         """Flip one bit of one replica; what was done, or nothing."""
         running = [(m, m.process) for m in self._world.machines if m.running and not m.incomplete]
@@ -129,8 +127,6 @@ class BitFlips:
         chosen = logs if rng.random() < 0.8 else others
         return [directory / name for name in chosen if machine.fs.size_of(directory / name) > 0]
 
-    # ---- what others ask ---------------------------------------------------------------------------------------
-
     def is_affected(self, machine: Machine, key: Key) -> bool:
         """Whether this replica may not be counted on: it has rotted, or was set aside and is not in sync again."""
         return (machine.number, key) in self.latent or self.is_set_aside(machine, key)
@@ -148,8 +144,6 @@ class BitFlips:
 
     def was_damaged(self, machine: Machine, key: Key) -> bool:
         return (machine.number, key) in self._ever
-
-    # ---- finding it --------------------------------------------------------------------------------------------
 
     def look(self, process: BrokerProcess) -> list[Key]:
         """Replicas that this process has set aside, or found on the list, since the last look."""

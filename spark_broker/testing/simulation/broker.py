@@ -112,8 +112,6 @@ class BrokerProcess(NetworkNode):
             self._on_failure(error)
         self.world.scheduler.after(MAINTENANCE_MS, self, "maintenance", self._maintain)
 
-    # ---- the session -------------------------------------------------------------------------------------------
-
     def _connect(self) -> None:
         self.membership.connects()
         end = self.world.network.open(self, CONTROLLER_HOST, CONTROLLER_ADDRESS, "session")
@@ -208,8 +206,6 @@ class BrokerProcess(NetworkNode):
         self.machine.broker_id = registered.broker_id
         self.manager.registered(registered.broker_id, registered.broker_epoch)
 
-    # ---- ISR proposals -----------------------------------------------------------------------------------------
-
     def _propose(self, key: PartitionKey, proposal: ProposeIsr) -> None:
         self._proposals.add(key, proposal)
         self._send_proposals(self.world.faults.proposal_delay_ms(key, proposal))
@@ -243,8 +239,6 @@ class BrokerProcess(NetworkNode):
     def _propose_again(self, proposals: Proposals) -> None:
         self._proposals.put_back(still_open(self.manager, proposals))
         self._send_proposals()
-
-    # ---- serving -----------------------------------------------------------------------------------------------
 
     def accept(self, kind: str, end: End) -> None:
         match kind:
@@ -280,8 +274,6 @@ class BrokerProcess(NetworkNode):
             on_answer=reply,  # type: ignore[arg-type]
             on_error=reply,
         )
-
-    # ---- the end -----------------------------------------------------------------------------------------------
 
     def _on_end(self, reason: str) -> None:
         self.world.scheduler.after(0, self, reason, lambda: self._end(reason))

@@ -153,8 +153,6 @@ class SimConsumer(NetworkNode):
     def handed_out(self) -> None:
         """A position has moved."""
 
-    # ---- effects -----------------------------------------------------------------------------------------------
-
     def advance(self) -> None:
         """Begin what the machine wants now. The next poll is soon enough to look at the time."""
         for effect in self.machine.step(self.now_ms):
@@ -243,8 +241,6 @@ class SimConsumer(NetworkNode):
             if position.generation == generation + 1 and position.has_position:
                 self.world.history.positioned(self.name, tp, position.position)
 
-    # ---- polls -------------------------------------------------------------------------------------------------
-
     def _poll_later(self) -> None:
         self.world.scheduler.after(POLL_MS * (0.5 + self.world.client_rng.random()), self, "poll", self._poll)
 
@@ -272,8 +268,6 @@ class SimConsumer(NetworkNode):
         self.world.unclean.told_of_a_cut(self.key(position), self.name, error)
         self.world.history.add(Truncated(self.name, position.tp, error.divergent_offset))
         self.handed_out()
-
-    # ---- fetches -----------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
         for broker_id, address in self._addresses.items():

@@ -114,8 +114,6 @@ class ControllerProcess(NetworkNode):
             self._world.note(self.name, trace.Kind.METADATA, f"is deposed: {error.message}")
             self._world.controller_ended(self)
 
-    # ---- the loop ----------------------------------------------------------------------------------------------
-
     def _submit(self, event: Event) -> None:
         if not self._busy:
             self._step([event])
@@ -179,8 +177,6 @@ class ControllerProcess(NetworkNode):
             for effect in outcome.effects:
                 self._carry_one(effect)
 
-    # ---- effects -----------------------------------------------------------------------------------------------
-
     def _carry_one(self, effect: Effect) -> None:
         match effect:
             case Send():
@@ -222,8 +218,6 @@ class ControllerProcess(NetworkNode):
         delay_ms = network.delay_us(self.host, effect.host) * 2 / 1000 if reachable else 200.0
         self._world.scheduler.after(delay_ms, self, "port probed", lambda: self._submit(probed))
 
-    # ---- sessions ----------------------------------------------------------------------------------------------
-
     def accept(self, kind: str, end: End) -> None:
         del kind
         self._next_id += 1
@@ -246,8 +240,6 @@ class ControllerProcess(NetworkNode):
     def _session_over(self, session_id: int) -> None:
         if self._ends.pop(session_id, None) is not None:
             self._submit(SessionEnded(session_id))
-
-    # ---- calls and commands ------------------------------------------------------------------------------------
 
     def answer(self, request: object, reply: Answer) -> None:
         new_topic = None

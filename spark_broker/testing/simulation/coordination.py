@@ -69,8 +69,6 @@ class Coordination:
         self._pump_due = False
         self.coordinator.pump()
 
-    # ---- confirmations -----------------------------------------------------------------------------------------
-
     def confirm(
         self,
         partition: Partition,
@@ -98,8 +96,6 @@ class Coordination:
         """A thread with an answer in its hands may be kept from carrying it out."""
         late_ms = self._transactional.late_ms()
         self._process.world.scheduler.after(late_ms, self._process, label, action)
-
-    # ---- the other brokers (`transaction_coordinator.Peers`) -----------------------------------------------------
 
     def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
         """Sent twice at times: the second copy is one that the network or a frozen machine had kept."""

@@ -62,8 +62,6 @@ class Faults:
         found: Callable[[], str] = getattr(owner, method)
         return found
 
-    # ---- choosing ----------------------------------------------------------------------------------------------
-
     def _running(self) -> list[Machine]:
         return [machine for machine in self._world.machines if machine.running]
 
@@ -87,8 +85,6 @@ class Faults:
 
     def _for_a_while(self, most_ms: float = 2500) -> float:
         return self._rng.choice([30, 300, most_ms]) * (0.3 + self._rng.random())
-
-    # ---- processes ---------------------------------------------------------------------------------------------
 
     def _kill_broker(self) -> str:
         return self._killed(self._any_running())
@@ -226,8 +222,6 @@ class Faults:
             self._killed(machine)
         return "the driver is killed, and every broker with it"
 
-    # ---- the network -------------------------------------------------------------------------------------------
-
     def _hosts(self) -> list[str]:
         return ["controller", *(machine.host for machine in self._world.machines)]
 
@@ -279,8 +273,6 @@ class Faults:
             if self._rng.random() < 0.7 and not end.closed:
                 end.broke(NetworkError("connection reset"))
         return f"streams of {machine} break"
-
-    # ---- disks -------------------------------------------------------------------------------------------------
 
     def _disk_full(self) -> str:
         machine = self._any_running()
@@ -345,8 +337,6 @@ class Faults:
         machine.fs.on_operation = hook
         return f"{machine.process} is to die in its write number {countdown} from now"
 
-    # ---- followers, store, clocks --------------------------------------------------------------------------
-
     def _slow_follower(self) -> str:
         """It fetches so seldom that it leaves the ISR, or comes back half-way."""
         machine = self._rng.choice(self._world.machines)
@@ -394,8 +384,6 @@ class Faults:
 
     def _clock_jumps(self) -> str:
         return jump(self._world, self._rng.choice(self._world.machines), self._rng, self._for_a_while(6000))
-
-    # ---- the end -----------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
         """No more faults; everything that can run runs."""

@@ -106,8 +106,6 @@ class SimFileSystem:
         self._machine.processes[self._pid] = self
         self._alive = True
 
-    # ---- faults and crashes --------------------------------------------------------------------------------------
-
     @property
     def alive(self) -> bool:
         """Whether this process still runs."""
@@ -234,8 +232,6 @@ class SimFileSystem:
         if file.names == 0 and file.handles == 0:
             self._machine.used_bytes -= len(file.content)
 
-    # ---- what goes wrong -----------------------------------------------------------------------------------------
-
     def _ask(self, kind: str, path: str, position: int = 0, detail: bytes | int | str | None = None) -> Fault | None:
         """Whether the operation happens. Raises what a fault says; returns one that only cuts a write short."""
         if not self._alive:
@@ -266,8 +262,6 @@ class SimFileSystem:
             raise ProcessKilled(f"process {self._pid}: {operation.kind} {operation.path}")
         if fault.errno:
             raise system_error(fault.errno, operation.path)
-
-    # ---- open files ----------------------------------------------------------------------------------------------
 
     def open(self, path: Path, flags: int) -> int:
         name = str(path)
@@ -352,8 +346,6 @@ class SimFileSystem:
     def _cut(self, file: File, length: int) -> None:
         self._machine.used_bytes += length - len(file.content)
         file.change(Cut(length))
-
-    # ---- paths ---------------------------------------------------------------------------------------------------
 
     def read_bytes(self, path: Path) -> bytes:
         name = str(path)
@@ -468,8 +460,6 @@ class SimFileSystem:
         if not isinstance(node, File):
             raise system_error(errno.ENOENT if node is None else errno.EISDIR, path)
         return node
-
-    # ---- the machine ---------------------------------------------------------------------------------------------
 
     def lock(self, fd: int, *, wait_ms: int) -> bool:
         """There is one thread: nothing would change while it waited."""

@@ -77,8 +77,6 @@ class SimGroupMember(SimConsumer):
     def _later(self, mean_ms: float, label: str, action: Callable[[], None]) -> None:
         self.world.scheduler.after(mean_ms * (0.5 + self._groups.rng.random()), self, label, action)
 
-    # ---- the coordinator ---------------------------------------------------------------------------------------
-
     def carry_out(self, effect: Effect) -> None:
         match effect:
             case FetchCommitted(generations):
@@ -133,8 +131,6 @@ class SimGroupMember(SimConsumer):
     def positioned(self, generations: Mapping[TopicPartition, int]) -> None:
         super().positioned(generations)
         self._commit_soon()
-
-    # ---- commits -----------------------------------------------------------------------------------------------
 
     def handed_out(self) -> None:
         self._commit_soon()
@@ -194,8 +190,6 @@ class SimGroupMember(SimConsumer):
             self._quit("is killed before it is notified")
         else:
             self.advance()
-
-    # ---- the end -----------------------------------------------------------------------------------------------
 
     def _leave(self) -> None:
         """Crash, or commit once more and go. Another member takes over."""

@@ -55,8 +55,6 @@ class Groups:
         self._world.trace.count("members replaced")
         successor.start()
 
-    # ---- the end -------------------------------------------------------------------------------------------------
-
     def stop(self) -> None:
         """The members that there are stay."""
         self.stopped = True

@@ -44,8 +44,6 @@ class Invariants:
         self._shown: dict[Key, dict[int, tuple[int, int]]] = {}
         self._acknowledged: list[tuple[BrokerProcess, AppendRequest, Buffer, int]] = []
 
-    # ---- what happened -----------------------------------------------------------------------------------------
-
     def check(self, process: BrokerProcess) -> None:
         """After an event of this broker."""
         image = process.manager.image
@@ -145,8 +143,6 @@ class Invariants:
         if not all(before.is_live(broker_id) or image.is_live(broker_id) for broker_id in joined):
             raise ViolationError("who joins the ISR is live", f"{was} -> {state}", self._name(key))
 
-    # ---- metadata ----------------------------------------------------------------------------------------------
-
     def _check_controller_epoch(self, before: MetadataImage, image: MetadataImage) -> None:
         """Known bug 18: the controller epoch and the metadata log only grow."""
         if image.controller_epoch < before.controller_epoch or image.next_offset <= before.next_offset:
@@ -229,8 +225,6 @@ class Invariants:
                 f"the committed records up to {matched} of {committed.end_offset}",
                 committed.name,
             )
-
-    # ---- replicas ----------------------------------------------------------------------------------------------
 
     def _check_replica(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow | None) -> None:
         key, replica, name = partition.key, partition.replica, str(partition)

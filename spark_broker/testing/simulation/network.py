@@ -210,8 +210,6 @@ class Network:
         self._wire = Process("network")
         self.down: set[Host] = set()  # machines without power
 
-    # ---- faults ------------------------------------------------------------------------------------------------
-
     def block(self, source: Host, target: Host) -> None:
         """Nothing gets through in this direction from now on."""
         self._blocked.add((source, target))
@@ -240,8 +238,6 @@ class Network:
 
     def is_blocked(self, source: Host, target: Host) -> bool:
         return (source, target) in self._blocked
-
-    # ---- streams -----------------------------------------------------------------------------------------------
 
     def open(self, owner: NetworkNode, host: Host, address: Address, kind: str) -> End:
         """A stream to whoever listens at the address when the first message gets there."""
@@ -285,8 +281,6 @@ class Network:
         listener.ends[there] = None
         listener.accept(there.kind, there)
         return listener
-
-    # ---- calls -------------------------------------------------------------------------------------------------
 
     def call(
         self,
@@ -349,8 +343,6 @@ class Network:
             for call in list(process.calls):
                 broken = partial(call.finish, NetworkError("the server ended"))
                 self.scheduler.after(1.0, call.caller, "call broke", broken)
-
-    # ---- time --------------------------------------------------------------------------------------------------
 
     def delay_us(self, source: Host, target: Host) -> int:
         """How long the next message takes."""

@@ -80,8 +80,6 @@ class SenderShell(Client):
     def refreshed(self) -> bool:
         return False
 
-    # ---- effects -------------------------------------------------------------------------------------------------
-
     def carry_out(self, effects: list[SenderEffect]) -> None:
         """Do what the machine asks for."""
         for effect in effects:
@@ -115,8 +113,6 @@ class SenderShell(Client):
             end.on_message = lambda message: self._received(channel, message)
             end.on_break = lambda error: self._broke(channel, error)
         return end
-
-    # ---- events --------------------------------------------------------------------------------------------------
 
     def _received(self, channel: LeaderChannel, message: object) -> None:
         if isinstance(message, SparkBrokerError):

@@ -34,8 +34,6 @@ class TransactionFaults:
         self._next_markers: Strike = Strike.NONE
         self._kills_leader = False
 
-    # ---- between decision and markers ----------------------------------------------------------------------------
-
     def _kill_coordinator_before_markers(self) -> str:
         self._next_markers = Strike.KILL
         return "the next coordinator that is about to send markers dies"
@@ -85,8 +83,6 @@ class TransactionFaults:
         self._world.note("fault", Kind.FAULT, f"SIGSTOP of {process} for {for_ms:.0f} ms, with markers in its hands")
         self._world.scheduler.after(for_ms, self._world.operator, "SIGCONT", resume)
 
-    # ---- clients ---------------------------------------------------------------------------------------------------
-
     def _freeze_transactional_client(self) -> str:
         """A zombie: another instance takes over, and then this one goes on where it was."""
         live = self._transactional.live_clients()
@@ -112,8 +108,6 @@ class TransactionFaults:
         client.quit(f"kill -9 of {client}")
         client.replaced()
         return f"kill -9 of {client}"
-
-    # ---- producers -------------------------------------------------------------------------------------------------
 
     def _expire_producers(self) -> str:
         """Every broker forgets producers that were idle for a short while."""

@@ -72,8 +72,6 @@ class TransactionRules:
         self._joins: dict[int, JoinTransactionRequest] = {}
         self._versions: dict[tuple[str, int], str] = {}  # the execution that committed it
 
-    # ---- the log -------------------------------------------------------------------------------------------------
-
     def committed(self, key: Key, name: str, headers: Iterable[BatchHeader]) -> None:
         """These batches are committed, for the first time that anybody saw it."""
         known = self._partitions.setdefault(key, _Decided(name))
@@ -145,8 +143,6 @@ class TransactionRules:
                 known.name,
             )
 
-    # ---- replicas ------------------------------------------------------------------------------------------------
-
     def check_replica(self, process: BrokerProcess, partition: Partition) -> None:
         """Known bug 24: nothing undecided lies below the last stable offset, and nothing decided holds it back."""
         replica = partition.replica
@@ -194,8 +190,6 @@ class TransactionRules:
             raise ViolationError(
                 "producers follow the log", f"{process.name} opened another state than the log's", str(partition)
             )
-
-    # ---- clients -------------------------------------------------------------------------------------------------
 
     def joined(self, producer_id: int, join: JoinTransactionRequest) -> None:
         """A task attempt was told its producer id: nobody else has it."""

@@ -66,8 +66,6 @@ class Transactional:
         """Whether everyone has begun a first transaction: before that, faults would hit nothing."""
         return all(worker.begun for worker in self._workers.values())
 
-    # ---- clients -------------------------------------------------------------------------------------------------
-
     def start_client(self, client: TransactionalClient) -> None:
         """Somebody has a new process."""
         self._clients = [one for one in self._clients if one.alive]
@@ -106,8 +104,6 @@ class Transactional:
             delay_ms = RESTART_MS * self.rng.random()
             self._world.scheduler.after(delay_ms, self._world.operator, "start client", start)
 
-    # ---- chances -------------------------------------------------------------------------------------------------
-
     def late_ms(self) -> float:
         """How long a leader is kept from using the coordinator's answer; mostly not at all."""
         return self._chance(self.draw.late_rate, LATE_MS)
@@ -120,8 +116,6 @@ class Transactional:
         if not rate or self._world.faults.over or self._broker_rng.random() >= rate:
             return 0.0
         return most_ms * self._broker_rng.random()
-
-    # ---- the end -------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
         """No new transactions; those that are open are brought to an end, by their coordinator if need be."""

@@ -67,8 +67,6 @@ class TransactionalClient(SenderShell):
         """Another process takes over what this one was for, while this one may still run."""
         raise NotImplementedError
 
-    # ---- appends -------------------------------------------------------------------------------------------------
-
     def take_identity(self, identity: Identity) -> None:
         """Nothing of the transaction before is on its way any more; numbers begin anew."""
         self.machine.begin_epoch(identity)
@@ -120,8 +118,6 @@ class TransactionalClient(SenderShell):
         """Once newer metadata is there."""
         self._waiting.append(again)
         self.want_metadata()
-
-    # ---- the coordinator -----------------------------------------------------------------------------------------
 
     def ask(self, request: CallRequest, answered: Callable[[Answer], None], patience_ms: float = PATIENCE_MS) -> None:
         """Ask, as often as it takes: `answered` hears the answer, an error that is final, or that time is up."""

@@ -63,8 +63,6 @@ class SimTransactionalProducer(TransactionalClient):
     def _pause_then(self, label: str, action: Callable[[], None]) -> None:
         self.after(self.transactional.draw.step_ms * (0.2 + 1.6 * self.rng.random()), label, action)
 
-    # ---- a transaction -------------------------------------------------------------------------------------------
-
     def _begin(self) -> None:
         if self.stopped:
             return

@@ -76,8 +76,6 @@ class UncleanElections:
         allowed = self._world.swarm.topic_allows_unclean_election
         return {"unclean.leader.election.enable": "true"} if allowed else {}
 
-    # ---- the rules ---------------------------------------------------------------------------------------------
-
     def is_unclean(self, before: PartitionRegistration, state: PartitionRegistration) -> bool:
         """Whether somebody was elected who was not known to have everything; it may be fenced again by now."""
         elected = state.isr if state.leader == NO_LEADER else (state.leader,)
@@ -103,8 +101,6 @@ class UncleanElections:
         leader = self._world.machine_of(state.leader) if state is not None else None
         shadow = invariants.shadows.get((leader.number, key)) if leader is not None else None
         return shadow.start_offset if shadow is not None else 0
-
-    # ---- the fault ---------------------------------------------------------------------------------------------
 
     def strike(self, rng: random.Random) -> str:
         """Followers fall behind until their leader is alone in the ISR; then it goes, and one of them has to lead."""

@@ -106,8 +106,6 @@ class World:
         self._described: dict[int, tuple[MetadataImage, MetadataResponse]] = {}
         self._read: dict[int, tuple[MetadataUpdate, MetadataImage, MetadataImage]] = {}
 
-    # ---- running -----------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Start everything; the topic follows once the brokers are there."""
         self.start_controller()
@@ -139,8 +137,6 @@ class World:
 
     def note(self, who: str, kind: Kind, text: str, partition: str = "") -> None:
         self.trace.note(who, kind, text, partition)
-
-    # ---- the controller and the launcher -----------------------------------------------------------------------
 
     def start_controller(self) -> None:
         """A (further) controller takes over; one that is still there is deposed, and learns it when it writes."""
@@ -222,8 +218,6 @@ class World:
         self.note(process.name, Kind.PROCESS, f"starts ({process.directory.start_kind.value})")
         process.start()
 
-    # ---- ends of processes -------------------------------------------------------------------------------------
-
     def kill(self, machine: Machine, *, restart_ms: float | None = None) -> None:
         """kill -9 of the broker's process; Spark notices later and starts another."""
         process = machine.process
@@ -295,8 +289,6 @@ class World:
         process.backlog.clear()
         self.network.process_died(process, silently=silently)
 
-    # ---- topics ------------------------------------------------------------------------------------------------
-
     def _create_topic(self) -> None:
         if len(self.invariants.image.live_brokers()) < len(self.machines):
             self.scheduler.after(30, self.operator, "create topic", self._create_topic)
@@ -350,8 +342,6 @@ class World:
             on_answer=lambda _: None,
             on_error=failed,
         )
-
-    # ---- what parts ask of the world ---------------------------------------------------------------------------
 
     def read_update(self, known: MetadataImage, update: MetadataUpdate) -> MetadataImage:
         """As production reads it, once for all brokers that are at the same place."""
@@ -416,8 +406,6 @@ class World:
         rate = 0.0 if self.faults.over else self.swarm.late_rate
         rate = 0.5 if rate and overtaken else rate
         return 600 * self.rng.random() if rate and self.rng.random() < rate else 0.0
-
-    # ---- outcomes ----------------------------------------------------------------------------------------------
 
     def append_outcome(self, operation: int, outcome: Outcome) -> None:
         """An idempotent append has its outcome. Only time may end one that is not acknowledged."""

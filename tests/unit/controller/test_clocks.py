@@ -13,9 +13,6 @@ HOUR_MS = 3_600_000
 BOUNDS = ClockBounds(warn_ms=5_000, fence_ms=60_000)
 
 
-# ---- the rules -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("skews", "agreed"),
     [
@@ -58,9 +55,6 @@ def test_a_clock_near_a_bound_does_not_flap() -> None:
         verdict = judge(verdict, distance, BOUNDS, agreed=True)
         story.append(verdict.name)
     assert story == ["RIGHT", "OFF", "OFF", "OFF", "WRONG", "WRONG", "WRONG", "RIGHT", "OFF", "OFF", "RIGHT"]
-
-
-# ---- the controller --------------------------------------------------------------------------------------------------
 
 
 def brokers(cluster: Cluster, *skews_ms: int) -> Cluster:

@@ -57,9 +57,6 @@ def leader(cluster: Cluster) -> tuple[int, tuple[int, ...]]:
     return cluster.partition().leader, cluster.partition().isr
 
 
-# ---- every replica is back: compared, and the most complete leads -----------------------------------------------
-
-
 def test_the_only_replica_leads_again_after_a_machine_crash_under_a_higher_epoch() -> None:
     """Nobody else has more, so waiting for an operator would save nothing; that records may be gone is noted."""
     cluster = one_replica()
@@ -117,9 +114,6 @@ def test_a_log_end_from_before_is_not_compared(stale: str) -> None:
     assert cluster.partition().leader != -1
 
 
-# ---- a damaged log -----------------------------------------------------------------------------------------------
-
-
 def damaged_only_replica() -> Cluster:
     cluster = one_replica()
     register_again(cluster, 0)
@@ -157,9 +151,6 @@ def test_a_replica_with_records_is_preferred_to_a_damaged_one() -> None:
     assert leader(cluster) == (-1, ())
     assert elect(cluster, partitions=[("t", 0)]) == [None]
     assert leader(cluster) == (2, (2,))
-
-
-# ---- on demand ---------------------------------------------------------------------------------------------------
 
 
 def test_an_unclean_election_on_demand_takes_the_most_complete_of_the_live_replicas() -> None:
@@ -223,9 +214,6 @@ def test_a_preferred_election_says_why_a_partition_stays_as_it_is() -> None:
     assert elect(cluster, unclean=False, partitions=[("t", 0)]) == [PreferredLeaderNotAvailableError]
     come_back(cluster, 0)
     assert elect(cluster, unclean=False) == [PreferredLeaderNotAvailableError]
-
-
-# ---- by the topic's setting ----------------------------------------------------------------------------------------
 
 
 def test_without_the_setting_nobody_but_a_complete_replica_ever_leads() -> None:

@@ -120,8 +120,6 @@ class Cluster:
             self._open(broker)
             self.deliver(broker)
 
-    # ---- looking -----------------------------------------------------------------------------------------------
-
     def replica(self, broker: int) -> Replica:
         """The replica of a running broker."""
         replica = self.nodes[broker].replica
@@ -137,8 +135,6 @@ class Cluster:
 
     def values(self, broker: int) -> list[int]:
         return [entry.value for entry in self.nodes[broker].log.entries]
-
-    # ---- clients -----------------------------------------------------------------------------------------------
 
     def append(
         self, broker: int, value: int, *, acks: int = ACKS_ALL, rows: int = 1, producer: Producer = NOBODY,
@@ -202,8 +198,6 @@ class Cluster:
     def _store(self, broker: int, value: int, info: BatchInfo) -> None:
         self.nodes[broker].log.append([Entry(info, value)])
         self._carry_out(broker, self.replica(broker).appended(info, self.now_ms))
-
-    # ---- replication -------------------------------------------------------------------------------------------
 
     def ask(self, follower: int) -> Request | None:
         """None: the broker has nobody to ask."""
@@ -292,8 +286,6 @@ class Cluster:
             for follower in followers or tuple(self.nodes):
                 self.fetch(follower)
 
-    # ---- the controller's side ---------------------------------------------------------------------------------
-
     def deliver(self, broker: int, up_to: int | None = None) -> None:
         """Tell a broker the newest metadata (or an earlier one: the index in the controller's history)."""
         node = self.nodes[broker]
@@ -341,8 +333,6 @@ class Cluster:
         """Make a live ISR member the leader, and tell everybody."""
         assert self.controller.move_leader(broker), f"broker {broker} cannot lead"
         self.deliver_all()
-
-    # ---- processes and time ------------------------------------------------------------------------------------
 
     def _open(self, broker: int) -> None:
         node = self.nodes[broker]
@@ -394,8 +384,6 @@ class Cluster:
         replica = self.replica(broker)
         if offset <= replica.last_stable_offset:
             self._carry_out(broker, replica.advance_log_start(offset))
-
-    # ---- effects -----------------------------------------------------------------------------------------------
 
     def _carry_out(self, broker: int, effects: list[Effect]) -> None:
         for effect in effects:

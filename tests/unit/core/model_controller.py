@@ -55,8 +55,6 @@ class ModelController:
     def is_live(self, broker: int) -> bool:
         return broker in self.metadata.live
 
-    # ---- brokers -----------------------------------------------------------------------------------------------
-
     def fence(self, *gone: int, shrink: bool = True) -> None:
         """They leave the ISR, if it has a live leader without them. `shrink=False`: a restarted driver knows nobody."""
         self._brokers(live=self.metadata.live - set(gone))
@@ -94,8 +92,6 @@ class ModelController:
             self._change(broker, self.assignment.isr)
         return possible
 
-    # ---- the ISR -----------------------------------------------------------------------------------------------
-
     def alter_isr(self, sender: int, broker_epoch: int, proposal: ProposeIsr) -> SparkBrokerError | None:
         """Take the proposal, or say why not."""
         current = self.assignment
@@ -110,8 +106,6 @@ class ModelController:
                 return IneligibleReplicaError(f"broker {broker} of epoch {epoch}")
         self._change(current.leader, tuple(broker for broker, _ in proposal.isr), lost=proposal.lacking)
         return None
-
-    # ---- changes -----------------------------------------------------------------------------------------------
 
     @property
     def eligible(self) -> tuple[int, ...]:

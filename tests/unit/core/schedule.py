@@ -94,8 +94,6 @@ class Schedule:
         leaders = self.cluster.leaders()
         return self.rng.choice(leaders) if leaders else None
 
-    # ---- clients -----------------------------------------------------------------------------------------------
-
     def send(self) -> None:
         if (leader := self._any_leader()) is not None:
             self.client.send(self.cluster, leader)
@@ -115,8 +113,6 @@ class Schedule:
             self.foreign_sequence += self.rng.choice([1, 2, 7])
             producer = Producer(FOREIGN_ID, 0, self.foreign_sequence)
             self.cluster.append_unjudged(leader, self._new_value(), producer)
-
-    # ---- replication -------------------------------------------------------------------------------------------
 
     def _follower(self) -> int:
         """Some are slower than others, and so leave the ISR or come back half-way."""
@@ -162,8 +158,6 @@ class Schedule:
         else:
             self.answers.clear()
 
-    # ---- metadata ----------------------------------------------------------------------------------------------
-
     def deliver(self) -> None:
         """A broker hears more of the metadata log, often all of it."""
         if (broker := self._any_running()) is not None:
@@ -204,8 +198,6 @@ class Schedule:
 
     def restart_controller(self) -> None:
         self.cluster.controller.fence(*self.cluster.nodes, shrink=False)
-
-    # ---- processes ---------------------------------------------------------------------------------------------
 
     def crash(self) -> None:
         if (broker := self._any_running()) is not None:

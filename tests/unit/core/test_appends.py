@@ -33,9 +33,6 @@ def append_committed(cluster: Cluster, *values: int) -> None:
     cluster.replicate()
 
 
-# ---- acks -----------------------------------------------------------------------------------------------------------
-
-
 def test_acks_all_is_answered_when_every_member_of_the_isr_has_the_batch() -> None:
     cluster = Cluster()
     outcome = cluster.append(1, 10)
@@ -83,9 +80,6 @@ def test_a_batch_that_is_stored_elsewhere_than_granted_is_our_own_bug() -> None:
         cluster.replica(2).appended(BatchInfo(0, 1, 0, 0), 0)
 
 
-# ---- changes while a batch waits ------------------------------------------------------------------------------------
-
-
 def test_a_leader_that_is_elected_again_still_answers_what_it_had_stored() -> None:
     """Once, and only when the followers have proved anew, in the new epoch, that they have it."""
     cluster = Cluster()
@@ -123,9 +117,6 @@ def test_what_only_a_deposed_leader_has_is_refused_and_gone() -> None:
     cluster.replicate()
     assert isinstance(outcome.error, NotLeaderOrFollowerError)
     assert cluster.values(1) == cluster.values(3) == [20]
-
-
-# ---- retries --------------------------------------------------------------------------------------------------------
 
 
 def test_a_retry_returns_the_original_offset_only_once_it_is_committed() -> None:
@@ -201,9 +192,6 @@ def test_a_retry_after_its_segment_has_gone_returns_the_original_offset() -> Non
     assert cluster.append(3, 11, producer=sent(1)).base_offset == 1
 
 
-# ---- producers ------------------------------------------------------------------------------------------------------
-
-
 def test_producers_after_a_cut_are_those_of_the_log() -> None:
     """19, KAFKA-5435: a deposed leader forgets the batch that it loses, and takes its successor's of that number."""
     cluster = Cluster()
@@ -261,9 +249,6 @@ def test_a_sequence_number_used_again_in_a_later_epoch_is_a_new_batch() -> None:
     assert [outcome.base_offset for outcome in renewed] == [2, 2]
     with pytest.raises(InvalidProducerEpochError):
         cluster.append(1, 12, producer=sent(2))
-
-
-# ---- followers' pace ------------------------------------------------------------------------------------------------
 
 
 def test_a_follower_that_waits_at_the_log_end_stays_in_the_isr() -> None:

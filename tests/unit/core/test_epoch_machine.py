@@ -156,8 +156,6 @@ class EpochMachine(RuleBasedStateMachine):
             assert mine.position(its.leads) != before, "a divergence that cuts nothing is asked for ever"
         raise AssertionError(f"no agreement after {rounds} rounds")
 
-    # ---- always ------------------------------------------------------------------------------------------------
-
     @invariant()
     def every_record_has_its_epoch(self) -> None:
         for log in self.logs:

@@ -139,9 +139,6 @@ def test_an_epoch_assigned_again_changes_nothing_and_an_older_one_is_our_own_bug
         history.assign(2, 9)
 
 
-# ---- divergence -----------------------------------------------------------------------------------------------------
-
-
 def reconciled(leader: Log, follower: Log, leader_epoch: int) -> tuple[Log, int]:
     """The follower's log once the leader finds no divergence, and how many rounds that took."""
     theirs = history_of(leader).assign(leader_epoch, len(leader))

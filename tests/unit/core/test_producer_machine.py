@@ -136,8 +136,6 @@ class ProducerMachine(RuleBasedStateMachine):
             self.log_end, self.log_end + rows, 0, self.now_ms, pid, epoch, sequence, transactional=transactional
         )
 
-    # ---- a leader ----------------------------------------------------------------------------------------------
-
     @rule(pid=producers, epoch=epochs, sequence=sequences, rows=st.integers(1, 3), transactional=st.booleans())
     def append(self, pid: int, epoch: int, sequence: int, rows: int, transactional: bool) -> None:
         expected = self.model.answer(pid, epoch, sequence, transactional=transactional)
@@ -180,15 +178,11 @@ class ProducerMachine(RuleBasedStateMachine):
         if self.model.open_since(pid) >= 0:
             self.mark(pid, self.model.epoch(pid) + 1, aborted)
 
-    # ---- a follower --------------------------------------------------------------------------------------------
-
     @rule(pid=producers, epoch=epochs, sequence=sequences)
     def copy_unjudged(self, pid: int, epoch: int, sequence: int) -> None:
         """21: what the leader has stored, whatever its rule was."""
         transactional = self.model.open_since(pid) >= 0
         self.write(self.batch(pid, epoch, sequence, 1, transactional=transactional))
-
-    # ---- files -------------------------------------------------------------------------------------------------
 
     @rule()
     def snapshot(self) -> None:
@@ -265,8 +259,6 @@ class ProducerMachine(RuleBasedStateMachine):
         ]
         assert sorted(self.states.expire(before_ms)) == expected
         self.model.forgotten.update(dict.fromkeys(expected, self.log_end))
-
-    # ---- always ------------------------------------------------------------------------------------------------
 
     @invariant()
     def entries_are_the_last_batches_of_the_epoch(self) -> None:

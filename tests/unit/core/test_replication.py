@@ -72,9 +72,6 @@ def answer(replica: Replica, *, log_start_offset: int = 0, diverging: Diverging 
     return Fetched(position, position.leader_epoch, 0, log_start_offset, diverging)
 
 
-# ---- truncation -----------------------------------------------------------------------------------------------------
-
-
 def test_an_epoch_that_wrote_nothing_leaves_no_trace_at_its_deposed_leader() -> None:
     """3, KAFKA-10706: nothing is to be cut from the log, yet the history's conflicting tail goes, on disk too."""
     cluster = Cluster()
@@ -150,9 +147,6 @@ def test_an_answer_to_another_position_is_ignored() -> None:
     replica.follower_appended([BatchInfo(5, 10, 3, 0)], 0)
     assert replica.fetched(late) == []
     assert replica.log_end_offset == 10
-
-
-# ---- epochs and fencing ---------------------------------------------------------------------------------------------
 
 
 def test_every_request_of_another_leader_epoch_is_refused_and_stores_nothing() -> None:
@@ -233,9 +227,6 @@ def test_a_new_incarnation_has_proved_nothing_yet() -> None:
     assert not outcome.answered
     cluster.replicate(3)
     assert outcome.base_offset == 0
-
-
-# ---- high watermark and ISR -----------------------------------------------------------------------------------------
 
 
 def test_a_shrink_counts_only_once_the_controller_has_taken_it() -> None:
@@ -326,9 +317,6 @@ def test_a_follower_without_room_joins_again_only_when_it_has_room() -> None:
     assert cluster.nodes[1].proposal is None
     cluster.fetch(3)
     assert cluster.nodes[1].proposal is not None
-
-
-# ---- reads ----------------------------------------------------------------------------------------------------------
 
 
 def test_no_read_reaches_past_the_high_watermark() -> None:

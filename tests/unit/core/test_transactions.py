@@ -68,9 +68,6 @@ def shown(cluster: Cluster, broker: int = 1) -> list[int]:
     ]
 
 
-# ---- what a leader takes ---------------------------------------------------------------------------------------------
-
-
 def test_the_first_batch_waits_for_the_coordinator_and_later_ones_do_not() -> None:
     cluster = Cluster()
     assert cluster.append(1, 10, producer=sent()).awaits
@@ -123,9 +120,6 @@ def test_a_marker_needs_a_leader_and_enough_members_in_sync() -> None:
     with pytest.raises(NotEnoughReplicasError):
         mark(cluster, 1, committed=True)
     assert cluster.replica(1).log_end_offset == 1
-
-
-# ---- 24: what comes late ---------------------------------------------------------------------------------------------
 
 
 def test_bug_24_a_late_batch_is_refused_after_its_marker_even_where_the_producer_had_appended_nothing() -> None:
@@ -220,9 +214,6 @@ def test_bug_24_the_last_stable_offset_moves_on_once_transactions_end() -> None:
     cluster.replicate()
     assert stable(cluster) == 5
     assert shown(cluster) == shown(cluster, 2) == [20, 30]
-
-
-# ---- the last stable offset ------------------------------------------------------------------------------------------
 
 
 def test_the_last_stable_offset_is_never_above_the_high_watermark() -> None:
@@ -335,9 +326,6 @@ def test_bug_15_a_follower_that_hears_of_a_log_start_has_no_last_stable_offset_b
     assert (replica.high_watermark, replica.last_stable_offset) == (1, 1)
 
 
-# ---- 19 to 23 --------------------------------------------------------------------------------------------------------
-
-
 def test_bug_19_state_after_truncation_and_reload_is_that_of_the_log() -> None:
     cluster = Cluster()
     write(cluster, 10)
@@ -441,9 +429,6 @@ def test_bug_23_after_a_marker_numbers_begin_at_0() -> None:
     mark(cluster, 1, committed=True)
     with pytest.raises(OutOfOrderSequenceNumberError):
         cluster.append(1, 11, producer=sent(1, epoch=1))
-
-
-# ---- the index itself ------------------------------------------------------------------------------------------------
 
 
 def test_the_index_knows_exactly_the_batches_between_an_aborted_beginning_and_its_marker() -> None:

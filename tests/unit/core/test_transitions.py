@@ -21,8 +21,6 @@ from spark_broker.core.transaction_state import MANY_WRITERS, ONE_WRITER, Transa
 from spark_broker.errors import InvariantError, NotLeaderOrFollowerError
 from tests.unit.core.harness import Cluster
 
-# ---- a replica -------------------------------------------------------------------------------------------------------
-
 
 def test_every_role_has_an_end_and_nothing_follows_it() -> None:
     stops = {role for role, event in TRANSITIONS if event is ReplicaEvent.STOPPED}
@@ -54,8 +52,6 @@ def test_a_replica_that_was_stopped_takes_no_answer() -> None:
     with pytest.raises(InvariantError, match="FOLLOWER_APPENDED of a stopped"):
         cluster.replica(2).follower_appended([], 0)
 
-
-# ---- a transactional id ----------------------------------------------------------------------------------------------
 
 OPEN_ONE: tuple[AnyChange, ...] = (Initialized(7, 0, 1000), PartitionAdded(7, "t", 0))
 OPEN_MANY: tuple[AnyChange, ...] = (ExecutionStarted("a"), Opened(0, "a", 1000), WriterJoined(7))

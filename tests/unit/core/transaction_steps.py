@@ -58,8 +58,6 @@ class TransactionSteps:
         current = self.cluster.controller.assignment.leader
         return current if current in leaders and self.rng.random() < 0.8 else self.rng.choice(leaders or [None])
 
-    # ---- producers ---------------------------------------------------------------------------------------------
-
     def write(self) -> None:
         """A batch of a transaction, new or again."""
         if (leader := self._leader()) is not None:
@@ -146,8 +144,6 @@ class TransactionSteps:
             if outcome.awaits:
                 self._ask(leader, producer)
 
-    # ---- markers -----------------------------------------------------------------------------------------------
-
     def mark(self) -> None:
         """The coordinator writes a marker, or writes it again."""
         ending = self.coordinator.ending()
@@ -172,8 +168,6 @@ class TransactionSteps:
                 )
             except SparkBrokerError:
                 return
-
-    # ---- the end -----------------------------------------------------------------------------------------------
 
     def heal(self, checker: Checker) -> None:
         """Every transaction ends, and every marker is written: nothing hangs."""

@@ -196,8 +196,6 @@ class World:
         self.asked.append(asked)
         asked.send()
 
-    # ---- steps -------------------------------------------------------------------------------------------------
-
     def step(self) -> None:
         """One thing happens."""
         if self.random.random() < self.fail_overs:
@@ -279,8 +277,6 @@ class World:
             busy = any(found.writers for found in self.driver.shard.transactions.values())
             if not self.network and not self.markers and not busy and all(one.answered for one in self.asked):
                 break
-
-    # ---- the end -----------------------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Outcomes agree everywhere, and with what writers were told."""

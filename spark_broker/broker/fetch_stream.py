@@ -8,7 +8,7 @@ from dataclasses import replace
 from spark_broker.broker.answer_budget import AnswerBudget
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition import Partition
-from spark_broker.broker.partition_read import PartitionRead
+from spark_broker.broker.partition_reader import PartitionRead
 from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.request_queue import RequestKind, RequestQueue
@@ -153,8 +153,8 @@ class FetchStream:
             check_columns(partition.topic, columns)
         if wanted.last_fetched_epoch >= 0:
             read_to = wanted.offset if wanted.read_to < 0 else wanted.read_to
-            partition.check_lineage(wanted.leader_epoch, read_to, wanted.last_fetched_epoch)
-        read = partition.read(wanted.leader_epoch, wanted.offset, max_bytes, read_committed=read_committed)
+            partition.reader.check_lineage(wanted.leader_epoch, read_to, wanted.last_fetched_epoch)
+        read = partition.reader.read(wanted.leader_epoch, wanted.offset, max_bytes, read_committed=read_committed)
         if columns is None:
             return read, encode_frames(read.frames)
         frames = project_frames(read.frames, partition.topic, columns, max_bytes)

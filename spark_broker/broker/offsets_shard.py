@@ -89,11 +89,11 @@ class OffsetsShard:
     def _catch_up(self) -> None:
         """Read what was committed since the last time; the first time from the log's start."""
         partition = self.partition
-        log_start, high_watermark = partition.offsets(self.leader_epoch)
+        log_start, high_watermark = partition.reader.offsets(self.leader_epoch)
         self._read_to = max(self._read_to, log_start)
         self._snapshot_end = max(self._snapshot_end, log_start)
         while self._read_to < high_watermark:
-            read = partition.read_all(self.leader_epoch, self._read_to, READ_BYTES, read_committed=False)
+            read = partition.reader.read_all(self.leader_epoch, self._read_to, READ_BYTES, read_committed=False)
             if not read.frames:
                 raise CoordinatorNotAvailableError(f"{partition} could not be read up to {high_watermark}")
             for frame in read.frames:
@@ -106,7 +106,7 @@ class OffsetsShard:
         if header.attributes & CONTROL:
             offsets.replay_marker(header.producer_id, header.next_offset, committed=not header.attributes & ABORT)
             return
-        records = [OffsetRecord(key, value) for key, value in rows_of(self.partition.decode(frame))]  # type: ignore[arg-type]
+        records = [OffsetRecord(key, value) for key, value in rows_of(self.partition.reader.decode(frame))]  # type: ignore[arg-type]
         if header.attributes & TRANSACTIONAL:
             offsets.replay_undecided(header.producer_id, header.base_offset, records)
         elif offsets.replay(records, header.next_offset):

@@ -1,21 +1,21 @@
-"""The shell of one partition replica: carries out the effects of `core.replica` with its log, under one lock."""
+"""The shell of one partition replica: carries out the effects of `core.replica` with its log, under one lock.
+
+This is what producers, followers and the controller do with it. What readers ask is in `broker/partition_reader.py`.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
-
-import pyarrow as pa
 
 from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction, Marker, marker_message, validated
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
-from spark_broker.broker.partition_read import PartitionRead, can_judge, is_left_out
+from spark_broker.broker.partition_reader import PartitionRead, PartitionReader
 from spark_broker.broker.replica_lines import ReplicaLines
 from spark_broker.broker.replica_log import ReplicaLog, batch_info, by_segment
 from spark_broker.broker.topic import Topic
@@ -50,7 +50,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageFullError,
 )
-from spark_broker.protocol.arrow_message import ParsedBatch, assign, decode_batch
+from spark_broker.protocol.arrow_message import ParsedBatch, assign
 from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import LogEnd, ReplicaStateResponse
 from spark_broker.protocol.wire import Buffer
@@ -63,7 +63,7 @@ PartitionKey = tuple[str, int]
 
 
 class Partition:
-    """A replica that this broker hosts. Every public method takes the lock; reads of the log happen outside of it.
+    """A replica that this broker hosts. Its methods take `lock`; the log is read outside of it.
 
     `_log_listeners` are told of a longer log (followers' streams), `_commit_listeners` of a higher high watermark.
     """
@@ -93,16 +93,17 @@ class Partition:
         self._on_damage = on_damage
         self._on_full = on_full
         self._clock = clock
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._log_listeners: dict[Notifier, None] = {}  # in order: told by address, no run would be like another
         self._commit_listeners: dict[Notifier, None] = {}
+        self.reader = PartitionReader(self)
 
     def __str__(self) -> str:
         return f"{self.topic.name}-{self.key[1]}"
 
     def assign(self, assignment: LeaderAndIsr, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
         """What the controller says now; streams that wait are woken to see it."""
-        with self._lock:
+        with self.lock:
             self.topic = topic
             self._log.configure(topic)
             self._carry_out(self.replica.configure(topic.config.min_insync_replicas))
@@ -117,38 +118,38 @@ class Partition:
 
     def stop(self, error: SparkBrokerError) -> None:
         """Take the replica offline; appends that wait are refused with `error`."""
-        with self._lock:
+        with self.lock:
             self.lines.stopping(error.message)
             self._carry_out(self.replica.stop(error))
             for notifier in (*self._log_listeners, *self._commit_listeners):
                 notifier.notify(self.key)
 
     def close(self, *, clean: bool) -> None:
-        with self._lock:
+        with self.lock:
             self._log.close(clean=clean)
 
     def tick(self, broker_epochs: Mapping[int, int]) -> None:
-        with self._lock:
+        with self.lock:
             self._carry_out(self.replica.tick(broker_epochs, self._clock.boottime_ms()))
 
     def isr_refused(self, leader_epoch: int, partition_epoch: int, error_code: int) -> None:
-        with self._lock:
+        with self.lock:
             self._carry_out(self.replica.isr_refused(leader_epoch, partition_epoch, error_code))
 
     def is_current(self, proposal: ProposeIsr) -> bool:
         """Whether the proposal is still open."""
         made_at = (proposal.leader_epoch, proposal.partition_epoch)
-        with self._lock:
+        with self.lock:
             now = self.replica.assignment
             return made_at == (now.leader_epoch, now.partition_epoch) and self.replica.proposed_isr is not None
 
     def listen(self, notifier: Notifier, *, commits: bool) -> None:
         """Tell `notifier` of commits, or else of every append."""
-        with self._lock:
+        with self.lock:
             (self._commit_listeners if commits else self._log_listeners)[notifier] = None
 
     def forget(self, notifier: Notifier) -> None:
-        with self._lock:
+        with self.lock:
             self._commit_listeners.pop(notifier, None)
             self._log_listeners.pop(notifier, None)
 
@@ -159,8 +160,8 @@ class Partition:
         transaction, then `confirm` and append again. Raises the error that refuses the batch; nothing is stored then.
         """
         parsed = validated(append, self.topic)
-        with self._lock:
-            self._check_lease(writing=True)
+        with self.lock:
+            self.check_lease(writing=True)
             header = parsed.header
             now_ms = self._clock.boottime_ms()
             granted = self.replica.prepare_append(
@@ -189,7 +190,7 @@ class Partition:
 
     def confirm(self, awaited: AwaitedTransaction, valid_ms: int = CONFIRMATION_MS) -> None:
         """The coordinator has this partition in the transaction; to be asked again after `valid_ms`."""
-        with self._lock:
+        with self.lock:
             self.replica.transaction_confirmed(
                 awaited.leader_epoch, awaited.producer_id, awaited.producer_epoch, awaited.asked_ms, valid_ms
             )
@@ -199,8 +200,8 @@ class Partition:
 
         A repetition is answered without writing anything. Raises the error that refuses the marker.
         """
-        with self._lock:
-            self._check_lease(writing=True)
+        with self.lock:
+            self.check_lease(writing=True)
             leader_epoch = self.replica.assignment.leader_epoch
             granted = self.replica.prepare_marker(leader_epoch, marker.producer_id, marker.producer_epoch)
             if granted is None:
@@ -210,7 +211,7 @@ class Partition:
                 next_offset = self._store(message, self.topic.schema_id, granted, self._append_time_ms())
             self._carry_out(self.replica.await_commit(token, base_offset, next_offset, marker.deadline_ms))
 
-    def _check_lease(self, *, writing: bool) -> None:
+    def check_lease(self, *, writing: bool) -> None:
         if not (self._lease.allows_appends if writing else self._lease.allows_reads):
             raise NotLeaderOrFollowerError("this broker has no live session with the controller")
 
@@ -235,14 +236,14 @@ class Partition:
             first_of_segment=self._log.should_roll(len(message), schema_id, append_time_ms),
             schema_id=schema_id,
         )
-        self._guard_storage(lambda: self._log.append([Frame(header, message)], self.replica.producers))
+        self.guard_storage(lambda: self._log.append([Frame(header, message)], self.replica.producers))
         self._carry_out(self.replica.appended(batch_info(header), self._clock.boottime_ms()))
         self.replica.check_log_end(self._log.log_end_offset)
         for notifier in self._log_listeners:
             notifier.notify(self.key)
         return header.next_offset
 
-    def _guard_storage(self, act: Callable[[], T]) -> T:
+    def guard_storage(self, act: Callable[[], T]) -> T:
         """A failing disk takes the replica offline, and so does damage; a full one only refuses this act."""
         try:
             return act()
@@ -258,135 +259,69 @@ class Partition:
         if isinstance(error, DamagedLogError) and self._on_damage is not None:
             told = NotLeaderOrFollowerError(f"{self} is damaged here: {error.message}")
             tell = partial(self._on_damage, self, error)
-        with self._lock:
+        with self.lock:
             if self.replica.role is not Role.STOPPED:
                 self.stop(told)
                 tell()
         return told
 
-    def _read_log(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
+    def read_log(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
         """Outside the lock. A leader whose log refuses everything must not lead on until somebody happens to write."""
-        return self._guard_storage(lambda: self._log.read(offset, max_bytes, end_offset))
+        return self.guard_storage(lambda: self._log.read(offset, max_bytes, end_offset))
 
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int]
     ) -> Diverging | None:
         """A follower says how far it is. Raises the error that it gets."""
-        with self._lock:
+        with self.lock:
             now_ms = self._clock.boottime_ms()
             diverging, effects = self.replica.follower_fetch(follower, broker_epoch, position, live, now_ms)
             self._carry_out(effects)
             return diverging
 
     def read_for_follower(self, leader_epoch: int, offset: int, max_bytes: int) -> PartitionRead:
-        with self._lock:
+        with self.lock:
             self.replica.check_leader(leader_epoch)
-            read = self._position(self.replica.log_end_offset)
+            read = self.position(self.replica.log_end_offset)
             within = self.replica.log_start_offset <= offset < read[0]  # below it, the follower begins anew
-        frames = self._read_log(offset, max_bytes, read[0]) if within else []
+        frames = self.read_log(offset, max_bytes, read[0]) if within else []
         return PartitionRead(frames, *read[1:])
 
     def leader_position(self, leader_epoch: int) -> PartitionRead:
         """What the leader knows, without records."""
-        with self._lock:
+        with self.lock:
             self.replica.check_leader(leader_epoch)
-            return PartitionRead([], *self._position(0)[1:])
+            return PartitionRead([], *self.position(0)[1:])
 
     def replica_state(self, leader_epoch: int) -> ReplicaStateResponse:
         """What a follower needs that begins at this log's start."""
-        with self._lock:
+        with self.lock:
             self.replica.check_leader(leader_epoch)
-            producers = self._guard_storage(self._log.producers_at_log_start)
+            producers = self.guard_storage(self._log.producers_at_log_start)
             return ReplicaStateResponse(self.replica.log_start_offset, self.replica.epochs.to_pairs(), producers)
 
-    def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
-        """Raises LogTruncationError where the record before `offset` is not of this leader epoch any more (KIP-320)."""
-        with self._lock:
-            self.replica.check_lineage(leader_epoch, offset, last_epoch)
-
-    def epoch_before(self, offset: int) -> int:
-        """The leader epoch of the record before `offset`; -1: it is not known."""
-        with self._lock:
-            return self.replica.epochs.epoch_at(offset - 1) if offset > self.replica.log_start_offset else -1
-
-    def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""
-        return self._guard_storage(lambda: self._log.extent(start, end, max_bytes))
-
-    def read(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
-        """Committed batches of records, if any, from the one that holds `offset` on, without markers.
-        With `read_committed`, aborted batches are left out too, and the bound is the last stable offset."""
-        read = self.read_all(leader_epoch, offset, max_bytes, read_committed=read_committed)
-        with self._lock:
-            if read.frames and not can_judge(read.frames[0], self.replica, read.leader_epoch):
-                return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request hears why.
-            frames = [f for f in read.frames if not is_left_out(f, self.replica, read_committed=read_committed)]
-        return replace(read, frames=frames)
-
-    def read_all(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
-        """Like `read`, with markers and aborted batches."""
-        with self._lock:
-            self._check_lease(writing=False)
-            bound = self.replica.check_read(leader_epoch, offset, read_committed=read_committed)
-            read = self._position(bound)
-        frames = self._read_log(offset, max_bytes, bound) if offset < bound else []
-        if not frames:
-            return PartitionRead([], *read[1:], next_offset=offset)
-        last = frames[-1].header
-        return PartitionRead(frames, *read[1:], next_offset=last.next_offset, next_epoch=last.leader_epoch)
-
-    def _position(self, end: int) -> tuple[int, int, int, int]:
+    def position(self, end: int) -> tuple[int, int, int, int]:
+        """Under the lock: `end`, and what this replica knows of its epoch, high watermark and log start."""
         return end, self.replica.assignment.leader_epoch, self.replica.high_watermark, self.replica.log_start_offset
-
-    def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
-        """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""
-        with self._lock:
-            self._check_lease(writing=False)
-            end = self.replica.latest_offset(leader_epoch, read_committed=read_committed)
-            leader_epoch = self.replica.assignment.leader_epoch
-            found = self._guard_storage(lambda: self._log.offset_for_timestamp(timestamp_ms * 1000))
-        # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
-        while found is not None and found < end:
-            frame = self._read_log(found, 1, end)[0]
-            found = frame.header.next_offset
-            with self._lock:
-                self.replica.check_leader(leader_epoch)
-                known = can_judge(frame, self.replica, leader_epoch)
-                if not known or is_left_out(frame, self.replica, read_committed=read_committed):
-                    continue
-            record = self.topic.first_since(timestamp_ms, self.decode(frame), frame.header.append_time_ms)
-            if record is not None:
-                return frame.header.base_offset + record[0], record[1]
-        return None
-
-    def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:
-        """Log start, and high watermark or last stable offset, as the leader knows them."""
-        with self._lock:
-            self._check_lease(writing=False)
-            latest = self.replica.latest_offset(leader_epoch, read_committed=read_committed)
-            return self.replica.log_start_offset, latest
-
-    def decode(self, frame: Frame) -> pa.RecordBatch:
-        return decode_batch(frame.message, self.topic.schemas[frame.header.schema_id])
 
     def log_end(self) -> LogEnd:
         """How far this replica reaches, for the choice of a leader where none is known to be complete."""
-        with self._lock:
+        with self.lock:
             position = self.replica.fetch_position()
         return LogEnd(*self.key, position.leader_epoch, position.last_fetched_epoch, position.fetch_offset)
 
     def leader_epoch(self) -> int:
-        with self._lock:
+        with self.lock:
             return self.replica.assignment.leader_epoch
 
     def fetch_position(self) -> FetchPosition | None:
         """What to ask the leader for; None when this replica does not follow."""
-        with self._lock:
+        with self.lock:
             return self.replica.fetch_position() if self.replica.role is Role.FOLLOWER else None
 
     def apply(self, answer: Fetched, frames: list[Frame]) -> bool:
         """The leader's answer: truncate, or append its batches as they are. False: it is old, and was ignored."""
-        with self._lock:
+        with self.lock:
             if not self.replica.awaits(answer):
                 return False
             self.lines.fetched(self._clock.boottime_ms())
@@ -401,20 +336,20 @@ class Partition:
     def _append_run(self, frames: list[Frame], leader_high_watermark: int) -> None:
         """The leader's batches, of which only the first may begin a segment. None: only its high watermark is new."""
         if frames:
-            self._guard_storage(lambda: self._log.append(frames, self.replica.producers))
+            self.guard_storage(lambda: self._log.append(frames, self.replica.producers))
         self._carry_out(self.replica.follower_appended([batch_info(f.header) for f in frames], leader_high_watermark))
         self.replica.check_log_end(self._log.log_end_offset)
 
     def restart(self, leader_epoch: int, answer: ReplicaStateResponse) -> None:
         """Begin anew at the leader's log start with the leader's epoch history and producers."""
-        with self._lock:
+        with self.lock:
             followed = self.replica.role is Role.FOLLOWER and leader_epoch == self.replica.assignment.leader_epoch
             if not followed or self.restart_reason is None:
                 return  # A fetcher that was replaced is late: dropped twice, the log would lose what was pulled since.
             began, why = self.replica.log_end_offset, self.restart_reason
             begin = partial(self._log.restart_at, answer.log_start_offset, answer.epochs, answer.producers)
             try:
-                self._guard_storage(begin)
+                self.guard_storage(begin)
                 self.restart_reason = None
             finally:  # What is dropped counts no more, also where a full disk has refused the rest.
                 if self.replica.role is Role.FOLLOWER:
@@ -425,32 +360,32 @@ class Partition:
         """The leader decides, if it has a lease: its clock is known. Others' may have been `clock_skew_max_ms` behind.
 
         Followers move their log start when the leader's answer names it."""
-        with self._lock:
+        with self.lock:
             self._remove_below_log_start()  # What a full disk has kept.
             if self.replica.role is not Role.LEADER or not self._lease.allows_appends:
                 return
             clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
-            start = self._guard_storage(lambda: self._log.retention_start(self.replica.last_stable_offset, clock))
+            start = self.guard_storage(lambda: self._log.retention_start(self.replica.last_stable_offset, clock))
             self._carry_out(self.replica.advance_log_start(start))
 
     def _remove_below_log_start(self) -> None:
         """What is below the log start is out of reach already; a full disk keeps its files until it has room again."""
         with suppress(StorageFullError):  # `Room` says so.
-            self._guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
+            self.guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
 
     def advance_log_start(self, offset: int) -> None:
         """Drop everything below a committed offset, as far as it is decided."""
-        with self._lock:
+        with self.lock:
             self._carry_out(self.replica.advance_log_start(min(offset, self.replica.last_stable_offset)))
 
     def expire_producers(self, expiration_ms: int) -> None:
         """Forget producers that have appended nothing for this long."""
-        with self._lock:
+        with self.lock:
             self.replica.expire_producers(self._clock.wall_ms() - expiration_ms)
 
     def flush(self) -> None:
-        with self._lock:
-            self._guard_storage(self._log.flush)
+        with self.lock:
+            self.guard_storage(self._log.flush)
 
     @property
     def log(self) -> ReplicaLog:
@@ -470,7 +405,7 @@ class Partition:
             case Refuse(token, error):
                 cast("AppendToken", token).refuse(error)
             case SaveEpochs(history):
-                self._guard_storage(lambda: self._log.save_epochs(history))
+                self.guard_storage(lambda: self._log.save_epochs(history))
             case TruncateLog(offset, reason):
                 self._truncate(offset, reason)
             case AdvanceLogStart():
@@ -483,10 +418,10 @@ class Partition:
     def _truncate(self, offset: int, reason: str) -> None:
         began = self.replica.log_end_offset
         try:
-            self._guard_storage(lambda: self._log.truncate_to(offset))
+            self.guard_storage(lambda: self._log.truncate_to(offset))
         finally:  # A full disk may refuse the last step only: the segments above it are gone.
             if self.replica.role is not Role.STOPPED and self._log.log_end_offset < self.replica.log_end_offset:
-                producers = self._guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
+                producers = self.guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
                 self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))
                 self.lines.truncated(began, reason)
                 self.replica.check_log_end(self._log.log_end_offset)

@@ -100,15 +100,16 @@ class BrokerRequests:
         key = (spec.topic_id, spec.partition)
         try:
             partition = self._manager.partition(*key)
-            log_start, high_watermark = partition.offsets(spec.leader_epoch)
-            _, offset = partition.offsets(spec.leader_epoch, read_committed=spec.read_committed)
+            reader = partition.reader
+            log_start, high_watermark = reader.offsets(spec.leader_epoch)
+            _, offset = reader.offsets(spec.leader_epoch, read_committed=spec.read_committed)
             timestamp_ms = -1
             if spec.timestamp_ms == EARLIEST_TIMESTAMP_MS:
                 offset = log_start
             elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
-                found = partition.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
+                found = reader.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
                 offset, timestamp_ms = found if found is not None else (-1, -1)
-            size, fitting = partition.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
+            size, fitting = reader.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
         except SparkBrokerError as error:
             return ListedOffset(*key, error.code, error.message[:1000])
         return ListedOffset(
@@ -119,8 +120,8 @@ class BrokerRequests:
             leader_epoch=partition.leader_epoch(),
             log_start_offset=log_start,
             high_watermark=high_watermark,
-            last_epoch=partition.epoch_before(offset),
-            start_epoch=partition.epoch_before(spec.start),
+            last_epoch=reader.epoch_before(offset),
+            start_epoch=reader.epoch_before(spec.start),
             size_bytes=size,
             fitting_offset=fitting,
         )

@@ -45,7 +45,7 @@ class LedShard:
         yet what of the log is committed."""
         leader_epoch = partition.leader_epoch()
         try:
-            position, high_watermark = partition.offsets(leader_epoch)
+            position, high_watermark = partition.reader.offsets(leader_epoch)
         except OffsetNotAvailableError as error:
             raise CoordinatorNotAvailableError(error.message) from None
         # What an earlier shard of the same leadership appended may still be on its way.
@@ -59,11 +59,11 @@ class LedShard:
             clock,
         )
         while position < high_watermark:
-            read = partition.read_all(leader_epoch, position, READ_BYTES, read_committed=False)
+            read = partition.reader.read_all(leader_epoch, position, READ_BYTES, read_committed=False)
             if not read.frames:
                 raise CoordinatorNotAvailableError(f"{partition} could not be read up to {high_watermark}")
             for frame in read.frames:
-                for key, value in rows_of(partition.decode(frame)):
+                for key, value in rows_of(partition.reader.decode(frame)):
                     led.shard.replay(decode_record(key, value))
                     led.appended_records += 1
             position = read.next_offset
@@ -75,7 +75,7 @@ class LedShard:
 
     def check_leadership(self) -> None:
         """Before an answer that no append vouches for. Raises NotLeaderOrFollowerError when the lease has ended."""
-        self.partition.offsets(self.leader_epoch)
+        self.partition.reader.offsets(self.leader_epoch)
 
     def append(self, records: Iterable[TransactionRecord], token: AppendToken, *, snapshot: bool = False) -> None:
         """Append as one batch; `token` is told when it is committed. Raises typed errors: nothing is stored then."""

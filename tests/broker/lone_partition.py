@@ -115,14 +115,16 @@ class LonePartition:
         """Values from the log start on, as a consumer with this isolation level sees them."""
         offset, values = self.partition.replica.log_start_offset, []
         while True:
-            read = self.partition.read(self.leader_epoch, offset, 1 << 20, read_committed=read_committed)
-            values += [v for frame in read.frames for v in self.partition.decode(frame).column("value").to_pylist()]
+            read = self.partition.reader.read(self.leader_epoch, offset, 1 << 20, read_committed=read_committed)
+            values += [
+                v for frame in read.frames for v in self.partition.reader.decode(frame).column("value").to_pylist()
+            ]
             if read.next_offset == offset:
                 return values
             offset = read.next_offset
 
     def last_stable_offset(self) -> int:
-        return self.partition.offsets(self.leader_epoch, read_committed=True)[1]
+        return self.partition.reader.offsets(self.leader_epoch, read_committed=True)[1]
 
     def snapshots(self) -> list[int]:
         return [int(path.stem) for path in sorted(self.directory.glob("*.snapshot"))]

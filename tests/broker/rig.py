@@ -135,7 +135,7 @@ class RigBroker:
         """Everything in the log, committed or not."""
         log = self.partition.log
         frames = log.read(0, 1 << 30, log.log_end_offset) if log.log_end_offset else []
-        return [v for frame in frames for v in self.partition.decode(frame).column("value").to_pylist()]
+        return [v for frame in frames for v in self.partition.reader.decode(frame).column("value").to_pylist()]
 
     def stop(self, *, clean: bool = False) -> None:
         self.manager.stop(clean=clean)

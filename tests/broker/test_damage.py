@@ -46,7 +46,7 @@ def replica_directory(broker: RigBroker) -> Path:
 
 
 def consume(partition: Partition) -> object:
-    return partition.read(0, 0, 1 << 20, read_committed=True)
+    return partition.reader.read(0, 0, 1 << 20, read_committed=True)
 
 
 def replicate(partition: Partition) -> object:
@@ -54,11 +54,11 @@ def replicate(partition: Partition) -> object:
 
 
 def replay(partition: Partition) -> object:
-    return partition.read_all(0, 0, 1 << 20, read_committed=False)
+    return partition.reader.read_all(0, 0, 1 << 20, read_committed=False)
 
 
 def look_up_time(partition: Partition) -> object:
-    return partition.offset_at(0, 0, read_committed=False)
+    return partition.reader.offset_at(0, 0, read_committed=False)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_nothing_comes_in_the_place_of_a_damaged_replica_before_the_controller_h
     damaged, manager = rig.brokers[2], rig.brokers[2].manager
     flip(replica_directory(damaged))
     with pytest.raises(NotLeaderOrFollowerError):
-        damaged.partition._read_log(0, 1 << 20, 12)
+        damaged.partition.read_log(0, 1 << 20, 12)
     manager.set_damaged_aside()
     rig.publish(leader=2, leader_epoch=1, partition_epoch=1, isr=(1, 2))
     manager.damage_heard(0)
@@ -130,7 +130,7 @@ def test_a_late_reader_of_a_replica_that_was_set_aside_does_no_harm_to_the_next(
     rig.publish(leader=1, leader_epoch=1, partition_epoch=1, isr=(1, 2))
     manager.damage_heard(1)
     with pytest.raises(Exception, match=r"lead|closed"):
-        old._read_log(0, 1 << 20, 12)
+        old.read_log(0, 1 << 20, 12)
     manager.set_damaged_aside()
     assert manager.damage_reports == [(*KEY, 1)]
     assert damaged.bugs == []

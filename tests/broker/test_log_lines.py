@@ -283,7 +283,7 @@ def test_appends_and_fetches_write_no_lines(tmp_path: Path, caplog: pytest.LogCa
     caplog.set_level(logging.INFO)
     for _ in range(20):
         append(lone.partition, b"a")
-        lone.partition.read(0, 0, 1 << 20, read_committed=True)
+        lone.partition.reader.read(0, 0, 1 << 20, read_committed=True)
         lone.partition.tick({0: 1})
     assert lines(caplog) == []
     lone.close()

@@ -123,8 +123,8 @@ def test_a_lookup_by_time_passes_over_what_its_reader_does_not_see(lone: LonePar
     lone.end(1, committed=False)
     lone.write(b"seen", epoch=1)
     lone.end(2, committed=True)
-    committed = lone.partition.offset_at(lone.leader_epoch, 0, read_committed=True)
-    everything = lone.partition.offset_at(lone.leader_epoch, 0, read_committed=False)
+    committed = lone.partition.reader.offset_at(lone.leader_epoch, 0, read_committed=True)
+    everything = lone.partition.reader.offset_at(lone.leader_epoch, 0, read_committed=False)
     assert committed is not None
     assert everything is not None
     assert (committed[0], everything[0]) == (2, 0)
@@ -295,7 +295,7 @@ def test_a_read_that_retention_overtakes_shows_no_aborted_batch(
         return frames
 
     monkeypatch.setattr(ReplicaLog, "read", overtaken)
-    found = lone.partition.read(lone.leader_epoch, 0, 1 << 20, read_committed=True)
+    found = lone.partition.reader.read(lone.leader_epoch, 0, 1 << 20, read_committed=True)
     assert lone.partition.replica.log_start_offset > 1
     assert (found.frames, found.next_offset) == ([], 0)
 

@@ -270,7 +270,7 @@ def test_snapshots_take_the_place_of_older_records(rig: CoordinatorRig) -> None:
     coordinator = alone(rig)
     identities = {f"id-{n}": coordinator.init(f"id-{n}") for n in range(25)}
     log = rig.brokers[0].manager.partition(INTERNAL_TOPIC_ID, 0)
-    start, end = log.offsets(0)
+    start, end = log.reader.offsets(0)
     assert 0 < start < end
     again = Coordinator(rig, 0)
     for transactional_id, who in identities.items():

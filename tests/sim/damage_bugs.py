@@ -35,7 +35,7 @@ def clean_damage_up(patch: Patch) -> None:
         try:
             return self._log.read(offset, max_bytes, end_offset)
         except DamagedLogError:
-            with self._lock:
+            with self.lock:
                 replica = self.replica
                 self._log.truncate_to(offset)
                 replica.log_end_offset = self._log.log_end_offset
@@ -44,7 +44,7 @@ def clean_damage_up(patch: Patch) -> None:
                 replica.producers = self._log.rebuild_producers(replica.high_watermark)
             return []
 
-    patch.setattr(Partition, "_read_log", buggy)
+    patch.setattr(Partition, "read_log", buggy)
 
 
 @bug("28")

@@ -86,7 +86,7 @@ def begin_as_a_coordinator_that_knows_nothing(patch: Patch) -> None:
 
     def buggy(self: OffsetsShard) -> None:
         if not self._read_to:
-            _, self._read_to = self.partition.offsets(self.leader_epoch)
+            _, self._read_to = self.partition.reader.offsets(self.leader_epoch)
         catch_up(self)
 
     patch.setattr(OffsetsShard, "_catch_up", buggy)

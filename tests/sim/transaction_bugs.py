@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 
-from spark_broker.broker import marker_queue, partition, partition_read
+from spark_broker.broker import marker_queue, partition_reader
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.core import transaction_coordinator, transaction_producers
 from spark_broker.core.batch import BatchInfo
@@ -154,9 +154,9 @@ def show_what_is_undecided(patch: Patch) -> None:
 @bug("24")
 def show_what_was_aborted(patch: Patch) -> None:
     """Readers of committed records get aborted batches too."""
-    is_left_out = partition_read.is_left_out
+    is_left_out = partition_reader.is_left_out
     patch.setattr(
-        partition, "is_left_out", lambda frame, replica, **_: is_left_out(frame, replica, read_committed=False)
+        partition_reader, "is_left_out", lambda frame, replica, **_: is_left_out(frame, replica, read_committed=False)
     )
 
 

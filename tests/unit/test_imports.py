@@ -26,8 +26,8 @@ GROUPS = (
 """A layer imports itself, the groups before its own, and inside its group only what `WITHIN_GROUP` says."""
 
 WITHIN_GROUP = {
-    # The nouns and the settings may name errors; a message may carry a setting; decisions may use core's values.
-    "model": {"errors"},
+    # Nouns may name errors and have times; a message may carry a setting; decisions may use core's values.
+    "model": {"errors", "times"},
     "protocol": {"config"},
     "controller": {"core"},
     # The driver ships the broker's entry function to executors. The only import across the three shells.

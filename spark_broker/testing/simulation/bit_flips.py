@@ -200,7 +200,7 @@ class _Reading:
         offset, end_offset = partition.replica.log_start_offset, partition.replica.log_end_offset
         try:
             while offset < end_offset:
-                frames = partition._read_log(offset, 1 << 20, end_offset)
+                frames = partition.read_log(offset, 1 << 20, end_offset)
                 offset = frames[-1].header.next_offset if frames else end_offset
         except SparkBrokerError:
             return False

@@ -18,9 +18,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from spark_broker.controller.controller import Controller
+from spark_broker.controller.decisions import MAX_BATCH, Decisions
 from spark_broker.controller.effects import Effect
 from spark_broker.controller.events import CallReceived, Event, Tick
-from spark_broker.controller.meanwhile import Meanwhile
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.errors import MetadataStoreError, NotControllerError
@@ -31,7 +31,6 @@ TICK_S = 0.05
 LOOK_S = 2.0
 """How often a controller looks whether it is still the newest; a write finds it out as well."""
 MAX_WAITING_EVENTS = 100_000
-MAX_BATCH = 1000
 SLOW_S = 10.0
 """A store that has not answered for so long counts as one that fails."""
 
@@ -66,12 +65,11 @@ class ControllerLoop(threading.Thread):
         on_failure: Callable[[BaseException], None],
     ) -> None:
         super().__init__(name="controller", daemon=True)
-        self._controller = controller
         self._log = log
         self._carrier = carrier
         self._on_failure = on_failure
         self._events: queue.Queue[Event | None] = queue.Queue()  # None: a file has been written
-        self._waiting = Meanwhile(controller)  # only the loop's thread uses it
+        self._decisions = Decisions(controller)  # only the loop's thread uses it
         self._store = ThreadPoolExecutor(1, thread_name_prefix="metadata-log")
         self._looking: Future[None] | None = None
         self._next_tick = 0.0
@@ -83,7 +81,7 @@ class ControllerLoop(threading.Thread):
 
         What brokers' sessions say is never refused: it is little, and a broker that is not heard is fenced.
         """
-        if isinstance(event, CallReceived) and self._events.qsize() + len(self._waiting) >= MAX_WAITING_EVENTS:
+        if isinstance(event, CallReceived) and self._events.qsize() + len(self._decisions) >= MAX_WAITING_EVENTS:
             raise NotControllerError("the controller is overloaded")
         self._events.put(event)
 
@@ -111,7 +109,7 @@ class ControllerLoop(threading.Thread):
 
     def _next_events(self) -> list[Event]:
         """Those that wait, up to a bound; then a tick, when it is due. Heartbeats that wait count before time does."""
-        events = self._waiting.release(MAX_BATCH)
+        events = self._decisions.next_events()
         try:
             if not events:
                 self._add_to(events, self._events.get(timeout=max(self._next_tick - time.monotonic(), 0.0)))
@@ -119,7 +117,7 @@ class ControllerLoop(threading.Thread):
                 self._add_to(events, self._events.get_nowait())
         except queue.Empty:
             pass
-        if time.monotonic() >= self._next_tick and not len(self._waiting):
+        if time.monotonic() >= self._next_tick and not len(self._decisions):
             self._next_tick = time.monotonic() + TICK_S
             events.append(Tick())
         return events
@@ -140,18 +138,15 @@ class ControllerLoop(threading.Thread):
 
     def step(self, events: Sequence[Event], *, patience_s: float = math.inf) -> None:
         """Decide on the events, commit, and only then act. Raises what `MetadataLog.append` does."""
-        outcomes = [self._controller.handle(event, now_ms()) for event in events]
-        records = [record for outcome in outcomes for record in outcome.records]
+        records = self._decisions.decide(events, self._log.image, now_ms())
         if records:
             first_offset = self._commit(records, patience_s)
             self._carrier.publish(first_offset, records)
-        for outcome in outcomes:
-            for effect in outcome.effects:
-                self._carrier.carry(effect)
+        for effect in self._decisions.committed():
+            self._carrier.carry(effect)
 
     def _commit(self, records: Sequence[MetadataRecord], patience_s: float) -> int:
         """Wait for the file. What comes meanwhile waits for the next one."""
-        self._waiting.begin(self._log.image, now_ms())
         writing = self._store.submit(self._log.append, records, patience_s=patience_s)
         writing.add_done_callback(lambda _: self._events.put(None))
         began = time.monotonic()
@@ -163,6 +158,6 @@ class ControllerLoop(threading.Thread):
         return writing.result()
 
     def _let_wait(self, event: Event | None) -> None:
-        answer = None if event is None else self._waiting.take(event, now_ms())
+        answer = None if event is None else self._decisions.let_wait(event, now_ms())
         if answer is not None:
             self._carrier.carry(answer)

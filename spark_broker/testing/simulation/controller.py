@@ -1,7 +1,6 @@
-"""The controller's process: the production state machine and metadata log, with sessions over the simulated network.
+"""The controller's process: the production state machines and metadata log, with sessions over the simulated network.
 
-As in `driver.controller_loop`: events that come while a file is being written wait and share the next one; nothing is
-told to anybody before its records are committed. A crash may come between the two.
+A crash may come between a decision, its file in the metadata log and the moment at which anybody is told.
 """
 
 from __future__ import annotations
@@ -10,9 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spark_broker.controller.controller import Controller
+from spark_broker.controller.decisions import Decisions
 from spark_broker.controller.effects import (
     CloseSession,
-    ControllerResult,
     Effect,
     Note,
     ProbePort,
@@ -34,11 +33,10 @@ from spark_broker.controller.events import (
     Tick,
 )
 from spark_broker.controller.image import MetadataImage
-from spark_broker.controller.meanwhile import Meanwhile
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.controller.topics import NewTopicValues
-from spark_broker.driver.controller_loop import LOOK_S, MAX_BATCH
+from spark_broker.driver.controller_loop import LOOK_S
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.metadata_publisher import MetadataPublisher
 from spark_broker.driver.topic_schema import stored_schema
@@ -78,13 +76,11 @@ class ControllerProcess(NetworkNode):
             writer=f"{number:032x}",
             wait=world.store.wait,
         )
-        self._controller = Controller(self.log.image, world.settings)
+        self._decisions = Decisions(Controller(self.log.image, world.settings))
         self._next_id = 0
         self._ends: dict[int, End] = {}
         self._publisher = MetadataPublisher(lambda: self.log.image, self._send)
         self._replies: dict[int, Answer] = {}
-        self._waiting = Meanwhile(self._controller)
-        self._busy = False
 
     @property
     def image(self) -> MetadataImage:
@@ -105,7 +101,7 @@ class ControllerProcess(NetworkNode):
 
     def _look_for_another(self) -> None:
         now_ms = self._world.scheduler.now_ms
-        if self._busy or now_ms < self._next_look_ms:
+        if self._decisions.is_writing or now_ms < self._next_look_ms:
             return
         self._next_look_ms = now_ms + LOOK_S * 1000
         try:
@@ -115,30 +111,24 @@ class ControllerProcess(NetworkNode):
             self._world.controller_ended(self)
 
     def _submit(self, event: Event) -> None:
-        if not self._busy:
+        if not self._decisions.is_writing:
             self._step([event])
             return
-        answer = self._waiting.take(event, self._world.scheduler.now_ms)
+        answer = self._decisions.let_wait(event, self._world.scheduler.now_ms)
         if answer is not None:
             self._world.trace.count("heartbeats answered while the store failed")
             self._carry_one(answer)
 
     def _step(self, events: Sequence[Event]) -> None:
-        now_ms = self._world.scheduler.now_ms
-        outcomes = [self._controller.handle(event, now_ms) for event in events]
-        records = [record for outcome in outcomes for record in outcome.records]
+        records = self._decisions.decide(events, self.log.image, self._world.scheduler.now_ms)
         if not records:
-            self._carry(outcomes)
+            self._carry()
             return
-        self._busy = True
-        self._waiting.begin(self.log.image, now_ms)
         written = self._world.rng.random() < 0.5  # the file may be there long before anybody hears of it
         first_offset = self._append(records) if written else -1
         delay_ms = self._world.swarm.store_latency_ms * (0.5 + self._world.rng.random()) + self._retry_ms
         self._retry_ms = 0.0
-        self._world.scheduler.after(
-            delay_ms, self, "metadata written", lambda: self._committed(first_offset, records, outcomes)
-        )
+        self._world.scheduler.after(delay_ms, self, "metadata written", lambda: self._committed(first_offset, records))
 
     def _append(self, records: Sequence[MetadataRecord]) -> int:
         """Write the file. A log that fails ends the controller: what became of its decisions is unknown."""
@@ -154,28 +144,24 @@ class ControllerProcess(NetworkNode):
         self._world.invariants.metadata_committed(self.log.image)
         return offset
 
-    def _committed(
-        self, first_offset: int, records: Sequence[MetadataRecord], outcomes: Sequence[ControllerResult]
-    ) -> None:
+    def _committed(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
         if first_offset < 0:
             first_offset = self._append(records)
         if not self.alive:
             return
         if self._retry_ms:
             again_ms, self._retry_ms = self._retry_ms, 0.0
-            written = lambda: self._committed(first_offset, records, outcomes)  # noqa: E731
+            written = lambda: self._committed(first_offset, records)  # noqa: E731
             self._world.scheduler.after(again_ms, self, "metadata written", written)
             return
         self._publisher.publish(first_offset, records)
-        self._busy = False
-        self._carry(outcomes)
-        if len(self._waiting) and not self._busy:
-            self._step(self._waiting.release(MAX_BATCH))
+        self._carry()
+        if len(self._decisions) and not self._decisions.is_writing:
+            self._step(self._decisions.next_events())
 
-    def _carry(self, outcomes: Sequence[ControllerResult]) -> None:
-        for outcome in outcomes:
-            for effect in outcome.effects:
-                self._carry_one(effect)
+    def _carry(self) -> None:
+        for effect in self._decisions.committed():
+            self._carry_one(effect)
 
     def _carry_one(self, effect: Effect) -> None:
         match effect:

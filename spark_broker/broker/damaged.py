@@ -1,4 +1,4 @@
-"""The damaged replicas of a broker, from the moment they are set aside until they are in sync again."""
+"""The damaged replicas of a broker, from the moment they are quarantined until they are in sync again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import KafkaStorageError, StorageFullError
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.files import is_full
-from spark_broker.storage.set_aside import read_set_aside, write_set_aside
+from spark_broker.storage.quarantine import read_quarantine, write_quarantine
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class DamagedReplicas:
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         # Replaced, never changed in place: heartbeats read it from their own thread.
-        found = read_set_aside(directory.path, fs=directory.fs)
+        found = read_quarantine(directory.path, fs=directory.fs)
         self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(found, BEFORE_THIS_PROCESS)
         self._newest = BEFORE_THIS_PROCESS
         self._taken_out: set[PartitionKey] = set()
@@ -44,18 +44,18 @@ class DamagedReplicas:
         return sorted((*key, number) for key, number in self._numbers.items())
 
     def is_unheard(self, key: PartitionKey) -> bool:
-        """Whether the controller may still count what this process has set aside: nothing may come in its place yet.
+        """Whether the controller may still count what this process has quarantined: nothing may come in its place yet.
 
         A live broker might be elected with the empty log, and everybody would throw his records away.
         """
         return self._numbers.get(key, BEFORE_THIS_PROCESS) > BEFORE_THIS_PROCESS and key not in self._taken_out
 
-    def set_aside(self, key: PartitionKey, topic: str) -> None:
+    def quarantine(self, key: PartitionKey, topic: str) -> None:
         """Move the damaged log away. Raises KafkaStorageError, or StorageFullError (nothing has changed)."""
         self._replace({**self._numbers, key: self._newest + 1})
         self._newest += 1
         self._taken_out.discard(key)
-        self._directory.set_aside(topic, key[1])
+        self._directory.quarantine(topic, key[1])
 
     def heard(self, newest: int) -> list[PartitionKey]:
         """The controller has heard of all damage up to this number, and what it decided is known here.
@@ -92,7 +92,7 @@ class DamagedReplicas:
 
     def _replace(self, numbers: Mapping[PartitionKey, int]) -> None:
         try:
-            write_set_aside(self._directory.path, numbers, fs=self._directory.fs)
+            write_quarantine(self._directory.path, numbers, fs=self._directory.fs)
         except OSError as error:
             kind = StorageFullError if is_full(error) else KafkaStorageError
             raise kind(f"{self._directory.path}: {error}") from error

@@ -39,7 +39,7 @@ RETRY_MS = 50
 """Wait before a partition that had an error is tried again."""
 
 FAILED_RETRY_MS = 1000
-"""Wait before a partition that could not be written, or made anew, is tried again."""
+"""Wait before a partition that could not be written, or rebuilt, is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class FetchSession:
     def _begin_rebuild(self, rebuild: _Rebuild) -> ReplicaStateRequest:
         partition, request = rebuild.partition, rebuild.request
         why = partition.restart_reason
-        logger.info("%s: made anew from its leader's log in leader epoch %d: %s", partition, request.leader_epoch, why)
+        logger.info("%s: rebuilt from its leader's log in leader epoch %d: %s", partition, request.leader_epoch, why)
         return request
 
     def _fetch_request(self) -> ReplicaFetchRequest:
@@ -136,7 +136,7 @@ class FetchSession:
         if isinstance(answer, ReplicaStateResponse):
             leader_epoch = rebuild.request.leader_epoch
             fields = {"topic_partition": str(partition), "leader_epoch": leader_epoch, "why": partition.restart_reason}
-            text = "%(topic_partition)s: made anew from its leader's log in leader epoch %(leader_epoch)d: %(why)s"
+            text = "%(topic_partition)s: rebuilt from its leader's log in leader epoch %(leader_epoch)d: %(why)s"
             logger.info(text, fields)
             partition.restart(leader_epoch, answer)
         self._pending[partition.key] = None

@@ -47,7 +47,7 @@ class Maintenance(threading.Thread):
         self._on_bug = on_bug
         self._stopped = threading.Event()
         self._chores = [
-            _Chore(TICK_S, manager.set_damaged_aside),
+            _Chore(TICK_S, manager.quarantine_damaged),
             _Chore(TICK_S, self._expire_appends),
             _Chore(max(TICK_S, min(config.replica_lag_time_max_ms / 10_000, 1.0)), self._tick),
             _Chore(LOOK_MS / 1000, manager.room.look),

@@ -85,7 +85,7 @@ class Partition:
         self.topic = topic
         self.replica = replica
         self.lines = ReplicaLines(str(self), replica)
-        self.restart_reason: str | None = None  # set: the log must be made anew from the leader's before it goes on
+        self.restart_reason: str | None = None  # set: the log must be rebuilt from the leader's before it goes on
         self._log = log
         self._lease = lease
         self._propose_isr = propose_isr

@@ -46,7 +46,7 @@ NewFetcher = Callable[[str, int, FetcherSettings, Callable[[BaseException], None
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs, of damage that was set aside.
+    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs, of damage that was quarantined.
 
     `on_room`: the disk is full, or has room again; called under partitions' locks, it must not wait.
     """
@@ -54,12 +54,12 @@ class Outward:
     propose_isr: Callable[[PartitionKey, ProposeIsr], None]
     on_storage_failure: Callable[[PartitionKey | None, SparkBrokerError], None]  # None: the broker's own files
     on_bug: Callable[[BaseException], None]
-    on_set_aside: Callable[[], None] = lambda: None
+    on_quarantine: Callable[[], None] = lambda: None
     on_room: Callable[[], None] = lambda: None
 
 
 class ReplicaManager:
-    """`apply` belongs to the session's thread, `set_damaged_aside` to maintenance; look-ups are safe from any.
+    """`apply` belongs to the session's thread, `quarantine_damaged` to maintenance; look-ups are safe from any.
 
     Whoever changes which replicas there are holds `_lock`, and takes partitions' locks within it, never the other way.
     """
@@ -134,7 +134,7 @@ class ReplicaManager:
 
     @property
     def damaged(self) -> list[PartitionKey]:
-        """Replicas that were set aside, and are not in sync again."""
+        """Replicas that were quarantined, and are not in sync again."""
         return self._damaged.keys
 
     @property
@@ -248,7 +248,7 @@ class ReplicaManager:
             name = self._topics[key[0]].name
             fields = {"topic_partition": f"{name}-{key[1]}", "why": str(error)}
             logger.error("%(topic_partition)s: is damaged and quarantined: %(why)s", fields)
-            self._damaged.set_aside(key, name)
+            self._damaged.quarantine(key, name)
         elif isinstance(error, KafkaStorageError):
             self._take_offline(key, error)
         else:
@@ -279,7 +279,7 @@ class ReplicaManager:
         return partition
 
     #
-    # A damaged replica stops at once, is set aside, and named by heartbeats. Nothing comes in its place before the
+    # A damaged replica stops at once, is quarantined, and named by heartbeats. Nothing comes in its place before the
     # controller has taken it out of ISR and ELR; then an empty one follows whoever leads, and may be let in again.
 
     def _on_damage(self, partition: Partition, error: DamagedLogError) -> None:
@@ -287,15 +287,15 @@ class ReplicaManager:
         partition.lines.quarantined(error)
         self._found_damaged.append(partition)
 
-    def set_damaged_aside(self) -> None:
-        """Set aside what was found damaged since the last call. On a full disk it waits for the next."""
+    def quarantine_damaged(self) -> None:
+        """Quarantine what was found damaged since the last call. On a full disk it waits for the next."""
         while self._found_damaged:
             partition = self._found_damaged[0]
             with self._lock:
                 if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
                     try:
                         self.check_directory()
-                        self._damaged.set_aside(partition.key, partition.topic.name)
+                        self._damaged.quarantine(partition.key, partition.topic.name)
                     except StorageFullError as full:
                         self.room.refused(full)
                         return
@@ -306,7 +306,7 @@ class ReplicaManager:
                     self._update_fetchers()
                     partition.close(clean=False)
             self._found_damaged.popleft()
-            self._outward.on_set_aside()
+            self._outward.on_quarantine()
 
     def damage_heard(self, newest: int) -> None:
         """The controller has decided on all damage up to this number: replicas may begin anew."""

@@ -1,4 +1,4 @@
-"""Connections for calls, one per address, bounded; a broken one is dropped and made anew by its next user."""
+"""Connections for calls, one per address, bounded; a broken one is dropped, and its next user opens another."""
 
 from __future__ import annotations
 

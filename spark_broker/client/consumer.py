@@ -149,9 +149,9 @@ class Consumer:
         missing between batches: markers of transactions take one each, and read_committed leaves out what was aborted.
         Where only such offsets were passed, poll is empty at once, as Kafka's is. Moves of leaders
         are not noticed here. Raises LogTruncationError when an unclean election cut the log below the position: once,
-        and the position is then where the log parts, or, with auto.offset.reset=none, until the next seek. Raises
+        and the position is then where the log diverges, or, with auto.offset.reset=none, until the next seek. Raises
         OffsetOutOfRangeError (auto.offset.reset=none), UnknownTopicOrPartitionError,
-        InconsistentTopicIdError (the topic was created anew), CorruptMessageError, BootstrapUnreachableError and
+        InconsistentTopicIdError (the topic was created again), CorruptMessageError, BootstrapUnreachableError and
         ClosedError.
         """
         self._commit_when_due()

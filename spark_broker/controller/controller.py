@@ -357,7 +357,7 @@ class Controller(Machine[Standing]):
         return register(self.image, request, rules)
 
     def _lost_brokers(self, now_ms: int) -> frozenset[int]:
-        """Brokers that have been away for so long that their replicas are being made anew anyway."""
+        """Brokers that have been away for so long that their replicas are being rebuilt anyway."""
         delay_ms = self._settings.cluster.replica_reassignment_delay_ms
         return self._absences.away_for(delay_ms, now_ms) - self.sessions.connected
 
@@ -386,7 +386,7 @@ class Controller(Machine[Standing]):
             return
         if not self._cluster_stops:
             self._follow(self._clocks.heard(session.broker_id, event), now_ms)
-        self._set_damaged_aside(session, beat)
+        self._quarantine_damaged(session, beat)
         leaderless = self._log_ends.report(self.image, session.broker_id, beat.log_ends)
         may_stop = beat.wants_shutdown and self._shut_down(session)
         self._hear_of_room(session, beat)
@@ -413,15 +413,15 @@ class Controller(Machine[Standing]):
                 return None
         return HeartbeatResponse(beat.sent_ms, fenced=False, wall_ms=event.wall_ms)
 
-    def _set_damaged_aside(self, session: Session, beat: HeartbeatRequest) -> None:
-        """Once for each report: the replica may be made anew, and in sync again, while the broker repeats it."""
+    def _quarantine_damaged(self, session: Session, beat: HeartbeatRequest) -> None:
+        """Once for each report: the replica may be rebuilt, and in sync again, while the broker repeats it."""
         known = self._damage_known.get(session.broker_id, frozenset())
         reported = {(session.broker_epoch, *damaged) for damaged in beat.damaged}
         if reported - known:
             self._damage_known[session.broker_id] = frozenset(reported)
             new = sorted((topic_id, partition) for _, topic_id, partition, _ in reported - known)
             why = f"broker {session.broker_id} has set damaged replicas aside"
-            self._apply(damage.set_aside(self.image, session.broker_id, new, self._full), why)
+            self._apply(damage.quarantine(self.image, session.broker_id, new, self._full), why)
 
     def _hear_of_room(self, session: Session, beat: HeartbeatRequest) -> None:
         """With every heartbeat, too: others that have room may have joined ISRs, or got room, since the last."""

@@ -1,4 +1,4 @@
-"""Replicas whose log was found damaged and set aside: they leave the ISR and the ELR, and never lead with what is left.
+"""Replicas whose log was found damaged and quarantined: they leave ISR and ELR, and never lead with what is left.
 
 Where such a replica was the last that had everything, electing it, empty, would make every other replica throw its
 records away. The partition has no leader until somebody accepts the loss by an unclean election.
@@ -20,7 +20,7 @@ from spark_broker.controller.records import MetadataRecord, PartitionChangeRecor
 from spark_broker.model import NO_LEADER
 
 
-def set_aside(
+def quarantine(
     image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]], full: Collection[int] = ()
 ) -> tuple[MetadataRecord, ...]:
     """The broker leaves the ISRs and ELRs of these partitions."""

@@ -1,4 +1,4 @@
-"""Self-healing: the replicas of brokers that stay away are made anew on brokers that live."""
+"""Self-healing: the replicas of brokers that stay away are rebuilt on brokers that live."""
 
 from __future__ import annotations
 

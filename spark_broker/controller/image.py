@@ -74,7 +74,7 @@ class PartitionRegistration:
     partition_epoch: int  # Invariant: rises with every change, never falls
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
-    damaged: tuple[int, ...] = ()  # of last_known_elr: the log was set aside, and may hold more than any other
+    damaged: tuple[int, ...] = ()  # of last_known_elr: the log was quarantined, and may hold more than any other
     elr: tuple[int, ...] = ()  # Invariant: empty while the ISR has the minimum
     last_known_elr: tuple[int, ...] = ()  # were in ISR or ELR below the minimum, and may have lost records since
 

@@ -39,7 +39,7 @@ def change(
     """The record that makes these values the partition's (None: as they are); None when nothing changes.
 
     `lost`: brokers whose replica may lack committed records; they leave the ISR and the ELR. `damaged`: those of them
-    whose log was set aside. `unclean`: the election accepts the loss, so nobody is eligible but the new leader.
+    whose log was quarantined. `unclean`: the election accepts the loss, so nobody is eligible but the new leader.
     """
     members = state.isr if isr is None else tuple(isr)
     target = PartitionRegistration(
@@ -62,8 +62,8 @@ def _with_eligible(
     left = {*before.isr, *before.elr} - set(target.isr)
     elr = tuple(b for b in target.replicas if b in left and b not in lost)
     known = tuple(b for b in target.replicas if b in {*left, *before.last_known_elr} - {*elr, *target.isr})
-    set_aside = tuple(b for b in known if b in before.damaged or b in damaged)
-    return replace(target, elr=elr, last_known_elr=known, damaged=set_aside)
+    quarantined = tuple(b for b in known if b in before.damaged or b in damaged)
+    return replace(target, elr=elr, last_known_elr=known, damaged=quarantined)
 
 
 def _difference(

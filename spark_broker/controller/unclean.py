@@ -3,7 +3,7 @@
 Three ways out, all of which are noted, raise the leader epoch and leave the winner alone in the ISR; consumers that
 know the epoch of what they read learn that the log was cut (KIP-320):
 
-    recover          nothing more can be lost: every replica is back, none was set aside, none has more than the winner
+    recover          nothing more can be lost: every replica is back, none is quarantined, none has more than the winner
     elect_allowed    the topic's unclean.leader.election.enable; those who may soon be back are waited for
     elect_uncleanly  somebody asks for it (ElectLeaders with `unclean`)
 """

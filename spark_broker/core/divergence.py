@@ -1,4 +1,4 @@
-"""Where two logs part: found by the leader from its epoch history, turned into a cut by the follower from its own."""
+"""Where two logs diverge: found by the leader from its epoch history, and by the follower from its own."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class FollowerProgress:
     def lacks(self, high_watermark: int) -> bool:
         """Whether the follower itself said that it does not have all that is committed.
 
-        A member of the ISR that was made anew (a damaged log, KAFKA-7897) is not electable before it has caught up.
+        A member of the ISR that was rebuilt (a damaged log, KAFKA-7897) is not electable before it has caught up.
         """
         return UNKNOWN_OFFSET < self.log_end_offset < high_watermark
 

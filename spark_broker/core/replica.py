@@ -443,10 +443,10 @@ class Replica(Machine[Standing]):
     def _truncate(self, diverging: Diverging) -> list[Effect]:
         offset = truncation_offset(self.epochs, self.log_end_offset, diverging)
         if offset < self.high_watermark:
-            # KAFKA-7897: a sparse history never truncates committed records; this replica is made anew.
+            # KAFKA-7897: a sparse history never truncates committed records; this replica is rebuilt.
             return [
                 RestartLog(
-                    f"the leader's log parts from ours at {offset}, below the high watermark {self.high_watermark}"
+                    f"the leader's log diverges from ours at {offset}, below the high watermark {self.high_watermark}"
                 )
             ]
         leader = f"broker {self.assignment.leader}, which leads in leader epoch {self.assignment.leader_epoch}"

@@ -67,7 +67,7 @@ class RangeReader:
     def batches(self) -> Iterator[list[ConsumedBatch]]:
         """One list for each answer of a leader; the last batch ends where the range does.
 
-        Raises InconsistentTopicIdError when the topic was made anew; OffsetOutOfRangeError when records are gone
+        Raises InconsistentTopicIdError when the topic was created again; OffsetOutOfRangeError when records are gone
         (with failOnDataLoss=false they are passed over); any other typed error that lasted for
         default.api.timeout.ms without progress.
         """

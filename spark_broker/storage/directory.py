@@ -209,7 +209,7 @@ class LogDirectory:
         return self.fs.is_directory(self.path / f"{topic}-{partition}")
 
     def list_partitions(self) -> list[PartitionDirectory]:
-        """The partitions that are here, by topic and number; deleted, set aside and unreadable ones are not."""
+        """The partitions that are here, by topic and number; deleted, quarantined and unreadable ones are not."""
         with _storage_errors(self.path):
             directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
             found = [self._readable(path) for path in directories]
@@ -234,7 +234,7 @@ class LogDirectory:
                 self.fs.sync_directory(self.path)
                 self.fs.remove_tree(doomed)
 
-    def set_aside(self, topic: str, partition: int) -> Path:
+    def quarantine(self, topic: str, partition: int) -> Path:
         """Rename a damaged replica's directory to `<name>.<n>.damaged`, to be looked at; returns the new path.
 
         Nothing is renamed where the damage is that the directory was removed.

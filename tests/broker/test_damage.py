@@ -1,4 +1,4 @@
-"""Damage at run time: nothing damaged is served, the replica is set aside and fetched again (known bug 28)."""
+"""Damage at run time: nothing damaged is served, the replica is quarantined and fetched again (known bug 28)."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_replica_that_meets_damage_is_set_aside_and_fetched_again(
     with pytest.raises(NotLeaderOrFollowerError):
         damaged.append(b"more", epoch=0)
     assert manager.damage_reports == []
-    manager.set_damaged_aside()
+    manager.quarantine_damaged()
     assert (manager.damage_reports, manager.find(*KEY)) == ([(*KEY, 1)], None)
     aside = damaged.directory.path / "t-0.0.damaged"
     assert (aside / path.name).read_bytes() == rotten
@@ -107,7 +107,7 @@ def test_nothing_comes_in_the_place_of_a_damaged_replica_before_the_controller_h
     flip(replica_directory(damaged))
     with pytest.raises(NotLeaderOrFollowerError):
         damaged.partition.read_log(0, 1 << 20, 12)
-    manager.set_damaged_aside()
+    manager.quarantine_damaged()
     rig.publish(leader=2, leader_epoch=1, partition_epoch=1, isr=(1, 2))
     manager.damage_heard(0)
     assert manager.find(*KEY) is None
@@ -126,12 +126,12 @@ def test_a_late_reader_of_a_replica_that_was_set_aside_does_no_harm_to_the_next(
     for _ in range(2):
         with pytest.raises(NotLeaderOrFollowerError):
             consume(old)
-    manager.set_damaged_aside()
+    manager.quarantine_damaged()
     rig.publish(leader=1, leader_epoch=1, partition_epoch=1, isr=(1, 2))
     manager.damage_heard(1)
     with pytest.raises(Exception, match=r"lead|closed"):
         old.read_log(0, 1 << 20, 12)
-    manager.set_damaged_aside()
+    manager.quarantine_damaged()
     assert manager.damage_reports == [(*KEY, 1)]
     assert damaged.bugs == []
 

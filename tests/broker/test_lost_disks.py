@@ -99,7 +99,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def maintain(rig: Rig, broker: int) -> None:
-    """Everything that is due, twice: damage is set aside after it was found."""
+    """Everything that is due, twice: damage is quarantined after it was found."""
     maintenance = Maintenance(rig.brokers[broker].manager, rig.settings.cluster, rig.brokers[broker].bugs.append)
     maintenance.begin(0)
     maintenance.run_due(LATER_S)

@@ -455,7 +455,7 @@ class OnePartition:
     def broker_epochs(self) -> dict[int, int]:
         return {0: 1}
 
-    def set_damaged_aside(self) -> None:
+    def quarantine_damaged(self) -> None:
         """There is nothing."""
 
     def check_directory(self) -> None:

@@ -519,7 +519,7 @@ def test_a_fetch_names_the_leader_epoch(cluster: FakeCluster, consumer: Consumer
     assert cluster.fetches[-1].partitions[0].leader_epoch == 2
 
 
-def test_a_topic_created_anew_is_an_error_and_not_read_as_the_old_one(
+def test_a_topic_created_again_is_an_error_and_not_read_as_the_old_one(
     cluster: FakeCluster, consumer: Consumer, values: Values
 ) -> None:
     cluster.create("t")

@@ -341,7 +341,7 @@ def test_a_version_is_written_once_for_each_topic(cluster: FakeCluster, write: M
             save(write, strings(value=[value]), topic=topic, txnAppId="app", txnVersion=version)
     assert committed(cluster, "t") == [["a", "b"]]
     assert committed(cluster, "u") == [["a", "b"]]
-    cluster.create("t")  # made anew: what it had is gone
+    cluster.create("t")  # created again: what it had is gone
     save(write, strings(value=["a"]), topic="t", txnAppId="app", txnVersion="1")
     assert committed(cluster, "t") == [["a"]]
 

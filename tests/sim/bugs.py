@@ -83,7 +83,7 @@ def truncate_by_own_high_watermark(patch: Patch) -> None:
 
 @bug("2, 6")
 def never_truncate(patch: Patch) -> None:
-    """KIP-279, KAFKA-7164: a follower goes on from its log end, wherever the logs part."""
+    """KIP-279, KAFKA-7164: a follower goes on from its log end, wherever the logs diverge."""
 
     def buggy(epochs: EpochHistory, log_end_offset: int, position: FetchPosition) -> Diverging | None:
         del epochs

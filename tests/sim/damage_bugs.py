@@ -63,7 +63,7 @@ def serve_damage(patch: Patch) -> None:
 
 @bug("28")
 def keep_damage_in_sync(patch: Patch) -> None:
-    """The controller leaves a replica that was set aside in the ISR and the ELR."""
+    """The controller leaves a replica that was quarantined in the ISR and the ELR."""
 
     def buggy(
         image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]], full: Collection[int] = ()
@@ -71,7 +71,7 @@ def keep_damage_in_sync(patch: Patch) -> None:
         del image, broker_id, partitions, full
         return ()
 
-    patch.setattr(damage, "set_aside", buggy)
+    patch.setattr(damage, "quarantine", buggy)
 
 
 @bug("28", quick=False)

@@ -31,4 +31,4 @@ def test_what_rots_is_set_aside_and_healed() -> None:
     """That all replicas agree, and that nothing is on a broker's list of damage, is asked at the end of each."""
     counts = counts_of(SEEDS)
     assert counts["fault: bit flip"] >= 5
-    assert counts["replicas set aside"] >= 5
+    assert counts["replicas quarantined"] >= 5

@@ -30,7 +30,7 @@ def test_schedules_break_no_rule() -> None:
     # A cluster in which nothing happens proves nothing.
     for what in ("elections", "truncations", "ISR shrinks", "ISR grows", "controller restarts", "process_crash starts"):
         assert summary.counts[what] > SCHEDULES / 20, what
-    assert summary.counts["replicas set aside"] > SCHEDULES / 100
+    assert summary.counts["replicas quarantined"] > SCHEDULES / 100
     assert summary.acknowledged > SCHEDULES
 
 

@@ -39,7 +39,7 @@ def serve_readers_of_another_history(patch: Patch) -> None:
 
 @bug("16")
 def go_on_at_the_end_of_the_cut_log(patch: Patch) -> None:
-    """A consumer that is told of a cut goes on where the log ends now, and not where it parts from what was read."""
+    """A consumer that is told of a cut goes on where the log ends now, and not where it diverges from what was read."""
     notify = PartitionPosition.notify_truncation
 
     def buggy(self: PartitionPosition) -> LogTruncationError | None:

@@ -110,7 +110,7 @@ class Legal:
     def is_history(self, found: EpochHistory, end: int) -> bool:
         """Whether it names the epoch of every record, and, where it knows it, of the one before the log start.
 
-        Of a log that begins where it was made anew, that is what the log was before, when a crash came in between.
+        Of a log that begins where it was rebuilt, that is what the log was before, when a crash came in between.
         """
         wanted = self.epochs(end)
         before = found.epoch_at(self.start - 1)

@@ -187,15 +187,15 @@ def test_a_directory_with_partitions_and_no_identity_is_damage(tmp_path: Path) -
     assert read_meta(directory.path) is None
 
 
-def test_partitions_are_listed_deleted_and_set_aside(tmp_path: Path) -> None:
+def test_partitions_are_listed_deleted_and_quarantined(tmp_path: Path) -> None:
     directory = claim(tmp_path)
     for topic, partition in (("b-1", 0), ("a", 10), ("a", 2), ("gone", 0), ("bad", 0), ("bad", 1)):
         directory.partition_directory(topic, f"id of {topic}", partition)
     directory.delete_partition("gone", 0)
     directory.delete_partition("never", 0)
-    assert directory.set_aside("bad", 0).name == "bad-0.0.damaged"
+    assert directory.quarantine("bad", 0).name == "bad-0.0.damaged"
     directory.partition_directory("bad", "id of bad", 0)
-    assert directory.set_aside("bad", 0).name == "bad-0.1.damaged"
+    assert directory.quarantine("bad", 0).name == "bad-0.1.damaged"
     listed = [(p.topic, p.partition, p.topic_id) for p in directory.list_partitions()]
     assert listed == [("a", 2, "id of a"), ("a", 10, "id of a"), ("b-1", 0, "id of b-1"), ("bad", 1, "id of bad")]
 

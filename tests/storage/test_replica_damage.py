@@ -9,7 +9,7 @@ import pytest
 from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.errors import DamagedLogError
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.set_aside import SET_ASIDE_FILE, read_set_aside
+from spark_broker.storage.quarantine import QUARANTINE_FILE, read_quarantine
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 from tests.storage.replica_damage import damages, image_of, opens_as
@@ -46,19 +46,19 @@ def test_the_list_of_replicas_set_aside_is_never_read_wrong() -> None:
     fs = SimFileSystem()
     directory = LogDirectory.claim(Path("/logs"), cluster_id="c", launch=1, fs=fs)
     directory.partition_directory("t", "id", 3)
-    DamagedReplicas(directory).set_aside(("id", 3), "t")
-    path = directory.path / SET_ASIDE_FILE
+    DamagedReplicas(directory).quarantine(("id", 3), "t")
+    path = directory.path / QUARANTINE_FILE
     size = fs.size_of(path)
     for byte in range(size):
         for bit in range(8):
             damaged = fs.copy()
             damaged.flip_bit(path, byte, bit)
             with telling((byte, bit)), pytest.raises(DamagedLogError):
-                read_set_aside(directory.path, fs=damaged)
+                read_quarantine(directory.path, fs=damaged)
         cut = fs.copy()
         cut.truncate(path, byte)
         try:
-            assert read_set_aside(directory.path, fs=cut) == {("id", 3)}
+            assert read_quarantine(directory.path, fs=cut) == {("id", 3)}
             assert byte == size - 1, "only the last line's end may be missing"
         except DamagedLogError:
             continue
@@ -72,8 +72,8 @@ def test_a_damaged_replica_is_on_the_list_before_its_directory_is_moved(kept: in
     directory = LogDirectory.claim(Path("/logs"), cluster_id="c", launch=1, fs=fs)
     path = directory.partition_directory("t", "id", 3)
     fs.on_operation = lambda _: disks.append(fs.copy())
-    DamagedReplicas(directory).set_aside(("id", 3), "t")
+    DamagedReplicas(directory).quarantine(("id", 3), "t")
     assert len(disks) > 5
     for disk in [*disks, fs]:
         after = disk.copy().crash_machine_keeping(kept)
-        assert after.exists(path) or read_set_aside(directory.path, fs=after) == {("id", 3)}
+        assert after.exists(path) or read_quarantine(directory.path, fs=after) == {("id", 3)}

@@ -44,7 +44,7 @@ class Life:
             lambda: directory.partition_directory("t", "id", 1),
             lambda: directory.write_high_watermarks(MARKS[0]),
             lambda: directory.write_high_watermarks(MARKS[1]),
-            lambda: directory.set_aside("t", 1),
+            lambda: directory.quarantine("t", 1),
             lambda: directory.partition_directory("t", "id", 1),
             lambda: directory.delete_partition("t", 0),
             directory.mark_clean,

@@ -45,7 +45,7 @@ def test_a_leader_epoch_never_goes_back() -> None:
     assert leaders(view) == [(1, 5), (1, 8)]
 
 
-def test_a_topic_created_anew_begins_at_its_own_epochs() -> None:
+def test_a_topic_created_again_begins_at_its_own_epochs() -> None:
     view = merge(ClusterView(), answer((1, 5)), ["t"])
     view = merge(view, answer((2, 0), topic_id=OTHER_ID), ["t"])
     assert leaders(view) == [(2, 0)]

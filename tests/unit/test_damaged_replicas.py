@@ -11,7 +11,7 @@ from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import DamagedLogError, StorageFullError
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.set_aside import SET_ASIDE_FILE, read_set_aside
+from spark_broker.storage.quarantine import QUARANTINE_FILE, read_quarantine
 
 TOPIC_ID = "0" * 32
 KEY = (TOPIC_ID, 0)
@@ -30,7 +30,7 @@ def partition(*, isr: tuple[int, ...] = (), elr: tuple[int, ...] = ()) -> Partit
 
 
 def test_a_replica_that_was_set_aside_is_named_by_the_next_process_too(directory: LogDirectory) -> None:
-    DamagedReplicas(directory).set_aside(KEY, "t")
+    DamagedReplicas(directory).quarantine(KEY, "t")
     assert [path.name for path in directory.path.glob("t-0*")] == ["t-0.0.damaged"]
     assert DamagedReplicas(directory).keys == [KEY]
 
@@ -43,9 +43,9 @@ def test_it_is_named_before_its_directory_is_moved_away(
     def dies(topic: str, partition: int) -> Path:
         raise KeyboardInterrupt(f"{topic}-{partition}")
 
-    monkeypatch.setattr(directory, "set_aside", dies)
+    monkeypatch.setattr(directory, "quarantine", dies)
     with pytest.raises(KeyboardInterrupt):
-        DamagedReplicas(directory).set_aside(KEY, "t")
+        DamagedReplicas(directory).quarantine(KEY, "t")
     assert DamagedReplicas(directory).keys == [KEY]
 
 
@@ -54,13 +54,13 @@ def test_a_member_that_was_not_seen_to_be_out_is_one_whose_damage_has_not_been_h
     directory: LogDirectory, member: PartitionRegistration
 ) -> None:
     damaged = DamagedReplicas(directory)
-    damaged.set_aside(KEY, "t")
+    damaged.quarantine(KEY, "t")
     damaged.follow(KEY, member, ME)
     assert damaged.keys == [KEY]
 
 
 def test_a_replica_that_is_let_in_again_is_forgotten_for_good(directory: LogDirectory) -> None:
-    DamagedReplicas(directory).set_aside(KEY, "t")
+    DamagedReplicas(directory).quarantine(KEY, "t")
     damaged = DamagedReplicas(directory)
     damaged.follow(KEY, partition(isr=(2,)), ME)
     assert damaged.keys == [KEY]
@@ -74,7 +74,7 @@ def test_what_this_process_set_aside_is_forgotten_only_once_the_controller_has_h
 ) -> None:
     """A live replica may be let in, and elected, while the report is under way."""
     damaged = DamagedReplicas(directory)
-    damaged.set_aside(KEY, "t")
+    damaged.quarantine(KEY, "t")
     damaged.follow(KEY, known, ME)
     damaged.follow(KEY, partition(isr=(ME, 2)), ME)
     assert (damaged.is_unheard(KEY), damaged.reports) == (True, [(*KEY, 1)])
@@ -86,10 +86,10 @@ def test_what_this_process_set_aside_is_forgotten_only_once_the_controller_has_h
 
 def test_damage_that_is_found_again_has_another_number(directory: LogDirectory) -> None:
     damaged = DamagedReplicas(directory)
-    damaged.set_aside(KEY, "t")
+    damaged.quarantine(KEY, "t")
     damaged.heard(1)
     directory.partition_directory("t", TOPIC_ID, 0)
-    damaged.set_aside(KEY, "t")
+    damaged.quarantine(KEY, "t")
     assert damaged.reports == [(*KEY, 2)]
     assert (damaged.heard(1), damaged.is_unheard(KEY)) == ([], True)
     assert [path.name for path in sorted(directory.path.glob("t-0*"))] == ["t-0.0.damaged", "t-0.1.damaged"]
@@ -100,14 +100,14 @@ def test_on_a_full_disk_nothing_is_set_aside_and_nothing_forgotten(
 ) -> None:
     damaged = DamagedReplicas(directory)
     with monkeypatch.context() as patch:
-        patch.setattr("spark_broker.broker.damaged.write_set_aside", _is_full)
+        patch.setattr("spark_broker.broker.damaged.write_quarantine", _is_full)
         with pytest.raises(StorageFullError):
-            damaged.set_aside(KEY, "t")
+            damaged.quarantine(KEY, "t")
     assert (damaged.keys, (directory.path / "t-0").is_dir()) == ([], True)
-    damaged.set_aside(KEY, "t")
+    damaged.quarantine(KEY, "t")
     damaged.heard(1)
     with monkeypatch.context() as patch:
-        patch.setattr("spark_broker.broker.damaged.write_set_aside", _is_full)
+        patch.setattr("spark_broker.broker.damaged.write_quarantine", _is_full)
         damaged.follow(KEY, partition(isr=(ME, 2)), ME)
     assert damaged.keys == [KEY]
     damaged.follow(KEY, partition(isr=(ME, 2)), ME)
@@ -123,12 +123,12 @@ def test_a_replica_that_is_not_here_any_more_is_forgotten(
     directory: LogDirectory, gone: PartitionRegistration | None
 ) -> None:
     damaged = DamagedReplicas(directory)
-    damaged.set_aside(KEY, "t")
+    damaged.quarantine(KEY, "t")
     damaged.follow(KEY, gone, ME)
     assert DamagedReplicas(directory).keys == []
 
 
 def test_a_list_that_is_damaged_itself_is_an_error_and_not_an_empty_list(directory: LogDirectory) -> None:
-    (directory.path / SET_ASIDE_FILE).write_bytes(b"garbage")
+    (directory.path / QUARANTINE_FILE).write_bytes(b"garbage")
     with pytest.raises(DamagedLogError):
-        read_set_aside(directory.path)
+        read_quarantine(directory.path)

@@ -15,6 +15,7 @@ from jobs import demo_processes
 from jobs.demo_processes import DemoError, SparkProcess
 from jobs.demo_snapshot import Snapshot, table
 from spark_broker.model import BrokerInfo, PartitionInfo, TopicDescription
+from tests.support.waiting import eventually
 
 
 def snapshot(title: str, leaders: list[int], *, live: tuple[int, ...], isr: tuple[int, ...]) -> Snapshot:
@@ -69,6 +70,14 @@ def test_a_job_that_ends_too_early_is_reported_with_its_log(submit: Path) -> Non
         assert process.last_line() == "why"
 
 
+def runs(stat: Path) -> bool:
+    """Whether the process of this file in /proc is there, and is no zombie."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def test_a_job_that_goes_on_is_ended_with_its_children(submit: Path) -> None:
     (submit / "job.py").write_text(
         "import os, pathlib, signal, sys\n"
@@ -80,7 +89,7 @@ def test_a_job_that_goes_on_is_ended_with_its_children(submit: Path) -> None:
         process.wait_until(lambda: (submit / "pid").exists() and bool((submit / "pid").read_text()), "it ran", 30)
     assert process.status() == -signal.SIGTERM
     child = Path("/proc", (submit / "pid").read_text(), "stat")
-    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] == "Z"
+    eventually(lambda: not runs(child), 30, "the end of the job's child")
 
 
 def test_a_job_that_takes_too_long_is_an_error(submit: Path) -> None:

@@ -191,7 +191,7 @@ def test_a_group_that_comes_back_must_be_told_what_its_last_member_had_read() ->
 
 
 def test_a_group_that_comes_back_may_not_learn_how_far_down_the_log_was_cut() -> None:
-    """It knows the epoch of the last record alone: the log parts from `b` on, and it is told of what follows `c`."""
+    """It knows the epoch of the last record alone: the log diverges from `b` on, and it is told of what follows `c`."""
     more = (Invoked(2, "w", P0, (b"y", b"z")), Acknowledged(2, 3))
     runs = (Run(P0, 0, (b"a", b"x", b"y", b"z")),)
     first = (ReaderOpened("r", group="g"), Positioned("r", P0, 0), polled(0, 4), OffsetsCommitted("g", P0, 4))

@@ -32,8 +32,8 @@ def test_a_line_is_never_written_twice_a_second_and_every_second_again() -> None
 def test_other_words_are_another_line() -> None:
     log = Log()
     for partition in range(3):
-        log.say("t-%d: made anew", partition)
-    assert log.lines == ["t-0: made anew", "t-1: made anew", "t-2: made anew"]
+        log.say("t-%d: rebuilt", partition)
+    assert log.lines == ["t-0: rebuilt", "t-1: rebuilt", "t-2: rebuilt"]
 
 
 def test_what_is_remembered_is_bounded() -> None:

@@ -77,7 +77,7 @@ class LogEnd(Message, frozen=True):
 class HeartbeatRequest(Message, frozen=True):
     """`sent_ms`: the broker's own clock, sent back. `ready`: its logs are open up to `metadata_offset`.
 
-    `damaged`: replicas whose log was set aside, each with the number that this process gave to the damage; they leave
+    `damaged`: replicas whose log was quarantined, each with the number that this process gave to the damage; they leave
     ISR and ELR. Those that were found when they were opened do so before the broker is unfenced.
     `log_ends`: replicas of partitions that have no leader, where this broker is neither in the ISR nor in the ELR.
     `wall_ms`: the broker's wall clock (UTC); -1: not said. `ahead_max_ms`: it is ahead of the controller's by so much

@@ -53,7 +53,7 @@ class AppendResponse(Message, frozen=True):
 class FetchPartition(Message, frozen=True):
     """`last_fetched_epoch`: the leader epoch of the record before `read_to`, as the reader knows it (-1: it does not).
 
-    The leader compares it with its log, and answers LOG_TRUNCATION where they part (KIP-320). `read_to` -1: `offset`.
+    The leader compares it with its log, and answers LOG_TRUNCATION where they diverge. `read_to` -1: `offset`.
     """
 
     topic_id: TopicId
@@ -85,7 +85,7 @@ class FetchedPartition(Message, frozen=True):
     """`length` bytes of the payload are this partition's frames.
 
     `next_offset`: where to go on, past batches that were left out (markers, aborted transactions); -1 with an error.
-    `next_epoch`: the leader epoch of the batch before it; -1: there is none. With LOG_TRUNCATION, the log parts from
+    `next_epoch`: the leader epoch of the batch before it; -1: there is none. With LOG_TRUNCATION, the log diverges from
     what was read at the reader's own end of `diverging_epoch`, or at `diverging_end_offset`, whichever is smaller.
     """
 

@@ -58,7 +58,7 @@ def with_bit_flips(seed: int, swarm: Swarm) -> Swarm:
 
 
 class BitFlips:
-    """`latent`: what has rotted and nobody has found yet. What was ever damaged may be set aside, and nothing else."""
+    """`latent`: what has rotted and nobody has found yet. What was ever damaged may be quarantined, nothing else."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -128,8 +128,8 @@ class BitFlips:
         return [directory / name for name in chosen if machine.fs.size_of(directory / name) > 0]
 
     def is_affected(self, machine: Machine, key: Key) -> bool:
-        """Whether this replica may not be counted on: it has rotted, or was set aside and is not in sync again."""
-        return (machine.number, key) in self.latent or self.is_set_aside(machine, key)
+        """Whether this replica may not be counted on: it has rotted, or was quarantined and is not in sync again."""
+        return (machine.number, key) in self.latent or self.is_quarantined(machine, key)
 
     def forbids_loss(self, machine: Machine, key: Key, state: PartitionRegistration) -> bool:
         """Whether another replica of the partition has rotted: to lose this one as well is beyond the promise."""
@@ -138,7 +138,7 @@ class BitFlips:
         others = [self._world.machine_of(broker) for broker in state.replicas if broker != machine.broker_id]
         return any(other is not None and self.is_affected(other, key) for other in others)
 
-    def is_set_aside(self, machine: Machine, key: Key) -> bool:
+    def is_quarantined(self, machine: Machine, key: Key) -> bool:
         """Whether its broker names it to the controller."""
         return machine.process is not None and key in machine.process.manager.damaged
 
@@ -146,7 +146,7 @@ class BitFlips:
         return (machine.number, key) in self._ever
 
     def look(self, process: BrokerProcess) -> list[Key]:
-        """Replicas that this process has set aside, or found on the list, since the last look."""
+        """Replicas that this process has quarantined, or found on the list, since the last look."""
         if not process.manager.damaged:
             return []
         found = []
@@ -156,7 +156,7 @@ class BitFlips:
                 continue
             self._seen.add((process.name, key, damage))
             self.latent.pop((process.machine.number, key), None)
-            self._world.trace.count("replicas set aside")
+            self._world.trace.count("replicas quarantined")
             self._world.note(process.name, Kind.REPLICA, f"has set a replica of {number} aside (damage {damage})")
             found.append(key)
         return found
@@ -166,7 +166,7 @@ class BitFlips:
         aside = [machine for machine in self._world.machines if machine.process and machine.process.manager.damaged]
         if self.latent:
             self._read_everything()
-        return f"to be read: {sorted(self.latent)}, set aside on {aside}" if self.latent or aside else ""
+        return f"to be read: {sorted(self.latent)}, quarantined on {aside}" if self.latent or aside else ""
 
     def _read_everything(self) -> None:
         """What nobody happened to read is read by somebody: there is no scrub, in Kafka neither."""
@@ -190,7 +190,7 @@ class _Reading:
         partition = self._process.manager.find(*self._key)
         if partition is not None and not self._is_intact(partition):
             return
-        if self._final and not self._flips.is_set_aside(self._process.machine, self._key):
+        if self._final and not self._flips.is_quarantined(self._process.machine, self._key):
             self._flips.latent.pop((self._process.machine.number, self._key), None)
 
     @staticmethod

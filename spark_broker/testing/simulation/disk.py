@@ -28,7 +28,7 @@ class Cut(NamedTuple):
 
 
 class Rename(NamedTuple):
-    """A name of a directory: from `source` (empty: made anew) to `target` (empty: removed), in one step."""
+    """A name of a directory: from `source` (empty: created) to `target` (empty: removed), in one step."""
 
     source: str
     target: str

@@ -212,7 +212,7 @@ class Invariants:
         machine = self._world.machine_of(broker_id)
         if committed is None or machine is None or machine.incomplete:
             return
-        if self._world.bit_flips.is_set_aside(machine, key) or (machine.number, key) in self._unreadable:
+        if self._world.bit_flips.is_quarantined(machine, key) or (machine.number, key) in self._unreadable:
             return  # the controller is about to hear of it
         shadow = self.shadows.get((machine.number, key))
         if shadow is not None:
@@ -298,7 +298,7 @@ class Invariants:
             self._check_producers(process, partition)
         another = replica.log_start_offset < shadow.start_offset  # dropped, and there again
         if replica.log_end_offset == replica.log_start_offset and (shadow.headers or another):
-            shadow.headers.clear()  # made anew, or all of it removed
+            shadow.headers.clear()  # rebuilt, or all of it removed
             shadow.start_offset = shadow.end_offset = shadow.matched = replica.log_end_offset
             shadow.high_watermark = min(shadow.high_watermark, replica.log_end_offset)
             self._check_producers(process, partition)
@@ -461,7 +461,7 @@ class Invariants:
                 self.forget(process.machine, key)
 
     def forget(self, machine: Machine, key: Key) -> None:
-        """The replica was deleted or set aside: what comes in its place is another one."""
+        """The replica was deleted or quarantined: what comes in its place is another one."""
         self.shadows.pop((machine.number, key), None)
         self._unreadable.pop((machine.number, key), None)
 

@@ -91,7 +91,7 @@ class SimFetcher:
             session.state_received(answer)
             self._go_on(session)
 
-        self._world.trace.count("replicas made anew")
+        self._world.trace.count("replicas rebuilt")
         self._world.network.call(
             self._process,
             self.address[0],

@@ -36,7 +36,7 @@ def test_nothing_is_committed_below_the_minimum_and_who_left_keeps_everything() 
 
 
 def test_a_follower_that_lacks_what_is_committed_leaves_the_isr_and_is_not_eligible() -> None:
-    """It was made anew while it was a member."""
+    """It was rebuilt while it was a member."""
     cluster = Cluster(min_insync_replicas=3)
     cluster.append(1, 1)
     cluster.replicate()

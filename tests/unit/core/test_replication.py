@@ -111,7 +111,7 @@ def test_a_cut_inside_a_batch_leaves_no_epoch_behind_that_began_with_it() -> Non
 
 @pytest.mark.parametrize("epochs", [[], [(0, 0)], [(0, 0), (1, 9)]])
 def test_a_sparse_history_never_cuts_what_is_committed(epochs: list[tuple[int, int]]) -> None:
-    """4, KAFKA-7897: the replica is made anew instead, and its log stays whole until then."""
+    """4, KAFKA-7897: the replica is rebuilt instead, and its log stays whole until then."""
     replica = opened(log_end_offset=10, high_watermark=8, epochs=epochs)
     follow(replica, 2)
     effects = replica.fetched(answer(replica, diverging=Diverging(0, 5)))
@@ -274,7 +274,7 @@ def test_a_follower_below_the_high_watermark_does_not_join() -> None:
 
 
 def test_a_member_that_says_that_it_lost_committed_data_leaves_the_isr_at_once() -> None:
-    """4 and 28: made anew after damage, it must not be elected before it has caught up."""
+    """4 and 28: rebuilt after damage, it must not be elected before it has caught up."""
     cluster = Cluster()
     acknowledge_unheard(cluster, 10, 11)
     node = cluster.nodes[3]

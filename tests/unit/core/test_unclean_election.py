@@ -36,7 +36,7 @@ def elect_uncleanly(cluster: Cluster, broker: int) -> None:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_the_old_leader_comes_back_as_a_follower_without_the_records_that_were_given_up(checkpointed: bool) -> None:
-    """With its high watermark known to be above the cut, it is made anew; else it truncates."""
+    """With its high watermark known to be above the cut, it is rebuilt; else it truncates."""
     cluster = leader_alone()
     if checkpointed:
         cluster.checkpoint(1)

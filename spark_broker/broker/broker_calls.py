@@ -78,10 +78,10 @@ class BrokerCalls:
     def _connection(self, broker: BrokerState) -> Connection:
         """One for each broker; another when the broker has another address."""
         with self._lock:
-            found = self._connections.get(broker.id)
-            if found is None or (found.host, found.port) != (broker.host, broker.port):
-                found = self._connections[broker.id] = self._new_connection(broker.host, broker.port)
-            return found
+            connection = self._connections.get(broker.id)
+            if connection is None or (connection.host, connection.port) != (broker.host, broker.port):
+                connection = self._connections[broker.id] = self._new_connection(broker.host, broker.port)
+            return connection
 
 
 class _Caller(threading.Thread):
@@ -107,10 +107,10 @@ class _Caller(threading.Thread):
         try:
             while not self._stopping.is_set():
                 try:
-                    found = self._queue.get(timeout=0.5)
+                    question = self._queue.get(timeout=0.5)
                 except queue.Empty:
                     continue
-                self._make(*found)
+                self._make(*question)
             self._refuse_rest()
         except BaseException as error:
             self._on_bug(error)

@@ -29,8 +29,8 @@ class DamagedReplicas:
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         # Replaced, never changed in place: heartbeats read it from their own thread.
-        found = read_quarantine(directory.path, fs=directory.fs)
-        self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(found, BEFORE_THIS_PROCESS)
+        quarantined = read_quarantine(directory.path, fs=directory.fs)
+        self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(quarantined, BEFORE_THIS_PROCESS)
         self._newest = BEFORE_THIS_PROCESS
         self._taken_out: set[PartitionKey] = set()
 

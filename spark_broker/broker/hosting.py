@@ -235,7 +235,7 @@ def _popen(
             stdout=stderr if stderr is not None else sys.stderr.fileno(),
             stderr=stderr,
             env=_environment(os.environ),
-            pass_fds=[one.fileno() for one in sockets],
+            pass_fds=[listener.fileno() for listener in sockets],
             start_new_session=True,  # out of reach of signals to the process group of pyspark.daemon, or of a shell
         )
     finally:

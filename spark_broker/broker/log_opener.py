@@ -80,16 +80,16 @@ class LogOpener:
 
     def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
         """Each log, or why it cannot be used. All names are durable then."""
-        slow = {key: one for key, one in wanted.items() if self._has_syncs(one)}
-        quick = {key: one for key, one in wanted.items() if key not in slow}
+        slow = {key: outcome for key, outcome in wanted.items() if self._has_syncs(outcome)}
+        quick = {key: outcome for key, outcome in wanted.items() if key not in slow}
         opened = dict(zip(slow, self._map_all(self._try_open, slow.values()), strict=True))
         opened.update(zip(quick, one_by_one(self._try_open, quick.values()), strict=True))
         try:
             self._directory.sync_names()
         except SparkBrokerError as error:
-            for one in opened.values():
-                if isinstance(one, OpenedLog):
-                    one.log.close(clean=False)
+            for outcome in opened.values():
+                if isinstance(outcome, OpenedLog):
+                    outcome.log.close(clean=False)
             return dict.fromkeys(wanted, error)
         return {key: opened[key] for key in wanted}
 

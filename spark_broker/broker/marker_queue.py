@@ -72,12 +72,12 @@ class MarkerQueue:
         Sound because a partition is added only while the coordinator's image has its topic: every later image of this
         coordinator, or of the next, is of a time after the topic's creation.
         """
-        found = [
+        rounds = [
             (waiting.shard, target) for target, waiting in self._waiting.items() if target.topic_id not in image.topics
         ]
-        for _, target in found:
+        for _, target in rounds:
             del self._waiting[target]
-        return found
+        return rounds
 
     def next_rounds(self, image: MetadataImage, now_ms: int) -> list[Round]:
         """The requests to send now, each to the leader of its partitions as the image has it."""

@@ -104,11 +104,13 @@ class PartitionReader:
             self._partition.check_lease(writing=False)
             end = self._replica.latest_offset(leader_epoch, read_committed=read_committed)
             leader_epoch = self._replica.assignment.leader_epoch
-            found = self._partition.guard_storage(lambda: self._partition.log.offset_for_timestamp(timestamp_ms * 1000))
+            position = self._partition.guard_storage(
+                lambda: self._partition.log.offset_for_timestamp(timestamp_ms * 1000)
+            )
         # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
-        while found is not None and found < end:
-            frame = self._partition.read_log(found, 1, end)[0]
-            found = frame.header.next_offset
+        while position is not None and position < end:
+            frame = self._partition.read_log(position, 1, end)[0]
+            position = frame.header.next_offset
             with self._lock:
                 self._replica.check_leader(leader_epoch)
                 known = can_judge(frame, self._replica, leader_epoch)

@@ -187,8 +187,8 @@ class ReplicaLog:
 
     def offset_for_timestamp(self, timestamp_us: int) -> int | None:
         """Base offset of the first batch that holds a record at or after the time."""
-        found = self._log.offset_for_timestamp(timestamp_us)
-        return None if found is None else found[0]
+        position = self._log.offset_for_timestamp(timestamp_us)
+        return None if position is None else position[0]
 
     def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""
@@ -300,10 +300,10 @@ class ReplicaLog:
         """From the newest snapshot at or below `newest` up to `end_offset` (exclusive)."""
         log_start = self._log.log_start_offset
         with self._disk():
-            found = self._snapshots.newest(log_start, newest)
-        if found is None and log_start > 0:
+            snapshot = self._snapshots.newest(log_start, newest)
+        if snapshot is None and log_start > 0:
             raise DamagedLogError(f"no producer snapshot for the log start {log_start}")
-        start, states = found or (0, ProducerStates())
+        start, states = snapshot or (0, ProducerStates())
         for header in self._log.headers(start):
             if header.base_offset >= end_offset:
                 break

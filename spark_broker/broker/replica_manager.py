@@ -103,9 +103,9 @@ class ReplicaManager:
 
     def partition(self, topic_id: str, number: int) -> Partition:
         """The replica. Raises the error that says why it is not here."""
-        found = self._partitions.get((topic_id, number))
-        if found is not None:
-            return found
+        partition = self._partitions.get((topic_id, number))
+        if partition is not None:
+            return partition
         failure = self._offline.get((topic_id, number))
         if failure is not None:
             raise KafkaStorageError(f"broker {self.broker_id}: {failure.message}")
@@ -224,10 +224,10 @@ class ReplicaManager:
         """Open or create the logs of these replicas, as far as they belong here and are not open."""
         missing = [key for key in sorted(keys) if self._is_missing(key)]
         opened = self._opener.open({key: self._wanted(key) for key in missing})
-        found = {key: self._partition_of(key, one) for key, one in opened.items() if isinstance(one, OpenedLog)}
-        twice = self._partitions.keys() & found.keys()
+        partitions = {key: self._partition_of(key, one) for key, one in opened.items() if isinstance(one, OpenedLog)}
+        twice = self._partitions.keys() & partitions.keys()
         invariant(not twice, "replicas are opened that are open: %s", twice)
-        self._partitions = {**self._partitions, **found}
+        self._partitions = {**self._partitions, **partitions}
         for key, one in opened.items():
             if not isinstance(one, OpenedLog):
                 self._cannot_open(key, one)

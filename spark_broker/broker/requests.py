@@ -107,8 +107,8 @@ class BrokerRequests:
             if spec.timestamp_ms == EARLIEST_TIMESTAMP_MS:
                 offset = log_start
             elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
-                found = reader.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
-                offset, timestamp_ms = found if found is not None else (-1, -1)
+                record = reader.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
+                offset, timestamp_ms = record if record is not None else (-1, -1)
             size, fitting = reader.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
         except SparkBrokerError as error:
             return ListedOffset(*key, error.code, error.message[:1000])

@@ -159,7 +159,11 @@ class TransactionCoordinator:
     def _describe(self, transactional_ids: list[str] | None) -> list[TransactionDescription]:
         now_ms = self._clock.boottime_ms()
         if transactional_ids is None:
-            return [one for led in self._shards.values() for one in led.shard.describe(None, now_ms, led.leader_epoch)]
+            return [
+                description
+                for led in self._shards.values()
+                for description in led.shard.describe(None, now_ms, led.leader_epoch)
+            ]
         found: list[TransactionDescription] = []
         for transactional_id in transactional_ids:
             led = self._shard_of(transactional_id)

@@ -84,7 +84,13 @@ def _verdict(result: CheckResult) -> HistoryVerdict:
         aborted_transactions=result.aborted_transactions,
         unknown_transactions=result.unknown_transactions,
         violations=[
-            ViolationLine(one.kind.name, one.partition.topic, one.partition.partition, one.offset, one.detail)
-            for one in result.violations
+            ViolationLine(
+                violation.kind.name,
+                violation.partition.topic,
+                violation.partition.partition,
+                violation.offset,
+                violation.detail,
+            )
+            for violation in result.violations
         ],
     )

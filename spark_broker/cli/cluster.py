@@ -146,7 +146,9 @@ def print_where(cluster: ClusterDescription, driver_log: str) -> None:
     """Who the controller is, and where everybody logs."""
     unknown = "the terminal or pipe that it was started with"
     logs = [("driver and controller", driver_log or unknown)]
-    logs += [(f"broker {one.id}, executor {one.executor_id}", one.log or unknown) for one in cluster.brokers]
+    logs += [
+        (f"broker {broker.id}, executor {broker.executor_id}", broker.log or unknown) for broker in cluster.brokers
+    ]
     print_table(("process", "its log"), logs, title=f"controller: {cluster.controller}")
 
 

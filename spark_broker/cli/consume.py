@@ -82,11 +82,11 @@ def consume(
 def choose_partitions(servers: str, topic: str, wanted: list[int] | None) -> list[TopicPartition]:
     """All partitions of the topic, or those wanted. Raises UnknownTopicOrPartitionError."""
     with spark_broker.Admin(servers) as admin:
-        there = [one.partition for one in admin.describe_topic(topic).partitions]
+        there = [partition.partition for partition in admin.describe_topic(topic).partitions]
     unknown = sorted(set(wanted or []) - set(there))
     if unknown:
         raise UnknownTopicOrPartitionError(f"topic {topic!r} has partitions 0 to {len(there) - 1}, not {unknown[0]}")
-    return [TopicPartition(topic, one) for one in sorted(set(wanted or there))]
+    return [TopicPartition(topic, number) for number in sorted(set(wanted or there))]
 
 
 def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str) -> dict[TopicPartition, int]:
@@ -106,8 +106,8 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
         ) from None
     # A time without a zone is the zone's of who typed it.
     ends = consumer.end_offsets(chosen)
-    found = consumer.offsets_for_times(dict.fromkeys(chosen, when.astimezone(UTC)))
-    return {tp: ends[tp] if at is None else at for tp, at in found.items()}
+    offsets = consumer.offsets_for_times(dict.fromkeys(chosen, when.astimezone(UTC)))
+    return {tp: ends[tp] if at is None else at for tp, at in offsets.items()}
 
 
 def read(consumer: Consumer, ends: dict[TopicPartition, int] | None, limit: int | None) -> Iterator[ConsumedBatch]:

@@ -81,7 +81,7 @@ class Tally:
         while self._waiting and (wait or self._waiting[0].done()):
             stored = self._waiting.popleft().result()
             self.batches += len(stored)
-            self.records += sum(one.count for one in stored)
+            self.records += sum(batch.count for batch in stored)
         return self.records
 
 

@@ -41,10 +41,10 @@ def segments_at(path: Path) -> list[tuple[Path, int]]:
     """
     if path.is_dir():
         names = {file.stem for suffix in (ARROW_SUFFIX, INDEX_SUFFIX) for file in path.glob("*" + suffix)}
-        found = sorted((path, int(name)) for name in names if name.isdecimal())
-        if not found:
+        versions = sorted((path, int(name)) for name in names if name.isdecimal())
+        if not versions:
             raise InvalidDataError(f"{path} holds no segments; name a partition's directory, like broker-0/flights-3")
-        return found
+        return versions
     if path.suffix not in (ARROW_SUFFIX, INDEX_SUFFIX) or not path.stem.isdecimal():
         raise InvalidDataError(f"{path} is neither a segment (<offset>{ARROW_SUFFIX}) nor a directory of them")
     if not path.exists():

@@ -76,11 +76,11 @@ def list_topics(
 def describe(topic: Topic, bootstrap_server: Bootstrap = "", output: OutputOption = OutputFormat.TABLE) -> None:
     """Show a topic's partitions: leader, replicas, ISR, offsets; its settings and columns."""
     with open_admin(bootstrap_server) as admin:
-        found = admin.describe_topic(topic)
+        description = admin.describe_topic(topic)
     if output is OutputFormat.JSON:
-        print_json(to_json(found))
+        print_json(to_json(description))
     else:
-        print_description(found)
+        print_description(description)
 
 
 @topics.command()
@@ -131,17 +131,17 @@ def print_description(found: TopicDescription) -> None:
 
     rows = [
         (
-            one.partition,
-            "none" if one.leader is None else one.leader,
-            one.leader_epoch,
-            ",".join(map(str, one.replicas)),
-            ",".join(map(str, one.isr)),
-            ",".join(map(str, one.elr)),
-            ",".join(map(str, one.last_known_elr)),
-            "-" if one.log_start_offset is None else one.log_start_offset,
-            "-" if one.high_watermark is None else one.high_watermark,
+            partition.partition,
+            "none" if partition.leader is None else partition.leader,
+            partition.leader_epoch,
+            ",".join(map(str, partition.replicas)),
+            ",".join(map(str, partition.isr)),
+            ",".join(map(str, partition.elr)),
+            ",".join(map(str, partition.last_known_elr)),
+            "-" if partition.log_start_offset is None else partition.log_start_offset,
+            "-" if partition.high_watermark is None else partition.high_watermark,
         )
-        for one in found.partitions
+        for partition in found.partitions
     ]
     brokers = ("replicas", "isr", "elr", "last known elr")
     columns = ("partition", "leader", "epoch", *brokers, "log start", "high watermark")

@@ -31,11 +31,11 @@ def list_transactions(
 ) -> None:
     """List the transactional ids that the cluster knows, and the state of each."""
     with open_admin(bootstrap_server) as admin:
-        found = admin.list_transactions()
-    wanted = {one.lower() for one in state or ()}
-    found = [one for one in found if not wanted or one.state.lower() in wanted]
+        transactions = admin.list_transactions()
+    wanted = {name.lower() for name in state or ()}
+    transactions = [transaction for transaction in transactions if not wanted or transaction.state.lower() in wanted]
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(transactions)
         return
     rows = [
         (
@@ -48,11 +48,11 @@ def list_transactions(
             f"{one.idle:,.1f}",
             one.coordinator,
         )
-        for one in found
+        for one in transactions
     ]
     columns = ("transactional id", "state", "version", "committed", "writers", "partitions", "idle s", "coordinator")
     print_table(columns, rows, title="transactions", right=columns[2:])
-    if not found and sys.stdout.isatty():
+    if not transactions and sys.stdout.isatty():
         note("There are no transactions: producers with a transactional.id make some.")
 
 
@@ -62,11 +62,11 @@ def describe(
 ) -> None:
     """Show one transactional id: its state, its writers, and the partitions of the open transaction."""
     with open_admin(bootstrap_server) as admin:
-        found = admin.describe_transaction(transactional_id)
+        transaction = admin.describe_transaction(transactional_id)
     if output is OutputFormat.JSON:
-        print_json(found)
+        print_json(transaction)
     else:
-        print_table(("", ""), _rows(found), title=f"transactional id {transactional_id}")
+        print_table(("", ""), _rows(transaction), title=f"transactional id {transactional_id}")
 
 
 @transactions.command()
@@ -90,7 +90,7 @@ def _rows(found: TransactionInfo) -> list[tuple[str, object]]:
         ("coordinator", f"broker {found.coordinator} (leader epoch {found.coordinator_epoch})"),
         ("time-out", f"{found.timeout:,g} s, idle for {found.idle:,.1f} s"),
         ("writers", _abridged(writers)),
-        ("partitions", _abridged([str(one) for one in found.partitions])),
+        ("partitions", _abridged([str(partition) for partition in found.partitions])),
     ]
     if found.execution:
         rows[1:1] = [

@@ -189,10 +189,10 @@ class Admin:
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
         answer = self._ask(ElectLeadersRequest(wanted, unclean), ElectLeadersResponse, self._deadline())
         return {
-            TopicPartition(one.topic, one.partition): error_from_code(one.error_code, one.error_message)
-            if one.error_code
+            TopicPartition(result.topic, result.partition): error_from_code(result.error_code, result.error_message)
+            if result.error_code
             else None
-            for one in answer.results
+            for result in answer.results
         }
 
     def reassign_partition(self, partition: TopicPartition, replicas: Sequence[int]) -> None:
@@ -207,8 +207,8 @@ class Admin:
         None: there is no such record. A time without a zone is UTC.
         """
         timestamps_ms = {tp: _timestamp_ms(moment) for tp, moment in moments.items()}
-        found = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
-        return {tp: known(found[tp].offset) for tp in timestamps_ms}
+        listed = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
+        return {tp: known(listed[tp].offset) for tp in timestamps_ms}
 
     def list_transactions(self) -> list[TransactionInfo]:
         """Every transactional id and application that a live broker coordinates, sorted by id."""
@@ -354,7 +354,7 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) -> TopicDescription:
     partitions = []
     for state in topic.partitions:
-        found = offsets.get(TopicPartition(topic.name, state.partition))
+        ends = offsets.get(TopicPartition(topic.name, state.partition))
         partitions.append(
             PartitionInfo(
                 topic=topic.name,
@@ -364,8 +364,8 @@ def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) 
                 replicas=tuple(state.replicas),
                 isr=tuple(state.isr),
                 partition_epoch=state.partition_epoch,
-                log_start_offset=None if found is None else known(found.log_start_offset),
-                high_watermark=None if found is None else known(found.high_watermark),
+                log_start_offset=None if ends is None else known(ends.log_start_offset),
+                high_watermark=None if ends is None else known(ends.high_watermark),
                 elr=tuple(state.elr),
                 last_known_elr=tuple(state.last_known_elr),
             )

@@ -354,10 +354,10 @@ class Consumer:
 
     def _lookup(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         self._check_open()
-        found = lookup_offsets(
+        listed = lookup_offsets(
             self._metadata, timestamps_ms, self._api_deadline(), read_committed=self._config.read_committed
         )
-        return {tp: found[tp].offset for tp in timestamps_ms}
+        return {tp: listed[tp].offset for tp in timestamps_ms}
 
     def _commit_when_due(self) -> None:
         """Positions here are those that earlier polls handed out: what this poll returns is not committed by it."""

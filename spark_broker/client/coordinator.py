@@ -66,7 +66,7 @@ class CoordinatorClient:
             nonlocal attempt
             attempt += 1
             limit = deadline if patient else Deadline.after_ms(PATIENCE_MS << min(attempt - 1, 16))
-            return self._ask_leader(request, min(limit, deadline, key=lambda one: one.at_s), deadline)
+            return self._ask_leader(request, min(limit, deadline, key=lambda each: each.at_s), deadline)
 
         found = call_with_retries(
             once,

@@ -77,10 +77,10 @@ class _Parser:
         self._at = 0
 
     def columns(self, depth: int) -> list[pa.Field]:
-        found = [self._column(depth)]
+        columns = [self._column(depth)]
         while self._accept(","):
-            found.append(self._column(depth))
-        return found
+            columns.append(self._column(depth))
+        return columns
 
     def _column(self, depth: int) -> pa.Field:
         token = self._peek()
@@ -192,8 +192,8 @@ class _Parser:
 
     def _fail(self, expected: str) -> NoReturn:
         token = self._peek()
-        found = "its end" if token is None else f"{token.text!r} at character {token.at}"
-        raise InvalidSchemaError(f"schema {self._text!r}: expected {expected}, not {found}")
+        what = "its end" if token is None else f"{token.text!r} at character {token.at}"
+        raise InvalidSchemaError(f"schema {self._text!r}: expected {expected}, not {what}")
 
     def _unknown(self, token: _Token) -> NoReturn:
         known = [*_TYPES, *_DECIMALS, *_NESTED]
@@ -203,7 +203,7 @@ class _Parser:
 
 
 def _tokens(text: str) -> list[_Token]:
-    found = []
+    tokens = []
     at = 0
     stripped = text.rstrip()
     while at < len(stripped):
@@ -215,10 +215,10 @@ def _tokens(text: str) -> list[_Token]:
         quoted, literal, word, sign = match.groups()
         start = match.end() - len(quoted or literal or word or sign)
         if quoted is not None:
-            found.append(_Token(quoted[1:-1].replace("``", "`"), "name", start))
+            tokens.append(_Token(quoted[1:-1].replace("``", "`"), "name", start))
         elif literal is not None:
-            found.append(_Token(literal, "text", start))
+            tokens.append(_Token(literal, "text", start))
         else:
-            found.append(_Token(word or sign, "word" if word else "sign", start))
+            tokens.append(_Token(word or sign, "word" if word else "sign", start))
         at = match.end()
-    return found
+    return tokens

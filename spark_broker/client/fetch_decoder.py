@@ -119,10 +119,10 @@ def _timestamps_us(batch: pa.RecordBatch, column_name: str, header: BatchHeader)
         return pa.repeat(append_time_us, batch.num_rows)
     column = batch.column(index)
     if pa.types.is_date(column.type):
-        found = pc.multiply(column.cast(pa.int32()).cast(pa.int64()), _MICROSECONDS_PER_DAY)
+        times_us = pc.multiply(column.cast(pa.int32()).cast(pa.int64()), _MICROSECONDS_PER_DAY)
     else:
-        found = column.cast(pa.int64())
-    return pc.fill_null(found, append_time_us) if found.null_count else found
+        times_us = column.cast(pa.int64())
+    return pc.fill_null(times_us, append_time_us) if times_us.null_count else times_us
 
 
 def _select(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:

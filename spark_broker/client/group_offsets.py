@@ -54,9 +54,9 @@ def to_messages(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[Com
 def from_messages(offsets: Iterable[CommittedOffset]) -> dict[TopicPartition, OffsetAndMetadata]:
     """The offsets of an answer; a partition without a commit is absent."""
     return {
-        TopicPartition(one.topic, one.partition): OffsetAndMetadata(
-            one.offset, known_epoch(one.leader_epoch), one.metadata
+        TopicPartition(offset.topic, offset.partition): OffsetAndMetadata(
+            offset.offset, known_epoch(offset.leader_epoch), offset.metadata
         )
-        for one in offsets
-        if one.offset >= 0
+        for offset in offsets
+        if offset.offset >= 0
     }

@@ -159,15 +159,15 @@ class LeaderFetches:
         leader = self._leaders.get(broker_id)
         if leader is not None and leader.in_flight is fetch:
             leader.in_flight = None
-        news = found = False
+        news = has_records = False
         for answer in answers:
             news = news or bool(answer.fetched or answer.error)
-            found = found or answer.response.length > 0
+            has_records = has_records or answer.response.length > 0
             position = self._asking(answer.target)
             if position is not None:
                 self._take(position, answer, now_ms)
         if leader is not None:
-            leader.wait_ms = self._paced(leader.wait_ms, found=found)
+            leader.wait_ms = self._paced(leader.wait_ms, found=has_records)
         return news
 
     def fetch_failed(self, broker_id: int, fetch: Fetch, error: SparkBrokerError, now_ms: float) -> bool:

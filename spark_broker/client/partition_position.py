@@ -202,12 +202,12 @@ class PartitionPosition:
     def add(self, fetched: Iterable[Prefetched]) -> None:
         """What the leader answered from `fetch_offset` on."""
         self.retry.failures = 0
-        for one in fetched:
-            self.buffer.append(one)
-            self.buffered_bytes += one.size_bytes
-            if one.leader_epoch > self.lineage.latest_epoch:
-                self.lineage = self.lineage.assign(one.leader_epoch, self.fetch_offset).last(LINEAGE_MAX)
-            self.fetch_offset = one.next_offset
+        for batch in fetched:
+            self.buffer.append(batch)
+            self.buffered_bytes += batch.size_bytes
+            if batch.leader_epoch > self.lineage.latest_epoch:
+                self.lineage = self.lineage.assign(batch.leader_epoch, self.fetch_offset).last(LINEAGE_MAX)
+            self.fetch_offset = batch.next_offset
 
     @property
     def fetched_epoch(self) -> int:

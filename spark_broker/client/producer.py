@@ -140,7 +140,7 @@ class Producer:
             view = self._topic(topic, deadline)
             found = conformed(data, view)
             parts = [part for batch in found.batches for part in self._parts(view, batch, partition)]
-            sized = [(p, one) for p, part in parts for one in within_size(part, view, divisible=found.divisible)]
+            sized = [(p, rows) for p, part in parts for rows in within_size(part, view, divisible=found.divisible)]
             self._sender.prepare(deadline)
         except ClosedError:
             raise

@@ -42,7 +42,7 @@ class Unanswered:
 
 def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -> SparkBrokerError:
     """What to raise at once; `explained` says more. `all_asked`: no address was left out."""
-    reasons = "; ".join(_named(one.address, one.error.message) for one in asked)
+    reasons = "; ".join(_named(answer.address, answer.error.message) for answer in asked)
     if all_asked and all(one.nobody_there for one in asked):
         return BootstrapUnreachableError(f"no broker answered: {reasons}")
     if all_asked and all(isinstance(one.error, ThrottlingQuotaExceededError) for one in asked):
@@ -54,7 +54,7 @@ def explained(error: SparkBrokerError, asked: Sequence[Unanswered]) -> SparkBrok
     """The error again, with what is the matter at each address. Takes up to half a second."""
     if not asked or not isinstance(error, BootstrapUnreachableError | RequestTimedOutError):
         return error
-    probes = [_Probe(one) for one in asked]
+    probes = [_Probe(address) for address in asked]
     reasons = "; ".join(probe.reason() for probe in probes)
     return type(error)(f"no broker answered: {reasons}")
 

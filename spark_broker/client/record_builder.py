@@ -137,9 +137,9 @@ def _binary_array(items: Sequence[bytes | None], kind: pa.DataType = pa.binary()
     if kinds == {NoneType}:
         return pa.nulls(len(items), kind)
     validity = _validity(items) if NoneType in kinds else None
-    found = [item or b"" for item in items]
+    values = [item or b"" for item in items]
     return pa.Array.from_buffers(
-        kind, len(items), [validity, _offsets([*map(len, found)]), pa.py_buffer(b"".join(found))]
+        kind, len(items), [validity, _offsets([*map(len, values)]), pa.py_buffer(b"".join(values))]
     )
 
 

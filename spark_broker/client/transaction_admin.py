@@ -57,16 +57,18 @@ def describe_transaction(metadata: ClusterMetadata, transactional_id: str, deadl
 
 def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline: Deadline) -> None:
     """End it in its producer's, or its execution's, name: both learn of it when they try to commit."""
-    found = describe_transaction(metadata, transactional_id, deadline)
-    if found.state == EMPTY:
+    transaction = describe_transaction(metadata, transactional_id, deadline)
+    if transaction.state == EMPTY:
         raise InvalidTxnStateError(f"no transaction of {transactional_id!r} is open")
     coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
-    if found.version is not None:
+    if transaction.version is not None:
         coordinator.ask(
-            AbortTransactionRequest(transactional_id, found.version, found.execution or ""), EmptyResponse, deadline
+            AbortTransactionRequest(transactional_id, transaction.version, transaction.execution or ""),
+            EmptyResponse,
+            deadline,
         )
         return
-    producer_id, producer_epoch = found.writers[0]
+    producer_id, producer_epoch = transaction.writers[0]
     request = EndTransactionRequest(transactional_id, producer_id, producer_epoch, committed=False)
     coordinator.ask(request, InitProducerIdResponse, deadline)
 

@@ -133,17 +133,17 @@ class TransactionManager:
     def send_offsets(self, offsets: Offsets, group_id: str) -> None:
         """The group's offsets become part of the transaction. Raises typed errors; then it can only be aborted."""
         check_name("group.id", group_id)
-        found = {
+        positions = {
             tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one) for tp, one in offsets.items()
         }
-        negative = next((tp for tp, one in found.items() if one.offset < 0), None)
+        negative = next((tp for tp, one in positions.items() if one.offset < 0), None)
         if negative is not None:
-            raise OffsetOutOfRangeError(f"{negative}: a commit of offset {found[negative].offset}")
+            raise OffsetOutOfRangeError(f"{negative}: a commit of offset {positions[negative].offset}")
         with self._state, self._offsets_lock:
-            if not found:
+            if not positions:
                 return
             try:
-                self._send_offsets(found, group_id, Deadline.after_ms(self._config.max_block_ms))
+                self._send_offsets(positions, group_id, Deadline.after_ms(self._config.max_block_ms))
             except SparkBrokerError as error:
                 self._state.append_failed(error)
                 raise

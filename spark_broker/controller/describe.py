@@ -17,14 +17,14 @@ from spark_broker.protocol.messages import (
 def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> MetadataResponse:
     """The answer to GetMetadata; a name that does not exist is absent from it."""
     if topics is None:
-        found = [image.topics[image.topic_ids[name]] for name in sorted(image.topic_ids)]
+        described = [image.topics[image.topic_ids[name]] for name in sorted(image.topic_ids)]
     else:
-        found = [topic for name in topics if (topic := image.topic(name)) is not None]
+        described = [topic for name in topics if (topic := image.topic(name)) is not None]
     return MetadataResponse(
         cluster_id=image.cluster_id,
         controller_epoch=image.controller_epoch,
         brokers=[_broker(image.brokers[id_]) for id_ in sorted(image.brokers)],
-        topics=[_topic(topic) for topic in found],
+        topics=[_topic(topic) for topic in described],
         controller=ControllerMetadata(image.controller_host, image.controller_pid, image.controller_started_ms),
         metadata_offset=image.next_offset,
     )

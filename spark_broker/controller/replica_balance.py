@@ -65,11 +65,11 @@ def _next_move(
 
 
 def _movable(image: MetadataImage, source: int, receiver: int) -> list[_Candidate]:
-    found = []
+    moves = []
     for topic, number, state in image.partitions():
         if state.reassigning or state.leader == NO_LEADER or source not in state.replicas or receiver in state.replicas:
             continue
         others = [image.brokers[b] for b in state.replicas if b != source and b in image.brokers]
         if conflicts(image.brokers[receiver], others) <= conflicts(image.brokers[source], others):
-            found.append((topic.topic_id, number, state))
-    return found
+            moves.append((topic.topic_id, number, state))
+    return moves

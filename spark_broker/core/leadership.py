@@ -167,8 +167,12 @@ class Leadership:
 
     def is_confirmed(self, producer_id: int, producer_epoch: int, now_ms: int) -> bool:
         """Whether the producer may write on without asking the coordinator again."""
-        found = self._confirmed.get(producer_id)
-        return found is not None and found.producer_epoch == producer_epoch and now_ms < found.until_ms
+        confirmation = self._confirmed.get(producer_id)
+        return (
+            confirmation is not None
+            and confirmation.producer_epoch == producer_epoch
+            and now_ms < confirmation.until_ms
+        )
 
     def forget_confirmation(self, producer_id: int) -> None:
         """A marker comes: a batch on its way asks again, and is told that its transaction is over."""

@@ -97,12 +97,12 @@ def transactional_id_of(request: CoordinatorRequest) -> str:
     """The transactional id, or the application's name. Raises InvalidRequestError for an empty one."""
     match request:
         case JoinTransactionRequest() | CommitTransactionRequest() | AbortTransactionRequest():
-            found = request.application
+            name = request.application
         case _:
-            found = request.transactional_id
-    if not found or (isinstance(request, GROUPED) and not request.execution):
+            name = request.transactional_id
+    if not name or (isinstance(request, GROUPED) and not request.execution):
         raise InvalidRequestError(f"a {type(request).__name__} without a name")
-    return found
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +251,17 @@ class TransactionShard(Machine[Standing]):
             yield TransactionRecord(transactional_id, found.snapshot())
 
     def _apply(self, transactional_id: str, change: AnyChange) -> None:
-        found = self.transactions.get(transactional_id)
+        transaction = self.transactions.get(transactional_id)
         if isinstance(change, Forgotten):
-            if found is not None:
-                found.apply(change)
+            if transaction is not None:
+                transaction.apply(change)
                 del self.transactions[transactional_id]
             return
-        if found is None:
+        if transaction is None:
             grouped = isinstance(change, ExecutionStarted) or (isinstance(change, Restored) and change.grouped)
-            found = self.transactions[transactional_id] = TransactionMetadata(transactional_id, grouped)
-        found.apply(change)
-        if found.state is TransactionState.ONGOING:
+            transaction = self.transactions[transactional_id] = TransactionMetadata(transactional_id, grouped)
+        transaction.apply(change)
+        if transaction.state is TransactionState.ONGOING:
             self._open[transactional_id] = None
         else:
             self._open.pop(transactional_id, None)
@@ -280,9 +280,9 @@ class TransactionShard(Machine[Standing]):
             decision = self._decision(transactional_id, request)
         except SparkBrokerError as error:
             return self._answer(waiting, error)
-        found = self.transactions.get(transactional_id)
-        if found is not None:
-            found.active_ms = now_ms
+        transaction = self.transactions.get(transactional_id)
+        if transaction is not None:
+            transaction.active_ms = now_ms
         if decision.changes:
             return [AppendRecords(transactional_id, decision.changes, waiting, decision)]
         return self._follow(transactional_id, waiting, decision)
@@ -343,9 +343,9 @@ class TransactionShard(Machine[Standing]):
                 # Taken now: until it is committed, others may come to wait for the end of the next transaction.
                 enders = self._enders.pop(transactional_id, [])
                 self._held += [_HeldAnswer(self.appended_count, waiting, answer) for waiting, answer in enders]
-        found = self.transactions.get(transactional_id)
-        if found is not None:
-            found.active_ms = now_ms
+        transaction = self.transactions.get(transactional_id)
+        if transaction is not None:
+            transaction.active_ms = now_ms
         return self._follow(transactional_id, append.waiting, append.decision)
 
     def snapshot_appended(self) -> None:
@@ -405,9 +405,9 @@ class TransactionShard(Machine[Standing]):
         """Time passes: idle transactions are aborted, ends that could not be appended are, late requests refused."""
         effects: list[Effect] = [AppendRecords(one, (Ended(),), None, None) for one in self._to_end]
         for transactional_id in self._open:
-            found = self.transactions[transactional_id]
-            if now_ms - found.active_ms >= found.timeout_ms:
-                effects += self._abort_idle(found)
+            transaction = self.transactions[transactional_id]
+            if now_ms - transaction.active_ms >= transaction.timeout_ms:
+                effects += self._abort_idle(transaction)
         return effects + self._forget_idle(now_ms) + self._expire(now_ms)
 
     def _abort_idle(self, found: TransactionMetadata) -> list[Effect]:
@@ -438,7 +438,7 @@ class TransactionShard(Machine[Standing]):
             )
             self._held = deque(in_time)
             self._enders = {
-                transactional_id: [one for one in enders if one[0].deadline_ms > now_ms]
+                transactional_id: [ender for ender in enders if ender[0].deadline_ms > now_ms]
                 for transactional_id, enders in self._enders.items()
             }
         return [AnswerRequest(token, RequestTimedOutError("the transaction has not ended in time")) for token in late]
@@ -466,7 +466,11 @@ class TransactionShard(Machine[Standing]):
     ) -> list[TransactionDescription]:
         """Those of these ids (None: of all) that are here."""
         wanted = sorted(self.transactions) if transactional_ids is None else transactional_ids
-        return [_describe(self.transactions[one], now_ms, leader_epoch) for one in wanted if one in self.transactions]
+        return [
+            _describe(self.transactions[transactional_id], now_ms, leader_epoch)
+            for transactional_id in wanted
+            if transactional_id in self.transactions
+        ]
 
 
 def _check_form(found: TransactionMetadata | None, *, grouped: bool) -> None:
@@ -475,20 +479,20 @@ def _check_form(found: TransactionMetadata | None, *, grouped: bool) -> None:
         raise InvalidTxnStateError(f"the transactional id {found.transactional_id!r} belongs to {form}")
 
 
-def _describe(found: TransactionMetadata, now_ms: int, leader_epoch: int) -> TransactionDescription:
-    open_ = found.state is not TransactionState.EMPTY
-    writers = [(producer_id, writer.producer_epoch) for producer_id, writer in found.writers.items()]
-    if not found.grouped:
-        writers = [(found.identity.producer_id, found.identity.producer_epoch)]
-    partitions = sorted({one for writer in found.writers.values() for one in writer.partitions})
+def _describe(transaction: TransactionMetadata, now_ms: int, leader_epoch: int) -> TransactionDescription:
+    open_ = transaction.state is not TransactionState.EMPTY
+    writers = [(producer_id, writer.producer_epoch) for producer_id, writer in transaction.writers.items()]
+    if not transaction.grouped:
+        writers = [(transaction.identity.producer_id, transaction.identity.producer_epoch)]
+    partitions = sorted({key for writer in transaction.writers.values() for key in writer.partitions})
     return TransactionDescription(
-        found.transactional_id,
-        found.state.value,
-        found.version if open_ and found.grouped else -1,
-        found.execution if open_ else found.newest_execution,
-        found.last_committed,
-        found.timeout_ms,
-        max(now_ms - found.active_ms, 0),
+        transaction.transactional_id,
+        transaction.state.value,
+        transaction.version if open_ and transaction.grouped else -1,
+        transaction.execution if open_ else transaction.newest_execution,
+        transaction.last_committed,
+        transaction.timeout_ms,
+        max(now_ms - transaction.active_ms, 0),
         writers,
         partitions,
         leader_epoch,

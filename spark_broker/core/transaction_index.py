@@ -66,8 +66,8 @@ class TransactionIndex:
 
     def aborted(self) -> list[AbortedTransaction]:
         """In order of their markers."""
-        found = (one for transactions in self._aborted.values() for one in transactions)
-        return sorted(found, key=lambda transaction: transaction.last_offset)
+        aborted = (one for transactions in self._aborted.values() for one in transactions)
+        return sorted(aborted, key=lambda transaction: transaction.last_offset)
 
     def began(self, producer_id: int, offset: int) -> None:
         """A transactional batch at `offset`; a transaction that is under way goes on."""
@@ -97,7 +97,7 @@ class TransactionIndex:
 
     def last_stable_offset(self, high_watermark: int) -> int:
         """Below it, every transaction is decided by a committed marker. Never above the high watermark."""
-        undecided = (one.first_offset for one in self._ended if one.marker_offset >= high_watermark)
+        undecided = (ended.first_offset for ended in self._ended if ended.marker_offset >= high_watermark)
         return min(high_watermark, next(iter(self._ongoing.values()), high_watermark), *undecided)
 
     def is_aborted(self, producer_id: int, offset: int) -> bool:
@@ -111,7 +111,7 @@ class TransactionIndex:
     def start_at(self, log_start_offset: int) -> None:
         """Forget what retention has removed."""
         for producer_id, transactions in list(self._aborted.items()):
-            kept = [one for one in transactions if one.last_offset >= log_start_offset]
+            kept = [transaction for transaction in transactions if transaction.last_offset >= log_start_offset]
             if kept:
                 self._aborted[producer_id] = kept
             else:

@@ -189,7 +189,7 @@ class TransactionMetadata:
                 self.last_outcome = None
             case ExecutionStarted(execution):
                 self._move(TransactionEvent.EXECUTION_STARTED)
-                known = tuple(one for one in self.executions if one != execution)
+                known = tuple(older for older in self.executions if older != execution)
                 self.executions = (*known, execution)[-REMEMBERED_EXECUTIONS:]
                 self.closed = NO_VERSION
             case Opened(version, execution, timeout_ms):

@@ -38,10 +38,10 @@ def is_loopback(master: str | None) -> bool:
 
 def local_slots(sc: SparkContext) -> int:
     """Tasks that a local master runs at once; 0 where the master is not local."""
-    found = re.match(r"local(?:\[([^,\]]+)(?:,.*)?\])?$", sc.master or "")
-    if found is None:
+    match = re.match(r"local(?:\[([^,\]]+)(?:,.*)?\])?$", sc.master or "")
+    if match is None:
         return 0
-    threads = (found.group(1) or "1").strip()
+    threads = (match.group(1) or "1").strip()
     if threads == "*":
         return int(_jvm(sc).java.lang.Runtime.getRuntime().availableProcessors())
     return int(threads)

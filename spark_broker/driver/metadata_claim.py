@@ -163,8 +163,8 @@ class ClaimKeeper(threading.Thread):
 
     def _beat(self) -> None:
         """Not over another one's claim: a controller that was deposed must not look alive."""
-        found = read_claim(self._store)
-        if self._over or (found is not None and found.owner.run != self._claim.owner.run):
+        claim = read_claim(self._store)
+        if self._over or (claim is not None and claim.owner.run != self._claim.owner.run):
             self._changed.set()
             return
         self._claim = msgspec.structs.replace(self._claim, beat=self._claim.beat + 1)

@@ -207,10 +207,10 @@ class MetadataLog:
         if self.empty:
             return
         name = file_name(self.number)
-        found = self._store.read(name)
-        if found == self._last:
+        data = self._store.read(name)
+        if data == self._last:
             return
-        if found is not None or self._has_newer():
+        if data is not None or self._has_newer():
             raise StaleControllerEpochError(f"{name} is gone: another controller cleaned it up")
         raise FileNotFoundError(f"{name} is gone, and nothing newer is there: is this another directory?")
 

@@ -77,16 +77,16 @@ def table_rows(status: ClusterStatus) -> list[tuple[str, ...]]:
     """One row of `COLUMNS` per broker."""
     return [
         (
-            str(one.broker.id),
-            one.broker.address,
-            one.broker.executor_id,
-            str(one.broker.pid),
-            str(one.leaders),
-            str(one.replicas),
-            str(one.in_sync),
-            "fenced" if one.broker.fenced else "live",
+            str(broker.broker.id),
+            broker.broker.address,
+            broker.broker.executor_id,
+            str(broker.broker.pid),
+            str(broker.leaders),
+            str(broker.replicas),
+            str(broker.in_sync),
+            "fenced" if broker.broker.fenced else "live",
         )
-        for one in status.brokers
+        for broker in status.brokers
     ]
 
 

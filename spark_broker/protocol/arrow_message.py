@@ -165,9 +165,9 @@ def renumber(head: bytearray, *, producer_id: int, producer_epoch: int, base_seq
     `head` is the message, or its part before the body. A producer numbers a batch when it is first sent, which is after
     it was encoded.
     """
-    found = _read_head(head)
-    header = found.header._replace(producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
-    _write_value(head, found.metadata, header, found.body_crc)
+    parsed = _read_head(head)
+    header = parsed.header._replace(producer_id=producer_id, producer_epoch=producer_epoch, base_sequence=base_sequence)
+    _write_value(head, parsed.metadata, header, parsed.body_crc)
 
 
 def assign(

@@ -115,11 +115,11 @@ def _offsets(option: str, text: str, *, refused: int | None) -> dict[TopicPartit
 
 def _by_partition(option: str, text: str, legal: Callable[[int], bool]) -> dict[TopicPartition, int]:
     """`{"flights":{"0":23,"1":-2}}`. Raises InvalidConfigError."""
-    found = parse_json(option, text)
-    if not isinstance(found, dict) or not all(isinstance(numbers, dict) for numbers in found.values()):
+    value = parse_json(option, text)
+    if not isinstance(value, dict) or not all(isinstance(numbers, dict) for numbers in value.values()):
         raise InvalidConfigError(f'{option} = {text!r} is not of the form {{"flights":{{"0":23,"1":45}}}}')
     values: dict[TopicPartition, int] = {}
-    for topic, numbers in found.items():
+    for topic, numbers in value.items():
         for partition, number in numbers.items():
             if not partition.isascii() or not partition.isdigit() or int(partition) > PARTITION_MAX:
                 raise InvalidConfigError(f"{option}: {topic!r} cannot have a partition {partition!r}")

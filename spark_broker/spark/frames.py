@@ -65,6 +65,6 @@ def servers_of(spark: SparkSession, bootstrap_servers: str | None) -> str:
 
     running = BrokerCluster.running()
     if len(running) != 1:
-        found = f"{len(running)} clusters run in this process" if running else "no cluster runs in this process"
-        raise InvalidConfigError(f"{found}: give bootstrap_servers, or set {SERVERS_SETTING} in the session")
+        situation = f"{len(running)} clusters run in this process" if running else "no cluster runs in this process"
+        raise InvalidConfigError(f"{situation}: give bootstrap_servers, or set {SERVERS_SETTING} in the session")
     return running[0].bootstrap_servers

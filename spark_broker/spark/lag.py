@@ -74,7 +74,7 @@ def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
 
 def create_lag_view(spark: SparkSession, lags: Iterable[PartitionLag], name: str = "lag") -> DataFrame:
     """Make or replace a temporary view with these lags, a row each: `topic, partition, position, latest, lag`."""
-    frame = spark.createDataFrame([tuple(asdict(one).values()) for one in lags], VIEW_SCHEMA)
+    frame = spark.createDataFrame([tuple(asdict(each).values()) for each in lags], VIEW_SCHEMA)
     frame.createOrReplaceTempView(name)
     return frame
 

@@ -38,10 +38,10 @@ def checked(limits: Limits) -> Limits:
 
 def parse_duration_ms(option: str, text: str) -> int:
     """`15m`, `90s` or `1500` (milliseconds), as Spark reads durations. Raises InvalidConfigError."""
-    found = _DURATION.fullmatch(text.strip().lower())
-    if found is None or (found[2] and found[2] not in _UNITS_MS):
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None or (match[2] and match[2] not in _UNITS_MS):
         raise InvalidConfigError(f"{option} = {text!r} is not a duration such as 30s, 15m or 1h")
-    return int(int(found[1]) * _UNITS_MS[found[2] or "ms"])
+    return int(int(match[1]) * _UNITS_MS[match[2] or "ms"])
 
 
 def shares(limit: int, backlogs: Mapping[P, int]) -> dict[P, int]:

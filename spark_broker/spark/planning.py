@@ -96,8 +96,8 @@ def _resolve(
         case ByOffset():
             return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
         case ByTimestamp():
-            found = _look_up(metadata, options, {tp: bound.of(tp) for tp in infos}, deadline)
-            return {tp: _timed(options, bound, tp, found[tp], infos[tp]) for tp in infos}
+            offsets = _look_up(metadata, options, {tp: bound.of(tp) for tp in infos}, deadline)
+            return {tp: _timed(options, bound, tp, offsets[tp], infos[tp]) for tp in infos}
 
 
 def _named(bound: ByOffset, tp: TopicPartition, info: ListedOffset, *, fail: bool) -> int:

@@ -75,13 +75,13 @@ class RangeReader:
             while self._position < self._part.end:
                 topic = self._topic()
                 try:
-                    found = self._fetch(topic)
+                    fetched = self._fetch(topic)
                 except SparkBrokerError as error:
                     self._drop_session()
                     self._recover(error)
                     continue
-                if found:
-                    yield found
+                if fetched:
+                    yield fetched
                     # However long Spark took to come back for more, it was not the cluster that was slow.
                     self._deadline = self._next_deadline()
         finally:
@@ -99,7 +99,7 @@ class RangeReader:
         answer = self._fetches.answer(part)
         if answer.error is not None:
             raise answer.error
-        batches = [one.decode() for one in answer.fetched if one.decode is not None]
+        batches = [entry.decode() for entry in answer.fetched if entry.decode is not None]
         if position > self._position:
             self._position = position
             self._retry.failures = 0

@@ -39,16 +39,16 @@ def split_ranges(ranges: Sequence[OffsetRange], *, min_partitions: int = 0, max_
     `max_records` offsets (0: no such wish). Sizes are even, as in Spark's Kafka source."""
     pieces = [one for one in ranges if one.size > 0]
     if max_records:
-        pieces = [piece for one in pieces for piece in _cut(one, -(-one.size // max_records))]
+        pieces = [piece for whole in pieces for piece in _cut(whole, -(-whole.size // max_records))]
     if len(pieces) >= min_partitions:
         return pieces
     total = sum(one.size for one in pieces)
     return [piece for one in pieces for piece in _cut(one, max(1, round(one.size * min_partitions / total)))]
 
 
-def _cut(one: OffsetRange, parts: int) -> Iterable[OffsetRange]:
+def _cut(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:
     """The range in this many parts (or fewer, since none is empty) whose sizes differ by one at most."""
-    parts = min(parts, one.size)
-    bounds = [one.start + one.size * index // parts for index in range(parts + 1)]
+    parts = min(parts, whole.size)
+    bounds = [whole.start + whole.size * index // parts for index in range(parts + 1)]
     for start, end in pairwise(bounds):
-        yield replace(one, start=start, end=end)
+        yield replace(whole, start=start, end=end)

@@ -42,8 +42,8 @@ def parse_selection(values: Mapping[str, str]) -> Selection:
     """The selection, from options by their canonical name. Raises InvalidConfigError unless there is exactly one."""
     given = [name for name in (*_KINDS, "path", "paths") if name in values]
     if len(given) != 1:
-        found = f"not {' and '.join(given)}" if given else "none was given"
-        raise InvalidConfigError(f"give one of {', '.join(_KINDS)} or a topic to load(); {found}")
+        which = f"not {' and '.join(given)}" if given else "none was given"
+        raise InvalidConfigError(f"give one of {', '.join(_KINDS)} or a topic to load(); {which}")
     name, value = given[0], values[given[0]]
     if name == "subscribePattern":
         return _pattern(value)
@@ -61,10 +61,10 @@ def _topics(name: str, names: list[str]) -> tuple[str, ...]:
 
 def _paths(text: str) -> list[str]:
     """`load(["a", "b"])` arrives as a JSON list."""
-    found = parse_json("paths", text)
-    if not isinstance(found, list) or not all(isinstance(item, str) for item in found):
+    value = parse_json("paths", text)
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise InvalidConfigError(f"paths = {text!r} is not a JSON list of topics")
-    return found
+    return value
 
 
 def _pattern(text: str) -> SubscribePattern:
@@ -77,10 +77,10 @@ def _pattern(text: str) -> SubscribePattern:
 
 def parse_assign(text: str) -> dict[str, tuple[int, ...]]:
     """`{"flights":[0,1]}`: sorted partitions by topic. Raises InvalidConfigError."""
-    found = parse_json("assign", text)
-    if not isinstance(found, dict) or not found:
+    value = parse_json("assign", text)
+    if not isinstance(value, dict) or not value:
         raise InvalidConfigError(f'assign = {text!r} is not of the form {{"flights":[0,1]}}')
-    return {topic: _partitions(topic, numbers) for topic, numbers in found.items()}
+    return {topic: _partitions(topic, numbers) for topic, numbers in value.items()}
 
 
 def _partitions(topic: str, numbers: object) -> tuple[int, ...]:

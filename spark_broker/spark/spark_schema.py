@@ -51,13 +51,13 @@ def output_of(schema: StructType, columns: Sequence[Column]) -> ReadSchema:
         target = to_arrow_schema(schema, timezone="UTC")
     except PySparkException as error:
         raise SchemaMismatchError(f"the schema of the read has a type that a topic cannot have: {error}") from None
-    found = by_name(columns, target.names, "the schema of the read")
-    for field, column in zip(target, found, strict=True):
+    positions = by_name(columns, target.names, "the schema of the read")
+    for field, column in zip(target, positions, strict=True):
         if not _fits(column.type, field.type):
             raise SchemaMismatchError(
                 f"the schema of the read has {field.name!r} as {field.type}; in the topic it is {column.type}"
             )
-    return ReadSchema(target, found)
+    return ReadSchema(target, positions)
 
 
 def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:

@@ -178,9 +178,9 @@ def stream_version(execution: str) -> Version:
 
 def _versions(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> set[Version]:
     """The version that the messages are about: one, or none without a transaction or a message."""
-    versions = {one.version for one in messages if isinstance(one, Written) and one.version is not None}
+    versions = {message.version for message in messages if isinstance(message, Written) and message.version is not None}
     invariant(len(versions) <= 1, f"one execution writes batch {batch_id}")
-    invariant(all(one.version == batch_id for one in versions), f"the messages are of batch {batch_id}")
+    invariant(all(version.version == batch_id for version in versions), f"the messages are of batch {batch_id}")
     return versions
 
 
@@ -214,7 +214,9 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
 
 
 def _commit(version: Version, plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> None:
-    winners = [one.producer_id for one in messages if isinstance(one, Written) and one.producer_id is not None]
+    winners = [
+        message.producer_id for message in messages if isinstance(message, Written) and message.producer_id is not None
+    ]
     if not version.group(plan).commit(winners):
         logger.warning("version %d of %s was committed before", version.version, version.application)
 

@@ -212,8 +212,8 @@ class LogDirectory:
         """The partitions that are here, by topic and number; deleted, quarantined and unreadable ones are not."""
         with _storage_errors(self.path):
             directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
-            found = [self._readable(path) for path in directories]
-        present = (p for p in found if p is not None and p.path.name == f"{p.topic}-{p.partition}")
+            partitions = [self._readable(path) for path in directories]
+        present = (p for p in partitions if p is not None and p.path.name == f"{p.topic}-{p.partition}")
         return sorted(present, key=lambda p: (p.topic, p.partition))
 
     def _readable(self, path: Path) -> PartitionDirectory | None:

@@ -62,7 +62,10 @@ def encode_snapshot(offset: int, states: ProducerStates) -> bytes:
             for producer_id, entry in states.entries()
         ],
         states.transactions.ongoing(),
-        [(one.producer_id, one.first_offset, one.last_offset) for one in states.transactions.aborted()],
+        [
+            (transaction.producer_id, transaction.first_offset, transaction.last_offset)
+            for transaction in states.transactions.aborted()
+        ],
     )
     version, body = _VERSION.pack(VERSION), _encoder.encode(snapshot)
     return _HEAD.pack(VERSION, crc32c(version + body)) + body
@@ -79,15 +82,15 @@ def decode_snapshot(data: bytes) -> tuple[int, ProducerStates]:
     if version != VERSION:
         raise DamagedLogError(f"a producer snapshot of version {version}; this release reads {VERSION}")
     try:
-        found = _decoder.decode(body)
+        snapshot = _decoder.decode(body)
     except UNDECODABLE as error:
         raise DamagedLogError(f"a producer snapshot does not decode: {error}") from None
     entries = (
         (producer_id, ProducerEntry(epoch, tuple(StoredBatch(*batch) for batch in batches), last_append_ms))
-        for producer_id, epoch, last_append_ms, batches in found.producers
+        for producer_id, epoch, last_append_ms, batches in snapshot.producers
     )
-    transactions = TransactionIndex(found.ongoing, (AbortedTransaction(*one) for one in found.aborted))
-    return found.offset, ProducerStates(entries, transactions)
+    transactions = TransactionIndex(snapshot.ongoing, (AbortedTransaction(*values) for values in snapshot.aborted))
+    return snapshot.offset, ProducerStates(entries, transactions)
 
 
 class ProducerSnapshots:
@@ -148,11 +151,11 @@ class ProducerSnapshots:
 
     def remove_above(self, offset: int) -> None:
         """Before the log is cut at `offset`, or when it was found to end there."""
-        self._remove([one for one in self._offsets if one > offset])
+        self._remove([snapshot_offset for snapshot_offset in self._offsets if snapshot_offset > offset])
 
     def remove_below(self, offset: int) -> None:
         """After retention has removed the batches below `offset`, for which there is a snapshot."""
-        self._remove([one for one in self._offsets if one < offset])
+        self._remove([snapshot_offset for snapshot_offset in self._offsets if snapshot_offset < offset])
 
     def _remove(self, offsets: list[int]) -> None:
         for offset in offsets:

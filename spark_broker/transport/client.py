@@ -74,7 +74,7 @@ class Connection:
             raise RequestTimedOutError(f"{self.address} did not answer within {timeout_ms} ms") from None
         except _TRANSPORT_ERRORS as error:
             line = _first_line(error)
-            raise NetworkError(f"{self.address}: {line}", nobody_there=any(one in line for one in _NOBODY)) from None
+            raise NetworkError(f"{self.address}: {line}", nobody_there=any(text in line for text in _NOBODY)) from None
         return wire.decode_response(memoryview(body))
 
     def _do_action(self, action: flight.Action, options: flight.FlightCallOptions) -> pa.Buffer:

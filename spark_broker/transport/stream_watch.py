@@ -101,11 +101,11 @@ def _shut_down(descriptor: int, port: int, peer: str) -> bool:
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
             return False
-        found = _same(connection.getpeername(), peer)
-        if found:
+        is_peer = _same(connection.getpeername(), peer)
+        if is_peer:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
             connection.shutdown(socket.SHUT_RDWR)
-        return found
+        return is_peer
 
 
 def _same(address: tuple[str, int], peer: str) -> bool:

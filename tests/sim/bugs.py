@@ -229,7 +229,7 @@ def acknowledge_before_the_commit(patch: Patch) -> None:
     patch.setattr(Replica, "await_commit", buggy)
 
 
-@bug("11")
+@bug("11", quick=False)
 def join_without_the_epoch_start(patch: Patch) -> None:
     """A new leader's own high watermark is all that a joining follower must have."""
     grow = Leadership.grow

@@ -43,7 +43,7 @@ def commit_what_is_fetched_ahead(patch: Patch) -> None:
     patch.setattr(PartitionPosition, "add", buggy)
 
 
-@bugs.bug("17", shows=has_groups_and_unclean_elections)
+@bugs.bug("17", quick=False, shows=has_groups_and_unclean_elections)
 def resume_without_the_committed_epoch(patch: Patch) -> None:
     """KAFKA-20507: what was read before the committed offset is not compared with the log on resume."""
     move_to = PartitionPosition.move_to

@@ -9,6 +9,7 @@ from tests.sim.sensitivity import find
 from tests.support.sensitivity import TRIES_MAX, Hunts
 
 QUICK_TRIES_MAX = 500
+"""More than any quick one takes (docs/reliability.md has how many): seeds change their stories when the code does."""
 
 FIND = find
 

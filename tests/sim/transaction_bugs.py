@@ -108,7 +108,7 @@ def take_an_uncommitted_marker_for_a_decision(patch: Patch) -> None:
     patch.setattr(TransactionIndex, "ended", buggy)
 
 
-@bug("19")
+@bug("19", quick=False)
 def lose_aborted_transactions_at_a_restart(patch: Patch) -> None:
     """A producer snapshot says nothing of aborted transactions."""
     newest = ProducerSnapshots.newest
@@ -235,7 +235,7 @@ def forget_open_transactions_at_a_fail_over(patch: Patch) -> None:
     _after_loading(patch, lambda shard, found: shard._open.clear())
 
 
-@bug("24")
+@bug("24", quick=False)
 def take_any_answer_for_a_marker(patch: Patch) -> None:
     """A marker that a leader refused counts as written."""
 

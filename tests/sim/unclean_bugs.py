@@ -25,13 +25,13 @@ def allow_unclean_elections_by_default(patch: Patch) -> None:
     patch.setattr(unclean, "allows_unclean_election", lambda topic: True)
 
 
-@bug("16")
+@bug("16", quick=False)
 def fetch_without_the_epoch_that_was_read(patch: Patch) -> None:
     """KIP-320: a consumer does not name the epoch of what it has read, and reads on behind a cut."""
     patch.setattr(PartitionPosition, "fetched_epoch", property(lambda self: NO_EPOCH))
 
 
-@bug("16")
+@bug("16", quick=False)
 def serve_readers_of_another_history(patch: Patch) -> None:
     """KIP-320: a leader does not compare what a consumer has read with its own log."""
     patch.setattr(Partition, "check_lineage", lambda self, leader_epoch, offset, epoch: None)

@@ -183,6 +183,7 @@ def test_a_query_killed_before_and_during_its_commit_stores_each_batch_once(
         query.assert_stored(last + 1)
 
 
+@pytest.mark.full
 def test_a_failed_and_a_lingering_attempt_store_nothing(tmp_path: Path, brokers: ProcessCluster) -> None:
     with Query(tmp_path, brokers) as query:
         batch = query.add_file()

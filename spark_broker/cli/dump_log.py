@@ -15,7 +15,7 @@ from spark_broker.cli.output import counted, note, print_error, print_json, prin
 from spark_broker.cli.records import readable
 
 if TYPE_CHECKING:
-    from spark_broker.cli.segment_dump import StoredBatch
+    from spark_broker.cli.segment_dump import DumpedBatch
 
 RIGHT = ("rows", "position", "bytes", "epoch", "sequence", "schema")
 COLUMNS = ("offsets", *RIGHT[:3], "appended", "epoch", "producer", "sequence", "schema", "flags", "state")
@@ -69,7 +69,7 @@ def dump_log(
         raise typer.Exit(1)
 
 
-def _lines(directory: Path, base_offset: int, batches: list[StoredBatch], data: bool) -> Iterator[BatchLine]:
+def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: bool) -> Iterator[BatchLine]:
     from spark_broker.cli.segment_dump import rows_of, segment_schema
 
     schema = segment_schema(directory, base_offset) if data else None

@@ -20,7 +20,7 @@ PREFIX_BYTES = 8
 
 
 @dataclass(frozen=True)
-class StoredBatch:
+class DumpedBatch:
     """One entry of an index with its message. `problem`: what is wrong with it, empty when nothing is."""
 
     header: BatchHeader
@@ -52,7 +52,7 @@ def segments_at(path: Path) -> list[tuple[Path, int]]:
     return [(path.parent, int(path.stem))]
 
 
-def read_segment(directory: Path, base_offset: int) -> Iterator[StoredBatch]:
+def read_segment(directory: Path, base_offset: int) -> Iterator[DumpedBatch]:
     """The batches of a segment, in order, damaged ones included. Raises DamagedLogError where the index is unusable."""
     arrow_path, index_path = segment_paths(directory, base_offset)
     try:
@@ -66,7 +66,7 @@ def read_segment(directory: Path, base_offset: int) -> Iterator[StoredBatch]:
                 file.seek(max(position, 0))
                 message = file.read(max(header.length, 0))
                 problem = _entry_problem(index, at) or _message_problem(header, message)
-                yield StoredBatch(header, position, message, problem)
+                yield DumpedBatch(header, position, message, problem)
     except FileNotFoundError as error:
         raise DamagedLogError(f"segment {base_offset} has lost a file: {error.filename}") from None
 
@@ -94,7 +94,7 @@ def segment_schema(directory: Path, base_offset: int) -> pa.Schema:
         return schema_from_bytes(prefix + file.read(size - PREFIX_BYTES))
 
 
-def rows_of(batch: StoredBatch, schema: pa.Schema) -> pa.RecordBatch:
+def rows_of(batch: DumpedBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The rows of an undamaged batch."""
     return decode_batch(batch.message, schema)
 

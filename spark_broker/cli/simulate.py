@@ -8,7 +8,7 @@ import typer
 
 from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import counted, fail, print_json, print_table, progress
-from spark_broker.testing.simulation.trace import Kind, Note, Trace
+from spark_broker.testing.simulation.trace import Trace, TraceKind, TraceNote
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.schedule import ScheduleResult
 
 STYLES = {
-    Kind.FAULT: "bold yellow",
-    Kind.PROCESS: "cyan",
-    Kind.METADATA: "green",
-    Kind.REPLICA: "",
-    Kind.CLIENT: "magenta",
-    Kind.VIOLATION: "bold red",
+    TraceKind.FAULT: "bold yellow",
+    TraceKind.PROCESS: "cyan",
+    TraceKind.METADATA: "green",
+    TraceKind.REPLICA: "",
+    TraceKind.CLIENT: "magenta",
+    TraceKind.VIOLATION: "bold red",
 }
 LAST_NOTES = 12
 FINDINGS_SHOWN = 20
@@ -102,7 +102,7 @@ def _print_story(result: ScheduleResult, trace: Trace, events: int) -> None:
     console.print(f"again: spark-broker simulate --seed {result.seed} --events {events}")
 
 
-def _line(note: Note) -> Text:
+def _line(note: TraceNote) -> Text:
     from rich.text import Text
 
     line = Text(f"{note.time_us / 1000:10.1f} ms  ", style="dim")

@@ -5,21 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import NamedTuple
 
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import renumber
 from spark_broker.protocol.ipc_message import head_length
 
 Outcome = RecordMetadata | SparkBrokerError
-
-
-class Identity(NamedTuple):
-    """Under whose name batches are numbered."""
-
-    producer_id: int
-    producer_epoch: int
 
 
 class OutgoingBatch:
@@ -62,13 +55,13 @@ class OutgoingBatch:
         self.size_bytes = len(message)
         self.complete = complete
         self.deadline_ms = 0
-        self.identity: Identity | None = None
+        self.identity: ProducerIdentity | None = None
         self.sequence = -1
         self.correlation_id = -1
         self.error: SparkBrokerError | None = None
         self.last_error: SparkBrokerError | None = None
 
-    def number(self, identity: Identity, sequence: int) -> None:
+    def number(self, identity: ProducerIdentity, sequence: int) -> None:
         """Give the batch its place. A retry keeps it: the broker knows the batch by it."""
         self.identity, self.sequence = identity, sequence
         renumber(

@@ -21,9 +21,10 @@ from collections.abc import Mapping
 from enum import Enum
 
 from spark_broker.client.leader_channel import LeaderChannel
-from spark_broker.client.outgoing import Identity, OutgoingBatch
+from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS
 from spark_broker.core.producers import REMEMBERED_BATCHES, SEQUENCE_LIMIT
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     InconsistentTopicIdError,
     InvariantError,
@@ -72,7 +73,7 @@ class PartitionQueue:
         self,
         topic_partition: TopicPartition,
         topic_id: str,
-        identity: Identity | None,
+        identity: ProducerIdentity | None,
         *,
         numbered: bool,
         renumbers: bool = True,
@@ -93,7 +94,9 @@ class PartitionQueue:
         self._numbered = numbered
         self._renumbers = renumbers
         self._next_sequence = 0
-        self._gaps: set[Identity] = set()  # under which numbers are missing; only those that unacked batches have
+        self._gaps: set[ProducerIdentity] = (
+            set()
+        )  # under which numbers are missing; only those that unacked batches have
 
     @property
     def recovering(self) -> bool:
@@ -230,7 +233,7 @@ class PartitionQueue:
         if self.identity == batch.identity:
             self.identity = None
 
-    def take_identity(self, identity: Identity) -> None:
+    def take_identity(self, identity: ProducerIdentity) -> None:
         self.identity = identity
         self._next_sequence = 0
 

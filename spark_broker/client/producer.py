@@ -35,7 +35,7 @@ from spark_broker.client.record_builder import (
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
-from spark_broker.client.transaction_state import TransactionState
+from spark_broker.client.transaction_state import ProducerTransaction
 from spark_broker.client.transactions import Offsets, TransactionManager, check_transactional
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
@@ -105,7 +105,7 @@ class Producer:
             check_transactional(self._config)
         self._compression = None if self._config.compression_type == "none" else self._config.compression_type
         self._metadata = ClusterMetadata.connect(self._config)
-        self._state = TransactionState(self._refuse_appends) if self._config.transactional_id else None
+        self._state = ProducerTransaction(self._refuse_appends) if self._config.transactional_id else None
         self._sender = Sender(self._metadata, self._config, self._note_failure)
         self._lingering = Lingering(
             self._dispatch,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from spark_broker.client.append_channel import AppendChannel
 from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.outgoing import Identity, OutgoingBatch
+from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender_effects import (
     CloseChannel,
@@ -27,6 +27,7 @@ from spark_broker.client.sender_effects import (
 )
 from spark_broker.client.sender_machine import SenderMachine
 from spark_broker.config import ProducerConfig
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import BufferExhaustedError, ClosedError, SparkBrokerError, UnknownServerError
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerIdRequest, InitProducerIdResponse
 
@@ -131,7 +132,7 @@ class Sender:
             awaited = set(self._incomplete)
             return self._changed.wait_for(lambda: awaited.isdisjoint(self._incomplete), deadline.remaining_s)
 
-    def take_identity(self, identity: Identity) -> None:
+    def take_identity(self, identity: ProducerIdentity) -> None:
         """Number from 0 on, in every partition, under this identity. Every batch has its outcome."""
         with self.lock:
             self._machine.begin_epoch(identity)
@@ -264,11 +265,11 @@ class Sender:
             failure = error
             return lambda now_ms: machine.refresh_failed(failure, now_ms)
 
-    def _new_identity(self, deadline: Deadline) -> Identity:
+    def _new_identity(self, deadline: Deadline) -> ProducerIdentity:
         answer = self._metadata.call_any(InitProducerIdRequest(), deadline)
         if not isinstance(answer, InitProducerIdResponse):
             raise UnknownServerError(f"InitProducerId was answered with {type(answer).__name__}")
-        return Identity(answer.producer_id, answer.producer_epoch)
+        return ProducerIdentity(answer.producer_id, answer.producer_epoch)
 
 
 def _now_ms() -> int:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 from spark_broker.client.cluster_view import ClusterView, address_of
 from spark_broker.client.leader_channel import InFlight, LeaderChannel
-from spark_broker.client.outgoing import Identity, OutgoingBatch
+from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.partition_queue import PartitionQueue, QueueState
 from spark_broker.client.retry import Backoff, RecoveryPace
 from spark_broker.client.sender_effects import (
@@ -35,6 +35,7 @@ from spark_broker.client.sender_effects import (
     SenderEffect,
 )
 from spark_broker.config import ProducerConfig
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     ClosedError,
     DuplicateSequenceNumberError,
@@ -67,7 +68,7 @@ class SenderMachine:
         self.due_ms: float = math.inf
         self.acks = ACKS_ALL if config.acks in ("all", "-1") else int(config.acks)
         self.numbered = config.enable_idempotence and self.acks == ACKS_ALL
-        self.identity: Identity | None = None
+        self.identity: ProducerIdentity | None = None
         self.acknowledged_rows = 0
         self.acknowledged_batches = 0
         self.retries = 0
@@ -100,7 +101,7 @@ class SenderMachine:
         queue.unacked.append(batch)
         return [] if queue.recovering else self._route(queue, view, now_ms)
 
-    def begin_epoch(self, identity: Identity) -> None:
+    def begin_epoch(self, identity: ProducerIdentity) -> None:
         """Number from 0 on, in every partition, under this identity. Every batch has its outcome."""
         invariant(not self._drop_queues(_closed_error()), "no batch is left when a transaction ends")
         self.identity, self._refusal = identity, None
@@ -216,7 +217,9 @@ class SenderMachine:
             return [*effects, RequestProducerIds(wanting)]
         return [*effects, *self._end_round(now_ms)]
 
-    def producer_ids_came(self, identities: Sequence[Identity], view: ClusterView, now_ms: int) -> list[SenderEffect]:
+    def producer_ids_came(
+        self, identities: Sequence[ProducerIdentity], view: ClusterView, now_ms: int
+    ) -> list[SenderEffect]:
         """Each partition whose numbers have a gap goes on under a new producer id."""
         wanting = [queue for queue in self._recovering if queue.needs_identity]
         for queue, identity in zip(wanting, identities, strict=False):  # one may have been given up meanwhile

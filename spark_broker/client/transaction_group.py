@@ -20,12 +20,12 @@ from typing import TypeVar
 
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.outgoing import Identity
 from spark_broker.client.producer import Producer
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
 from spark_broker.client.transactions import TransactionManager, check_name
 from spark_broker.config import ProducerConfig
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     AlreadyCommittedError,
     InvalidConfigError,
@@ -171,7 +171,7 @@ class JoinedProducer(Producer):
         deadline = Deadline.after_ms(self._config.max_block_ms)
         # One join too many is one loser more: a frozen coordinator need not be waited for.
         answer = coordinator.ask(request, InitProducerIdResponse, deadline, patient=False)
-        self._sender.take_identity(Identity(answer.producer_id, answer.producer_epoch))
+        self._sender.take_identity(ProducerIdentity(answer.producer_id, answer.producer_epoch))
         if self._state is not None:
             self._state.identified()
             self._state.begin()

@@ -54,7 +54,7 @@ class Phase(Enum):
     FAILED = "fenced"
 
 
-class TransactionEvent(Enum):
+class ProducerTransactionEvent(Enum):
     """See the table at the top. The values say what cannot be done where the table has no entry."""
 
     IDENTITY = "take an identity"
@@ -67,21 +67,21 @@ class TransactionEvent(Enum):
     REFUSED = "be refused"
 
 
-TRANSITIONS: Mapping[tuple[Phase, TransactionEvent], Phase] = {
-    (Phase.UNINITIALIZED, TransactionEvent.IDENTITY): Phase.READY,
-    (Phase.READY, TransactionEvent.BEGIN): Phase.OPEN,
-    (Phase.OPEN, TransactionEvent.APPEND_FAILED): Phase.ABORTABLE,
-    (Phase.OPEN, TransactionEvent.COMMIT): Phase.FLUSHING,
-    (Phase.OPEN, TransactionEvent.ABORT): Phase.DISCARDING,
-    (Phase.FLUSHING, TransactionEvent.APPEND_FAILED): Phase.ABORTABLE,
-    (Phase.FLUSHING, TransactionEvent.INTERRUPTED): Phase.OPEN,
-    (Phase.FLUSHING, TransactionEvent.QUIET): Phase.COMMITTING,
-    (Phase.ABORTABLE, TransactionEvent.ABORT): Phase.DISCARDING,
-    (Phase.DISCARDING, TransactionEvent.INTERRUPTED): Phase.ABORTABLE,
-    (Phase.DISCARDING, TransactionEvent.QUIET): Phase.ABORTING,
-    (Phase.COMMITTING, TransactionEvent.IDENTITY): Phase.READY,
-    (Phase.COMMITTING, TransactionEvent.REFUSED): Phase.ABORTABLE,
-    (Phase.ABORTING, TransactionEvent.IDENTITY): Phase.READY,
+TRANSITIONS: Mapping[tuple[Phase, ProducerTransactionEvent], Phase] = {
+    (Phase.UNINITIALIZED, ProducerTransactionEvent.IDENTITY): Phase.READY,
+    (Phase.READY, ProducerTransactionEvent.BEGIN): Phase.OPEN,
+    (Phase.OPEN, ProducerTransactionEvent.APPEND_FAILED): Phase.ABORTABLE,
+    (Phase.OPEN, ProducerTransactionEvent.COMMIT): Phase.FLUSHING,
+    (Phase.OPEN, ProducerTransactionEvent.ABORT): Phase.DISCARDING,
+    (Phase.FLUSHING, ProducerTransactionEvent.APPEND_FAILED): Phase.ABORTABLE,
+    (Phase.FLUSHING, ProducerTransactionEvent.INTERRUPTED): Phase.OPEN,
+    (Phase.FLUSHING, ProducerTransactionEvent.QUIET): Phase.COMMITTING,
+    (Phase.ABORTABLE, ProducerTransactionEvent.ABORT): Phase.DISCARDING,
+    (Phase.DISCARDING, ProducerTransactionEvent.INTERRUPTED): Phase.ABORTABLE,
+    (Phase.DISCARDING, ProducerTransactionEvent.QUIET): Phase.ABORTING,
+    (Phase.COMMITTING, ProducerTransactionEvent.IDENTITY): Phase.READY,
+    (Phase.COMMITTING, ProducerTransactionEvent.REFUSED): Phase.ABORTABLE,
+    (Phase.ABORTING, ProducerTransactionEvent.IDENTITY): Phase.READY,
 }
 
 
@@ -102,12 +102,12 @@ class TransactionMachine:
     def identified(self) -> None:
         """There is an identity, and no transaction. Nothing changes once FAILED."""
         if self.phase is not Phase.FAILED:
-            self._move(TransactionEvent.IDENTITY)
+            self._move(ProducerTransactionEvent.IDENTITY)
             self.cause, self.touched = None, False
 
     def begin(self) -> None:
         """Raises InvalidTxnStateError unless READY."""
-        self._move(TransactionEvent.BEGIN)
+        self._move(ProducerTransactionEvent.BEGIN)
 
     def check_append(self) -> None:
         """Raises InvalidTxnStateError, TransactionAbortableError or ProducerFencedError when no append is admitted."""
@@ -124,7 +124,7 @@ class TransactionMachine:
         here on; None: nothing changes."""
         if isinstance(error, ProducerFencedError):
             return self.fail(error)
-        after = TRANSITIONS.get((self.phase, TransactionEvent.APPEND_FAILED))
+        after = TRANSITIONS.get((self.phase, ProducerTransactionEvent.APPEND_FAILED))
         if after is None:
             return None
         self.phase, self.cause = after, error
@@ -140,21 +140,21 @@ class TransactionMachine:
     def close(self, *, committing: bool) -> None:
         """Admit no more appends. Raises InvalidTxnStateError without a transaction, TransactionAbortableError for a
         commit that an append's failure forbids."""
-        self._move(TransactionEvent.COMMIT if committing else TransactionEvent.ABORT)
+        self._move(ProducerTransactionEvent.COMMIT if committing else ProducerTransactionEvent.ABORT)
         if not committing:
             self.cause = self.cause or TransactionAbortableError("it was being aborted")
 
     def reopen(self) -> None:
         """What was to end the transaction was interrupted: it can be ended again."""
         if self.phase in (Phase.FLUSHING, Phase.DISCARDING):
-            self._move(TransactionEvent.INTERRUPTED)
+            self._move(ProducerTransactionEvent.INTERRUPTED)
 
     def end(self) -> None:
         """Every append has its outcome; the transaction's is the coordinator's from here on.
 
         Raises TransactionAbortableError when an append has failed that was to be committed.
         """
-        self._move(TransactionEvent.QUIET)
+        self._move(ProducerTransactionEvent.QUIET)
 
     def refused(self, error: SparkBrokerError) -> SparkBrokerError | None:
         """The coordinator has answered the end of the transaction with an error: returns what its caller gets.
@@ -165,7 +165,7 @@ class TransactionMachine:
             error = ProducerFencedError(error.message)
         elif isinstance(error, TransactionAbortableError) and self.phase is Phase.COMMITTING:
             # It has aborted; its next identity comes with an abort.
-            self._move(TransactionEvent.REFUSED)
+            self._move(ProducerTransactionEvent.REFUSED)
             self.cause = error
             return error
         elif error.retriable or isinstance(error, BootstrapUnreachableError):
@@ -178,7 +178,7 @@ class TransactionMachine:
         if self.phase is Phase.FAILED:
             self._refuse("go on")
 
-    def _move(self, event: TransactionEvent) -> None:
+    def _move(self, event: ProducerTransactionEvent) -> None:
         after = TRANSITIONS.get((self.phase, event))
         if after is None:
             self._refuse(event.value)

@@ -16,7 +16,7 @@ from spark_broker.client.transaction_machine import Phase, TransactionMachine
 from spark_broker.errors import RequestTimedOutError, SparkBrokerError
 
 
-class TransactionState:
+class ProducerTransaction:
     """Safe for use by many threads. As a context manager it admits one append, and knows when that is done.
 
     `on_refusal` hears, without the lock, with what appends are refused from then on, before the append that failed

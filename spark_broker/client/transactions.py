@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.group_offsets import to_messages
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.outgoing import Identity
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.client.transaction_machine import Phase
-from spark_broker.client.transaction_state import TransactionState
+from spark_broker.client.transaction_state import ProducerTransaction
 from spark_broker.config import ProducerConfig
 from spark_broker.core.producers import SEQUENCE_LIMIT
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     ClosedError,
     InvalidConfigError,
@@ -64,7 +64,7 @@ class TransactionManager:
 
     def __init__(
         self,
-        state: TransactionState,
+        state: ProducerTransaction,
         metadata: ClusterMetadata,
         sender: Sender,
         hand_on: Callable[[], None],
@@ -76,7 +76,7 @@ class TransactionManager:
         self._hand_on = hand_on  # what waits in `send`'s micro-batches goes to the sender
         self._config = config
         self._coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, config.transactional_id)
-        self._identity = Identity(-1, -1)
+        self._identity = ProducerIdentity(-1, -1)
         self._control = threading.Lock()
         self._offsets_lock = threading.Lock()
         self._offset_sequences: dict[int, int] = {}  # next sequence number, by partition of __consumer_offsets
@@ -221,9 +221,9 @@ class TransactionManager:
                 raise
             raise refusal or _unknown(committing, timeout_ms, error) from error
 
-    def _take(self, answer: InitProducerIdResponse | Identity) -> None:
+    def _take(self, answer: InitProducerIdResponse | ProducerIdentity) -> None:
         """Sequence numbers begin anew in every partition, since a marker has begun the identity's epoch there."""
-        self._identity = Identity(answer.producer_id, answer.producer_epoch)
+        self._identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)
         self._offset_sequences.clear()
         self._sender.take_identity(self._identity)
         self._state.identified()

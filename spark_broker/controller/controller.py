@@ -81,7 +81,7 @@ class _PendingStop:
     broker_ids: tuple[int, ...]
 
 
-class Standing(NamedTuple):
+class ControllerStanding(NamedTuple):
     """Where the controller stands between two events."""
 
     controller_epoch: int
@@ -91,7 +91,7 @@ class Standing(NamedTuple):
         return f"epoch {self.controller_epoch}, metadata up to {self.next_offset}"
 
 
-class Controller(Machine[Standing]):
+class Controller(Machine[ControllerStanding]):
     """The cluster's decisions. `shared_executor`: brokers may share one executor (plain `local[N]`).
 
     Invariants: a session is of the registered epoch of its broker; a broker that is not fenced has a session; the
@@ -128,7 +128,7 @@ class Controller(Machine[Standing]):
         """Brokers with a session that have said that their disks have no room."""
         return frozenset(self._full)
 
-    def check(self) -> Standing:
+    def check(self) -> ControllerStanding:
         brokers = self.image.brokers
         for session in self.sessions.all():
             broker = brokers.get(session.broker_id)
@@ -139,9 +139,9 @@ class Controller(Machine[Standing]):
             for broker in brokers.values():
                 known = broker.fenced or broker.id in connected
                 invariant(known, "broker %d is live and has no session", broker.id)
-        return Standing(self.image.controller_epoch, self.image.next_offset)
+        return ControllerStanding(self.image.controller_epoch, self.image.next_offset)
 
-    def check_step(self, name: str, before: Standing, after: Standing) -> bool:
+    def check_step(self, name: str, before: ControllerStanding, after: ControllerStanding) -> bool:
         """What never falls, and who was elected. It moved where it decided something."""
         risen = after.controller_epoch >= before.controller_epoch and after.next_offset >= before.next_offset
         invariant(risen, "%s takes the controller back from %s to %s", name, before, after)

@@ -66,7 +66,7 @@ CERTAIN_REFUSALS = frozenset({IneligibleReplicaError.code, InvalidRequestError.c
 """What the controller answers after it has compared the epochs: the proposal was looked at and not taken."""
 
 
-class Standing(NamedTuple):
+class ReplicaStanding(NamedTuple):
     """Where a replica stands between two events."""
 
     role: Role
@@ -81,7 +81,7 @@ class Standing(NamedTuple):
         return f"{role.value} in leader epoch {leader_epoch}, partition epoch {partition_epoch}, offsets {offsets}"
 
 
-class Replica(Machine[Standing]):
+class Replica(Machine[ReplicaStanding]):
     """The replica of a partition on broker `me`. Not thread-safe: the shell's partition lock covers it.
 
     Invariants: log_start_offset <= high_watermark <= log_end_offset; the high watermark never falls; the leader epoch
@@ -114,7 +114,7 @@ class Replica(Machine[Standing]):
         self.producers = log.producers
         self.producers.committed(self.high_watermark)
 
-    def check(self) -> Standing:
+    def check(self) -> ReplicaStanding:
         start, high, end = self.log_start_offset, self.high_watermark, self.log_end_offset
         leadership, assignment, role, history = self.leadership, self.assignment, self.role, self.epochs.entries
         if not 0 <= start <= high <= end:
@@ -132,9 +132,9 @@ class Replica(Machine[Standing]):
             if not history or history[-1].epoch != assignment.leader_epoch:
                 broken("the log's newest epoch is another")
             leadership.check(assignment, end)
-        return Standing(role, assignment.leader_epoch, assignment.partition_epoch, start, high, end)
+        return ReplicaStanding(role, assignment.leader_epoch, assignment.partition_epoch, start, high, end)
 
-    def check_step(self, name: str, before: Standing, after: Standing) -> bool:
+    def check_step(self, name: str, before: ReplicaStanding, after: ReplicaStanding) -> bool:
         """What never falls, or ends for good. It moved where it has another role, epoch or log start."""
         if before == after:
             return False

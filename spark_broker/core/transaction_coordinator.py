@@ -172,7 +172,7 @@ class _HeldDecision:
     transactional_id: str
 
 
-class Standing(NamedTuple):
+class CoordinatorStanding(NamedTuple):
     """Where a shard stands between two events: what it has appended, and what of that is committed."""
 
     appended: int
@@ -183,7 +183,7 @@ class Standing(NamedTuple):
         return f"{self.appended} appended, {self.committed} committed, {self.ids} ids"
 
 
-class TransactionShard(Machine[Standing]):
+class TransactionShard(Machine[CoordinatorStanding]):
     """The shell calls one method at a time, carries out its effects in order, and drops the shard with its leadership.
 
     Positions count appends. Invariants: committed <= appended; `_held` is in order of positions, all past `committed`;
@@ -212,22 +212,22 @@ class TransactionShard(Machine[Standing]):
         self._to_end: dict[str, None] = {}  # every marker is committed; Ended could not be appended yet
         self._open: dict[str, None] = {}  # Ongoing: what may time out
 
-    def check(self) -> Standing:
+    def check(self) -> CoordinatorStanding:
         appended, committed, held = self.appended_count, self.committed_count, self._held
         invariant(0 <= committed <= appended, "%d of %d appends are committed", committed, appended)
         if held:
             first, last = held[0].position, held[-1].position
             invariant(committed < first <= last <= appended, "answers are held for appends %d to %d", first, last)
-        return Standing(appended, committed, len(self.transactions))
+        return CoordinatorStanding(appended, committed, len(self.transactions))
 
-    def check_step(self, name: str, before: Standing, after: Standing) -> bool:
+    def check_step(self, name: str, before: CoordinatorStanding, after: CoordinatorStanding) -> bool:
         """What is appended and committed never falls. It moved where something was committed."""
         risen = after.appended >= before.appended and after.committed >= before.committed
         invariant(risen, "%s takes the shard back from %s to %s", name, before, after)
         return after.committed > before.committed
 
     def describe_state(self) -> str:
-        standing = Standing(self.appended_count, self.committed_count, len(self.transactions))
+        standing = CoordinatorStanding(self.appended_count, self.committed_count, len(self.transactions))
         unmarked, to_end = sorted(self._unmarked)[:10], list(self._to_end)[:10]
         return f"{standing}; {len(self._held)} held; markers are missing of {unmarked}; to be ended: {to_end}"
 

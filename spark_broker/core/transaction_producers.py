@@ -11,7 +11,7 @@ from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision,
 from spark_broker.core.transaction_records import Ending, Initialized, PartitionAdded
 from spark_broker.core.transaction_state import (
     PREPARED,
-    Identity,
+    ProducerIdentity,
     TransactionMetadata,
     TransactionOutcome,
     TransactionState,
@@ -38,7 +38,7 @@ def initialize(found: TransactionMetadata | None, request: InitTransactionsReque
     """A new producer of the id: what is open is aborted first."""
     resources.check_timeout(request.timeout_ms)
     if found is None:
-        identity = Identity(resources.producer_ids.take(), 0)
+        identity = ProducerIdentity(resources.producer_ids.take(), 0)
     elif found.state is TransactionState.ONGOING:
         return AfterEnd((_ending(found, False, resources),))
     elif found.state in PREPARED:
@@ -51,7 +51,7 @@ def initialize(found: TransactionMetadata | None, request: InitTransactionsReque
 
 def add_partition(found: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
     """A batch of this identity reached a leader: it joins the open transaction, or opens one."""
-    identity = Identity(request.producer_id, request.producer_epoch)
+    identity = ProducerIdentity(request.producer_id, request.producer_epoch)
     if identity != found.identity:
         raise _stale(found, identity)
     if found.state in PREPARED:
@@ -64,7 +64,7 @@ def add_partition(found: TransactionMetadata, request: AddPartitionToTransaction
 
 def end(found: TransactionMetadata, request: EndTransactionRequest, resources: Resources) -> Decision:
     """Commit or abort; a repetition waits for the same end, or gets its answer."""
-    identity = Identity(request.producer_id, request.producer_epoch)
+    identity = ProducerIdentity(request.producer_id, request.producer_epoch)
     if found.last_outcome is not None and identity == found.last_outcome.identity:
         _check_same(found.last_outcome, request.committed)
         return Answered(_answer(found.identity))
@@ -82,11 +82,11 @@ def abort_idle(found: TransactionMetadata, resources: Resources) -> Ending:
     return _ending(found, False, resources)
 
 
-def identity_after(identity: Identity, resources: Resources) -> Identity:
+def identity_after(identity: ProducerIdentity, resources: Resources) -> ProducerIdentity:
     """The next epoch; a new producer id where epochs run out, since markers name one epoch more than batches."""
     if identity.producer_epoch + 1 < PRODUCER_EPOCH_MAX:
-        return Identity(identity.producer_id, identity.producer_epoch + 1)
-    return Identity(resources.producer_ids.take(), 0)
+        return ProducerIdentity(identity.producer_id, identity.producer_epoch + 1)
+    return ProducerIdentity(resources.producer_ids.take(), 0)
 
 
 def _ending(found: TransactionMetadata, committed: bool, resources: Resources) -> Ending:
@@ -101,7 +101,7 @@ def _check_same(outcome: TransactionOutcome, committed: bool) -> None:
         raise InvalidTxnStateError("the transaction was committed already")
 
 
-def _stale(found: TransactionMetadata, identity: Identity) -> Exception:
+def _stale(found: TransactionMetadata, identity: ProducerIdentity) -> Exception:
     """Why an identity that is not the current one is refused."""
     current = found.identity
     if found.last_outcome is not None and identity == found.last_outcome.identity:
@@ -118,5 +118,5 @@ def _stale(found: TransactionMetadata, identity: Identity) -> Exception:
     return InvalidProducerEpochError(f"epoch {identity.producer_epoch} was never given out")
 
 
-def _answer(identity: Identity) -> InitProducerIdResponse:
+def _answer(identity: ProducerIdentity) -> InitProducerIdResponse:
     return InitProducerIdResponse(identity.producer_id, identity.producer_epoch)

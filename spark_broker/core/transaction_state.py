@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from spark_broker.core.transaction_records import (
     NO_VERSION,
@@ -82,22 +83,21 @@ MANY_WRITERS: Transitions = {
 PREPARED = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class ProducerIdentity(NamedTuple):
     """A producer id and its epoch."""
 
     producer_id: int
     producer_epoch: int
 
 
-NOBODY = Identity(NO_PRODUCER, -1)
+NOBODY = ProducerIdentity(NO_PRODUCER, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class TransactionOutcome:
     """How the transaction of an identity ended."""
 
-    identity: Identity
+    identity: ProducerIdentity
     committed: bool
 
 
@@ -137,8 +137,8 @@ class TransactionMetadata:
     timeout_ms: int = 0
     writers: dict[int, Writer] = field(default_factory=dict)
     # one writer
-    identity: Identity = NOBODY
-    next_identity: Identity = NOBODY
+    identity: ProducerIdentity = NOBODY
+    next_identity: ProducerIdentity = NOBODY
     last_outcome: TransactionOutcome | None = (
         None  # of the identity before this one; None: a new producer has begun since
     )
@@ -185,7 +185,7 @@ class TransactionMetadata:
                 self._restore(change)
             case Initialized(producer_id, producer_epoch, timeout_ms):
                 self._move(TransactionEvent.INITIALIZED)
-                self.identity, self.timeout_ms = Identity(producer_id, producer_epoch), timeout_ms
+                self.identity, self.timeout_ms = ProducerIdentity(producer_id, producer_epoch), timeout_ms
                 self.last_outcome = None
             case ExecutionStarted(execution):
                 self._move(TransactionEvent.EXECUTION_STARTED)
@@ -218,9 +218,9 @@ class TransactionMetadata:
         self.grouped = change.grouped
         self.state = TransactionState(change.state)
         self.timeout_ms = change.timeout_ms
-        self.identity = Identity(change.producer_id, change.producer_epoch)
-        self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
-        ended = Identity(change.ended_producer_id, change.ended_producer_epoch)
+        self.identity = ProducerIdentity(change.producer_id, change.producer_epoch)
+        self.next_identity = ProducerIdentity(change.next_producer_id, change.next_producer_epoch)
+        ended = ProducerIdentity(change.ended_producer_id, change.ended_producer_epoch)
         self.last_outcome = None if ended == NOBODY else TransactionOutcome(ended, change.ended_committed)
         self.version, self.execution = change.version, change.execution
         self.executions = change.executions
@@ -245,7 +245,7 @@ class TransactionMetadata:
         self._move(TransactionEvent.COMMIT_DECIDED if change.committed else TransactionEvent.ABORT_DECIDED)
         self.winners = frozenset(change.winners)
         if not self.grouped:
-            self.next_identity = Identity(change.next_producer_id, change.next_producer_epoch)
+            self.next_identity = ProducerIdentity(change.next_producer_id, change.next_producer_epoch)
 
     def _end(self) -> None:
         committed = self.committing

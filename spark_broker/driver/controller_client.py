@@ -17,8 +17,8 @@ from spark_broker.driver.controller_pipe import (
     Answer,
     Command,
     ControllerConfig,
+    ControllerFailed,
     ControllerStatus,
-    Failed,
     FromController,
     LogLine,
     Started,
@@ -56,7 +56,7 @@ class ControllerClient:
         self._changed = threading.Condition()
         self._started: Started | None = None
         self._answers: dict[int, Answer | None] = {}  # by command id; None: awaited
-        self._failed: Failed | None = None
+        self._failed: ControllerFailed | None = None
         self._next_id = 0
         self._ended = False
         self._closed = False
@@ -219,7 +219,7 @@ class ControllerClient:
                     self._started = message
                 case Answer() if message.id in self._answers:  # else its asker has given up
                     self._answers[message.id] = message
-                case Failed():
+                case ControllerFailed():
                     self._failed = message
             self._changed.notify_all()
 

@@ -102,14 +102,14 @@ class LogLine(Struct, frozen=True, tag=True):
     fields: dict[str, Any] = {}
 
 
-class Failed(Struct, frozen=True, tag=True):
+class ControllerFailed(Struct, frozen=True, tag=True):
     """The controller cannot go on, and why; its process ends next."""
 
     error_code: int
     error_message: str
 
 
-FromController = Started | Answer | LogLine | Failed
+FromController = Started | Answer | LogLine | ControllerFailed
 
 
 def to_line(message: Struct) -> bytes:
@@ -136,6 +136,6 @@ def from_controller(line: bytes) -> FromController:
         raise InvalidRequestError(f"a line that no controller writes: {error}") from None
 
 
-def error_of(message: Started | Answer | Failed) -> SparkBrokerError | None:
+def error_of(message: Started | Answer | ControllerFailed) -> SparkBrokerError | None:
     """The error that the message carries."""
     return error_from_code(message.error_code, message.error_message) if message.error_code else None

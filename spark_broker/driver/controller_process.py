@@ -23,8 +23,8 @@ from spark_broker.driver.controller_pipe import (
     BrokerStatus,
     Command,
     ControllerConfig,
+    ControllerFailed,
     ControllerStatus,
-    Failed,
     FromController,
     Started,
     from_line,
@@ -171,7 +171,7 @@ class ControllerProcess:
         message = error.message if isinstance(error, SparkBrokerError) else f"{type(error).__name__}: {error}"
         if isinstance(error, StaleControllerEpochError) and self._claim is not None:
             message = f"{message}; {self._claim.holder()}"
-        self.end(1, Failed(code, message))
+        self.end(1, ControllerFailed(code, message))
 
     def end_with_parent(self) -> None:
         """The end of the input says that the driver is gone, unless a child of its own inherited the pipe.
@@ -184,7 +184,7 @@ class ControllerProcess:
         _say(f"the controller, pid {os.getpid()}, epoch {self.epoch}, ends: its driver, pid {self._parent}, is gone")
         self.end(0)
 
-    def end(self, status: int, last: Failed | None = None) -> NoReturn:
+    def end(self, status: int, last: ControllerFailed | None = None) -> NoReturn:
         """Leave, soon: neither a driver that does not read nor a store that hangs may keep a deposed controller here.
 
         Not by an ordinary exit: a Flight server with an idle stream cannot be shut down, and it would wait.
@@ -196,7 +196,7 @@ class ControllerProcess:
             _say(f"the controller, pid {os.getpid()}, epoch {self.epoch}, is ended by force after {END_TIMEOUT_S} s")
         os._exit(status)
 
-    def _last_words(self, status: int, last: Failed | None) -> None:
+    def _last_words(self, status: int, last: ControllerFailed | None) -> None:
         if self._service is not None and status == 0:
             self._service.close()
         if last is not None:

@@ -41,8 +41,8 @@ from spark_broker.driver.keeper_connections import KeeperConnection, KeeperConne
 from spark_broker.driver.keeper_task import (
     MISPLACED,
     RUN_BROKER,
-    End,
-    Ended,
+    BrokerEnded,
+    EndBroker,
     FromKeeper,
     Keep,
     KeeperOrder,
@@ -177,7 +177,7 @@ class KeeperHost:
             self._closing = True
             posts = list(self._posts.values())
             for post in posts:
-                self._send(post, *(End(number) for number in post.running))
+                self._send(post, *(EndBroker(number) for number in post.running))
             if not is_stopped(self._sc):
                 self._changed.wait_for(lambda: not any(post.running for post in posts), CLOSE_TIMEOUT_S)
             for post in posts:
@@ -273,7 +273,7 @@ class KeeperHost:
             for number, launch in post.running.items():
                 self._order(post, launch)
                 if self._closing:
-                    self._send(post, End(number))
+                    self._send(post, EndBroker(number))
             return True
 
     def heard(self, connection: KeeperConnection, message: FromKeeper) -> None:
@@ -284,7 +284,7 @@ class KeeperHost:
             match message:
                 case Kept():
                     _log_kept(post, message)
-                case Ended(number, outcome):
+                case BrokerEnded(number, outcome):
                     launch = post.running.get(number)
                     if launch is not None:
                         launch.outcome = outcome
@@ -305,7 +305,7 @@ class KeeperHost:
             start, launch.ordered = not launch.ordered, True
             self._send(post, Keep(launch.spec, start))
 
-    def _send(self, post: _Post, *orders: Keep | End | Leave) -> None:
+    def _send(self, post: _Post, *orders: Keep | EndBroker | Leave) -> None:
         if orders and post.connection is not None and not post.connection.send(*orders):
             post.lose_keeper("it took no orders")
 

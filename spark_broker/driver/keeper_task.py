@@ -71,13 +71,13 @@ class Kept(msgspec.Struct, frozen=True, tag=True):
     adopted: bool
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
+class EndBroker(msgspec.Struct, frozen=True, tag=True):
     """Driver to keeper: SIGKILL to this launch's process."""
 
     launch: int
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class BrokerEnded(msgspec.Struct, frozen=True, tag=True):
     """Keeper to driver: the launch's process is gone, and how it ended."""
 
     launch: int
@@ -90,8 +90,8 @@ class Leave(msgspec.Struct, frozen=True, tag=True):
     last: bool
 
 
-FromKeeper = KeeperHello | Kept | Ended
-FromDriver = Keep | End | Leave
+FromKeeper = KeeperHello | Kept | BrokerEnded
+FromDriver = Keep | EndBroker | Leave
 
 
 def to_line(message: FromKeeper | FromDriver) -> bytes:
@@ -184,7 +184,7 @@ class Keeper:
             match self._decoder.decode(line):
                 case Keep(spec, start):
                     self._keep(spec, start=start)
-                case End(launch):
+                case EndBroker(launch):
                     self._end(launch)
                 case Leave(last):
                     self._left, self._is_last = True, last
@@ -200,7 +200,7 @@ class Keeper:
             self._tell_failure(spec.launch, KafkaStorageError(str(error)))
         else:
             if broker is None:
-                self._tell(Ended(spec.launch, BrokerOutcome(reason=LOST, error_message="its process is gone")))
+                self._tell(BrokerEnded(spec.launch, BrokerOutcome(reason=LOST, error_message="its process is gone")))
                 return
             self._brokers[spec.launch] = broker
             self._selector.register(broker, selectors.EVENT_READ, broker)
@@ -227,10 +227,12 @@ class Keeper:
             self._selector.unregister(broker)
             del self._brokers[broker.launch]
             broker.close()
-            self._tell(Ended(broker.launch, outcome))
+            self._tell(BrokerEnded(broker.launch, outcome))
 
     def _tell_failure(self, launch: int, error: SparkBrokerError) -> None:
-        self._tell(Ended(launch, BrokerOutcome(reason=FAILED, error_code=error.code, error_message=error.message)))
+        self._tell(
+            BrokerEnded(launch, BrokerOutcome(reason=FAILED, error_code=error.code, error_message=error.message))
+        )
 
     def _tell(self, message: FromKeeper) -> None:
         try:

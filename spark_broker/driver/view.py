@@ -12,7 +12,7 @@ from spark_broker.protocol.messages import MetadataResponse
 
 
 @dataclass(frozen=True)
-class BrokerStatus:
+class BrokerView:
     """A broker, and how many partitions it leads, holds a replica of, and is in sync for."""
 
     broker: BrokerInfo
@@ -34,11 +34,11 @@ class ClusterStatus:
     partitions: int
     leaderless_partitions: int
     under_replicated_partitions: int
-    brokers: tuple[BrokerStatus, ...]
+    brokers: tuple[BrokerView, ...]
     failures: tuple[str, ...]
 
     @property
-    def live_brokers(self) -> tuple[BrokerStatus, ...]:
+    def live_brokers(self) -> tuple[BrokerView, ...]:
         """Those that are not fenced."""
         return tuple(status for status in self.brokers if not status.broker.fenced)
 
@@ -46,13 +46,13 @@ class ClusterStatus:
 COLUMNS = ("broker", "address", "executor", "pid", "leads", "replicas", "in sync", "state")
 
 
-def broker_statuses(metadata: MetadataResponse) -> tuple[BrokerStatus, ...]:
+def broker_statuses(metadata: MetadataResponse) -> tuple[BrokerView, ...]:
     """Every registered broker with its share of the partitions, internal topics included."""
     partitions = [partition for topic in metadata.topics for partition in topic.partitions]
     leaders = collections.Counter(partition.leader for partition in partitions)
     replicas = collections.Counter(id_ for partition in partitions for id_ in partition.replicas)
     in_sync = collections.Counter(id_ for partition in partitions for id_ in partition.isr)
-    return tuple(BrokerStatus(b.to_info(), leaders[b.id], replicas[b.id], in_sync[b.id]) for b in metadata.brokers)
+    return tuple(BrokerView(b.to_info(), leaders[b.id], replicas[b.id], in_sync[b.id]) for b in metadata.brokers)
 
 
 def cluster_status(metadata: MetadataResponse, directories: Directories, failures: tuple[str, ...]) -> ClusterStatus:

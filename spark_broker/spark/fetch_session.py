@@ -11,7 +11,7 @@ from spark_broker.errors import InvalidRequestError
 from spark_broker.transport.client import Connection
 
 
-class FetchSession:
+class RangeSession:
     """Fetches from the leader at `address`. After an error it is to be closed."""
 
     def __init__(self, address: Address, target: FetchTarget, fetches: FetchMachine, settings: ConsumerConfig) -> None:

@@ -25,7 +25,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import NO_EPOCH, ConsumedBatch
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
-from spark_broker.spark.fetch_session import FetchSession
+from spark_broker.spark.fetch_session import RangeSession
 from spark_broker.spark.ranges import OffsetRange
 
 FIRST_ANSWER_TIMEOUT_MS = 2000
@@ -60,7 +60,7 @@ class RangeReader:
         self._fetches = FetchMachine(settings, columns, metadata.backoff)
         self._fail_on_data_loss = fail_on_data_loss
         self._position = part.start  # Invariant: every record before it was yielded, left out, or given up as lost.
-        self._session: FetchSession | None = None
+        self._session: RangeSession | None = None
         self._retry = FetchRetry()
         self._deadline = self._next_deadline()
 
@@ -116,7 +116,7 @@ class RangeReader:
             )
         return topic
 
-    def _open(self, topic: TopicView) -> FetchSession:
+    def _open(self, topic: TopicView) -> RangeSession:
         leader = self._metadata.view.leader(self._part.topic, self._part.partition)
         if leader is None:
             raise LeaderNotAvailableError(f"{self._part.tp} has no leader")
@@ -125,7 +125,7 @@ class RangeReader:
         target = FetchTarget(
             topic, part.partition, state.leader_epoch, self._position, read_epoch=part.read_epoch, read_to=part.read_to
         )
-        return FetchSession(address_of(broker), target, self._fetches, self._settings)
+        return RangeSession(address_of(broker), target, self._fetches, self._settings)
 
     def _recover(self, error: SparkBrokerError) -> None:
         """Go on from the same position, with fresh metadata; or raise what no other leader would answer otherwise."""

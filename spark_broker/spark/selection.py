@@ -13,7 +13,7 @@ PARTITION_MAX = 2**31 - 1
 
 
 @dataclass(frozen=True)
-class Subscribe:
+class SubscribedTopics:
     """All partitions of these topics."""
 
     topics: tuple[str, ...]
@@ -33,7 +33,7 @@ class Assign:
     partitions: Mapping[str, tuple[int, ...]]
 
 
-Selection = Subscribe | SubscribePattern | Assign
+Selection = SubscribedTopics | SubscribePattern | Assign
 
 _KINDS = ("subscribe", "subscribePattern", "assign")
 
@@ -49,7 +49,7 @@ def parse_selection(values: Mapping[str, str]) -> Selection:
         return _pattern(value)
     if name == "assign":
         return Assign(parse_assign(value))
-    return Subscribe(_topics(name, _paths(value) if name == "paths" else value.split(",")))
+    return SubscribedTopics(_topics(name, _paths(value) if name == "paths" else value.split(",")))
 
 
 def _topics(name: str, names: list[str]) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ where it started, although Spark asks for the initial offset anew."""
 
 
 @dataclass(frozen=True)
-class LogEnd:
+class PartitionEnd:
     """Where a partition ended when a batch was planned, and the leader epoch of the record before."""
 
     offset: int
@@ -36,7 +36,7 @@ class StreamOffset:
 
     offsets: Mapping[TopicPartition, int]
     topic_ids: Mapping[str, str]
-    ends: Mapping[TopicPartition, LogEnd] = field(default_factory=dict)
+    ends: Mapping[TopicPartition, PartitionEnd] = field(default_factory=dict)
     first: StreamOffset | None = None
 
     # Invariant: every topic of a partition in `offsets` has an id, and `ends` names no other partitions.
@@ -73,14 +73,14 @@ def _parse(value: object) -> StreamOffset:
     if not isinstance(value, dict):
         raise TypeError("an offset is an object")
     offsets: dict[TopicPartition, int] = {}
-    ends: dict[TopicPartition, LogEnd] = {}
+    ends: dict[TopicPartition, PartitionEnd] = {}
     topic_ids: dict[str, str] = {}
     for topic, state in value["topics"].items():
         topic_ids[topic] = str(state["id"])
         for partition, offset in state["offsets"].items():
             offsets[TopicPartition(topic, int(partition))] = _offset(offset)
         for partition, (offset, leader_epoch) in state["ends"].items():
-            ends[TopicPartition(topic, int(partition))] = LogEnd(_offset(offset), int(leader_epoch))
+            ends[TopicPartition(topic, int(partition))] = PartitionEnd(_offset(offset), int(leader_epoch))
     first = value.get("first")
     return StreamOffset(offsets, topic_ids, ends, None if first is None else _parse(first))
 

@@ -17,7 +17,7 @@ from spark_broker.errors import (
 from spark_broker.model import TopicPartition
 from spark_broker.spark.limits import Limits, shares
 from spark_broker.spark.ranges import OffsetRange
-from spark_broker.spark.stream_offset import LogEnd, StreamOffset
+from spark_broker.spark.stream_offset import PartitionEnd, StreamOffset
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def end_of_batch(position: StreamOffset, logs: Logs, ends: Offsets, *, lossy: bo
     return StreamOffset(
         offsets=dict(ends),
         topic_ids={tp.topic: logs[tp].topic_id for tp in ends},
-        ends={tp: LogEnd(logs[tp].end, logs[tp].last_epoch) for tp in ends},
+        ends={tp: PartitionEnd(logs[tp].end, logs[tp].last_epoch) for tp in ends},
     )
 
 
@@ -212,7 +212,7 @@ def batch_ranges(position: StreamOffset, end: StreamOffset) -> list[OffsetRange]
         topic_id = end.topic_ids[tp.topic]
         is_same = position.topic_ids.get(tp.topic) == topic_id
         start = position.offsets.get(tp, 0) if is_same else 0
-        log_end = end.ends.get(tp, LogEnd(-1, -1))
+        log_end = end.ends.get(tp, PartitionEnd(-1, -1))
         if start < offset:
             where = (tp.topic, topic_id, tp.partition)
             ranges.append(OffsetRange(*where, start, offset, log_end.offset, log_end.leader_epoch))

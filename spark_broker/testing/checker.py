@@ -18,10 +18,10 @@ from spark_broker.testing.checks.reading import (
     check_snapshots_on_the_way,
 )
 from spark_broker.testing.checks.transactions import check_isolation, check_versions, check_whole_transactions
-from spark_broker.testing.checks.violations import CheckResult, Kind, Violation
+from spark_broker.testing.checks.violations import CheckResult, Violation, ViolationKind
 from spark_broker.testing.history import History, Stored
 
-__all__ = ["CheckResult", "Kind", "Violation", "check_history"]
+__all__ = ["CheckResult", "ViolationKind", "Violation", "check_history"]
 
 
 def check_history(history: History, stored: Iterable[Stored] = ()) -> CheckResult:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from spark_broker.model import TopicPartition
-from spark_broker.testing.checks.violations import NOWHERE, CheckResult, Kind, Violation
+from spark_broker.testing.checks.violations import NOWHERE, CheckResult, Violation, ViolationKind
 from spark_broker.testing.history import (
     Acknowledged,
     CommitInvoked,
@@ -33,10 +33,10 @@ PAGES_MAX = 4
 
 def explain(history: History, result: CheckResult) -> str:
     """The counts, and a page for the first violation of each of the gravest kinds."""
-    first: dict[Kind, Violation] = {}
+    first: dict[ViolationKind, Violation] = {}
     for violation in result.violations:
         first.setdefault(violation.kind, violation)
-    pages = [explain_violation(history, first[kind]) for kind in Kind if kind in first]
+    pages = [explain_violation(history, first[kind]) for kind in ViolationKind if kind in first]
     return "\n\n".join([str(result), *pages[:PAGES_MAX]])
 
 

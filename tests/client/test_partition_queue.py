@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from spark_broker.client.outgoing import Identity, OutgoingBatch
+from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.partition_queue import PartitionQueue
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import OutOfOrderSequenceNumberError, RequestTimedOutError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
 
 IN_FLIGHT = 5
 TP = TopicPartition("t", 0)
-OLD, NEW = Identity(7, 0), Identity(8, 0)
+OLD, NEW = ProducerIdentity(7, 0), ProducerIdentity(8, 0)
 MESSAGE = encode_batch(pa.record_batch({"value": [b"x"]}))
 
 

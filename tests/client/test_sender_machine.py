@@ -9,7 +9,7 @@ import pytest
 
 from spark_broker.client.cluster_view import ClusterView, merge
 from spark_broker.client.leader_channel import LeaderChannel
-from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff
 from spark_broker.client.sender_effects import (
     CloseChannel,
@@ -21,6 +21,7 @@ from spark_broker.client.sender_effects import (
 )
 from spark_broker.client.sender_machine import STALLED_MS, SenderMachine
 from spark_broker.config import ProducerConfig
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     ClosedError,
     DuplicateSequenceNumberError,
@@ -50,7 +51,7 @@ MESSAGE = encode_batch(pa.record_batch({"value": [b"x"]}))
 BACKOFF_MS = 100
 REQUEST_TIMEOUT_MS = 5000
 DELIVERY_TIMEOUT_MS = 20_000
-OLD, NEW = Identity(7, 0), Identity(8, 0)
+OLD, NEW = ProducerIdentity(7, 0), ProducerIdentity(8, 0)
 FIRST = TopicPartition("t", 0)
 
 
@@ -337,9 +338,9 @@ def test_refused_appends_fail_until_the_next_epoch_begins() -> None:
         rig.append()
     rig.answer(sent, None)
     assert len(rig.outcomes) == 2
-    rig.machine.begin_epoch(Identity(7, 1))
+    rig.machine.begin_epoch(ProducerIdentity(7, 1))
     (batch,) = rig.append()
-    assert (batch.identity, batch.sequence) == (Identity(7, 1), 0)
+    assert (batch.identity, batch.sequence) == (ProducerIdentity(7, 1), 0)
 
 
 def test_what_is_open_fails_at_the_close() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_broker.client.transaction_machine import TRANSITIONS, Phase, TransactionEvent, TransactionMachine
+from spark_broker.client.transaction_machine import TRANSITIONS, Phase, ProducerTransactionEvent, TransactionMachine
 from spark_broker.errors import (
     BootstrapUnreachableError,
     CoordinatorNotAvailableError,
@@ -48,20 +48,22 @@ def machine_in(phase: Phase) -> TransactionMachine:
 
 
 STEPS = {
-    TransactionEvent.IDENTITY: TransactionMachine.identified,
-    TransactionEvent.BEGIN: TransactionMachine.begin,
-    TransactionEvent.COMMIT: lambda machine: machine.close(committing=True),
-    TransactionEvent.ABORT: lambda machine: machine.close(committing=False),
-    TransactionEvent.QUIET: TransactionMachine.end,
+    ProducerTransactionEvent.IDENTITY: TransactionMachine.identified,
+    ProducerTransactionEvent.BEGIN: TransactionMachine.begin,
+    ProducerTransactionEvent.COMMIT: lambda machine: machine.close(committing=True),
+    ProducerTransactionEvent.ABORT: lambda machine: machine.close(committing=False),
+    ProducerTransactionEvent.QUIET: TransactionMachine.end,
 }
 
 
 @pytest.mark.parametrize("phase", Phase)
 @pytest.mark.parametrize("event", STEPS)
-def test_a_step_is_taken_where_the_table_has_it_and_refused_elsewhere(phase: Phase, event: TransactionEvent) -> None:
+def test_a_step_is_taken_where_the_table_has_it_and_refused_elsewhere(
+    phase: Phase, event: ProducerTransactionEvent
+) -> None:
     machine = machine_in(phase)
     after = TRANSITIONS.get((phase, event))
-    if phase is Phase.FAILED and event is TransactionEvent.IDENTITY:
+    if phase is Phase.FAILED and event is ProducerTransactionEvent.IDENTITY:
         machine.identified()
         assert machine.phase is Phase.FAILED, "an answer that comes late revives nothing"
     elif after is not None:

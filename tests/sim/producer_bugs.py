@@ -12,10 +12,11 @@ from functools import partial
 import pytest
 
 from spark_broker.client.leader_channel import LeaderChannel
-from spark_broker.client.outgoing import Identity, OutgoingBatch
+from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.partition_queue import PartitionQueue
 from spark_broker.client.sender_effects import CompleteBatch, SenderEffect
 from spark_broker.client.sender_machine import SenderMachine
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import SparkBrokerError
 from tests.sim import bugs
 from tests.sim.kinds import has_transactions
@@ -89,7 +90,7 @@ def number_on_over_an_epoch(patch: Patch) -> None:
     begin_epoch, queue_of = SenderMachine.begin_epoch, SenderMachine._queue_of
     numbers: dict[tuple[SenderMachine, str, int], int] = {}
 
-    def begin(self: SenderMachine, identity: Identity) -> None:
+    def begin(self: SenderMachine, identity: ProducerIdentity) -> None:
         for (topic_id, partition), queue in self._queues.items():
             numbers[self, topic_id, partition] = queue._next_sequence
         begin_epoch(self, identity)

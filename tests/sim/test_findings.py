@@ -10,7 +10,7 @@ from collections.abc import Callable
 from spark_broker.core.replica import Role
 from spark_broker.protocol.messages import ElectLeadersRequest, ReassignPartitionRequest
 from spark_broker.testing.simulation.ending import end
-from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.world import World
 
@@ -50,11 +50,11 @@ def cluster(lag_max_ms: int = 1000) -> World:
     return world
 
 
-def hosts_something(machine: Machine) -> bool:
+def hosts_something(machine: SimulatedMachine) -> bool:
     return machine.process is not None and any(True for _ in machine.process.manager.partitions())
 
 
-def ended(world: World, machine: Machine) -> Callable[[], bool]:
+def ended(world: World, machine: SimulatedMachine) -> Callable[[], bool]:
     process = machine.process
     return lambda: process is not None and not process.alive
 
@@ -113,7 +113,7 @@ def test_a_leader_that_cannot_read_its_log_leads_no_longer() -> None:
     run_until(world, ended(world, machine))
 
 
-def leader_of(world: World) -> Machine:
+def leader_of(world: World) -> SimulatedMachine:
     ((_, _, state),) = [one for one in world.invariants.image.partitions() if not one[0].internal]
     machine = world.machine_of(state.leader)
     assert machine is not None

@@ -11,7 +11,7 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NO_LEADER
 from spark_broker.protocol.messages import ElectLeadersRequest
 from spark_broker.testing.simulation.group_draw import SHARE, SHARE_OF_UNCLEAN, GroupDraw
 from spark_broker.testing.simulation.group_member import SimGroupMember
-from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.schedule import run_schedule
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.swarm import Swarm
@@ -101,7 +101,7 @@ class Scene:
     def key(self, topic: str = "t") -> Key:
         return self.world.invariants.image.topic_ids[topic], 0
 
-    def leader(self, topic: str = "t") -> Machine | None:
+    def leader(self, topic: str = "t") -> SimulatedMachine | None:
         state = self.world.invariants.image.partition(*self.key(topic))
         return None if state is None else self.world.machine_of(state.leader)
 
@@ -113,7 +113,7 @@ class Scene:
         before._quit("is killed")
         run_until(self.world, lambda: self.member is not before)
 
-    def kill_leader(self, topic: str = "t", restart_ms: float = 60_000.0) -> Machine:
+    def kill_leader(self, topic: str = "t", restart_ms: float = 60_000.0) -> SimulatedMachine:
         leader = self.leader(topic)
         assert leader is not None
         self.world.kill(leader, restart_ms=restart_ms)

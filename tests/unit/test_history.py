@@ -8,7 +8,7 @@ import pytest
 
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import TopicPartition
-from spark_broker.testing.checker import CheckResult, Kind, Violation, check_history
+from spark_broker.testing.checker import CheckResult, Violation, ViolationKind, check_history
 from spark_broker.testing.history import (
     Acknowledged,
     Event,
@@ -41,7 +41,7 @@ def judged(*events: Event, rows: tuple[Stored, ...] = ROWS, stored: tuple[Stored
     return check_history(History((*APPENDS, *events, Snapshot("consumer", runs_of(rows)))), stored)
 
 
-def kinds(result: CheckResult) -> set[Kind]:
+def kinds(result: CheckResult) -> set[ViolationKind]:
     return {violation.kind for violation in result.violations}
 
 
@@ -63,56 +63,56 @@ def test_a_failed_append_may_be_stored_or_not(rows: tuple[Stored, ...]) -> None:
 def test_a_failed_append_may_not_be_stored_twice() -> None:
     rows = (*ROWS, Stored(P0, 3, b"e"), Stored(P0, 4, b"e"))
 
-    assert kinds(judged(Invoked(3, "w", P0, (b"e",)), Failed(3, "timed out"), rows=rows)) == {Kind.DUPLICATE}
+    assert kinds(judged(Invoked(3, "w", P0, (b"e",)), Failed(3, "timed out"), rows=rows)) == {ViolationKind.DUPLICATE}
 
 
 def test_an_acknowledged_value_that_nobody_finds_is_lost() -> None:
     (violation,) = judged(rows=(*ROWS[:2], ROWS[3])).violations
 
-    assert violation == Violation(Kind.LOST, P0, 2, "b'c'")
+    assert violation == Violation(ViolationKind.LOST, P0, 2, "b'c'")
 
 
 def test_a_missing_value_that_a_replica_holds_was_not_delivered() -> None:
-    assert kinds(judged(rows=(*ROWS[:2], ROWS[3]), stored=ROWS)) == {Kind.NOT_DELIVERED}
+    assert kinds(judged(rows=(*ROWS[:2], ROWS[3]), stored=ROWS)) == {ViolationKind.NOT_DELIVERED}
 
 
 def test_a_value_at_two_offsets_is_a_duplicate() -> None:
     (violation,) = judged(rows=(*ROWS, Stored(P0, 3, b"c"))).violations
 
-    assert (violation.kind, violation.offset) == (Kind.DUPLICATE, 3)
+    assert (violation.kind, violation.offset) == (ViolationKind.DUPLICATE, 3)
     assert "t-0, offset 2" in violation.detail
 
 
 def test_a_value_in_two_partitions_is_a_duplicate() -> None:
-    assert kinds(judged(rows=(*ROWS, Stored(P1, 1, b"c")))) == {Kind.DUPLICATE}
+    assert kinds(judged(rows=(*ROWS, Stored(P1, 1, b"c")))) == {ViolationKind.DUPLICATE}
 
 
 def test_a_row_that_one_read_gives_twice_is_a_duplicate() -> None:
-    assert kinds(judged(rows=(*ROWS, ROWS[0]))) == {Kind.DUPLICATE}
+    assert kinds(judged(rows=(*ROWS, ROWS[0]))) == {ViolationKind.DUPLICATE}
 
 
 def test_an_offset_promised_to_two_values_is_inconsistent() -> None:
     result = judged(Invoked(3, "v", P0, (b"e",)), Acknowledged(3, 2))
 
-    assert Kind.INCONSISTENT_OFFSETS in kinds(result)
+    assert ViolationKind.INCONSISTENT_OFFSETS in kinds(result)
 
 
 def test_two_values_at_one_offset_of_one_read_are_inconsistent() -> None:
     result = judged(Invoked(3, "w", P0, (b"e",)), rows=(*ROWS, Stored(P0, 2, b"e")))
 
-    assert kinds(result) == {Kind.INCONSISTENT_OFFSETS}
+    assert kinds(result) == {ViolationKind.INCONSISTENT_OFFSETS}
 
 
 def test_another_value_where_one_was_acknowledged_is_inconsistent_and_the_first_one_lost() -> None:
     result = judged(Invoked(3, "w", P0, (b"e",)), rows=(*ROWS[:2], Stored(P0, 2, b"e"), ROWS[3]))
 
-    assert kinds(result) == {Kind.INCONSISTENT_OFFSETS, Kind.LOST}
+    assert kinds(result) == {ViolationKind.INCONSISTENT_OFFSETS, ViolationKind.LOST}
 
 
 def test_a_value_found_elsewhere_than_acknowledged_is_misplaced() -> None:
     (violation,) = judged(rows=(*ROWS[:2], Stored(P0, 3, b"c"), ROWS[3])).violations
 
-    assert (violation.kind, violation.offset) == (Kind.MISPLACED, 2)
+    assert (violation.kind, violation.offset) == (ViolationKind.MISPLACED, 2)
     assert "t-0 offset 3" in violation.detail
 
 
@@ -121,12 +121,14 @@ def test_appends_that_overtook_each_other_are_reordered() -> None:
     rows = (Stored(P0, 0, b"c"), Stored(P0, 1, b"a"), Stored(P0, 2, b"b"))
     history = History((*APPENDS[:2], *swapped, Snapshot("consumer", runs_of(rows))))
 
-    assert kinds(check_history(history)) == {Kind.REORDERED}
+    assert kinds(check_history(history)) == {ViolationKind.REORDERED}
 
 
-@pytest.mark.parametrize(("base_offset", "values", "kind"), [(2, (b"c",), Kind.SKIPPED), (0, (b"a",), Kind.WENT_BACK)])
+@pytest.mark.parametrize(
+    ("base_offset", "values", "kind"), [(2, (b"c",), ViolationKind.SKIPPED), (0, (b"a",), ViolationKind.WENT_BACK)]
+)
 def test_a_poll_that_does_not_go_on_where_the_last_one_ended_is_caught(
-    base_offset: int, values: tuple[bytes, ...], kind: Kind
+    base_offset: int, values: tuple[bytes, ...], kind: ViolationKind
 ) -> None:
     result = judged(Polled("r", P0, 0, (b"a",)), Polled("r", P0, base_offset, values))
 
@@ -144,13 +146,13 @@ def test_readers_and_partitions_have_positions_of_their_own() -> None:
 def test_a_read_that_is_different_later_has_changed() -> None:
     result = judged(Invoked(3, "w", P0, (b"e",)), Failed(3, "fenced"), Polled("r", P0, 2, (b"e",)))
 
-    assert Kind.CHANGED in kinds(result)
+    assert ViolationKind.CHANGED in kinds(result)
 
 
 def test_a_read_of_which_nothing_is_left_has_changed() -> None:
     result = judged(Invoked(3, "w", P0, (b"e",)), Failed(3, "fenced"), Polled("r", P0, 3, (b"e",)))
 
-    assert kinds(result) == {Kind.CHANGED}
+    assert kinds(result) == {ViolationKind.CHANGED}
 
 
 @pytest.mark.parametrize("rows", [ROWS[1:], (*ROWS, Stored(P1, 1, b"e"))])
@@ -158,12 +160,12 @@ def test_a_data_frame_that_has_other_rows_than_the_consumer_is_caught(rows: tupl
     result = judged(Invoked(3, "w", P1, (b"e",)), Failed(3, "timed out"), Snapshot("DataFrame", runs_of(rows)))
 
     (violation,) = result.violations
-    assert violation.kind is Kind.SOURCES_DIFFER
+    assert violation.kind is ViolationKind.SOURCES_DIFFER
     assert "DataFrame" in violation.detail
 
 
 def test_a_value_that_nobody_appended_is_caught() -> None:
-    assert kinds(judged(rows=(*ROWS, Stored(P1, 1, b"x")))) == {Kind.UNKNOWN_VALUE}
+    assert kinds(judged(rows=(*ROWS, Stored(P1, 1, b"x")))) == {ViolationKind.UNKNOWN_VALUE}
 
 
 def test_a_history_without_a_final_read_cannot_be_judged() -> None:
@@ -180,7 +182,7 @@ def test_values_that_repeat_cannot_be_judged() -> None:
 
 def test_a_report_says_what_and_where_and_stays_short() -> None:
     text = str(judged(rows=()))
-    many = str(CheckResult(tuple(Violation(Kind.LOST, P0, at, "gone") for at in range(500)), 500, 0, 0))
+    many = str(CheckResult(tuple(Violation(ViolationKind.LOST, P0, at, "gone") for at in range(500)), 500, 0, 0))
 
     assert "LOST at t-0, offset 2: b'c' (acknowledged, and nowhere)" in text
     assert text.startswith("4 violations; 4 values acknowledged")

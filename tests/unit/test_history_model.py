@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_broker.model import TopicPartition
-from spark_broker.testing.checker import Kind, check_history
+from spark_broker.testing.checker import ViolationKind, check_history
 from spark_broker.testing.history import History, Isolation, Run, Snapshot, Stored
 from spark_broker.testing.recorder import HistoryRecorder
 
@@ -227,7 +227,13 @@ def test_a_row_that_is_missing_at_the_end_is_found_wherever_it_was_promised_or_r
         assert run.values[at] not in promised_or_read(history)
     else:
         found = {violation.kind for violation in result.violations}
-        assert found & {Kind.LOST, Kind.CHANGED, Kind.TORN_BATCH, Kind.TORN_TRANSACTION, Kind.SKIPPED}
+        assert found & {
+            ViolationKind.LOST,
+            ViolationKind.CHANGED,
+            ViolationKind.TORN_BATCH,
+            ViolationKind.TORN_TRANSACTION,
+            ViolationKind.SKIPPED,
+        }
 
 
 def promised_or_read(history: History) -> set[bytes]:

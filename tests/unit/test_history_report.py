@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spark_broker.model import TopicPartition
-from spark_broker.testing.checker import Kind, check_history
+from spark_broker.testing.checker import ViolationKind, check_history
 from spark_broker.testing.history import (
     Acknowledged,
     CommitInvoked,
@@ -58,7 +58,7 @@ def test_a_torn_transaction_is_told_with_its_commits() -> None:
         Snapshot("consumer", (Run(P0, 0, (b"a",)),)),
     )
 
-    assert Kind.TORN_TRANSACTION.name in page
+    assert ViolationKind.TORN_TRANSACTION.name in page
     for told in ("transaction 4 began: alice", "commit 7: timed out", "commit 8 returned", "alice began operation 1"):
         assert told in page
 

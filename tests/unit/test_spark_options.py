@@ -13,7 +13,7 @@ from spark_broker.spark.bounds import ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.limits import Limits
 from spark_broker.spark.option_table import SETTINGS, TABLE, WITHOUT_EFFECT, Option, Query
 from spark_broker.spark.options import ReadOptions, parse_options
-from spark_broker.spark.selection import Assign, Subscribe, SubscribePattern
+from spark_broker.spark.selection import Assign, SubscribedTopics, SubscribePattern
 
 SERVERS = {"bootstrap.servers": "127.0.0.1:9092"}
 
@@ -42,7 +42,7 @@ def test_a_job_for_sparks_kafka_source_needs_another_format_name_and_nothing_els
         **dict.fromkeys(WITHOUT_EFFECT, "1"),
     }
     found = parse_options({name.lower(): value for name, value in kafka.items()})
-    assert found.selection == Subscribe(("flights", "trains"))
+    assert found.selection == SubscribedTopics(("flights", "trains"))
     assert (found.start, found.end) == (Earliest(), Latest())
     assert (found.include_headers, found.fail_on_data_loss, found.min_partitions) == (True, False, 8)
     assert found.settings.bootstrap_servers == ("a:1", "b:2")
@@ -63,9 +63,9 @@ def test_the_defaults_are_those_of_a_batch_read_of_kafka() -> None:
 @pytest.mark.parametrize(
     ("options", "selection"),
     [
-        ({"subscribe": "a"}, Subscribe(("a",))),
-        ({"path": "a"}, Subscribe(("a",))),
-        ({"paths": '["a","b"]'}, Subscribe(("a", "b"))),
+        ({"subscribe": "a"}, SubscribedTopics(("a",))),
+        ({"path": "a"}, SubscribedTopics(("a",))),
+        ({"paths": '["a","b"]'}, SubscribedTopics(("a", "b"))),
         ({"subscribepattern": "fl.*"}, SubscribePattern("fl.*")),
         ({"assign": '{"a":[2,0,2],"b":[1]}'}, Assign({"a": (0, 2), "b": (1,)})),
     ],

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.facts import Facts, Outcome
 from spark_broker.testing.checks.places import Place, places_of
-from spark_broker.testing.checks.violations import Kind, Violation
+from spark_broker.testing.checks.violations import Violation, ViolationKind
 from spark_broker.testing.history import Invoked, Isolation, Stored
 
 NOT_KNOWN = -1
@@ -38,7 +38,7 @@ def check_required(facts: Facts, stored: Iterable[Stored]) -> Iterator[Violation
     for value, place in doubtful.items():
         if places[value] and place not in places[value] and place[1] != NOT_KNOWN:
             elsewhere = ", ".join(f"{partition} offset {offset}" for partition, offset in sorted(places[value]))
-            yield Violation(Kind.MISPLACED, *place, f"{value!r} is at {elsewhere}")
+            yield Violation(ViolationKind.MISPLACED, *place, f"{value!r} is at {elsewhere}")
     if missing:
         yield from _missing(missing, stored)
 
@@ -50,9 +50,9 @@ def _missing(missing: dict[bytes, Place], stored: Iterable[Stored]) -> Iterator[
             copies[row.value].add(f"{row.where or 'a replica'} has it at {row.partition}, offset {row.offset}")
     for value, place in missing.items():
         if value in copies:
-            yield Violation(Kind.NOT_DELIVERED, *place, f"{value!r}; {'; '.join(sorted(copies[value]))}")
+            yield Violation(ViolationKind.NOT_DELIVERED, *place, f"{value!r}; {'; '.join(sorted(copies[value]))}")
         else:
-            yield Violation(Kind.LOST, *place, f"{value!r}")
+            yield Violation(ViolationKind.LOST, *place, f"{value!r}")
 
 
 def check_order(facts: Facts) -> Iterator[Violation]:
@@ -65,7 +65,7 @@ def check_order(facts: Facts) -> Iterator[Violation]:
         key = (invoked.writer, invoked.partition)
         if offset <= last.get(key, -1):
             detail = f"operation {operation} of {invoked.writer} lies before its earlier one at {last[key]}"
-            yield Violation(Kind.REORDERED, invoked.partition, offset, detail)
+            yield Violation(ViolationKind.REORDERED, invoked.partition, offset, detail)
         last[key] = max(offset, last.get(key, -1))
 
 
@@ -89,10 +89,10 @@ def _pieces(facts: Facts, invoked: Invoked, places: dict[bytes, set[Place]]) -> 
     if len(found) < len(invoked.values):
         if invoked.transaction is None or facts.transactions[invoked.transaction].outcome is not Outcome.COMMITTED:
             detail = f"{len(found)} of {len(invoked.values)} values of operation {invoked.operation} are there"
-            yield Violation(Kind.TORN_BATCH, *first, detail)
+            yield Violation(ViolationKind.TORN_BATCH, *first, detail)
         return
     for at, value in enumerate(invoked.values):
         if (invoked.partition, first[1] + at) not in places[value]:
             detail = f"{value!r} of operation {invoked.operation} is not {at} after {invoked.values[0]!r}"
-            yield Violation(Kind.TORN_BATCH, *min(places[value]), detail)
+            yield Violation(ViolationKind.TORN_BATCH, *min(places[value]), detail)
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.facts import Facts, Outcome
-from spark_broker.testing.checks.violations import Kind, Violation
+from spark_broker.testing.checks.violations import Violation, ViolationKind
 from spark_broker.testing.history import Isolation, OffsetsCommitted, OffsetsFetched, Polled, Positioned, Truncated
 
 Key = tuple[str, TopicPartition]
@@ -43,7 +43,7 @@ def check_groups(facts: Facts) -> Iterator[Violation]:
                 found = -1 if event.offset is None else event.offset
                 if found < progress.committed:
                     detail = f"group {event.group!r} had committed {progress.committed}"
-                    yield Violation(Kind.OFFSET_LOST, event.partition, found, detail)
+                    yield Violation(ViolationKind.OFFSET_LOST, event.partition, found, detail)
             case _:
                 pass
 
@@ -79,7 +79,9 @@ def _check_commit(facts: Facts, progress: _Progress, event: OffsetsCommitted) ->
             detail = (
                 f"group {event.group!r} committed {event.offset}; {count} records from {visible[first]} on were not"
             )
-            yield Violation(Kind.OFFSET_PASSED_RECORDS, event.partition, visible[first], f"{detail} handed out")
+            yield Violation(
+                ViolationKind.OFFSET_PASSED_RECORDS, event.partition, visible[first], f"{detail} handed out"
+            )
         reached = max(reached, end, stop)
     progress.checked = max(progress.checked, event.offset)
     progress.handed_out = [(begin, end) for begin, end in progress.handed_out if end > progress.checked]

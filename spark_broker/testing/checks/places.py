@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.facts import Facts, Outcome, Read, Table, table_of
-from spark_broker.testing.checks.violations import Kind, Violation
+from spark_broker.testing.checks.violations import Violation, ViolationKind
 from spark_broker.testing.history import Isolation, Snapshot, rows_of
 
 Place = tuple[TopicPartition, int]
@@ -23,7 +23,7 @@ def check_promises(facts: Facts) -> Iterator[Violation]:
             first = rows.setdefault(offset, value)
             if first is not value and invoked.partition not in facts.unclean:
                 detail = f"acknowledged for {first!r} and for {value!r}"
-                yield Violation(Kind.INCONSISTENT_OFFSETS, invoked.partition, offset, detail)
+                yield Violation(ViolationKind.INCONSISTENT_OFFSETS, invoked.partition, offset, detail)
     for read in settled_reads(facts):
         rows = promised.get(read.run.partition, {})
         if read.run.partition in facts.unclean:
@@ -32,7 +32,7 @@ def check_promises(facts: Facts) -> Iterator[Violation]:
             first = rows.get(offset, value)
             if first is not value and first != value:
                 detail = f"acknowledged for {first!r}, and {read.source} read {value!r}"
-                yield Violation(Kind.INCONSISTENT_OFFSETS, read.run.partition, offset, detail)
+                yield Violation(ViolationKind.INCONSISTENT_OFFSETS, read.run.partition, offset, detail)
 
 
 def check_reads(facts: Facts) -> Iterator[Violation]:
@@ -64,7 +64,7 @@ def _changed(facts: Facts, source: str, place: Place, first: bytes, value: bytes
         and read.run.base_offset <= place[1] < read.run.next_offset
         and read.run.values[place[1] - read.run.base_offset] == first
     )
-    kind = Kind.INCONSISTENT_OFFSETS if first_source == source else Kind.CHANGED
+    kind = ViolationKind.INCONSISTENT_OFFSETS if first_source == source else ViolationKind.CHANGED
     return Violation(kind, *place, f"{first_source} read {first!r}, then {source} {value!r}")
 
 
@@ -87,7 +87,9 @@ def _gone(facts: Facts, seen: Table) -> Iterator[Violation]:
             )
             if not hidden:
                 reported.add(place)
-                yield Violation(Kind.CHANGED, *place, f"{read.source} read {value!r}, and at the end nothing is there")
+                yield Violation(
+                    ViolationKind.CHANGED, *place, f"{read.source} read {value!r}, and at the end nothing is there"
+                )
 
 
 def _doubled_or_unknown(facts: Facts, seen: Table, others: list[tuple[Place, bytes]]) -> Iterator[Violation]:
@@ -107,11 +109,11 @@ def _doubled_or_unknown(facts: Facts, seen: Table, others: list[tuple[Place, byt
     for value, found in places.items():
         first, *further = sorted(found)
         if value in unknown:
-            yield Violation(Kind.UNKNOWN_VALUE, *first, f"{value!r}")
+            yield Violation(ViolationKind.UNKNOWN_VALUE, *first, f"{value!r}")
         for place in further:
             if place[0] in facts.unclean:
                 continue  # What was known of the producer went with the records: a retry is stored once more.
-            yield Violation(Kind.DUPLICATE, *place, f"{value!r} is also at {first[0]}, offset {first[1]}")
+            yield Violation(ViolationKind.DUPLICATE, *place, f"{value!r} is also at {first[0]}, offset {first[1]}")
 
 
 def check_snapshots(facts: Facts) -> Iterator[Violation]:
@@ -137,7 +139,7 @@ def _repeats(snapshot: Snapshot, table: Table) -> Iterator[Violation]:
         key = (row.partition, row.offset, row.value)
         if key in seen:
             detail = f"{snapshot.source} was given {row.value!r} twice"
-            yield Violation(Kind.DUPLICATE, row.partition, row.offset, detail)
+            yield Violation(ViolationKind.DUPLICATE, row.partition, row.offset, detail)
         seen.add(key)
 
 
@@ -146,7 +148,7 @@ def _missing(having: str, table: Table, lacking: str, other: Table) -> Iterator[
         rows, there = table[partition], other.get(partition, {})
         for offset in sorted(offset for offset, value in rows.items() if there.get(offset) != value):
             detail = f"{having} has {rows[offset]!r}, {lacking} does not"
-            yield Violation(Kind.SOURCES_DIFFER, partition, offset, detail)
+            yield Violation(ViolationKind.SOURCES_DIFFER, partition, offset, detail)
 
 
 def places_of(values: Iterable[bytes], snapshots: Iterable[Snapshot]) -> dict[bytes, set[Place]]:

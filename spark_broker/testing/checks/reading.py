@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.facts import Facts, table_of
-from spark_broker.testing.checks.violations import Kind, Violation
+from spark_broker.testing.checks.violations import Violation, ViolationKind
 from spark_broker.testing.history import (
     Acknowledged,
     Isolation,
@@ -39,7 +39,9 @@ def check_polls(facts: Facts) -> Iterator[Violation]:
         key = (event.reader, event.partition)
         expected = due.get(key, event.base_offset)
         if event.base_offset < expected:
-            yield Violation(Kind.WENT_BACK, event.partition, event.base_offset, f"{event.reader} was due {expected}")
+            yield Violation(
+                ViolationKind.WENT_BACK, event.partition, event.base_offset, f"{event.reader} was due {expected}"
+            )
         elif event.base_offset > expected and event.partition not in facts.unclean:
             yield from _skipped(facts, event, expected)
         due[key] = event.base_offset + len(event.values)
@@ -53,7 +55,7 @@ def _skipped(facts: Facts, event: Polled, expected: int) -> Iterator[Violation]:
     if first < len(visible) and visible[first] < event.base_offset:
         count = bisect_left(visible, event.base_offset) - first
         detail = f"{event.reader} was due {expected}, and {count} offsets from {visible[first]} on are to be seen"
-        yield Violation(Kind.SKIPPED, event.partition, event.base_offset, detail)
+        yield Violation(ViolationKind.SKIPPED, event.partition, event.base_offset, detail)
 
 
 def check_latest(facts: Facts) -> Iterator[Violation]:
@@ -67,7 +69,7 @@ def check_latest(facts: Facts) -> Iterator[Violation]:
             before = highest.get(key, -1)
             if event.offset < before and event.partition not in facts.unclean:
                 detail = f"{event.observer} was shown {before} before"
-                yield Violation(Kind.LATEST_FELL, event.partition, event.offset, detail)
+                yield Violation(ViolationKind.LATEST_FELL, event.partition, event.offset, detail)
             highest[key] = max(before, event.offset)
 
 
@@ -112,12 +114,12 @@ def _check_snapshot(facts: Facts, snapshot: Snapshot, bounds: Mapping[TopicParti
         if len(below) > len(rows) or any(offset not in rows for offset in below):
             missing = [offset for offset in below if offset not in rows]
             detail = f"{snapshot.source} lacks {len(missing)} offsets below its end, {end}"
-            yield Violation(Kind.SKIPPED, partition, missing[0], detail)
+            yield Violation(ViolationKind.SKIPPED, partition, missing[0], detail)
         late = visible[bisect_left(visible, end) : bisect_left(visible, bounds.get(partition, 0))]
         # Uncommitted records are not held back by open transactions, so the bound is too low for them, never too high.
         if late:
             detail = f"{snapshot.source} ends at {end}; offsets up to {late[-1]} were acknowledged before it began"
-            yield Violation(Kind.STALE, partition, late[0], detail)
+            yield Violation(ViolationKind.STALE, partition, late[0], detail)
 
 
 def check_noticed(facts: Facts) -> Iterator[Violation]:
@@ -157,7 +159,7 @@ def _gone(facts: Facts, reader: str, runs: Iterable[Run]) -> Iterator[Violation]
         for offset, value in enumerate(run.values, run.base_offset):
             if offset >= begins and rows.get(offset) != value:
                 detail = f"{reader} read {value!r}, was not told of a cut, and read on"
-                yield Violation(Kind.CHANGED, run.partition, offset, detail)
+                yield Violation(ViolationKind.CHANGED, run.partition, offset, detail)
                 break
 
 
@@ -174,7 +176,7 @@ def _passed_over(facts: Facts, reader: str, partition: TopicPartition, runs: Seq
     passed = [offset for offset in between if offset not in handed_out]
     if passed:
         detail = f"{reader} was not handed {len(passed)} records from {passed[0]} on, and read on"
-        yield Violation(Kind.SKIPPED, partition, passed[0], detail)
+        yield Violation(ViolationKind.SKIPPED, partition, passed[0], detail)
 
 
 def _group(facts: Facts, reader: str) -> str:

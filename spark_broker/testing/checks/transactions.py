@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from spark_broker.model import TopicPartition
 from spark_broker.testing.checks.facts import Commit, Facts, Outcome
-from spark_broker.testing.checks.violations import NOWHERE, Kind, Violation
+from spark_broker.testing.checks.violations import NOWHERE, Violation, ViolationKind
 from spark_broker.testing.history import CommitInvoked, Invoked, Isolation, Polled, Run, Snapshot
 
 
@@ -37,7 +37,7 @@ def check_isolation(facts: Facts) -> Iterator[Violation]:
 
 
 def _shown(source: str, run: Run, forbidden: set[bytes], undecided: set[bytes]) -> Iterator[Violation]:
-    for kind, values in ((Kind.ABORTED_READ, forbidden), (Kind.UNCOMMITTED_READ, undecided)):
+    for kind, values in ((ViolationKind.ABORTED_READ, forbidden), (ViolationKind.UNCOMMITTED_READ, undecided)):
         if not values.isdisjoint(run.values):
             found = [(offset, value) for offset, value in enumerate(run.values, run.base_offset) if value in values]
             offset, value = found[0]
@@ -64,7 +64,7 @@ def check_whole_transactions(facts: Facts) -> Iterator[Violation]:
             offset += one.values.index(value) if offset >= 0 else 0
             asked = "committed" if commit.outcome is Outcome.COMMITTED else "perhaps committed"
             detail = f"transaction {sorted(named)}, {asked}: {len(missing)} of {total} values lack, the first {value!r}"
-            yield Violation(Kind.TORN_TRANSACTION, one.partition, offset, detail)
+            yield Violation(ViolationKind.TORN_TRANSACTION, one.partition, offset, detail)
 
 
 def check_versions(facts: Facts) -> Iterator[Violation]:
@@ -81,7 +81,7 @@ def check_versions(facts: Facts) -> Iterator[Violation]:
         for commit in commits:
             if commit.already_committed and not any(_happened(facts, c) for c in facts.same_or_later_commits(commit)):
                 detail = f"commit {commit.invoked.commit} of {app!r}, version {commit.version}"
-                yield Violation(Kind.COMMIT_MISSING, *_place(facts, commit), detail)
+                yield Violation(ViolationKind.COMMIT_MISSING, *_place(facts, commit), detail)
 
 
 def _happened(facts: Facts, commit: Commit) -> bool:
@@ -99,7 +99,7 @@ def _check_pair(facts: Facts, app: str, first: Commit, second: Commit) -> Iterat
     if first.version == second.version or (overtaken and second.outcome is Outcome.COMMITTED):
         names = f"commits {first.invoked.commit} and {second.invoked.commit}"
         detail = f"{names} of {app!r}, versions {first.version} and {second.version}, both happened"
-        yield Violation(Kind.COMMITTED_TWICE, *_place(facts, second), detail)
+        yield Violation(ViolationKind.COMMITTED_TWICE, *_place(facts, second), detail)
 
 
 def _place(facts: Facts, commit: Commit) -> tuple[TopicPartition, int]:

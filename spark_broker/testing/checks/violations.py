@@ -15,7 +15,7 @@ NOWHERE = TopicPartition("", -1)
 """Partition of a finding that has no place in a log, such as a commit without records."""
 
 
-class Kind(Enum):
+class ViolationKind(Enum):
     """What can be wrong, the gravest first."""
 
     LOST = "acknowledged, and nowhere"
@@ -45,7 +45,7 @@ class Kind(Enum):
 class Violation:
     """One finding. `offset` is where it shows."""
 
-    kind: Kind
+    kind: ViolationKind
     partition: TopicPartition
     offset: int
     detail: str
@@ -76,7 +76,7 @@ class CheckResult:
     def ok(self) -> bool:
         return not self.violations
 
-    def counts(self) -> Counter[Kind]:
+    def counts(self) -> Counter[ViolationKind]:
         """How many violations there are of each kind."""
         return Counter(violation.kind for violation in self.violations)
 
@@ -88,7 +88,7 @@ class CheckResult:
                 f"{self.unknown_transactions} of unknown outcome"
             )
         found = self.counts()
-        by_kind = [f"  {found[kind]:>8}  {kind.name}: {kind.value}" for kind in Kind if found[kind]]
+        by_kind = [f"  {found[kind]:>8}  {kind.name}: {kind.value}" for kind in ViolationKind if found[kind]]
         shown = [str(violation) for violation in self.violations[:SHOWN_MAX]]
         more = len(self.violations) - len(shown)
         return "\n".join(

@@ -15,10 +15,10 @@ from spark_broker.protocol.messages import (
     ElectLeadersRequest,
     ReassignPartitionRequest,
 )
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 
 if TYPE_CHECKING:
-    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 MAX_TOPICS = 2
@@ -28,7 +28,7 @@ MAX_PARTITIONS = 4
 class Administration:
     """Each kind is a method, drawn by `Faults`. `leader` draws a machine that leads a partition."""
 
-    def __init__(self, world: World, rng: random.Random, leader: Callable[[], Machine | None]) -> None:
+    def __init__(self, world: World, rng: random.Random, leader: Callable[[], SimulatedMachine | None]) -> None:
         self._world = world
         self._rng = rng
         self._leader = leader
@@ -108,7 +108,7 @@ class Administration:
             try:
                 partition.advance_log_start(offset)
             except SparkBrokerError as error:
-                self._world.note(process.name, Kind.CLIENT, f"records are not deleted: {error}")
+                self._world.note(process.name, TraceKind.CLIENT, f"records are not deleted: {error}")
 
         self._world.scheduler.after(0, process, "delete records", delete)
         return f"records of {partition} below {offset} are deleted"

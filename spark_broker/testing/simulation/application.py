@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_broker.client.outgoing import Identity
 from spark_broker.client.transaction_machine import Phase
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import AlreadyCommittedError, SparkBrokerError
 from spark_broker.protocol.messages import (
     AbortTransactionRequest,
@@ -94,7 +94,7 @@ class SimTask(TransactionalClient):
         self._transaction = self.world.history.began(
             self.name, app=join.application, version=join.version, execution=join.execution
         )
-        self.take_identity(Identity(answer.producer_id, answer.producer_epoch))
+        self.take_identity(ProducerIdentity(answer.producer_id, answer.producer_epoch))
         self.state.begin()
         self._append_next(self.rng.randint(1, self.transactional.draw.appends_max))
 

@@ -21,11 +21,11 @@ from spark_broker.errors import SparkBrokerError
 from spark_broker.testing.simulation.controller import CONTROLLER_HOST
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.swarm import Swarm
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.broker import BrokerProcess
-    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 SHARE = 0.12
@@ -93,7 +93,7 @@ class BitFlips:
             self._world.scheduler.after(delay_ms, machine.process, "read everything", read)
         return f"a bit in byte {byte} of {partition}/{path.name} on {machine}"
 
-    def _hush(self, machine: Machine, key: Key) -> None:
+    def _hush(self, machine: SimulatedMachine, key: Key) -> None:
         """The leader goes, and what this broker says of its damage comes to the controller when it has decided."""
         world = self._world
         state = world.invariants.image.partition(*key)
@@ -104,7 +104,7 @@ class BitFlips:
         kill = partial(world.kill, leader)
         world.scheduler.after(self._rng.choice([1, 10, 50]), world.operator, "lose the leader", kill)
 
-    def _may_rot(self, machine: Machine, partition: Partition) -> bool:
+    def _may_rot(self, machine: SimulatedMachine, partition: Partition) -> bool:
         """No other replica of the partition has rotted, and an intact one is in sync."""
         world, replica = self._world, partition.replica
         state = world.invariants.image.partition(*partition.key)
@@ -115,7 +115,7 @@ class BitFlips:
             return False
         return any(broker != machine.broker_id for broker in state.isr)
 
-    def _files(self, machine: Machine, partition: Partition, rng: random.Random) -> list[Path]:
+    def _files(self, machine: SimulatedMachine, partition: Partition, rng: random.Random) -> list[Path]:
         """Segments that are sealed, synced and committed; or else snapshots and checkpoints."""
         directory = Path("/", *_directory_of(machine), str(partition))
         names = machine.fs.list_directory(directory)
@@ -127,22 +127,22 @@ class BitFlips:
         chosen = logs if rng.random() < 0.8 else others
         return [directory / name for name in chosen if machine.fs.size_of(directory / name) > 0]
 
-    def is_affected(self, machine: Machine, key: Key) -> bool:
+    def is_affected(self, machine: SimulatedMachine, key: Key) -> bool:
         """Whether this replica may not be counted on: it has rotted, or was quarantined and is not in sync again."""
         return (machine.number, key) in self.latent or self.is_quarantined(machine, key)
 
-    def forbids_loss(self, machine: Machine, key: Key, state: PartitionRegistration) -> bool:
+    def forbids_loss(self, machine: SimulatedMachine, key: Key, state: PartitionRegistration) -> bool:
         """Whether another replica of the partition has rotted: to lose this one as well is beyond the promise."""
         if machine.broker_id not in state.replicas:
             return False
         others = [self._world.machine_of(broker) for broker in state.replicas if broker != machine.broker_id]
         return any(other is not None and self.is_affected(other, key) for other in others)
 
-    def is_quarantined(self, machine: Machine, key: Key) -> bool:
+    def is_quarantined(self, machine: SimulatedMachine, key: Key) -> bool:
         """Whether its broker names it to the controller."""
         return machine.process is not None and key in machine.process.manager.damaged
 
-    def was_damaged(self, machine: Machine, key: Key) -> bool:
+    def was_damaged(self, machine: SimulatedMachine, key: Key) -> bool:
         return (machine.number, key) in self._ever
 
     def look(self, process: BrokerProcess) -> list[Key]:
@@ -157,7 +157,7 @@ class BitFlips:
             self._seen.add((process.name, key, damage))
             self.latent.pop((process.machine.number, key), None)
             self._world.trace.count("replicas quarantined")
-            self._world.note(process.name, Kind.REPLICA, f"has set a replica of {number} aside (damage {damage})")
+            self._world.note(process.name, TraceKind.REPLICA, f"has set a replica of {number} aside (damage {damage})")
             found.append(key)
         return found
 
@@ -207,5 +207,5 @@ class _Reading:
         return True
 
 
-def _directory_of(machine: Machine) -> tuple[str, ...]:
+def _directory_of(machine: SimulatedMachine) -> tuple[str, ...]:
     return machine.process.directory.path.parts[1:] if machine.process is not None else ()

@@ -40,7 +40,7 @@ from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.coordination import Coordination
-from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.network import End, NetworkNode, Reply
 from spark_broker.testing.simulation.replication import SimFetcher, serve_follower
 from spark_broker.testing.simulation.scheduler import Timer
@@ -58,7 +58,7 @@ MAINTENANCE_MS = 150
 class BrokerProcess(NetworkNode):
     """One launch on one machine, from the claim of its log directory to its end."""
 
-    def __init__(self, world: World, machine: Machine, launch: int) -> None:
+    def __init__(self, world: World, machine: SimulatedMachine, launch: int) -> None:
         super().__init__(f"{machine.host}#{launch}", machine.host)
         self.world = world
         self.machine = machine
@@ -279,7 +279,7 @@ class BrokerProcess(NetworkNode):
         self.world.scheduler.after(0, self, reason, lambda: self._end(reason))
 
     def _on_failure(self, error: SparkBrokerError) -> None:
-        self.world.note(self.name, trace.Kind.PROCESS, f"ends: {error}")
+        self.world.note(self.name, trace.TraceKind.PROCESS, f"ends: {error}")
         self.world.invariants.interrupted(self.machine)
         self.world.scheduler.after(0, self, "failed", lambda: self._end("failed"))
 
@@ -304,7 +304,7 @@ class BrokerProcess(NetworkNode):
             # The process ends with this error instead: it leaves no marker.
             self.world.invariants.interrupted(self.machine)
             reason = str(error)
-        self.world.note(self.name, trace.Kind.PROCESS, f"has ended: {reason}")
+        self.world.note(self.name, trace.TraceKind.PROCESS, f"has ended: {reason}")
         self.world.process_ended(self)
 
 

@@ -10,7 +10,7 @@ from spark_broker.testing.simulation.scheduler import Timer
 from spark_broker.testing.simulation.swarm import Swarm
 
 if TYPE_CHECKING:
-    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 SHARE = 0.1
@@ -33,7 +33,7 @@ def with_clock_jumps(seed: int, swarm: Swarm) -> Swarm:
     return replace(swarm, clock_skew_ms=0, faults={**swarm.faults, FAULT: usual * rng.choice([0.1, 0.3])})
 
 
-def jump(world: World, machine: Machine, rng: random.Random, for_ms: float) -> str:
+def jump(world: World, machine: SimulatedMachine, rng: random.Random, for_ms: float) -> str:
     """Set the machine's clock wrong for a while; returns by how much."""
     by_ms = rng.choice(JUMPS_MS) * rng.choice([-1, 1])
     machine.clock.skew_ms = by_ms
@@ -41,6 +41,6 @@ def jump(world: World, machine: Machine, rng: random.Random, for_ms: float) -> s
     return f"the clock of {machine} is set {by_ms / 1000:+.0f} s wrong"
 
 
-def set_right(machine: Machine) -> None:
+def set_right(machine: SimulatedMachine) -> None:
     """As of all machines of a schedule with jumps."""
     machine.clock.skew_ms = 0

@@ -62,7 +62,7 @@ CONTROLLER_ADDRESS: Address = (CONTROLLER_HOST, 9090)
 TICK_MS = 180
 
 
-class ControllerProcess(NetworkNode):
+class SimulatedController(NetworkNode):
     """One run of the controller. `image`: what is committed and told."""
 
     def __init__(self, world: World, number: int) -> None:
@@ -107,7 +107,7 @@ class ControllerProcess(NetworkNode):
         try:
             self.log.check_current()
         except StaleControllerEpochError as error:
-            self._world.note(self.name, trace.Kind.METADATA, f"is deposed: {error.message}")
+            self._world.note(self.name, trace.TraceKind.METADATA, f"is deposed: {error.message}")
             self._world.controller_ended(self)
 
     def _submit(self, event: Event) -> None:
@@ -136,7 +136,7 @@ class ControllerProcess(NetworkNode):
         try:
             offset = self.log.append(records)
         except (MetadataStoreError, StaleControllerEpochError) as error:
-            self._world.note(self.name, trace.Kind.METADATA, f"cannot write its log: {error.message}")
+            self._world.note(self.name, trace.TraceKind.METADATA, f"cannot write its log: {error.message}")
             self._world.controller_ended(self)
             return -1
         finally:
@@ -178,7 +178,7 @@ class ControllerProcess(NetworkNode):
                 if reply is not None:
                     reply(effect.result)
             case Note() | PartitionChanged() if self._world.trace.wants_notes:
-                self._world.note(self.name, trace.Kind.METADATA, effect.text)
+                self._world.note(self.name, trace.TraceKind.METADATA, effect.text)
 
     def _send(self, session_id: int, message: object) -> bool:
         end = self._ends.get(session_id)

@@ -14,11 +14,11 @@ from spark_broker.testing.simulation.clock_jumps import FAULT as CLOCK_JUMPS
 from spark_broker.testing.simulation.clock_jumps import jump, set_right
 from spark_broker.testing.simulation.filesystem import Fault, Operation
 from spark_broker.testing.simulation.shadow import Key
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.broker import BrokerProcess
-    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 
@@ -51,7 +51,7 @@ class Faults:
         told = self._method(name)()
         if told:
             self._world.trace.count(f"fault: {name}")
-            self._world.note("fault", Kind.FAULT, f"{name}: {told}")
+            self._world.note("fault", TraceKind.FAULT, f"{name}: {told}")
         self._later()
 
     def _method(self, name: str) -> Callable[[], str]:
@@ -62,14 +62,14 @@ class Faults:
         found: Callable[[], str] = getattr(owner, method)
         return found
 
-    def _running(self) -> list[Machine]:
+    def _running(self) -> list[SimulatedMachine]:
         return [machine for machine in self._world.machines if machine.running]
 
-    def _any_running(self) -> Machine | None:
+    def _any_running(self) -> SimulatedMachine | None:
         running = self._running()
         return self._rng.choice(running) if running else None
 
-    def _leader(self) -> Machine | None:
+    def _leader(self) -> SimulatedMachine | None:
         """A leader, as the metadata log says; mostly one that has more than its followers: its end is the worst."""
         image = self._world.invariants.image
         states = [(topic.topic_id, number, state) for topic, number, state in image.partitions()]
@@ -79,7 +79,7 @@ class Faults:
         return self._rng.choice(machines) if machines else None
 
     @staticmethod
-    def _is_ahead(machine: Machine, key: Key) -> bool:
+    def _is_ahead(machine: SimulatedMachine, key: Key) -> bool:
         partition = machine.process.manager.find(*key) if machine.process is not None else None
         return partition is not None and partition.replica.log_end_offset > partition.replica.high_watermark
 
@@ -92,7 +92,7 @@ class Faults:
     def _kill_leader(self) -> str:
         return self._killed(self._leader())
 
-    def _killed(self, machine: Machine | None, restart_ms: float | None = None) -> str:
+    def _killed(self, machine: SimulatedMachine | None, restart_ms: float | None = None) -> str:
         if machine is None:
             return ""
         name = str(machine.process)
@@ -115,9 +115,9 @@ class Faults:
         self._world.scheduler.after(delay_ms, self._world.operator, "kill leader", lambda: self._kill_soon(leader))
         return f"{told}, the leader {leader} follows in {delay_ms:.0f} ms"
 
-    def _kill_soon(self, machine: Machine) -> None:
+    def _kill_soon(self, machine: SimulatedMachine) -> None:
         if not self.over and machine.running:
-            self._world.note("fault", Kind.FAULT, self._killed(machine))
+            self._world.note("fault", TraceKind.FAULT, self._killed(machine))
 
     def _stop_broker(self) -> str:
         machine, controller = self._any_running(), self._world.controller
@@ -144,7 +144,7 @@ class Faults:
 
     def _resume(self, process: BrokerProcess) -> None:
         if process.alive and process.paused:
-            self._world.note(process.name, Kind.PROCESS, "runs again (SIGCONT)")
+            self._world.note(process.name, TraceKind.PROCESS, "runs again (SIGCONT)")
             self._world.scheduler.resume(process)
 
     def _lose_machine(self) -> str:
@@ -156,7 +156,7 @@ class Faults:
         self._world.lose_machine(machine, down_ms)
         return f"power of {machine} fails for {down_ms:.0f} ms"
 
-    def _may_lose(self, machine: Machine) -> bool:
+    def _may_lose(self, machine: SimulatedMachine) -> bool:
         if machine.incomplete:
             return True
         world = self._world
@@ -209,7 +209,7 @@ class Faults:
 
         def wake() -> None:
             if controller.alive:
-                self._world.note(controller.name, Kind.PROCESS, "runs again (SIGCONT)")
+                self._world.note(controller.name, TraceKind.PROCESS, "runs again (SIGCONT)")
                 self._world.scheduler.resume(controller)
 
         self._world.scheduler.after(for_ms, self._world.operator, "SIGCONT", wake)
@@ -311,9 +311,9 @@ class Faults:
         self._world.scheduler.after(delay_ms, self._world.operator, "lose power", lambda: self._lose_soon(machine))
         return f"the next fsync on {machine} fails, and its power in {delay_ms:.0f} ms"
 
-    def _lose_soon(self, machine: Machine) -> None:
+    def _lose_soon(self, machine: SimulatedMachine) -> None:
         if not self.over and machine.powered and self._may_lose(machine):
-            self._world.note("fault", Kind.FAULT, f"power of {machine} fails")
+            self._world.note("fault", TraceKind.FAULT, f"power of {machine} fails")
             self._world.lose_machine(machine, 50.0)
 
     def _torn_write(self) -> str:
@@ -346,13 +346,13 @@ class Faults:
         self._pauses[machine.number] = self._rng.choice([50.0, 200.0, 800.0])
         return f"{machine} fetches only every {self._pauses[machine.number]:.0f} ms"
 
-    def pause_fetches(self, machine: Machine, pause_ms: float) -> None:
+    def pause_fetches(self, machine: SimulatedMachine, pause_ms: float) -> None:
         """From now on this machine's fetchers wait so long between two fetches; 0: as long as usual."""
         self._pauses.pop(machine.number, None)
         if pause_ms:
             self._pauses[machine.number] = pause_ms
 
-    def fetch_pause_ms(self, machine: Machine) -> float:
+    def fetch_pause_ms(self, machine: SimulatedMachine) -> float:
         """How long this machine's fetchers wait between two fetches."""
         return self._pauses.get(machine.number, 0.0 if self.over else self._world.swarm.fetch_pause_ms)
 
@@ -374,7 +374,7 @@ class Faults:
         self._waits_for_joining = False
         delay_ms = 60 + world.swarm.restart_ms * (1 + self._rng.random())
         world.note(
-            "fault", Kind.FAULT, f"power of {victim} fails; the proposal to let it in waits for {delay_ms:.0f} ms"
+            "fault", TraceKind.FAULT, f"power of {victim} fails; the proposal to let it in waits for {delay_ms:.0f} ms"
         )
         world.scheduler.after(0, world.operator, "lose power", lambda: world.lose_machine(victim, 1.0))
         return delay_ms

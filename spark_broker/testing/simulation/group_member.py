@@ -15,7 +15,7 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata, TopicP
 from spark_broker.protocol.messages import EmptyResponse, OffsetCommitRequest, OffsetFetchRequest, OffsetFetchResponse
 from spark_broker.testing.simulation.consumer import CONFIG, Key, SimConsumer
 from spark_broker.testing.simulation.scheduler import Timer
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class SimGroupMember(SimConsumer):
             self.machine.commit_ended(commit)
         else:
             # Committed or not: the next commit is of these positions or of later ones.
-            self.world.note(self.name, Kind.CLIENT, f"a commit failed: {answer}")
+            self.world.note(self.name, TraceKind.CLIENT, f"a commit failed: {answer}")
             self.machine.commit_ended(commit, _error(answer))
             self._commit_soon()
         if self._last_commit:
@@ -204,7 +204,7 @@ class SimGroupMember(SimConsumer):
 
     def _quit(self, how: str) -> None:
         positions = self.machine.positions_to_commit()
-        self.world.note(self.name, Kind.CLIENT, f"{how} at {positions}, having committed {self.machine.committed}")
+        self.world.note(self.name, TraceKind.CLIENT, f"{how} at {positions}, having committed {self.machine.committed}")
         self.world.end_client(self)
         self._groups.replace(self)
 

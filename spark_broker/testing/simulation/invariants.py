@@ -19,13 +19,13 @@ from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.batches import decoded
 from spark_broker.testing.simulation.shadow import CommittedLog, Key, ReplicaShadow
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.transaction_rules import same_producers
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.broker import BrokerProcess
-    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 
@@ -96,7 +96,7 @@ class Invariants:
         """Whether a replica has damage that nobody but us has met: what it took for committed was not looked at."""
         return any(found == key for _, found in self._unreadable)
 
-    def interrupted(self, machine: Machine) -> None:
+    def interrupted(self, machine: SimulatedMachine) -> None:
         """Its process ended in the middle of changing its files."""
         for (number, _), shadow in self.shadows.items():
             if number == machine.number:
@@ -182,7 +182,7 @@ class Invariants:
             elif len(state.isr) > len(before.isr):
                 self._world.trace.count("ISR grows")
         if self._world.trace.wants_notes:
-            self._world.note("metadata", Kind.METADATA, f"{name}: {_described(state)}", name)
+            self._world.note("metadata", TraceKind.METADATA, f"{name}: {_described(state)}", name)
         self._check_sets(name, state)
         for machine in self._world.machines:
             if machine.broker_id not in state.replicas:
@@ -268,7 +268,7 @@ class Invariants:
                 f"is {replica.role.value} in epoch {replica.assignment.leader_epoch}; its log ends at "
                 f"{replica.log_end_offset}, high watermark {replica.high_watermark}, epochs {replica.epochs.to_pairs()}"
             )
-            self._world.note(process.name, Kind.REPLICA, text, name)
+            self._world.note(process.name, TraceKind.REPLICA, text, name)
 
     def _opened(self, process: BrokerProcess, partition: Partition, before: ReplicaShadow | None) -> ReplicaShadow:
         """A process opened the replica: what its predecessor had written is there, unless the machine went down."""
@@ -305,7 +305,7 @@ class Invariants:
         elif replica.log_end_offset < shadow.end_offset:
             self._world.trace.count("truncations")
             text = f"cuts its log from {shadow.end_offset} to {replica.log_end_offset}"
-            self._world.note(process.name, Kind.REPLICA, text, str(partition))
+            self._world.note(process.name, TraceKind.REPLICA, text, str(partition))
             shadow.cut(replica.log_end_offset)
             self._check_producers(process, partition)
             self._check_still_member(process, partition)
@@ -460,7 +460,7 @@ class Invariants:
             if not process.fs.is_directory(process.directory.path / self._name(key)):
                 self.forget(process.machine, key)
 
-    def forget(self, machine: Machine, key: Key) -> None:
+    def forget(self, machine: SimulatedMachine, key: Key) -> None:
         """The replica was deleted or quarantined: what comes in its place is another one."""
         self.shadows.pop((machine.number, key), None)
         self._unreadable.pop((machine.number, key), None)

@@ -33,7 +33,7 @@ class MachineClock:
         return EPOCH_MS + self._scheduler.now_us // 1000 + self.skew_ms
 
 
-class Machine:
+class SimulatedMachine:
     """`incomplete`: what was not synced was lost, and the controller has not heard of it yet."""
 
     def __init__(self, number: int, scheduler: Scheduler, skew_ms: int) -> None:

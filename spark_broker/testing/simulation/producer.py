@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, cast
 
 from spark_broker.client.leader_channel import LeaderChannel
-from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.client.retry import Backoff
 from spark_broker.client.sender_effects import (
     CloseChannel,
@@ -18,6 +18,7 @@ from spark_broker.client.sender_effects import (
 )
 from spark_broker.client.sender_machine import SenderMachine
 from spark_broker.config import ProducerConfig
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import (
@@ -58,7 +59,7 @@ class SenderShell(Client):
         self._streams: dict[LeaderChannel, End] = {}
         self._refreshed_ms = -math.inf
         self._wakes_at_us = math.inf
-        self._identities: list[Identity] = []
+        self._identities: list[ProducerIdentity] = []
 
     @property
     def open_batches(self) -> int:
@@ -134,7 +135,7 @@ class SenderShell(Client):
     def _ask_identity(self, count: int) -> None:
         def came(answer: object) -> None:
             if isinstance(answer, InitProducerIdResponse):
-                self._identities.append(Identity(answer.producer_id, answer.producer_epoch))
+                self._identities.append(ProducerIdentity(answer.producer_id, answer.producer_epoch))
             if len(self._identities) < count:
                 self._ask_identity(count)
             else:
@@ -221,4 +222,4 @@ class SimProducer(SenderShell):
     def _identified(self, answer: object) -> None:
         self._asking_identity = False
         if isinstance(answer, InitProducerIdResponse) and self.machine.identity is None:
-            self.machine.identity = Identity(answer.producer_id, answer.producer_epoch)
+            self.machine.identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from spark_broker.testing.silence import silent_brokers
 from spark_broker.testing.simulation.ending import end
-from spark_broker.testing.simulation.trace import Kind, Trace
+from spark_broker.testing.simulation.trace import Trace, TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
 from spark_broker.testing.simulation.world import World
 
@@ -79,6 +79,6 @@ def _run(world: World, events: int) -> Broken | None:
             world.step()
         end(world)
     except ViolationError as error:
-        world.trace.note("rules", Kind.VIOLATION, f"{error.rule}: {error.message}", error.partition)
+        world.trace.note("rules", TraceKind.VIOLATION, f"{error.rule}: {error.message}", error.partition)
         return Broken(error.rule, error.message, error.partition, world.scheduler.events)
     return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Kind(StrEnum):
+class TraceKind(StrEnum):
     """What a note is about: how the transcript shows it."""
 
     FAULT = "fault"
@@ -19,12 +19,12 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class TraceNote:
     """One line of the story. `partition`: which one it is about, if it is about one."""
 
     time_us: int
     who: str
-    kind: Kind
+    kind: TraceKind
     text: str
     partition: str = ""
 
@@ -33,7 +33,7 @@ class Trace:
     """Bounded by the schedule. `counts`: how often things happened, for the coverage of many schedules."""
 
     def __init__(self, *, keep_notes: bool = True) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[TraceNote] = []
         self.counts: dict[str, int] = {}
         self.now_us = 0
         self._keep_notes = keep_notes
@@ -51,9 +51,9 @@ class Trace:
         """Whether it is worth to make up a text."""
         return self._keep_notes
 
-    def note(self, who: str, kind: Kind, text: str, partition: str = "") -> None:
+    def note(self, who: str, kind: TraceKind, text: str, partition: str = "") -> None:
         if self._keep_notes:
-            self.notes.append(Note(self.now_us, who, kind, text, partition))
+            self.notes.append(TraceNote(self.now_us, who, kind, text, partition))
 
     def digest(self) -> str:
         """A hash of everything that happened, and when: two runs of a seed have the same."""

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.transaction_draw import EXPIRY_MS
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class TransactionFaults:
     def _kill_soon(self, process: BrokerProcess) -> None:
         def kill() -> None:
             if process.alive:
-                self._world.note("fault", Kind.FAULT, f"kill -9 of {process}, which coordinates or leads")
+                self._world.note("fault", TraceKind.FAULT, f"kill -9 of {process}, which coordinates or leads")
                 self._world.kill(process.machine)
 
         self._world.scheduler.after(0, self._world.operator, "kill", kill)
@@ -80,7 +80,9 @@ class TransactionFaults:
             if process.alive and process.paused:
                 self._world.scheduler.resume(process)
 
-        self._world.note("fault", Kind.FAULT, f"SIGSTOP of {process} for {for_ms:.0f} ms, with markers in its hands")
+        self._world.note(
+            "fault", TraceKind.FAULT, f"SIGSTOP of {process} for {for_ms:.0f} ms, with markers in its hands"
+        )
         self._world.scheduler.after(for_ms, self._world.operator, "SIGCONT", resume)
 
     def _freeze_transactional_client(self) -> str:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from spark_broker.client.outgoing import Identity, Outcome, OutgoingBatch
+from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.client.transaction_machine import TransactionMachine
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
@@ -26,7 +27,7 @@ from spark_broker.protocol.messages import CallRequest, Message
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.testing.simulation.batches import SCHEMA, values_of
 from spark_broker.testing.simulation.producer import MAX_ROWS, SenderShell
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ class TransactionalClient(SenderShell):
     def quit(self, reason: str) -> None:
         """The process is gone, with whatever it had open."""
         if self.alive:
-            self.world.note(self.name, Kind.CLIENT, f"ends: {reason}")
+            self.world.note(self.name, TraceKind.CLIENT, f"ends: {reason}")
             self.world.end_client(self)
 
     def replaced(self) -> None:
         """Another process takes over what this one was for, while this one may still run."""
         raise NotImplementedError
 
-    def take_identity(self, identity: Identity) -> None:
+    def take_identity(self, identity: ProducerIdentity) -> None:
         """Nothing of the transaction before is on its way any more; numbers begin anew."""
         self.machine.begin_epoch(identity)
         self.state.identified()
@@ -98,7 +99,7 @@ class TransactionalClient(SenderShell):
             raise ViolationError("no acknowledged batch is forgotten", f"append {operation} of {self}: {outcome}")
         self._has_failed.add(key)
         self.world.history.failed(operation, outcome)
-        self.world.note(self.name, Kind.CLIENT, f"append {operation} failed: {outcome}")
+        self.world.note(self.name, TraceKind.CLIENT, f"append {operation} failed: {outcome}")
         refusal = self.state.append_failed(outcome)
         if refusal is not None:
             self.carry_out(self.machine.refuse(refusal))

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_broker.client.outgoing import Identity
 from spark_broker.client.transaction_machine import Phase
+from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import EndTransactionRequest, InitProducerIdResponse, InitTransactionsRequest
 from spark_broker.testing.simulation.transactional_client import Answer, TransactionalClient
@@ -57,7 +57,7 @@ class SimTransactionalProducer(TransactionalClient):
 
     def _ready(self, identity: InitProducerIdResponse) -> None:
         self.busy = False
-        self.take_identity(Identity(identity.producer_id, identity.producer_epoch))
+        self.take_identity(ProducerIdentity(identity.producer_id, identity.producer_epoch))
         self._pause_then("begin", self._begin)
 
     def _pause_then(self, label: str, action: Callable[[], None]) -> None:
@@ -116,7 +116,7 @@ class SimTransactionalProducer(TransactionalClient):
             self.ask(self._end_request(committed=True), self._committed)
 
     def _end_request(self, *, committed: bool) -> EndTransactionRequest:
-        identity = self.machine.identity or Identity(-1, -1)
+        identity = self.machine.identity or ProducerIdentity(-1, -1)
         return EndTransactionRequest(self.transactional_id, identity.producer_id, identity.producer_epoch, committed)
 
     def _committed(self, answer: Answer) -> None:

@@ -20,11 +20,11 @@ from spark_broker.protocol.messages import ElectLeadersRequest
 from spark_broker.testing.history import UncleanElection
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.swarm import Swarm
-from spark_broker.testing.simulation.trace import Kind
+from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
-    from spark_broker.testing.simulation.machine import Machine
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 SHARE = 0.1
@@ -90,7 +90,7 @@ class UncleanElections:
     def told_of_a_cut(self, key: Key, reader: str, error: LogTruncationError) -> None:
         """A reader is told that what it has read is gone: there has to be a reason."""
         self._world.trace.count("readers told of a cut")
-        self._world.note(reader, Kind.CLIENT, f"is told: {error.message}")
+        self._world.note(reader, TraceKind.CLIENT, f"is told: {error.message}")
         if key not in self.released:
             raise ViolationError("what was read stays", f"{reader}: {error.message}")
 
@@ -120,7 +120,7 @@ class UncleanElections:
         self._look(rng, key, tp, leader, LOOKS_MAX)
         return f"the followers of {tp} fall behind, then {leader} is to go"
 
-    def _look(self, rng: random.Random, key: Key, tp: TopicPartition, leader: Machine, looks: int) -> None:
+    def _look(self, rng: random.Random, key: Key, tp: TopicPartition, leader: SimulatedMachine, looks: int) -> None:
         state = self._world.invariants.image.partition(*key)
         alone = state is not None and state.isr == (leader.broker_id,) and leader.running
         if self._world.faults.over:
@@ -136,18 +136,18 @@ class UncleanElections:
             lose = partial(self._lose, rng, key, tp, leader)
             self._world.scheduler.after(delay_ms, self._world.operator, "lose the leader", lose)
 
-    def _is_read_ahead(self, key: Key, leader: Machine) -> bool:
+    def _is_read_ahead(self, key: Key, leader: SimulatedMachine) -> bool:
         """Whether somebody has read (and where there are groups, committed) what only the leader has."""
         partitions = (m.process.manager.find(*key) for m in self._world.machines if m is not leader and m.process)
         ends = [partition.replica.log_end_offset for partition in partitions if partition is not None]
         places = [consumer.kept_position(key) for consumer in self._world.consumers]
         return bool(ends) and max(places, default=-1) > max(ends)
 
-    def _lose(self, rng: random.Random, key: Key, tp: TopicPartition, leader: Machine) -> None:
+    def _lose(self, rng: random.Random, key: Key, tp: TopicPartition, leader: SimulatedMachine) -> None:
         if self._world.faults.over or not leader.running:
             return
         restart_ms = rng.choice([600, 2500, 6000]) * (0.5 + rng.random())
-        self._world.note("fault", Kind.FAULT, f"kill -9 of {leader.process}, the only replica of {tp} in sync")
+        self._world.note("fault", TraceKind.FAULT, f"kill -9 of {leader.process}, the only replica of {tp} in sync")
         self._world.kill(leader, restart_ms=restart_ms)
         self._elect(key, tp, LOOKS_MAX)
 

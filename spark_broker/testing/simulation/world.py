@@ -26,20 +26,20 @@ from spark_broker.testing.simulation.bit_flips import BitFlips, with_bit_flips
 from spark_broker.testing.simulation.broker import BrokerProcess
 from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
 from spark_broker.testing.simulation.consumer import SimConsumer
-from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, ControllerProcess
+from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, SimulatedController
 from spark_broker.testing.simulation.faults import Faults
 from spark_broker.testing.simulation.filesystem import ProcessKilled
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.groups import Groups
 from spark_broker.testing.simulation.invariants import Invariants
-from spark_broker.testing.simulation.machine import Machine
+from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.network import Network, NetworkNode
 from spark_broker.testing.simulation.producer import SimProducer
 from spark_broker.testing.simulation.scheduler import Scheduler
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.store import SimStore, with_store_outages
 from spark_broker.testing.simulation.swarm import Swarm
-from spark_broker.testing.simulation.trace import Kind, Trace
+from spark_broker.testing.simulation.trace import Trace, TraceKind
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from spark_broker.testing.simulation.transactional import Transactional
 from spark_broker.testing.simulation.unclean import UncleanElections, with_unclean_elections
@@ -87,13 +87,13 @@ class World:
         )
         self.store = SimStore(self.rng, self.swarm.store_fault_rate, lambda: self.scheduler.now_ms)
         skews = [draw.randint(-self.swarm.clock_skew_ms, self.swarm.clock_skew_ms) for _ in range(self.swarm.brokers)]
-        self.machines = [Machine(number, self.scheduler, skew) for number, skew in enumerate(skews)]
+        self.machines = [SimulatedMachine(number, self.scheduler, skew) for number, skew in enumerate(skews)]
         self.history = HistoryRecorder()
         self.invariants = Invariants(self)
         self.bit_flips = BitFlips(self)
         self.unclean = UncleanElections(self)
         self.operator = NetworkNode("operator", "operator")
-        self.controller: ControllerProcess | None = None
+        self.controller: SimulatedController | None = None
         self.faults = Faults(self, random.Random(f"{seed}/faults"))
         self.producers = [SimProducer(self, f"p{number}") for number in range(self.swarm.producers)]
         self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
@@ -135,23 +135,23 @@ class World:
         if isinstance(acting, BrokerProcess) and acting.alive:
             self.invariants.check(acting)
 
-    def note(self, who: str, kind: Kind, text: str, partition: str = "") -> None:
+    def note(self, who: str, kind: TraceKind, text: str, partition: str = "") -> None:
         self.trace.note(who, kind, text, partition)
 
     def start_controller(self) -> None:
         """A (further) controller takes over; one that is still there is deposed, and learns it when it writes."""
         self._controllers += 1
         try:
-            self.controller = ControllerProcess(self, self._controllers)
+            self.controller = SimulatedController(self, self._controllers)
         except SparkBrokerError as error:
-            self.note("operator", Kind.METADATA, f"the controller does not start: {error.message}")
+            self.note("operator", TraceKind.METADATA, f"the controller does not start: {error.message}")
             self.controller = None
             self.scheduler.after(RETRY_MS, self.operator, "start controller", self.start_controller)
             return
-        self.note(self.controller.name, Kind.PROCESS, "starts")
+        self.note(self.controller.name, TraceKind.PROCESS, "starts")
         self.controller.start()
 
-    def controller_ended(self, process: ControllerProcess) -> None:
+    def controller_ended(self, process: SimulatedController) -> None:
         """It failed or was deposed: where nobody has taken over, another one is started."""
         self._kill(process, silently=False)
         if self.controller is process:
@@ -168,13 +168,13 @@ class World:
             self._kill(self.controller, silently=False)
             self.scheduler.after(restart_ms, self.operator, "start controller", self._restart_controller)
 
-    def launch(self, machine: Machine, after_ms: float) -> None:
+    def launch(self, machine: SimulatedMachine, after_ms: float) -> None:
         """Start a broker on the machine: a launch number first, then the process."""
         if not machine.launching:
             machine.launching = True
             self.scheduler.after(after_ms, self.operator, "launch", lambda: self._ask_launch(machine))
 
-    def _ask_launch(self, machine: Machine) -> None:
+    def _ask_launch(self, machine: SimulatedMachine) -> None:
         controller = self.controller
         if controller is None or not controller.alive or controller.paused or not machine.powered:
             self.scheduler.after(RETRY_MS, self.operator, "launch", lambda: self._ask_launch(machine))
@@ -192,11 +192,11 @@ class World:
             2000, self.operator, "launch again", lambda: None if asked[0] else self._give_up(asked, machine)
         )
 
-    def _give_up(self, asked: list[bool], machine: Machine) -> None:
+    def _give_up(self, asked: list[bool], machine: SimulatedMachine) -> None:
         asked[0] = True
         self._ask_launch(machine)
 
-    def _spawn(self, machine: Machine, result: object) -> None:
+    def _spawn(self, machine: SimulatedMachine, result: object) -> None:
         if not isinstance(result, LaunchNumber) or not machine.powered:
             self.scheduler.after(RETRY_MS, self.operator, "launch", lambda: self._ask_launch(machine))
             return
@@ -206,19 +206,21 @@ class World:
         try:
             process = BrokerProcess(self, machine, result.launch)
         except (KafkaStorageError, StorageFullError, LogDirectoryLockedError) as error:
-            self.note(machine.host, Kind.PROCESS, f"launch {result.launch} cannot claim its directory: {error.message}")
+            self.note(
+                machine.host, TraceKind.PROCESS, f"launch {result.launch} cannot claim its directory: {error.message}"
+            )
             self.trace.count("failed claims")
             self.launch(machine, RETRY_MS)
             return
         if earlier is not None and earlier.alive:
-            self.note(earlier.name, Kind.PROCESS, "is killed by its replacement, which needs the log directory")
+            self.note(earlier.name, TraceKind.PROCESS, "is killed by its replacement, which needs the log directory")
             self._kill(earlier, silently=False)
         machine.process = process
         self.trace.count(f"{process.directory.start_kind.value} starts")
-        self.note(process.name, Kind.PROCESS, f"starts ({process.directory.start_kind.value})")
+        self.note(process.name, TraceKind.PROCESS, f"starts ({process.directory.start_kind.value})")
         process.start()
 
-    def kill(self, machine: Machine, *, restart_ms: float | None = None) -> None:
+    def kill(self, machine: SimulatedMachine, *, restart_ms: float | None = None) -> None:
         """kill -9 of the broker's process; Spark notices later and starts another."""
         process = machine.process
         if process is not None and process.alive:
@@ -226,7 +228,7 @@ class World:
             self._kill(process, silently=False)
             self._replace(process, restart_ms)
 
-    def lose_machine(self, machine: Machine, down_ms: float) -> None:
+    def lose_machine(self, machine: SimulatedMachine, down_ms: float) -> None:
         """Power fails: every process is gone, what was not synced is lost by chance, the peers hear nothing."""
         process = machine.process
         machine.powered = False
@@ -238,11 +240,11 @@ class World:
             self._kill(process, silently=True)
         self.scheduler.after(down_ms, self.operator, "power on", lambda: self._power_on(machine, process))
 
-    def _power_on(self, machine: Machine, process: BrokerProcess | None) -> None:
+    def _power_on(self, machine: SimulatedMachine, process: BrokerProcess | None) -> None:
         machine.powered = True
         machine.clock.reboot()
         self.network.down.discard(machine.host)
-        self.note(machine.host, Kind.PROCESS, "has power again")
+        self.note(machine.host, TraceKind.PROCESS, "has power again")
         if process is not None:
             self._tell_spark_loss(process)
         self.launch(machine, self.swarm.restart_ms)
@@ -259,7 +261,7 @@ class World:
         for machine in self.machines:
             process = machine.process
             if process is not None and process.alive and not process.fs.alive:
-                self.note(process.name, Kind.FAULT, "dies in the middle of a write")
+                self.note(process.name, TraceKind.FAULT, "dies in the middle of a write")
                 self.invariants.interrupted(machine)
                 self.invariants.died(process)
                 self._kill(process, silently=False)
@@ -329,7 +331,7 @@ class World:
         """An operator's call; `again` is called when it failed."""
 
         def failed(error: object) -> None:
-            self.note("operator", Kind.CLIENT, f"{label}: {error}")
+            self.note("operator", TraceKind.CLIENT, f"{label}: {error}")
             if callable(again):
                 self.scheduler.after(RETRY_MS, self.operator, label, again)
 
@@ -369,7 +371,7 @@ class World:
                 if broker.start_kind == "machine_crash":
                     machine.incomplete = False
 
-    def machine_of(self, broker_id: int) -> Machine | None:
+    def machine_of(self, broker_id: int) -> SimulatedMachine | None:
         return next((machine for machine in self.machines if machine.broker_id == broker_id), None)
 
     @property
@@ -415,7 +417,7 @@ class World:
             self.append_acknowledged(operation, outcome.base_offset)
             return
         self.history.failed(operation, outcome)
-        self.note("clients", Kind.CLIENT, f"append {operation} failed: {outcome}")
+        self.note("clients", TraceKind.CLIENT, f"append {operation} failed: {outcome}")
         if not isinstance(outcome, RequestTimedOutError) and not self.unclean.released:
             raise ViolationError("appends fail only in time", f"append {operation} failed: {outcome}")
 

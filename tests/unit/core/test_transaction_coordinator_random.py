@@ -7,7 +7,7 @@ import pytest
 from spark_broker.core import transaction_producers
 from spark_broker.core.transaction_coordinator import AnswerRequest, AppendRecords, Effect, TransactionShard
 from spark_broker.core.transaction_decision import Answered, Decision, Resources
-from spark_broker.core.transaction_state import Identity, TransactionMetadata, TransactionState
+from spark_broker.core.transaction_state import ProducerIdentity, TransactionMetadata, TransactionState
 from spark_broker.errors import InvariantError
 from spark_broker.protocol.messages import EndTransactionRequest, InitProducerIdResponse, InitTransactionsRequest
 from tests.unit.core.transaction_world import ViolationError, run_schedule
@@ -39,7 +39,7 @@ def test_an_empty_abort_that_keeps_the_epoch_is_found(monkeypatch: pytest.Monkey
     right = transaction_producers.end
 
     def wrong(found: TransactionMetadata, request: EndTransactionRequest, resources: Resources) -> Decision:
-        identity = Identity(request.producer_id, request.producer_epoch)
+        identity = ProducerIdentity(request.producer_id, request.producer_epoch)
         if found.state is TransactionState.EMPTY and identity == found.identity:
             return Answered(InitProducerIdResponse(request.producer_id, request.producer_epoch))
         return right(found, request, resources)

@@ -103,9 +103,13 @@ class Query:
         return (self.directory / "checkpoint" / "commits" / str(batch)).exists()
 
     def forget(self, batch: int) -> None:
-        """Delete the micro-batch's entry of Spark's commit log."""
-        for name in (str(batch), f".{batch}.crc"):
-            (self.directory / "checkpoint" / "commits" / name).unlink()
+        """Delete the micro-batch's entry of Spark's commit log.
+
+        The query may have been killed between the entry and its checksum, which Spark writes after it.
+        """
+        commits = self.directory / "checkpoint" / "commits"
+        (commits / str(batch)).unlink()
+        (commits / f".{batch}.crc").unlink(missing_ok=True)
 
     def await_batch(self, batch: int) -> None:
         def noted() -> bool:

@@ -164,12 +164,12 @@ class TransactionCoordinator:
                 for led in self._shards.values()
                 for description in led.shard.describe(None, now_ms, led.leader_epoch)
             ]
-        found: list[TransactionDescription] = []
+        descriptions: list[TransactionDescription] = []
         for transactional_id in transactional_ids:
             led = self._shard_of(transactional_id)
             led.check_leadership()
-            found += led.shard.describe([transactional_id], now_ms, led.leader_epoch)
-        return found
+            descriptions += led.shard.describe([transactional_id], now_ms, led.leader_epoch)
+        return descriptions
 
     def note(self, event: Callable[[], None]) -> None:
         """Something has happened; called from any thread, perhaps under a partition's lock."""

@@ -124,7 +124,7 @@ def to_json(found: TopicDescription) -> dict[str, object]:
     }
 
 
-def print_description(found: TopicDescription) -> None:
+def print_description(description: TopicDescription) -> None:
     """Partitions, then what differs from the defaults, then the columns."""
     from spark_broker.cli.columns import spelled
     from spark_broker.protocol.schema import DEFAULT_SCHEMA
@@ -141,15 +141,15 @@ def print_description(found: TopicDescription) -> None:
             "-" if partition.log_start_offset is None else partition.log_start_offset,
             "-" if partition.high_watermark is None else partition.high_watermark,
         )
-        for partition in found.partitions
+        for partition in description.partitions
     ]
     brokers = ("replicas", "isr", "elr", "last known elr")
     columns = ("partition", "leader", "epoch", *brokers, "log start", "high watermark")
     right = [name for name in columns if name not in brokers]
-    print_table(columns, rows, title=f"topic {found.name}", right=right)
+    print_table(columns, rows, title=f"topic {description.name}", right=right)
     defaults = TopicConfig().to_dict()
-    changed = {name: value for name, value in found.config.items() if defaults.get(name) != value}
+    changed = {name: value for name, value in description.config.items() if defaults.get(name) != value}
     if changed:
         print_table(("setting", "value"), sorted(changed.items()))
-    if not found.schema.equals(DEFAULT_SCHEMA):
-        print_table(("column", "type"), [(field.name, spelled(field)) for field in found.schema])
+    if not description.schema.equals(DEFAULT_SCHEMA):
+        print_table(("column", "type"), [(field.name, spelled(field)) for field in description.schema])

@@ -27,16 +27,16 @@ EMPTY = "Empty"
 def list_transactions(metadata: ClusterMetadata, deadline: Deadline) -> list[TransactionInfo]:
     """From every live broker; where two claim an id, the coordinator of the higher epoch is right."""
     view = metadata.fetch(None, deadline)
-    found: dict[str, TransactionInfo] = {}
+    transactions: dict[str, TransactionInfo] = {}
     for broker in sorted(view.brokers.values(), key=lambda one: one.id):
         if broker.fenced:
             continue
         for description in _coordinated_by(metadata, broker, deadline):
             info = _info(description, view, broker.id)
-            known = found.get(info.transactional_id)
+            known = transactions.get(info.transactional_id)
             if known is None or known.coordinator_epoch < info.coordinator_epoch:
-                found[info.transactional_id] = info
-    return [found[transactional_id] for transactional_id in sorted(found)]
+                transactions[info.transactional_id] = info
+    return [transactions[transactional_id] for transactional_id in sorted(transactions)]
 
 
 def describe_transaction(metadata: ClusterMetadata, transactional_id: str, deadline: Deadline) -> TransactionInfo:
@@ -87,18 +87,20 @@ def _coordinated_by(
     return answer.transactions
 
 
-def _info(found: TransactionDescription, view: ClusterView, coordinator: int) -> TransactionInfo:
+def _info(transaction: TransactionDescription, view: ClusterView, coordinator: int) -> TransactionInfo:
     names = {topic.topic_id: topic.name for topic in view.topics.values()}
     return TransactionInfo(
-        found.transactional_id,
-        found.state,
-        known(found.version),
-        found.execution or None,
-        known(found.last_committed),
-        found.timeout_ms / 1000,
-        found.idle_ms / 1000,
-        tuple(found.writers),
-        tuple(sorted(TopicPartition(names.get(topic_id, topic_id), number) for topic_id, number in found.partitions)),
+        transaction.transactional_id,
+        transaction.state,
+        known(transaction.version),
+        transaction.execution or None,
+        known(transaction.last_committed),
+        transaction.timeout_ms / 1000,
+        transaction.idle_ms / 1000,
+        tuple(transaction.writers),
+        tuple(
+            sorted(TopicPartition(names.get(topic_id, topic_id), number) for topic_id, number in transaction.partitions)
+        ),
         coordinator,
-        found.coordinator_epoch,
+        transaction.coordinator_epoch,
     )

@@ -37,13 +37,13 @@ class LogEnds:
         Logs that were led by elections of ISR and ELR members agree up to the end of the smaller one, where the last
         epochs are the same, and else up to where the later epoch began, which then had all that was committed.
         """
-        found: dict[int, tuple[int, int]] = {}
+        ends: dict[int, tuple[int, int]] = {}
         for broker_id, (broker_epoch, end) in self._said.get(key, {}).items():
             broker = image.brokers.get(broker_id)
             current = broker is not None and broker.live and broker.epoch == broker_epoch
             if current and broker_id in state.replicas and end.leader_epoch == state.leader_epoch:
-                found[broker_id] = (end.last_epoch, end.log_end_offset)
-        return found
+                ends[broker_id] = (end.last_epoch, end.log_end_offset)
+        return ends
 
     def forget_led(self, image: MetadataImage) -> None:
         """Drop what is said of partitions that have a leader again, or are gone."""

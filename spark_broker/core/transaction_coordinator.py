@@ -239,16 +239,16 @@ class TransactionShard(Machine[CoordinatorStanding]):
     def loaded(self, now_ms: int) -> list[Effect]:
         """Every record is replayed: go on with what the last leader had decided. Time-outs begin anew."""
         effects: list[Effect] = []
-        for found in self.transactions.values():
-            found.active_ms = now_ms
-            if found.state in PREPARED:
-                effects += self._mark(found.transactional_id)
+        for transaction in self.transactions.values():
+            transaction.active_ms = now_ms
+            if transaction.state in PREPARED:
+                effects += self._mark(transaction.transactional_id)
         return effects
 
     def snapshot(self) -> Iterator[TransactionRecord]:
         """Records that rebuild this state, appended ones included."""
-        for transactional_id, found in self.transactions.items():
-            yield TransactionRecord(transactional_id, found.snapshot())
+        for transactional_id, transaction in self.transactions.items():
+            yield TransactionRecord(transactional_id, transaction.snapshot())
 
     def _apply(self, transactional_id: str, change: AnyChange) -> None:
         transaction = self.transactions.get(transactional_id)
@@ -288,10 +288,10 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return self._follow(transactional_id, waiting, decision)
 
     def _decision(self, transactional_id: str, request: CoordinatorRequest) -> Decision:
-        found, resources = self.transactions.get(transactional_id), self._resources
+        transaction, resources = self.transactions.get(transactional_id), self._resources
         if isinstance(request, GROUPED):
-            _check_form(found, grouped=True)
-            group = found or TransactionMetadata(transactional_id, grouped=True)
+            _check_form(transaction, grouped=True)
+            group = transaction or TransactionMetadata(transactional_id, grouped=True)
             match request:
                 case JoinTransactionRequest():
                     return transaction_groups.join(group, request, resources)
@@ -300,16 +300,16 @@ class TransactionShard(Machine[CoordinatorStanding]):
                 case AbortTransactionRequest():
                     return transaction_groups.abort(group, request, resources)
         if isinstance(request, InitTransactionsRequest):
-            _check_form(found, grouped=False)
-            return transaction_producers.initialize(found, request, resources)
-        if found is None:
+            _check_form(transaction, grouped=False)
+            return transaction_producers.initialize(transaction, request, resources)
+        if transaction is None:
             raise InvalidProducerIdMappingError(f"the transactional id {transactional_id!r} is not known")
         if isinstance(request, AddPartitionToTransactionRequest):
-            if found.grouped:
-                return transaction_groups.add_partition(found, request)
-            return transaction_producers.add_partition(found, request)
-        _check_form(found, grouped=False)
-        return transaction_producers.end(found, request, resources)
+            if transaction.grouped:
+                return transaction_groups.add_partition(transaction, request)
+            return transaction_producers.add_partition(transaction, request)
+        _check_form(transaction, grouped=False)
+        return transaction_producers.end(transaction, request, resources)
 
     def _follow(self, transactional_id: str, waiting: Waiting | None, decision: Decision | None) -> list[Effect]:
         """The decision's records (if any) are appended: when is its request answered?"""
@@ -410,14 +410,14 @@ class TransactionShard(Machine[CoordinatorStanding]):
                 effects += self._abort_idle(transaction)
         return effects + self._forget_idle(now_ms) + self._expire(now_ms)
 
-    def _abort_idle(self, found: TransactionMetadata) -> list[Effect]:
-        if found.grouped:
-            return [AppendRecords(found.transactional_id, (transaction_groups.ABORT,), None, None)]
+    def _abort_idle(self, transaction: TransactionMetadata) -> list[Effect]:
+        if transaction.grouped:
+            return [AppendRecords(transaction.transactional_id, (transaction_groups.ABORT,), None, None)]
         try:
-            ending = transaction_producers.abort_idle(found, self._resources)
+            ending = transaction_producers.abort_idle(transaction, self._resources)
         except CoordinatorNotAvailableError:
             return []  # The next tick may find producer ids again.
-        return [AppendRecords(found.transactional_id, (ending,), None, None)]
+        return [AppendRecords(transaction.transactional_id, (ending,), None, None)]
 
     def _forget_idle(self, now_ms: int) -> list[Effect]:
         if self._id_expiration_ms < 0 or now_ms < self._forgetting_due_ms:
@@ -425,8 +425,8 @@ class TransactionShard(Machine[CoordinatorStanding]):
         self._forgetting_due_ms = now_ms + FORGETTING_INTERVAL_MS
         return [
             AppendRecords(transactional_id, (Forgotten(),), None, None)
-            for transactional_id, found in self.transactions.items()
-            if found.state is TransactionState.EMPTY and now_ms - found.active_ms >= self._id_expiration_ms
+            for transactional_id, transaction in self.transactions.items()
+            if transaction.state is TransactionState.EMPTY and now_ms - transaction.active_ms >= self._id_expiration_ms
         ]
 
     def _expire(self, now_ms: int) -> list[Effect]:
@@ -473,10 +473,10 @@ class TransactionShard(Machine[CoordinatorStanding]):
         ]
 
 
-def _check_form(found: TransactionMetadata | None, *, grouped: bool) -> None:
-    if found is not None and found.grouped != grouped:
-        form = "an application with many writers" if found.grouped else "a producer"
-        raise InvalidTxnStateError(f"the transactional id {found.transactional_id!r} belongs to {form}")
+def _check_form(transaction: TransactionMetadata | None, *, grouped: bool) -> None:
+    if transaction is not None and transaction.grouped != grouped:
+        form = "an application with many writers" if transaction.grouped else "a producer"
+        raise InvalidTxnStateError(f"the transactional id {transaction.transactional_id!r} belongs to {form}")
 
 
 def _describe(transaction: TransactionMetadata, now_ms: int, leader_epoch: int) -> TransactionDescription:

@@ -61,9 +61,9 @@ RENEWAL_MS_MIN = 1000
 """So long must a renewal count: an append comes after it, on a machine that may be slow."""
 
 
-def added(found: TransactionMetadata) -> AddPartitionToTransactionResponse:
+def added(transaction: TransactionMetadata) -> AddPartitionToTransactionResponse:
     """The answer to the leader of a partition that is in the open transaction."""
-    return AddPartitionToTransactionResponse(max(found.timeout_ms // RENEWALS, RENEWAL_MS_MIN))
+    return AddPartitionToTransactionResponse(max(transaction.timeout_ms // RENEWALS, RENEWAL_MS_MIN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,105 +38,113 @@ WRITERS_MAX = 100_000
 ABORT = Ending(committed=False)
 
 
-def join(found: TransactionMetadata, request: JoinTransactionRequest, resources: Resources) -> Decision:
+def join(transaction: TransactionMetadata, request: JoinTransactionRequest, resources: Resources) -> Decision:
     """One writer more; the first one opens the version."""
     resources.check_timeout(request.timeout_ms)
-    opening = _open(found, request.version, request.execution, request.timeout_ms)
+    opening = _open(transaction, request.version, request.execution, request.timeout_ms)
     if isinstance(opening, AfterEnd):
         return opening
-    if len(found.writers) >= WRITERS_MAX:
+    if len(transaction.writers) >= WRITERS_MAX:
         raise InvalidTxnStateError(f"version {request.version} has {WRITERS_MAX} writers already")
     producer_id = resources.producer_ids.take()
     return Answered(InitProducerIdResponse(producer_id, JOIN_EPOCH), (*opening, WriterJoined(producer_id)))
 
 
-def commit(found: TransactionMetadata, request: CommitTransactionRequest, resources: Resources) -> Decision:
+def commit(transaction: TransactionMetadata, request: CommitTransactionRequest, resources: Resources) -> Decision:
     """The one decision about a version; with no winner it only takes note that the version is done."""
     winners = tuple(sorted(set(request.winners)))
-    same = (found.version, found.execution) == (request.version, request.execution)
-    if found.committing and same and found.winners == frozenset(winners):
+    same = (transaction.version, transaction.execution) == (request.version, request.execution)
+    if transaction.committing and same and transaction.winners == frozenset(winners):
         return AfterEnd(answer=EmptyResponse())
     if winners:
-        _check_not_committed(found, request.version)
-        _check_not_fenced(found, request.execution)
-        if found.state not in PREPARED:
-            _check_joined(found, request.version, request.execution, winners)
-    opening = _open(found, request.version, request.execution, resources.timeout_max_ms)
+        _check_not_committed(transaction, request.version)
+        _check_not_fenced(transaction, request.execution)
+        if transaction.state not in PREPARED:
+            _check_joined(transaction, request.version, request.execution, winners)
+    opening = _open(transaction, request.version, request.execution, resources.timeout_max_ms)
     if isinstance(opening, AfterEnd):
         return opening
     return AfterEnd((*opening, Ending(True, winners)), EmptyResponse())
 
 
-def abort(found: TransactionMetadata, request: AbortTransactionRequest, resources: Resources) -> Decision:
+def abort(transaction: TransactionMetadata, request: AbortTransactionRequest, resources: Resources) -> Decision:
     """Nobody writes for the version and execution any more; what was written is aborted."""
-    same = (found.version, found.execution) == (request.version, request.execution)
-    if same and found.state is TransactionState.PREPARE_ABORT:
+    same = (transaction.version, transaction.execution) == (request.version, request.execution)
+    if same and transaction.state is TransactionState.PREPARE_ABORT:
         return AfterEnd(answer=EmptyResponse())
-    if found.state not in PREPARED and _is_closed(found, request.version, request.execution):
-        _check_not_committed(found, request.version)
+    if transaction.state not in PREPARED and _is_closed(transaction, request.version, request.execution):
+        _check_not_committed(transaction, request.version)
         return Answered(EmptyResponse())
-    opening = _open(found, request.version, request.execution, resources.timeout_max_ms)
+    opening = _open(transaction, request.version, request.execution, resources.timeout_max_ms)
     if isinstance(opening, AfterEnd):
         return opening
     return AfterEnd((*opening, ABORT), EmptyResponse())
 
 
-def add_partition(found: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
+def add_partition(transaction: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
     """A joined writer's batch reached a leader."""
-    writer = found.writers.get(request.producer_id)
+    writer = transaction.writers.get(request.producer_id)
     if writer is None:
         raise InvalidProducerIdMappingError(
-            f"producer {request.producer_id} is no writer of {found.transactional_id!r}, or its transaction has ended"
+            f"producer {request.producer_id} is no writer of {transaction.transactional_id!r}, "
+            "or its transaction has ended"
         )
-    if found.state in PREPARED or request.producer_epoch != writer.producer_epoch:
+    if transaction.state in PREPARED or request.producer_epoch != writer.producer_epoch:
         raise InvalidProducerEpochError(f"the transaction of producer {request.producer_id} is being ended")
     if (request.topic_id, request.partition) in writer.partitions:
-        return Answered(added(found))
-    return Answered(added(found), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
+        return Answered(added(transaction))
+    return Answered(added(transaction), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
 
 
 def _open(
-    found: TransactionMetadata, version: int, execution: str, timeout_ms: int
+    transaction: TransactionMetadata, version: int, execution: str, timeout_ms: int
 ) -> tuple[AnyChange, ...] | AfterEnd:
     """The changes after which this version of this execution is open; or what must end first."""
-    _check_not_committed(found, version)
-    _check_not_fenced(found, execution)
+    _check_not_committed(transaction, version)
+    _check_not_fenced(transaction, execution)
     # Heard of for the first time: whatever else happens, older executions are fenced from here on.
-    started = () if execution == found.newest_execution else (ExecutionStarted(execution),)
-    if found.state in PREPARED:
+    started = () if execution == transaction.newest_execution else (ExecutionStarted(execution),)
+    if transaction.state in PREPARED:
         return AfterEnd(started)
-    if _is_closed(found, version, execution):
+    if _is_closed(transaction, version, execution):
         raise InvalidTxnStateError(f"version {version} of execution {execution!r} has ended")
-    if found.state is TransactionState.ONGOING:
-        same = (found.version, found.execution) == (version, execution)
+    if transaction.state is TransactionState.ONGOING:
+        same = (transaction.version, transaction.execution) == (version, execution)
         return () if same else AfterEnd((*started, ABORT))
     return (*started, Opened(version, execution, timeout_ms))
 
 
-def _is_closed(found: TransactionMetadata, version: int, execution: str) -> bool:
+def _is_closed(transaction: TransactionMetadata, version: int, execution: str) -> bool:
     """Whether the version has ended for this execution, or was passed over by a higher one that is open."""
-    if execution != found.newest_execution:
+    if execution != transaction.newest_execution:
         return False
-    passed = found.state is TransactionState.ONGOING and found.execution == execution and version < found.version
-    return passed or version <= found.closed
+    passed = (
+        transaction.state is TransactionState.ONGOING
+        and transaction.execution == execution
+        and version < transaction.version
+    )
+    return passed or version <= transaction.closed
 
 
-def _check_not_committed(found: TransactionMetadata, version: int) -> None:
-    if version <= found.last_committed:
+def _check_not_committed(transaction: TransactionMetadata, version: int) -> None:
+    if version <= transaction.last_committed:
         raise AlreadyCommittedError(
-            f"version {version} of {found.transactional_id!r}: version {found.last_committed} is committed"
+            f"version {version} of {transaction.transactional_id!r}: version {transaction.last_committed} is committed"
         )
 
 
-def _check_not_fenced(found: TransactionMetadata, execution: str) -> None:
-    if execution in found.executions and execution != found.newest_execution:
-        raise ProducerFencedError(f"execution {execution!r} gave way to {found.newest_execution!r}")
+def _check_not_fenced(transaction: TransactionMetadata, execution: str) -> None:
+    if execution in transaction.executions and execution != transaction.newest_execution:
+        raise ProducerFencedError(f"execution {execution!r} gave way to {transaction.newest_execution!r}")
 
 
-def _check_joined(found: TransactionMetadata, version: int, execution: str, winners: tuple[int, ...]) -> None:
+def _check_joined(transaction: TransactionMetadata, version: int, execution: str, winners: tuple[int, ...]) -> None:
     """Every winner is a writer of exactly this open version and execution; nothing has changed where one is not."""
-    if (found.version, found.execution) != (version, execution) or found.state is not TransactionState.ONGOING:
+    if (transaction.version, transaction.execution) != (
+        version,
+        execution,
+    ) or transaction.state is not TransactionState.ONGOING:
         raise InvalidTxnStateError(f"version {version} of execution {execution!r} is not open")
-    strangers = [producer_id for producer_id in winners if producer_id not in found.writers]
+    strangers = [producer_id for producer_id in winners if producer_id not in transaction.writers]
     if strangers:
         raise InvalidTxnStateError(f"producers {strangers[:5]} have not joined version {version}")

@@ -34,52 +34,54 @@ PRODUCER_EPOCH_MAX = 2**15 - 1
 """The last one is only ever named by a marker."""
 
 
-def initialize(found: TransactionMetadata | None, request: InitTransactionsRequest, resources: Resources) -> Decision:
+def initialize(
+    transaction: TransactionMetadata | None, request: InitTransactionsRequest, resources: Resources
+) -> Decision:
     """A new producer of the id: what is open is aborted first."""
     resources.check_timeout(request.timeout_ms)
-    if found is None:
+    if transaction is None:
         identity = ProducerIdentity(resources.producer_ids.take(), 0)
-    elif found.state is TransactionState.ONGOING:
-        return AfterEnd((_ending(found, False, resources),))
-    elif found.state in PREPARED:
+    elif transaction.state is TransactionState.ONGOING:
+        return AfterEnd((_ending(transaction, False, resources),))
+    elif transaction.state in PREPARED:
         return AfterEnd()
     else:
-        identity = identity_after(found.identity, resources)
+        identity = identity_after(transaction.identity, resources)
     change = Initialized(identity.producer_id, identity.producer_epoch, request.timeout_ms)
     return Answered(_answer(identity), (change,))
 
 
-def add_partition(found: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
+def add_partition(transaction: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
     """A batch of this identity reached a leader: it joins the open transaction, or opens one."""
     identity = ProducerIdentity(request.producer_id, request.producer_epoch)
-    if identity != found.identity:
-        raise _stale(found, identity)
-    if found.state in PREPARED:
+    if identity != transaction.identity:
+        raise _stale(transaction, identity)
+    if transaction.state in PREPARED:
         raise InvalidProducerEpochError(f"the transaction of epoch {identity.producer_epoch} is being ended")
-    writer = found.writers.get(identity.producer_id)
+    writer = transaction.writers.get(identity.producer_id)
     if writer is not None and (request.topic_id, request.partition) in writer.partitions:
-        return Answered(added(found))
-    return Answered(added(found), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
+        return Answered(added(transaction))
+    return Answered(added(transaction), (PartitionAdded(request.producer_id, request.topic_id, request.partition),))
 
 
-def end(found: TransactionMetadata, request: EndTransactionRequest, resources: Resources) -> Decision:
+def end(transaction: TransactionMetadata, request: EndTransactionRequest, resources: Resources) -> Decision:
     """Commit or abort; a repetition waits for the same end, or gets its answer."""
     identity = ProducerIdentity(request.producer_id, request.producer_epoch)
-    if found.last_outcome is not None and identity == found.last_outcome.identity:
-        _check_same(found.last_outcome, request.committed)
-        return Answered(_answer(found.identity))
-    if identity != found.identity:
-        raise _stale(found, identity)
-    if found.state in PREPARED:
-        same = found.committing == request.committed
-        return AfterEnd(answer=_answer(found.next_identity) if same else None)
-    ending = _ending(found, request.committed, resources)
+    if transaction.last_outcome is not None and identity == transaction.last_outcome.identity:
+        _check_same(transaction.last_outcome, request.committed)
+        return Answered(_answer(transaction.identity))
+    if identity != transaction.identity:
+        raise _stale(transaction, identity)
+    if transaction.state in PREPARED:
+        same = transaction.committing == request.committed
+        return AfterEnd(answer=_answer(transaction.next_identity) if same else None)
+    ending = _ending(transaction, request.committed, resources)
     return AfterEnd((ending,), InitProducerIdResponse(ending.next_producer_id, ending.next_producer_epoch))
 
 
-def abort_idle(found: TransactionMetadata, resources: Resources) -> Ending:
+def abort_idle(transaction: TransactionMetadata, resources: Resources) -> Ending:
     """The transaction has timed out."""
-    return _ending(found, False, resources)
+    return _ending(transaction, False, resources)
 
 
 def identity_after(identity: ProducerIdentity, resources: Resources) -> ProducerIdentity:
@@ -89,8 +91,8 @@ def identity_after(identity: ProducerIdentity, resources: Resources) -> Producer
     return ProducerIdentity(resources.producer_ids.take(), 0)
 
 
-def _ending(found: TransactionMetadata, committed: bool, resources: Resources) -> Ending:
-    after = identity_after(found.identity, resources)
+def _ending(transaction: TransactionMetadata, committed: bool, resources: Resources) -> Ending:
+    after = identity_after(transaction.identity, resources)
     return Ending(committed, (), after.producer_id, after.producer_epoch)
 
 
@@ -101,19 +103,19 @@ def _check_same(outcome: TransactionOutcome, committed: bool) -> None:
         raise InvalidTxnStateError("the transaction was committed already")
 
 
-def _stale(found: TransactionMetadata, identity: ProducerIdentity) -> Exception:
+def _stale(transaction: TransactionMetadata, identity: ProducerIdentity) -> Exception:
     """Why an identity that is not the current one is refused."""
-    current = found.identity
-    if found.last_outcome is not None and identity == found.last_outcome.identity:
+    current = transaction.identity
+    if transaction.last_outcome is not None and identity == transaction.last_outcome.identity:
         # The producer itself is well: it learns of its next epoch when it ends the transaction.
         return InvalidProducerEpochError(f"the transaction of epoch {identity.producer_epoch} has ended")
     if identity.producer_id != current.producer_id:
         return InvalidProducerIdMappingError(
-            f"{found.transactional_id!r} has producer id {current.producer_id}, not {identity.producer_id}"
+            f"{transaction.transactional_id!r} has producer id {current.producer_id}, not {identity.producer_id}"
         )
     if identity.producer_epoch < current.producer_epoch:
         return ProducerFencedError(
-            f"{found.transactional_id!r} goes on in epoch {current.producer_epoch}, not {identity.producer_epoch}"
+            f"{transaction.transactional_id!r} goes on in epoch {current.producer_epoch}, not {identity.producer_epoch}"
         )
     return InvalidProducerEpochError(f"epoch {identity.producer_epoch} was never given out")
 

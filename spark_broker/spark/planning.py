@@ -120,12 +120,12 @@ def _named(bound: ByOffset, tp: TopicPartition, info: ListedOffset, *, fail: boo
 
 
 def _timed(
-    options: ReadOptions, bound: ByTimestamp, tp: TopicPartition, found: ListedOffset, info: ListedOffset
+    options: ReadOptions, bound: ByTimestamp, tp: TopicPartition, listed: ListedOffset, info: ListedOffset
 ) -> int:
     """No record at or after the moment: as an end it is the latest; as a start it is an error unless told otherwise."""
-    if found.offset >= 0:
+    if listed.offset >= 0:
         # A record that was committed between the two lookups belongs to the next read.
-        return min(found.offset, info.offset)
+        return min(listed.offset, info.offset)
     if bound is options.end or options.latest_if_no_timestamp:
         return info.offset
     raise OffsetOutOfRangeError(

@@ -1,9 +1,8 @@
-"""Reads the topic back, twice, and compares it with the flights that were sent, row for row.
+"""Reads topics into files, a table or the console: what there is, what is new since the last run, or for ever.
 
-    spark-submit --master local[2] jobs/consume.py --bootstrap-servers HOST:PORT
+    spark-submit jobs/consume.py --bootstrap-servers HOST:PORT --topic flights --to flights.parquet
 
-Once as a DataFrame, in a Spark application of its own, and once by offset with a plain Python consumer. Status 0 only
-when both got exactly what was sent, in the order of each key, with the same row at every offset.
+With `--checkpoint DIR` a run takes the records that have come since the last one; `--follow` goes on until it is ended.
 """
 
 from __future__ import annotations
@@ -11,156 +10,163 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-
-import msgspec
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.comparison import OFFSET, PARTITION, Comparison, compare, same_offsets
-from jobs.flights import KEY, read_flights
-from spark_broker.cli.output import note, print_table
-from spark_broker.client.admin import Admin
-from spark_broker.client.consumer import Consumer
-from spark_broker.driver.session import configure_spark, quiet_spark, submitted_settings
-from spark_broker.errors import RequestTimedOutError, SparkBrokerError
-from spark_broker.model import TopicPartition
+from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line
+from spark_broker.cli.output import counted
+from spark_broker.errors import InvalidConfigError
 
-TOPIC = "flights"
-MASTER = "local[2]"
-READ_TIMEOUT_S = 120.0
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
 
-
-class Reading(msgspec.Struct, frozen=True):
-    """One reader's comparison with the source, and the seconds that it read."""
-
-    comparison: Comparison
-    seconds: float
-
-
-class Result(msgspec.Struct, frozen=True):
-    """Both comparisons. `same_offsets`: every offset holds the same row for both readers."""
-
-    dataframe: Reading
-    consumer: Reading
-    same_offsets: bool
-
-    @property
-    def holds(self) -> bool:
-        """Whether every comparison held."""
-        return self.dataframe.comparison.holds and self.consumer.comparison.holds and self.same_offsets
+CONSOLE_ROWS = 20
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Compare a topic with the flights of 2013.")
-    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...")
-    parser.add_argument("--topic", default=TOPIC)
-    parser.add_argument("--rows", type=int, metavar="N", help="the first N rows were sent (default: all 336,776)")
-    parser.add_argument("--result-file", type=Path, metavar="FILE", help="the result as JSON")
+    parser = argparse.ArgumentParser(description="Read topics into files, a table or the console.")
+    source = parser.add_argument_group("what is read")
+    source.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...")
+    source.add_argument("--topic", required=True, metavar="NAME,...", help="topics of equal schemas")
+    add_pairs(source, "--option", "an option of the read, such as startingOffsets=latest")
+    source.add_argument(
+        "--select", action="append", default=[], metavar="EXPR", help='such as "CAST(value AS STRING)" (all columns)'
+    )
+    source.add_argument("--where", metavar="CONDITION", help='such as "delay > 15"')
+    target = parser.add_argument_group("where it goes (default: the console)")
+    target.add_argument("--to", metavar="PATH", help="files")
+    target.add_argument("--table", metavar="NAME", help="a table of the catalog")
+    target.add_argument("--format", metavar="NAME", help="parquet (the default), csv, json, orc, delta, ...")
+    target.add_argument("--mode", choices=("append", "overwrite", "error"), help="where something is there (error)")
+    target.add_argument("--rows", type=int, default=CONSOLE_ROWS, metavar="N", help="of the console (default 20)")
+    add_pairs(target, "--write-option", "an option of the format, such as header=true")
+    stream = parser.add_argument_group("again and again")
+    stream.add_argument("--checkpoint", metavar="DIR", help="only records that came since the last run with this one")
+    stream.add_argument("--follow", action="store_true", help="go on as records come, until the job is ended")
+    stream.add_argument("--every", type=float, metavar="SECONDS", help="with --follow: how often (as soon as possible)")
+    stream.add_argument("--group", metavar="NAME", help="publish the progress as this group's committed offsets")
     return parser.parse_args(given)
 
 
 def main(given: list[str] | None = None) -> int:
-    """Read twice and compare; returns the exit status."""
+    """Read it; returns the exit status."""
     options = arguments(given)
+    return told_in_a_line(lambda: run(options))
+
+
+def check(options: argparse.Namespace) -> None:
+    """Raises InvalidConfigError for arguments that do not go together."""
+    if options.to is not None and options.table is not None:
+        raise InvalidConfigError("give --to or --table, not both")
+    if is_stream(options) and options.mode is not None:
+        raise InvalidConfigError("--mode is for one run: with --checkpoint or --follow, records are appended")
+    if options.every is not None and not options.follow:
+        raise InvalidConfigError("--every needs --follow")
+    if options.group is not None and not is_stream(options):
+        raise InvalidConfigError("--group needs --checkpoint or --follow: one run over what there is has no progress")
+    if options.follow and not options.checkpoint and (options.to or options.table):
+        raise InvalidConfigError("--follow into files or a table needs --checkpoint: a restart would write all again")
+
+
+def is_stream(options: argparse.Namespace) -> bool:
+    """Whether it is a streaming query."""
+    return bool(options.checkpoint or options.follow)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Read it, and tell how many records there were."""
+    check(options)
+    with session(f"consume {options.topic}") as spark:
+        began = time.monotonic()
+        records = stream(spark, options) if is_stream(options) else read_once(spark, options)
+        took_s = time.monotonic() - began
+    print(f"{counted(records, 'record', 'records')} of {options.topic} went to {target_of(options)} in {took_s:.1f} s")
+
+
+def target_of(options: argparse.Namespace) -> str:
+    """Where the records go, for people."""
+    return options.to or options.table or "the console"
+
+
+def read_options(options: argparse.Namespace) -> dict[str, str]:
+    """The options of the read. A stream reads from the first record on, as one run does, unless told otherwise."""
+    return {
+        "bootstrap.servers": options.bootstrap_servers,
+        "subscribe": options.topic,
+        "startingOffsets": "earliest",
+        **({"group": options.group} if options.group else {}),
+        **dict(options.option),
+    }
+
+
+def shaped(frame: DataFrame, options: argparse.Namespace) -> DataFrame:
+    """The rows and columns that go on."""
+    if options.where:
+        frame = frame.where(options.where)
+    return frame.selectExpr(*options.select) if options.select else frame
+
+
+def read_once(spark: SparkSession, options: argparse.Namespace) -> int:
+    """All that there is now; the number of records."""
+    from pyspark.sql import Observation
+    from pyspark.sql.functions import count, lit
+
+    frame = shaped(spark.read.format(FORMAT).options(**read_options(options)).load(), options)
+    if options.to is None and options.table is None:
+        frame.show(options.rows, truncate=False)
+        return frame.count()
+    observed = Observation()
+    writer = frame.observe(observed, count(lit(1)).alias("records")).write.format(options.format or "parquet")
+    writer = writer.mode(options.mode or "error").options(**dict(options.write_option))
+    if options.table is not None:
+        writer.saveAsTable(options.table)
+    else:
+        writer.save(options.to)
+    return int(observed.get["records"])
+
+
+def stream(spark: SparkSession, options: argparse.Namespace) -> int:
+    """What is new, and with --follow what comes; the number of records."""
+    query = start(spark, options)
+    read = 0
+    seen = -1
     try:
-        result = run(options)
-    except SparkBrokerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    if options.result_file:
-        options.result_file.write_bytes(msgspec.json.encode(result) + b"\n")
-    show(result)
-    return 0 if result.holds else 1
+        while query.isActive:
+            query.awaitTermination(1)
+            read, seen = count_new(query, read, seen)
+    except KeyboardInterrupt:
+        query.stop()
+    return count_new(query, read, seen)[0]
 
 
-def run(options: argparse.Namespace) -> Result:
-    """Both readings and their comparisons."""
-    source = read_flights(options.rows)
-    note("reading the topic as a DataFrame ...")
-    as_frame, frame_s = timed(lambda: read_dataframe(options.bootstrap_servers, options.topic, source.schema))
-    note("reading the topic with a consumer ...")
-    by_offset, offset_s = timed(lambda: read_consumer(options.bootstrap_servers, options.topic, source.schema))
-    note("comparing ...")
-    return Result(
-        dataframe=Reading(compare("DataFrame", source, as_frame, KEY), frame_s),
-        consumer=Reading(compare("Consumer", source, by_offset, KEY), offset_s),
-        same_offsets=same_offsets(as_frame, by_offset),
-    )
+def count_new(query: StreamingQuery, read: int, seen: int) -> tuple[int, int]:
+    """Spark keeps the progress of the last hundred batches: the records so far, and the last batch that counts."""
+    for progress in query.recentProgress:
+        if progress.batchId > seen and progress.numInputRows:
+            read, seen = read + progress.numInputRows, progress.batchId
+    return read, seen
 
 
-def timed(read: Callable[[], pa.Table]) -> tuple[pa.Table, float]:
-    """What `read` returns, and the seconds that it took."""
-    began = time.monotonic()
-    table = read()
-    return table, round(time.monotonic() - began, 2)
-
-
-def read_dataframe(bootstrap_servers: str, topic: str, schema: pa.Schema) -> pa.Table:
-    """The topic through Spark: its columns, `_partition` and `_offset`."""
-    from pyspark.sql import SparkSession
-
-    quiet_spark()
-    builder = SparkSession.builder.appName("consume flights").config("spark.sql.session.timeZone", "UTC")
-    spark = configure_spark(builder.master(submitted_settings().get("spark.master", MASTER))).getOrCreate()
-    try:
-        frame = (
-            spark.read.format("spark_broker")
-            .option("kafka.bootstrap.servers", bootstrap_servers)
-            .option("subscribe", topic)
-            .load()
-        )
-        return frame.select(*schema.names, PARTITION, OFFSET).toArrow()
-    finally:
-        spark.stop()
-
-
-def read_consumer(bootstrap_servers: str, topic: str, schema: pa.Schema) -> pa.Table:
-    """The topic by offset, up to its high watermarks. Raises RequestTimedOutError when they are not reached."""
-    with Admin(bootstrap_servers) as admin:
-        partitions = [TopicPartition(topic, one.partition) for one in admin.describe_topic(topic).partitions]
-    schema = schema.append(pa.field(PARTITION, pa.int32())).append(pa.field(OFFSET, pa.int64()))
-    tables = [schema.empty_table()]
-    deadline = time.monotonic() + READ_TIMEOUT_S
-    with Consumer(bootstrap_servers, enable_auto_commit=False) as consumer:
-        ends = consumer.end_offsets(partitions)
-        consumer.assign(partitions)
-        consumer.seek_to_beginning()
-        while any(consumer.position(tp) < end for tp, end in ends.items()):
-            if time.monotonic() > deadline:
-                raise RequestTimedOutError(f"{topic} was not read to its end within {READ_TIMEOUT_S:g} s")
-            for batch in consumer.poll(1.0):
-                partition = pa.repeat(pa.scalar(batch.partition, pa.int32()), batch.data.num_rows)
-                offset = pa.array(range(batch.base_offset, batch.next_offset), pa.int64())
-                tables.append(pa.Table.from_arrays([*batch.data.columns, partition, offset], schema=schema))
-    return pa.concat_tables(tables).combine_chunks()
-
-
-def show(result: Result) -> None:
-    """A small table, and examples of what differs."""
-    readings = (result.dataframe, result.consumer)
-    rows = [
-        (
-            one.comparison.reader,
-            f"{one.comparison.rows_sent:,}",
-            f"{one.comparison.rows_read:,}",
-            one.comparison.rows_lost,
-            one.comparison.rows_extra,
-            one.comparison.keys_out_of_order,
-            "equal" if one.comparison.holds else "DIFFERENT",
-        )
-        for one in readings
-    ]
-    columns = ("reader", "rows sent", "rows read", "lost", "twice or changed", "keys out of order", "result")
-    print_table(columns, rows, right=columns[1:6])
-    for line in (example for one in readings for example in one.comparison.examples):
-        print(line)
-    if not result.same_offsets:
-        print("the DataFrame and the consumer do not see the same row at every offset")
+def start(spark: SparkSession, options: argparse.Namespace) -> StreamingQuery:
+    """The query. Without a checkpoint of its own (the console), Spark makes one for this run."""
+    frame = shaped(spark.readStream.format(FORMAT).options(**read_options(options)).load(), options)
+    writer = frame.writeStream.options(**dict(options.write_option))
+    if options.checkpoint:
+        writer = writer.option("checkpointLocation", options.checkpoint)
+    if not options.follow:
+        writer = writer.trigger(availableNow=True)
+    elif options.every is not None:
+        writer = writer.trigger(processingTime=f"{options.every:g} seconds")
+    if options.table is not None:
+        return writer.format(options.format or "parquet").toTable(options.table)
+    if options.to is not None:
+        return writer.format(options.format or "parquet").start(options.to)
+    return writer.format("console").option("truncate", "false").option("numRows", str(options.rows)).start()
 
 
 if __name__ == "__main__":

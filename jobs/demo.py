@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jobs import demo_snapshot
 from jobs.ack_log import Ack, AckTail, longest_gap_s
-from jobs.consume import Reading, Result
+from jobs.compare_flights import Reading, Result
 from jobs.demo_processes import DemoError, SparkProcess, kill
 from jobs.demo_snapshot import Snapshot
 from jobs.flights import read_flights
@@ -242,11 +242,11 @@ def compare(options: argparse.Namespace, bootstrap: str, directory: Path, consol
     if options.rows is not None:
         arguments += ["--rows", str(options.rows)]
     began = time.monotonic()
-    with SparkProcess("consume.py", arguments, directory / "consume.log", master="local[2]") as process:
-        with console.status("spark-submit jobs/consume.py: reading it back and comparing ..."):
+    with SparkProcess("compare_flights.py", arguments, directory / "compare.log", master="local[2]") as process:
+        with console.status("spark-submit jobs/compare_flights.py: reading it back and comparing ..."):
             process.wait(CONSUME_TIMEOUT_S)
         if not result.exists():
-            raise DemoError(f"consume.py: {process.last_line()} (its log: {process.log})")
+            raise DemoError(f"compare_flights.py: {process.last_line()} (its log: {process.log})")
     story.result = msgspec.json.decode(result.read_bytes(), type=Result)
     say(console, "the topic was read back twice and compared with the source", time.monotonic() - began)
 

@@ -17,14 +17,11 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from spark_broker.driver.session import configure_spark, quiet_spark, submitted_settings
-from spark_broker.errors import InvalidConfigError, SparkBrokerError
+from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line
+from spark_broker.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-FORMAT = "spark_broker"
-MASTER = "local[2]"
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -60,40 +57,20 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-def add_pairs(group: argparse._ArgumentGroup, name: str, what: str) -> None:
-    """An argument NAME=VALUE that may come again."""
-    group.add_argument(name, action="append", default=[], type=pair, metavar="NAME=VALUE", help=what)
-
-
-def pair(text: str) -> tuple[str, str]:
-    """Raises argparse's error unless there is a name before an equals sign."""
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
-
-
 def main(given: list[str] | None = None) -> int:
     """Write it; returns the exit status."""
-    from pyspark.errors import PySparkException
-    from pyspark.sql import SparkSession
-
     options = arguments(given)
-    try:
-        check(options)
-        quiet_spark()
-        builder = SparkSession.builder.appName(f"produce {options.topic or 'by column'}")
-        spark = configure_spark(builder.master(submitted_settings().get("spark.master", MASTER))).getOrCreate()
-        try:
-            began = time.monotonic()
-            rows = write_new_files(spark, options) if options.checkpoint else write_all(spark, options)
-        finally:
-            spark.stop()
-    except (SparkBrokerError, PySparkException) as error:
-        print(f"error: {str(error).partition(chr(10) + chr(10))[0]}", file=sys.stderr)
-        return 1
-    print(f"{rows:,} rows are in {options.topic or 'their topics'} after {time.monotonic() - began:.1f} s")
-    return 0
+    return told_in_a_line(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Write it, and tell how many rows there were."""
+    check(options)
+    with session(f"produce {options.topic or 'by column'}") as spark:
+        began = time.monotonic()
+        rows = write_new_files(spark, options) if options.checkpoint else write_all(spark, options)
+        took_s = time.monotonic() - began
+    print(f"{rows:,} rows are in {options.topic or 'their topics'} after {took_s:.1f} s")
 
 
 def check(options: argparse.Namespace) -> None:

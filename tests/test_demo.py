@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.waiting import eventually
+
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 400
 
@@ -52,8 +54,11 @@ def test_an_interrupted_demo_ends_its_applications(tmp_path: Path) -> None:
     assert demo.returncode == 1
     assert "interrupted" in said
     (directory,) = tmp_path.glob("spark-broker-demo-*")
-    running = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(directory) in _text(path)]
-    assert running == []
+
+    def running() -> list[Path]:
+        return [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(directory) in _text(path)]
+
+    eventually(lambda: not running(), 30, "the end of every process")
 
 
 def _text(path: Path) -> str:

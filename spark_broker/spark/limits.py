@@ -51,7 +51,7 @@ def shares(limit: int, backlogs: Mapping[P, int]) -> dict[P, int]:
     """
     sizes = {partition: size for partition, size in backlogs.items() if size > 0}
     total, count = sum(sizes.values()), len(sizes)
-    if limit >= total:
+    if max(limit, count) >= total:
         return sizes
     rest = max(limit, count) - count  # what is left when each has its 1
     return {partition: 1 + (size - 1) * rest // (total - count) for partition, size in sizes.items()}

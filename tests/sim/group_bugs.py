@@ -20,7 +20,7 @@ from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.core import group_offsets
 from spark_broker.core.group_offsets import CommittedOffsets, OffsetKey, OffsetRecord, OffsetValue, _Known
 from spark_broker.errors import SparkBrokerError
-from spark_broker.model import NO_EPOCH, OffsetAndMetadata
+from spark_broker.model import NO_EPOCH, ConsumedRecord, OffsetAndMetadata, known_epoch
 from spark_broker.protocol.messages import CommittedOffset
 from tests.sim import bugs
 from tests.sim.kinds import has_groups, has_groups_and_unclean_elections
@@ -43,6 +43,20 @@ def commit_what_is_fetched_ahead(patch: Patch) -> None:
     patch.setattr(PartitionPosition, "add", buggy)
 
 
+@bug("32")
+def commit_a_batch_with_its_first_record(patch: Patch) -> None:
+    """The position moves past a whole batch when its first record is handed out."""
+    take_record = PartitionPosition.take_record
+
+    def buggy(self: PartitionPosition) -> ConsumedRecord | None:
+        record = take_record(self)
+        if self.is_inside_a_batch:
+            self.position = self.buffer[0].next_offset
+        return record
+
+    patch.setattr(PartitionPosition, "take_record", buggy)
+
+
 @bugs.bug("17", quick=False, shows=has_groups_and_unclean_elections)
 def resume_without_the_committed_epoch(patch: Patch) -> None:
     """KAFKA-20507: what was read before the committed offset is not compared with the log on resume."""
@@ -61,7 +75,7 @@ def commit_past_a_truncation_before_its_notification(patch: Patch) -> None:
 
     def buggy(self: PartitionPosition) -> OffsetAndMetadata:
         if self.truncation is None:
-            return OffsetAndMetadata(self.position, self.last_epoch)
+            return OffsetAndMetadata(self.position, known_epoch(self.last_epoch))
         offset = self.truncation.divergent_offset
         return OffsetAndMetadata(offset, self.lineage.epoch_at(offset - 1))
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_reader import PartitionReader
 from spark_broker.client.partition_position import PartitionPosition
 from spark_broker.controller import unclean
 from spark_broker.errors import LogTruncationError
@@ -34,7 +34,7 @@ def fetch_without_the_epoch_that_was_read(patch: Patch) -> None:
 @bug("16", quick=False)
 def serve_readers_of_another_history(patch: Patch) -> None:
     """KIP-320: a leader does not compare what a consumer has read with its own log."""
-    patch.setattr(Partition, "check_lineage", lambda self, leader_epoch, offset, epoch: None)
+    patch.setattr(PartitionReader, "check_lineage", lambda self, leader_epoch, offset, epoch: None)
 
 
 @bug("16")

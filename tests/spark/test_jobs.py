@@ -1,4 +1,4 @@
-"""`jobs/produce.py` through spark-submit: files, once; also beside a cluster on the same standalone master."""
+"""`jobs/produce.py` and `jobs/consume.py` through spark-submit, also beside a cluster on the same standalone master."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from spark_broker import Admin, Consumer, TopicPartition
+from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tests.spark.application import ROOT, Application, environment
 from tests.spark.standalone import StandaloneCluster
 from tests.support.process_cluster import ProcessCluster
@@ -28,11 +29,21 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 def produce(servers: str, *arguments: str | Path, master: str = "local[2]") -> subprocess.CompletedProcess[str]:
+    return submit("produce.py", servers, *arguments, master=master)
+
+
+def consume(servers: str, *arguments: str | Path, master: str = "local[2]") -> subprocess.CompletedProcess[str]:
+    return submit("consume.py", servers, *arguments, master=master)
+
+
+def submit(
+    job: str, servers: str, *arguments: str | Path, master: str = "local[2]"
+) -> subprocess.CompletedProcess[str]:
     """Run the job as an application of its own; its status and what it says."""
     settings = {"spark.ui.enabled": "false", "spark.cores.max": "2", "spark.executor.cores": "1"}
     conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
-    job = [str(SPARK_SUBMIT), "--master", master, *conf, str(ROOT / "jobs" / "produce.py")]
-    command = [*job, "--bootstrap-servers", servers, *map(str, arguments)]
+    submitted = [str(SPARK_SUBMIT), "--master", master, *conf, str(ROOT / "jobs" / job)]
+    command = [*submitted, "--bootstrap-servers", servers, *map(str, arguments)]
     return subprocess.run(
         command, env=environment({}), timeout=JOB_TIMEOUT_S, capture_output=True, text=True, check=False
     )
@@ -41,6 +52,13 @@ def produce(servers: str, *arguments: str | Path, master: str = "local[2]") -> s
 def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.splitlines()[-1]
+
+
+def error_line(done: subprocess.CompletedProcess[str]) -> str:
+    """What went wrong, as the job says it: one line. spark-submit puts what Python says on stderr on its own stdout."""
+    lines = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, done.stdout + done.stderr
+    return lines[0]
 
 
 def records(servers: str, topic: str) -> list[pa.RecordBatch]:
@@ -96,8 +114,66 @@ def test_a_mistake_is_told_in_a_line(tmp_path: Path, brokers: ProcessCluster) ->
     file = write_csv(tmp_path / "in" / "a.csv", 0, 10)
     done = produce(brokers.bootstrap_servers, "--topic", "nowhere", *CSV, file)
     assert done.returncode == 1
-    (told,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert "[UNKNOWN_TOPIC_OR_PARTITION] topic 'nowhere' does not exist" in told
+    assert "[UNKNOWN_TOPIC_OR_PARTITION] topic 'nowhere' does not exist" in error_line(done)
+
+
+def delays(files: Path) -> list[int]:
+    """The column of all files of a directory."""
+    return [n for file in sorted(files.glob("*.parquet")) for n in pq.read_table(file)["delay"].to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def flights(brokers: ProcessCluster) -> str:
+    """A typed topic with 1,000 rows; its name."""
+    schema = pa.schema([("dest", pa.string()), ("delay", pa.int32())])
+    with Admin(brokers.bootstrap_servers) as admin:
+        admin.create_topic(NewTopic("arrivals", partitions=2, schema=schema))
+    append_flights(brokers, "arrivals", range(1000))
+    return "arrivals"
+
+
+def append_flights(brokers: ProcessCluster, topic: str, delays: range) -> None:
+    with Producer(brokers.bootstrap_servers) as producer:
+        for partition in (0, 1):
+            rows = [{"dest": f"D{n % 5}", "delay": n} for n in delays if n % 2 == partition]
+            producer.append(topic, rows, partition=partition).result(30)
+
+
+def test_a_topic_becomes_files(tmp_path: Path, brokers: ProcessCluster, flights: str) -> None:
+    shape = ("--select", "delay", "--where", "delay >= 100")
+    out = tmp_path / "out"
+    said = succeeded(consume(brokers.bootstrap_servers, "--topic", flights, *shape, "--to", out))
+    assert said.startswith(f"900 records of arrivals went to {out}")
+    assert sorted(delays(out)) == list(range(100, 1000))
+
+
+@pytest.mark.full
+def test_a_run_with_a_checkpoint_takes_the_records_that_are_new(tmp_path: Path, brokers: ProcessCluster) -> None:
+    servers, out = brokers.bootstrap_servers, tmp_path / "out"
+    with Admin(servers) as admin:
+        admin.create_topic(
+            NewTopic("growing", partitions=2, schema=pa.schema([("dest", pa.string()), ("delay", pa.int32())]))
+        )
+    again = ("--topic", "growing", "--to", out, "--checkpoint", tmp_path / "checkpoint", "--group", "reports")
+    for start in (0, 100):
+        append_flights(brokers, "growing", range(start, start + 100))
+        assert succeeded(consume(servers, *again)).startswith("100 records of growing")
+    assert succeeded(consume(servers, *again)).startswith("0 records of growing")
+    assert sorted(delays(out)) == list(range(200))
+    with Consumer(servers, group_id="reports", enable_auto_commit=False) as consumer:
+        committed = [consumer.committed(TopicPartition("growing", number)) for number in (0, 1)]
+    assert [stored and stored.offset for stored in committed] == [100, 100]
+
+
+@pytest.mark.full
+def test_a_topic_on_the_console_and_a_mistake_in_a_line(brokers: ProcessCluster, flights: str) -> None:
+    servers = brokers.bootstrap_servers
+    done = consume(servers, "--topic", flights, "--where", "delay = 7", "--select", "dest")
+    assert "|D2  |" in done.stdout
+    assert succeeded(done).startswith("1 record of arrivals went to the console")
+    done = consume(servers, "--topic", "nowhere")
+    assert done.returncode == 1
+    assert "[UNKNOWN_TOPIC_OR_PARTITION] topic 'nowhere' does not exist" in error_line(done)
 
 
 @pytest.mark.full
@@ -120,3 +196,6 @@ def test_it_runs_beside_a_cluster_on_the_same_standalone_master(tmp_path: Path) 
         assert said.startswith("1,000 rows are in flights")
         numbers = [n for batch in records(servers, "flights") for n in batch["delay"].to_pylist()]
         assert sorted(numbers) == list(range(1000))
+        said = succeeded(consume(servers, "--topic", "flights", "--to", tmp_path / "out", master=hosts.master))
+        assert said.startswith("1,000 records of flights went to ")
+        assert sorted(delays(tmp_path / "out")) == list(range(1000))

@@ -15,6 +15,7 @@ def test_shares_are_in_proportion() -> None:
     assert shares(100, {0: 1000}) == {0: 100}
     assert shares(1000, {0: 3, 1: 4, 2: 0}) == {0: 3, 1: 4}
     assert shares(10, {0: 1, 1: 1_000_000}) == {0: 1, 1: 9}
+    assert shares(1, {0: 1, 1: 1}) == {0: 1, 1: 1}
 
 
 @given(st.integers(1, 5000), BACKLOGS)

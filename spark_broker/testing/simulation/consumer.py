@@ -5,7 +5,7 @@ It fetches when it polls, and a leader answers at once with what there is: that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -55,6 +55,8 @@ CONFIG = ConsumerConfig(
 
 Key = tuple[str, int]
 
+RECORDS_AT_ONCE = 5
+
 
 class _Values(NamedTuple):
     """Stands in for a `ConsumedBatch`: decoding every batch into Arrow would take a tenth of a schedule."""
@@ -62,6 +64,20 @@ class _Values(NamedTuple):
     tp: TopicPartition
     base_offset: int
     values: tuple[bytes, ...]
+
+    def slice(self, offset: int) -> _Values:
+        return _Values(self.tp, self.base_offset + offset, self.values[offset:])
+
+    def records(self) -> Iterator[_Record]:
+        return (_Record(self.tp, self.base_offset + at, value) for at, value in enumerate(self.values))
+
+
+class _Record(NamedTuple):
+    """Stands in for a `ConsumedRecord`."""
+
+    tp: TopicPartition
+    offset: int
+    value: bytes
 
 
 class _Fetches(FetchMachine):
@@ -115,6 +131,7 @@ class SimConsumer(NetworkNode):
         self._topics: set[str] = set()  # that there are, as far as it has heard
         self._addresses: dict[int, Address] = {}
         self._streams: dict[int, _Stream] = {}
+        self._polls = 0
 
     def start(self) -> None:
         """Learn of the cluster, then poll."""
@@ -246,8 +263,9 @@ class SimConsumer(NetworkNode):
 
     def _poll(self) -> None:
         truncated = self.unnotified
+        self._polls += 1
         try:
-            batches, moved = self.machine.poll()
+            moved = self._take_records() if self._polls % 3 == 0 else self._take_batches()
         except LogTruncationError as error:
             if truncated is None:
                 raise
@@ -256,13 +274,29 @@ class SimConsumer(NetworkNode):
             if not error.retriable:
                 raise
         else:
-            for batch in cast("list[_Values]", batches):
-                self.world.history.polled(self.name, batch.tp, batch.base_offset, batch.values)
             if moved:
                 self.handed_out()
             self._fetch()
         self.advance()
         self._poll_later()
+
+    def _take_batches(self) -> bool:
+        batches, moved = self.machine.poll()
+        for batch in cast("list[_Values]", batches):
+            self.world.history.polled(self.name, batch.tp, batch.base_offset, batch.values)
+        return moved
+
+    def _take_records(self) -> bool:
+        """A few of them, one at a time: a position may then lie inside a batch, until the next poll takes the rest."""
+        moved = False
+        for _ in range(RECORDS_AT_ONCE):
+            record, has_room = cast("tuple[_Record | None, bool]", self.machine.next_record())
+            if record is not None:
+                self.world.history.polled(self.name, record.tp, record.offset, (record.value,))
+            elif not has_room:
+                break
+            moved = True
+        return moved
 
     def _notified(self, position: PartitionPosition, error: LogTruncationError) -> None:
         self.world.unclean.told_of_a_cut(self.key(position), self.name, error)

@@ -1,0 +1,57 @@
+"""What the jobs share: arguments of the form NAME=VALUE, a session, and errors in one line."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from spark_broker.driver.session import configure_spark, quiet_spark, submitted_settings
+from spark_broker.errors import SparkBrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FORMAT = "spark_broker"
+MASTER = "local[2]"
+
+
+def add_pairs(group: argparse._ArgumentGroup, name: str, what: str) -> None:
+    """An argument NAME=VALUE that may come again."""
+    group.add_argument(name, action="append", default=[], type=pair, metavar="NAME=VALUE", help=what)
+
+
+def pair(text: str) -> tuple[str, str]:
+    """Raises argparse's error unless there is a name before an equals sign."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+@contextmanager
+def session(name: str) -> Iterator[SparkSession]:
+    """A session with the master that spark-submit was given; it is stopped at the end."""
+    from pyspark.sql import SparkSession
+
+    quiet_spark()
+    builder = SparkSession.builder.appName(name).master(submitted_settings().get("spark.master", MASTER))
+    spark = configure_spark(builder).getOrCreate()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def told_in_a_line(run: Callable[[], None]) -> int:
+    """The exit status of a job; what goes wrong is one line on stderr."""
+    from pyspark.errors import PySparkException
+
+    try:
+        run()
+    except (SparkBrokerError, PySparkException) as error:
+        print(f"error: {str(error).partition(chr(10) + chr(10))[0]}", file=sys.stderr)
+        return 1
+    return 0

@@ -12,7 +12,14 @@ import msgspec
 from spark_broker.errors import InvalidDataError
 
 DOCUMENT = Path(__file__).resolve().parent.parent / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+
+
+def marks(section: str) -> tuple[str, str]:
+    """The lines of the document around a section's figures."""
+    return f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
+
+
+BEGIN, END = marks("figures")
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -37,11 +44,12 @@ def markdown(figures: list[Figure], where: str) -> str:
     return "\n".join(lines)
 
 
-def write(figures: list[Figure], where: str, document: Path = DOCUMENT) -> None:
-    """Replace the figures in the document. Raises InvalidDataError when it has no place for them."""
+def write(figures: list[Figure], where: str, document: Path = DOCUMENT, *, section: str = "figures") -> None:
+    """Replace a section of the document. Raises InvalidDataError when it has no place for it."""
+    begin_line, end_line = marks(section)
     text = document.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = text.partition(begin_line)
+    _, end, after = rest.partition(end_line)
     if not begin or not end:
-        raise InvalidDataError(f"{document} has no lines {BEGIN} and {END}")
-    document.write_text(f"{before}{BEGIN}\n{markdown(figures, where)}\n{END}{after}", encoding="utf-8")
+        raise InvalidDataError(f"{document} has no lines {begin_line} and {end_line}")
+    document.write_text(f"{before}{begin_line}\n{markdown(figures, where)}\n{end_line}{after}", encoding="utf-8")

@@ -50,7 +50,7 @@ class AckLog:
                 self._file.write(lines)
 
     def longest_gap_s(self) -> float:
-        """The longest time between two acknowledgements that followed each other."""
+        """The longest time between two consecutive acknowledgements."""
         with self._lock:
             return longest_gap_s(self._acks)
 
@@ -69,7 +69,7 @@ class AckLog:
 
 
 def _offset(stored: RecordMetadata) -> int:
-    """The job's producer wants acks=all: a broker says where the records are."""
+    """The base offset of an acknowledged batch. Every batch has one, because the job's producer uses acks=all."""
     if stored.base_offset is None:
         raise ValueError(f"{stored} has no offset")
     return stored.base_offset
@@ -99,6 +99,6 @@ class AckTail:
 
 
 def longest_gap_s(acks: Sequence[Ack]) -> float:
-    """The longest time between two acknowledgements that followed each other; 0 for fewer than two."""
+    """The longest time between two consecutive acknowledgements; 0 for fewer than two."""
     times = sorted(ack.time_s for ack in acks)
     return max((after - before for before, after in itertools.pairwise(times)), default=0.0)

@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 
 POLL_S = 0.2
 WIDTH = 120
-"""Of what is printed into a file."""
+"""The width of a table that is not printed on a terminal."""
 
 CORES, MEMORY_MB = 2, 1024
-"""Of an executor, where no master is given: one core for the broker, one for queries."""
+"""Those of an executor where no master is given: one core for the broker, one for queries."""
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -75,7 +75,7 @@ def main(given: list[str] | None = None) -> int:
         log(settings.cluster.controller_log_level, settings.cluster.log_format)
         metadata_dir = lasting_metadata_dir(settings.cluster)
         if metadata_dir is not None and not options.take_over:
-            check_claim_of(metadata_dir)  # Spark takes long to start, and the controller would only say the same.
+            check_claim_of(metadata_dir)  # The controller would raise the same error, but after Spark has started.
         with session(options) as spark:
             stop = stop_on_signals()
             with started(spark, options, settings) as cluster:
@@ -104,7 +104,7 @@ def load_settings(options: argparse.Namespace) -> ClusterSettings:
 
 
 class StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to what is stderr at that moment: progress bars take it over while they are shown."""
+    """Writes to the present `sys.stderr`: progress bars replace it while they are shown."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -127,7 +127,7 @@ def log(level: str, log_format: str) -> None:
 
 
 def log_file() -> str:
-    """The file that stderr is; empty where it is a terminal or a pipe."""
+    """The file to which stderr goes; empty where it is a terminal or a pipe."""
     try:
         path = Path("/proc/self/fd/2").readlink()
     except OSError:
@@ -136,7 +136,7 @@ def log_file() -> str:
 
 
 def stop_on_signals() -> threading.Event:
-    """Set by SIGINT and SIGTERM. Call it once the session exists: PySpark sets a handler that cancels every job."""
+    """An event that SIGINT and SIGTERM set. Call this once the session exists: PySpark's handler cancels every job."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
@@ -145,7 +145,7 @@ def stop_on_signals() -> threading.Event:
 
 
 def run(cluster: BrokerCluster, stop: threading.Event, seconds: float | None) -> None:
-    """Wait for a signal, for the time to pass, or for the cluster to end by itself. Raises the reason of the last."""
+    """Wait for a signal or for the time to pass. Raises the reason if the cluster ends by itself before."""
     deadline = None if seconds is None else time.monotonic() + seconds
     while not stop.wait(POLL_S) and (deadline is None or time.monotonic() < deadline):
         if cluster.stopped:
@@ -167,7 +167,7 @@ def session(options: argparse.Namespace) -> Iterator[SparkSession]:
 
 
 def master(options: argparse.Namespace) -> str:
-    """The master to use. spark-submit says `local[*]` where nobody gave one, which is no place for a cluster."""
+    """The master to use. Where none was given, spark-submit reports `local[*]`, which does not suit a cluster."""
     if options.master:
         return str(options.master)
     submitted = submitted_settings().get("spark.master", "local[*]")
@@ -246,7 +246,7 @@ def show(cluster: BrokerCluster) -> None:
 
 
 def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
-    """What another process needs to use the cluster. Written whole: who sees the file can read it."""
+    """Write what another process needs to use the cluster. The file appears only when it is complete."""
     brokers = [
         {
             "id": one.broker.id,

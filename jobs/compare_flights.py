@@ -2,8 +2,8 @@
 
     spark-submit --master local[2] jobs/compare_flights.py --bootstrap-servers HOST:PORT
 
-Once as a DataFrame, in a Spark application of its own, and once by offset with a plain Python consumer. Status 0 only
-when both got exactly what was sent, in the order of each key, with the same row at every offset.
+It reads once as a DataFrame, in a Spark application of its own, and once by offset with a plain Python consumer. Status
+0 only when both got exactly what was sent, in the order of each key, with the same row at every offset.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READ_TIMEOUT_S = 120.0
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """One reader's comparison with the source, and the seconds that it read."""
+    """One reader's comparison with the source, and the seconds that reading took."""
 
     comparison: Comparison
     seconds: float

@@ -1,6 +1,6 @@
-"""Is what was read what was sent? Row for row: nothing lost, nothing twice, order kept per key.
+"""Compares the rows that were read with those that were sent: nothing lost, nothing twice, order kept per key.
 
-Works on Arrow tables: the source, and what was read with its `_partition` and `_offset` columns.
+Works on Arrow tables: the source, and the rows that were read, with their `_partition` and `_offset` columns.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def multiset_difference(left: pa.Table, right: pa.Table) -> tuple[pa.Table, pa.T
 
 
 def keys_out_of_order(source: pa.Table, read: pa.Table, key: str) -> list[object]:
-    """The keys whose sequence of rows, by partition and offset, is not the source's; also for lost or extra rows."""
+    """The keys whose rows, ordered by partition and offset, are not the source's; also for lost or extra rows."""
     names = source.schema.names
     sent = _grouped(source.append_column("_row", pa.array(range(source.num_rows))), key, ["_row"]).select(names)
     got = _grouped(read, key, [PARTITION, OFFSET]).select(names).cast(source.schema)

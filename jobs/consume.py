@@ -1,4 +1,4 @@
-"""Reads topics into files, a table or the console: what there is, what is new since the last run, or for ever.
+"""Reads topics into files, a table or the console: all records, those since the last run, or new ones for ever.
 
     spark-submit jobs/consume.py --bootstrap-servers HOST:PORT --topic flights --to flights.parquet
 
@@ -79,7 +79,7 @@ def is_stream(options: argparse.Namespace) -> bool:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Read it, and tell how many records there were."""
+    """Read it, and print how many records there were."""
     check(options)
     with session(f"consume {options.topic}") as spark:
         began = time.monotonic()
@@ -105,14 +105,14 @@ def read_options(options: argparse.Namespace) -> dict[str, str]:
 
 
 def shaped(frame: DataFrame, options: argparse.Namespace) -> DataFrame:
-    """The rows and columns that go on."""
+    """The rows and columns that are selected."""
     if options.where:
         frame = frame.where(options.where)
     return frame.selectExpr(*options.select) if options.select else frame
 
 
 def read_once(spark: SparkSession, options: argparse.Namespace) -> int:
-    """All that there is now; the number of records."""
+    """Read all records that are there now; returns their number."""
     from pyspark.sql import Observation
     from pyspark.sql.functions import count, lit
 
@@ -131,7 +131,7 @@ def read_once(spark: SparkSession, options: argparse.Namespace) -> int:
 
 
 def stream(spark: SparkSession, options: argparse.Namespace) -> int:
-    """What is new, and with --follow what comes; the number of records."""
+    """Read the new records, and with --follow those that come later; returns their number."""
     query = start(spark, options)
     read = 0
     seen = -1
@@ -145,7 +145,7 @@ def stream(spark: SparkSession, options: argparse.Namespace) -> int:
 
 
 def count_new(query: StreamingQuery, read: int, seen: int) -> tuple[int, int]:
-    """Spark keeps the progress of the last hundred batches: the records so far, and the last batch that counts."""
+    """The records so far, and the last batch counted. Spark keeps the progress of the last hundred batches."""
     for progress in query.recentProgress:
         if progress.batchId > seen and progress.numInputRows:
             read, seen = read + progress.numInputRows, progress.batchId

@@ -55,7 +55,7 @@ LOOK_S = 0.25
 
 @dataclass
 class Story:
-    """What happened, as it happens."""
+    """What has happened so far."""
 
     began: float = field(default_factory=time.monotonic)
     acks: list[Ack] = field(default_factory=list)
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace, directory: Path, console: Console) -> bool:
 
 @contextlib.contextmanager
 def cluster(directory: Path, console: Console) -> Iterator[str]:
-    """The cluster application; gives its bootstrap servers. Ended in order, or by force where that fails."""
+    """Run the cluster application; yields its bootstrap servers. It is ended in order, or by force where that fails."""
     ready = directory / "ready.json"
     settings = ["--set", f"log.dirs={directory / 'data'}"]
     arguments = ["--brokers", str(BROKERS), "--ready-file", str(ready), *settings]
@@ -203,7 +203,7 @@ def await_election(admin: Admin, story: Story) -> None:
 
 
 def _elected(now: Snapshot, victim: BrokerInfo | None) -> bool:
-    """Whether live brokers lead everything, and the victim is known to be gone (its id may be back, as a later one)."""
+    """Whether live brokers lead everything and the victim is known to be gone (its successor may have its id)."""
     live = {broker.id for broker in now.brokers}
     gone = victim is not None and (victim.id, victim.epoch) not in {(one.id, one.epoch) for one in now.brokers}
     return gone and all(one.leader in live for one in now.topic.partitions)
@@ -222,7 +222,7 @@ def look_for_rejoin(admin: Admin, story: Story) -> bool:
 
 
 def await_rejoin(admin: Admin, console: Console, story: Story) -> None:
-    """Wait until the replacement is in sync; not for ever, for nothing depends on it."""
+    """Wait until the replacement is in sync, at most for `REJOIN_TIMEOUT_S`: nothing depends on it."""
     deadline = time.monotonic() + REJOIN_TIMEOUT_S
     pause = threading.Event()
     with console.status("waiting until the replacement has caught up ..."):
@@ -236,7 +236,7 @@ def await_rejoin(admin: Admin, console: Console, story: Story) -> None:
 
 
 def compare(options: argparse.Namespace, bootstrap: str, directory: Path, console: Console, story: Story) -> None:
-    """Run the consumer job, and take in its result."""
+    """Run the consumer job, and read its result."""
     result = directory / "result.json"
     arguments = ["--bootstrap-servers", bootstrap, "--result-file", str(result)]
     if options.rows is not None:
@@ -253,7 +253,7 @@ def compare(options: argparse.Namespace, bootstrap: str, directory: Path, consol
 
 @contextlib.contextmanager
 def bar(console: Console, total: int) -> Iterator[Callable[[int], int]]:
-    """A bar of the rows that are acknowledged; the function shows a number and returns it."""
+    """A bar of the acknowledged rows. Yields a function that shows a number of rows and returns it."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -272,12 +272,12 @@ def bar(console: Console, total: int) -> Iterator[Callable[[int], int]]:
 
 
 def say(console: Console, text: str, seconds: float) -> None:
-    """A step that is done, and how long it took."""
+    """Print a step that is done, and how long it took."""
     console.print(f"[bold green]✓[/] {text} [dim]({seconds:.1f} s)[/]")
 
 
 def tell(story: Story, console: Console) -> None:
-    """The end: what a person wants to see."""
+    """Print the results."""
     if story.result is None or story.victim is None:
         return
     console.print()

@@ -1,4 +1,4 @@
-"""The demo's Spark applications: each a process group of its own, with a log file, ended by whoever started it."""
+"""The demo's Spark applications. Each is a process group of its own, with a log file, and the demo ends it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class SparkProcess:
         return next((line for line in reversed(lines) if line.strip()), "")
 
     def end(self) -> None:
-        """End the whole group, by force where it does not follow."""
+        """End the whole group, by force where it does not end on SIGTERM."""
         if self.status() is not None:
             return
         for number in (signal.SIGTERM, signal.SIGKILL):

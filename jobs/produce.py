@@ -1,4 +1,4 @@
-"""Writes what Spark can read (files, a table, a query) to a topic: in one transaction, or a directory's files once.
+"""Writes what Spark can read (files, a table, a query) to a topic in one transaction, or each file of a directory once.
 
     spark-submit jobs/produce.py --bootstrap-servers HOST:PORT --topic flights --create --format csv flights/
 
@@ -64,7 +64,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Write it, and tell how many rows there were."""
+    """Write it, and print how many rows there were."""
     check(options)
     with session(f"produce {options.topic or 'by column'}") as spark:
         began = time.monotonic()
@@ -108,7 +108,7 @@ def selected(frame: DataFrame, expressions: Sequence[str]) -> DataFrame:
 
 
 def write_all(spark: SparkSession, options: argparse.Namespace) -> int:
-    """One transaction; the number of rows."""
+    """Write everything in one transaction; returns the number of rows."""
     from pyspark.sql import Observation
     from pyspark.sql.functions import count, lit
 
@@ -119,7 +119,7 @@ def write_all(spark: SparkSession, options: argparse.Namespace) -> int:
 
 
 def read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
-    """What there is to write."""
+    """The rows to write."""
     if options.table is not None:
         return spark.table(options.table)
     if options.query is not None:
@@ -129,7 +129,7 @@ def read(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
 
 
 def write_new_files(spark: SparkSession, options: argparse.Namespace) -> int:
-    """Files of the directory that were not written before; the number of rows."""
+    """Write the files of the directory that were not written before; returns the number of rows."""
     # A stream of files does not look for its schema by itself.
     schema = options.schema or read(spark, options).schema
     reader = spark.readStream.format(options.format).options(**dict(options.option)).schema(schema)

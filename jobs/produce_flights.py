@@ -2,7 +2,7 @@
 
     spark-submit jobs/produce_flights.py --bootstrap-servers HOST:PORT --rate 20000
 
-The producer goes on by itself when brokers die. `--ack-log` says what was acknowledged when.
+The producer goes on by itself when brokers die. `--ack-log` records each acknowledged batch with its time.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def paced(table: pa.Table, batch_rows: int, rate: float, stop: threading.Event) 
     """The table's micro-batches in order, each when it is due; ends early when `stop` is set."""
     due = 0.0
     for batch in table.to_batches(max_chunksize=batch_rows):
-        # Behind schedule there is no wait: what an election held back is caught up with.
+        # Behind schedule there is no wait: the rows that an election held back are caught up.
         if stop.wait(max(0.0, due - time.monotonic())):
             return
         yield batch

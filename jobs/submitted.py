@@ -19,7 +19,7 @@ MASTER = "local[2]"
 
 
 def add_pairs(group: argparse._ArgumentGroup, name: str, what: str) -> None:
-    """An argument NAME=VALUE that may come again."""
+    """Add an argument NAME=VALUE that may be repeated."""
     group.add_argument(name, action="append", default=[], type=pair, metavar="NAME=VALUE", help=what)
 
 
@@ -46,7 +46,7 @@ def session(name: str) -> Iterator[SparkSession]:
 
 
 def told_in_a_line(run: Callable[[], None]) -> int:
-    """The exit status of a job; what goes wrong is one line on stderr."""
+    """Run a job; returns its exit status. An error is printed as one line on stderr."""
     from pyspark.errors import PySparkException
 
     try:

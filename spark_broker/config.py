@@ -521,6 +521,7 @@ class AdminConfig(Config):
         50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", at_least(1)
     )
     retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
+    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", at_least(1))
 
 
 @dataclass(frozen=True, kw_only=True)

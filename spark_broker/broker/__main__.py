@@ -1,7 +1,8 @@
 """`python -m spark_broker.broker <listener> <keeper>`: the process of one broker.
 
-Started by `broker.hosting.start`, which hands it two sockets (the name under which keepers find it, and its first
-keeper) and its order on standard input. It imports what may start threads after it listens, not before.
+`broker.hosting.start` starts it. The process inherits two sockets: the listener through which keepers find it, and the
+connection of its first keeper. It reads its order from standard input. Modules that may start threads are imported only
+once it listens.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from spark_broker.errors import InvalidRequestError, KafkaStorageError, SparkBro
 logger = logging.getLogger(__name__)
 
 Entry = Callable[[BrokerSpec, LeaveRequest], str]
-"""Runs the broker until it has stopped, and returns why; leaves in order when it is asked to."""
+"""Runs the broker until it has stopped, and returns the reason. When asked to leave, it does a controlled shutdown."""
 
 
 def main() -> None:
     """Run the broker; does not return."""
     listener, keeper = (socket.socket(fileno=int(number)) for number in sys.argv[1:3])
-    listener.listen()  # as this process: the kernel tells keepers its pid
+    listener.listen()  # in this process: keepers see the pid of the process that called listen()
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         sys.stderr.write(f"process {os.getpid()} was to be a broker: its starter ended before it had said which one\n")
@@ -64,7 +65,7 @@ def serve(spec: BrokerSpec, entry: str, leave: LeaveRequest) -> BrokerOutcome:
     except OSError as error:
         return _failed(KafkaStorageError(str(error)))
     except Exception as error:
-        # A bug of our own. Raised on, its reason would be lost with the process.
+        # A bug of our own. If it were raised, the reason would be lost with the process.
         logger.exception("the broker ended on an unexpected error")
         return _failed(UnknownServerError(f"{type(error).__name__}: {error}"))
 
@@ -83,7 +84,7 @@ def load_entry(entry: str) -> Entry:
 
 
 def log_to_stderr(level: str, log_format: str) -> None:
-    """The executor's stderr is where a broker's log is."""
+    """Write the broker's log to stderr, which is the executor's."""
     handler = logging.StreamHandler(sys.stderr)
     handler.addFilter(Repeats())
     handler.setFormatter(formatter(log_format))

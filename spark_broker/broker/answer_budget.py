@@ -1,7 +1,7 @@
-"""How large an answer to a fetch may be, so that all that are on their way to clients fit into the broker's memory.
+"""Limits the size of answers to fetches, so that all that are on their way to clients fit into the broker's memory.
 
-An answer gets at most half of what is free. So a client that takes nothing never takes everything: the first one that
-stalls holds a half, the next a quarter, and there is always something left for those who read.
+An answer gets at most half of what is free. So clients that do not read never use up the budget: the first one that
+stalls holds a half, the next a quarter, and something is always left for clients that read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from spark_broker.errors import invariant
 
 FLOOR_BYTES = 65_536
-"""What an answer may always have, however little is free: else nobody would get on."""
+"""An answer may always have this much, however little is free: otherwise no client would make progress."""
 
 
 class Share:
@@ -26,13 +26,13 @@ class Share:
         self.bytes = size
 
     def keep(self, size: int) -> None:
-        """The answer has this size; it may be larger than the share, because a batch is never cut."""
+        """Set the actual size of the answer. It may be larger than the share, because a batch is never cut."""
         self._budget.add(size - self.bytes)
         self.bytes = size
 
 
 class AnswerBudget:
-    """One for all streams of a broker. `total_bytes`: of all answers at a time. For many threads."""
+    """One budget for all streams of a broker. `total_bytes` bounds all answers together. Thread-safe."""
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
@@ -41,12 +41,12 @@ class AnswerBudget:
 
     @property
     def used_bytes(self) -> int:
-        """Of all answers that are being made, or have not been taken by their clients."""
+        """Bytes of all answers that are being made, or that their clients have not taken yet."""
         return self._used_bytes
 
     @contextmanager
     def share(self, wanted_bytes: int) -> Iterator[Share]:
-        """As long as the block lasts, this answer counts."""
+        """A share of at most `wanted_bytes`. It counts as used until the block ends."""
         with self._lock:
             free = self._total_bytes - self._used_bytes
             share = Share(self, min(wanted_bytes, max(free // 2, FLOOR_BYTES)))

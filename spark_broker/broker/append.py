@@ -1,4 +1,4 @@
-"""What is appended to a partition: batches from clients, markers from coordinators, and who waits for the outcome."""
+"""What is appended to a partition (clients' batches, coordinators' markers), and the token that takes the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_broker.protocol.wire import Buffer
 
 
 class AppendToken(Protocol):
-    """Who waits for an append. Called under the partition's lock: it must not block."""
+    """Takes the outcome of an append. Called under the partition's lock, so it must not block."""
 
     def acknowledge(self, base_offset: int) -> None: ...
 
@@ -37,7 +37,10 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class AwaitedTransaction:
-    """A transactional batch waits for its coordinator: whose it is, the leader epoch here, and when it was asked."""
+    """A transactional batch waits for its coordinator.
+
+    `leader_epoch` is the partition's. `asked_ms` is when the coordinator is asked, on the boot-time clock.
+    """
 
     producer_id: int
     producer_epoch: int
@@ -47,7 +50,7 @@ class AwaitedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The end of a producer's transaction; `producer_epoch` begins after it. `deadline_ms`: on the boot-time clock."""
+    """The end of a producer's transaction. `producer_epoch` begins after it. `deadline_ms`: on the boot-time clock."""
 
     producer_id: int
     producer_epoch: int

@@ -1,4 +1,4 @@
-"""A producer's stream of appends: validated and stored in the order in which they come, answered when they are safe."""
+"""A producer's stream of appends. They are stored in the order of arrival, and answered as their acks ask."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from spark_broker.transport.server import ServerStream
 logger = logging.getLogger(__name__)
 
 UNREAD_MAX = 64
-"""Acknowledgements that a client may leave unread; each has about a hundred bytes."""
+"""Up to this many unread acknowledgements are sent without the stream's thread. Each has about a hundred bytes."""
 
 TURN_WAIT_S = 10.0
-"""An append waits so long for its turn: while it does, nothing more is read from its producer, whose buffer fills."""
+"""How long an append waits for its turn. Meanwhile nothing more is read from its producer, whose buffer fills."""
 
 
 class AppendStream:
@@ -55,7 +55,7 @@ class AppendStream:
         self.answers = _Answers(stream, max_waiting)
 
     def run(self) -> None:
-        """Until the client leaves."""
+        """Serve appends until the client leaves."""
         while (received := self._stream.receive()) is not None:
             request, payload = received
             if not isinstance(request, AppendRequest):
@@ -80,18 +80,18 @@ class AppendStream:
                 token.partition = partition
             if partition.topic.name.startswith(INTERNAL_PREFIX):
                 raise InvalidTopicError(f"{partition.topic.name} is internal: only brokers append to it")
-            # Its producer is to hear of overload before it gives the request up itself.
+            # The producer must learn of the overload before its own request times out.
             wait_s = min(TURN_WAIT_S, request.timeout_ms / 2000)
             with self._queue.turn(RequestKind.APPEND, wait_s) as turn:
-                # The first batch of a transaction holds up this stream while its coordinator is asked, so that what
-                # comes behind it stays behind it; other streams have threads of their own.
+                # The first batch of a transaction blocks this stream while its coordinator is asked, so that later
+                # batches stay behind it. Other streams have threads of their own.
                 confirm = self._without(turn)
                 append_confirmed(partition, append, token, request.transactional_id, confirm)
         except SparkBrokerError as error:
             if token is None:
-                # acks=0 asks for no answer. Ending the stream would also break the batches behind this one; such a
+                # acks=0 asks for no answer. Ending the stream would also fail the batches behind this one. Such a
                 # producer refreshes its metadata every second instead, and so finds a leader that has moved.
-                # Room says once that the disk is full; of overload there would be a line for each append.
+                # `Room` logs a full disk once, and overload would make a line for each append.
                 often = isinstance(error, StorageFullError | ThrottlingQuotaExceededError)
                 level = logging.DEBUG if often else logging.INFO
                 logger.log(level, "an append with acks=0 was refused: %s", error)
@@ -99,7 +99,7 @@ class AppendStream:
             token.refuse(error)
 
     def _without(self, turn: Turn) -> Confirm:
-        """Whoever waits for another broker has no turn meanwhile: that broker may be waiting for this one."""
+        """Gives the turn up while another broker is asked: that broker may be waiting for this one."""
 
         def confirm(partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int) -> None:
             turn.end()
@@ -116,16 +116,17 @@ class AppendStream:
 
 
 class _Answers:
-    """Of one stream. Whoever sends one serves others, too, and must not wait for a producer that does not read.
+    """The answers of one stream. The thread that sends one serves other streams, too, so a producer that does not read
+    must not block it.
 
-    gRPC takes 64 KiB for a client that reads nothing, so a few acknowledgements never wait. The rest are sent by a
+    gRPC buffers 64 KiB for a client that reads nothing, so a few acknowledgements never block. The rest are sent by a
     thread of the stream, which costs a tenth of a millisecond.
     """
 
     def __init__(self, stream: ServerStream, max_waiting: int) -> None:
-        # Bounds what waits on this stream for the high watermark, or to be answered: beyond it, nothing more is read.
+        # Bounds the appends that wait for the high watermark or for their answer. At the bound, nothing more is read.
         self.waiting = threading.BoundedSemaphore(max_waiting)
-        self.read = 0  # as the client says
+        self.read = 0  # how many answers the client says it has read
         self._stream = stream
         self._sent = itertools.count(1)
 
@@ -144,7 +145,7 @@ class _Token:
     def __init__(self, answers: _Answers, correlation_id: int) -> None:
         self._answers = answers
         self._correlation_id = correlation_id
-        self.partition: Partition | None = None  # for the log, as is the time
+        self.partition: Partition | None = None  # for the log line of a slow append, like `began_s`
         self.began_s = time.monotonic()
 
     def acknowledge(self, base_offset: int) -> None:

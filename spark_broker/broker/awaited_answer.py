@@ -1,4 +1,4 @@
-"""The answer of something that never waits, for a thread that does."""
+"""Lets a thread wait for the answer of a component that never waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AwaitedAnswer:
         return self._answer
 
     def wait(self, timeout_ms: int) -> Message:
-        """The answer; an error is raised."""
+        """The answer. Raises the error if that is the outcome."""
         outcome = self.outcome(timeout_ms)
         if isinstance(outcome, SparkBrokerError):
             raise outcome

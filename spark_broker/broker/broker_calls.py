@@ -1,4 +1,4 @@
-"""Calls from this broker to others and to the controller: kept connections, and threads for who cannot wait."""
+"""Calls from this broker to others and to the controller: kept connections, and threads if a caller cannot wait."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ NewConnection = Callable[[str, int], Connection]
 
 
 class BrokerCalls:
-    """`call` waits in its own thread. `send` hands over to one thread for each destination: a broker that does not
-    answer holds up nothing but what is meant for it."""
+    """`call` blocks the calling thread. `send` uses one thread for each destination, so a broker that does not answer
+    delays only its own requests."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class BrokerCalls:
         self._controller.put(request, self._timeout_ms, answered)
 
     def _connection(self, broker: BrokerState) -> Connection:
-        """One for each broker; another when the broker has another address."""
+        """The connection to a broker. It is replaced when the broker's address has changed."""
         with self._lock:
             connection = self._connections.get(broker.id)
             if connection is None or (connection.host, connection.port) != (broker.host, broker.port):

@@ -1,4 +1,4 @@
-"""The two clocks of a broker; a parameter of what reads them, so that simulated brokers live in simulated time."""
+"""The two clocks of a broker. They are passed as a parameter, so that simulated brokers can use simulated time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Clock(Protocol):
     """Milliseconds, as integers."""
 
     def boottime_ms(self) -> int:
-        """Since the machine started; it goes on while the machine sleeps, so a lease cannot outlive that."""
+        """Since the machine started. It goes on while the machine sleeps, so a lease expires even then."""
 
     def wall_ms(self) -> int:
         """UTC, since 1970: what goes into records."""

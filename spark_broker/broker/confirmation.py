@@ -1,4 +1,4 @@
-"""Before a leader takes a transaction's first batch, its coordinator adds the partition to it (KIP-890)."""
+"""A transaction's coordinator adds a partition before the leader stores the transaction's first batch (KIP-890)."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from spark_broker.protocol.messages import AddPartitionToTransactionRequest, Add
 from spark_broker.protocol.murmur2 import group_partition
 
 CONFIRMATION_TIMEOUT_MS = 5_000
-"""The producer repeats what is refused then, perhaps to a coordinator that is not frozen."""
+"""After this time the batch is refused. The producer repeats it, perhaps when a frozen coordinator was replaced."""
 
 CONFIRMATIONS_MAX = 3
 """An append asks more than once only when a marker or a new leadership came between the answer and the append."""
 
 Confirm = Callable[[Partition, AwaitedTransaction, str, int], None]
-"""Has the partition added to the open transaction of this transactional id, and tells the partition; by a deadline (ms,
-boot-time clock). Raises the error that refuses the batch."""
+"""Has the coordinator add the partition to the open transaction of this transactional id, then confirms it to the
+partition. The last argument is the deadline (ms, boot-time clock). Raises the error that refuses the batch."""
 
 
 def no_coordinator(partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int) -> None:
-    """For brokers of tests that know no coordinator."""
+    """For tests whose brokers have no coordinator."""
     del awaited, deadline_ms
     raise CoordinatorNotAvailableError(f"{partition}: nobody coordinates {transactional_id!r}")
 
@@ -42,7 +42,7 @@ def append_confirmed(
 ) -> None:
     """Append a client's batch; the first of a transaction waits for the transaction's coordinator.
 
-    Raises the error that refuses the batch; nothing is stored then.
+    Raises the error that refuses the batch. Nothing is stored then.
     """
     for _ in range(CONFIRMATIONS_MAX):
         awaited = partition.append(append, token)
@@ -67,11 +67,11 @@ def coordinator_of(image: MetadataImage, transactional_id: str) -> BrokerState:
 
 
 CallBroker = Callable[[BrokerState, Message, int, Reply], None]
-"""Hands another broker's answer to a request, or the error of the call, to the reply; within so many ms."""
+"""Sends a request to another broker with a time-out (ms), and hands its answer or the error to the reply."""
 
 
 class Confirmations:
-    """Asks coordinators, this broker's own among them. Whoever waits for the answer is the shell's matter."""
+    """Asks coordinators, among them this broker's own. It does not wait for the answer: the shell does."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Confirmations:
         deadline_ms: int,
         reply: Reply,
     ) -> int:
-        """Ask; `reply` hears the answer for `take`. Returns how long it may take (ms)."""
+        """Ask. `reply` gets the answer, which goes to `take`. Returns how long the answer may take (ms)."""
         now_ms = self._clock.boottime_ms()
         timeout_ms = min(deadline_ms - now_ms, CONFIRMATION_TIMEOUT_MS)
         request = AddPartitionToTransactionRequest(
@@ -117,7 +117,7 @@ class Confirmations:
         transactional_id: str,
         answer: Message | SparkBrokerError,
     ) -> None:
-        """The coordinator's answer, or that there is none. Raises the error that refuses the batch."""
+        """Act on the coordinator's answer, or on the error in its place. Raises the error that refuses the batch."""
         if isinstance(answer, SparkBrokerError):
             if not answer.retriable:
                 raise answer

@@ -1,7 +1,7 @@
 """The coordinator of groups' committed offsets: the leader of a partition of `__consumer_offsets` keeps them in it.
 
-Nothing here waits or starts a thread (a transaction's first commit aside, which `confirm` waits for), so that simulated
-brokers run the same class.
+Nothing here starts a thread, and only `confirm` waits, for a transaction's first commit. So simulated brokers run the
+same class.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupCoordinator:
-    """Brokers keep no consumer state but this: offsets live in the log, and a new leader reads them from it.
+    """Committed offsets are the only consumer state of brokers. They live in the log: a new leader reads them from it.
 
     `commit` and `fetch` are safe from any thread; `write_snapshots` belongs to one.
     """
@@ -61,8 +61,9 @@ class GroupCoordinator:
     ) -> None:
         """Append the offsets; those of a transaction count once it is committed. `deadline_ms`: boot-time clock.
 
-        `reply` hears Empty once they are in the log for good, or the error; perhaps under a partition's lock, from any
-        thread: it must not block. Raises the error that the client gets when nothing was appended.
+        `reply` gets EmptyResponse once the offsets are committed in the log, or the error. It may be called under a
+        partition's lock, from any thread, so it must not block. Raises the error that the client gets when nothing was
+        appended.
         """
         if not request.group_id:
             raise InvalidRequestError("a commit without a group id")
@@ -82,7 +83,7 @@ class GroupCoordinator:
             raise CoordinatorNotAvailableError(error.message) from None
 
     def _check_partitions(self, request: TransactionalOffsetCommitRequest) -> None:
-        """A transaction with an offset of a partition that does not exist would commit, and nobody would find it."""
+        """Refuse offsets of partitions that do not exist: they would be committed, and never be found again."""
         for offset in request.offsets:
             topic = self._manager.image.topic(offset.topic)
             if topic is None:
@@ -96,7 +97,7 @@ class GroupCoordinator:
         return OffsetFetchResponse(self._shard(request.group_id).committed(request.group_id, request.partitions))
 
     def write_snapshots(self) -> None:
-        """To be called from time to time: shorten the logs that have grown, forget what others lead now."""
+        """To be called from time to time: shortens logs that have grown, drops shards that other brokers lead now."""
         for number, shard in list(self._shards.items()):
             if not shard.is_current(self._manager.find(*shard.partition.key)):
                 with self._lock:
@@ -106,8 +107,8 @@ class GroupCoordinator:
             try:
                 shard.write_snapshot(self._snapshot_records)
             except SparkBrokerError as error:
-                # A disk that has failed has ended the partition already. Whatever else: the log stays long for now. It
-                # may be so ten times a second, for as long as replicas are missing.
+                # A failed disk has stopped the partition already. After any other error the log just stays long for
+                # now. That may happen ten times a second for as long as replicas are missing.
                 logger.debug("%s: the snapshot waits: %s", shard.partition, error)
 
     def _shard(self, group_id: str) -> OffsetsShard:
@@ -126,7 +127,7 @@ class GroupCoordinator:
 class _Commit:
     """A commit on its way. Called under the partition's lock.
 
-    Nobody has to read it back before it is answered: whoever asks for the offsets reads the log up to its end first.
+    It need not be read back before it is answered: `OffsetsShard.committed` first reads what was committed since.
     """
 
     def __init__(self, reply: Reply) -> None:

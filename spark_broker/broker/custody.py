@@ -1,8 +1,8 @@
-"""Who looks after a broker's process, and when it must leave.
+"""The keepers of a broker's process, and when the process must leave.
 
-The process belongs to its executor's JVM: when that ends, so does the broker. While the JVM lives, a keeper (a Spark
-task) is connected to it. A keeper may be lost at any time, with no fault of the broker's, and the launcher sends
-another one; only where none comes for `broker.adoption.timeout.ms` does the broker take itself for forgotten.
+The process belongs to its executor's JVM: when the JVM ends, so does the broker. While the JVM lives, a keeper (a Spark
+task) is connected to the broker. A keeper may be lost at any time, through no fault of the broker, and the launcher
+sends another one. The broker leaves when no keeper comes for `broker.adoption.timeout.ms`.
 
 `Custody` has the rules, without thread, clock or socket; `CustodyThread` carries them out.
 """
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 NEVER = -1
 
 EXECUTOR_GONE_MS = 1000
-"""How long a broker may hand its leaderships over when its executor's JVM has ended."""
+"""How long a broker may take to hand its leaderships over after its executor's JVM has ended."""
 
 ENDED_BY_FORCE = 3
 """Exit status of a broker that did not leave in time."""
@@ -36,9 +36,9 @@ ENDED_BY_FORCE = 3
 
 class CustodyState(Enum):
     KEPT = auto()  # a keeper is connected
-    ALONE = auto()  # none is; another one is to come
-    LEAVING = auto()  # it was asked to hand over and leave
-    OVER = auto()  # it did not leave in time: end the process
+    ALONE = auto()  # no keeper is connected; another one is to come
+    LEAVING = auto()  # the broker was asked to hand over and leave
+    OVER = auto()  # the broker did not leave in time: the process is ended
 
 
 class CustodyEvent(Enum):
@@ -56,7 +56,7 @@ TRANSITIONS: dict[tuple[CustodyState, CustodyEvent], CustodyState] = {
     (CustodyState.ALONE, CustodyEvent.KEEPER_CAME): CustodyState.KEPT,
     (CustodyState.ALONE, CustodyEvent.NOBODY_CAME): CustodyState.LEAVING,
     (CustodyState.ALONE, CustodyEvent.EXECUTOR_ENDED): CustodyState.LEAVING,
-    # A broker that leaves goes on leaving, whoever comes; but it must be quick once its executor has ended.
+    # A broker that is leaving goes on leaving when a keeper comes. It must be quick once its executor has ended.
     (CustodyState.LEAVING, CustodyEvent.KEEPER_CAME): CustodyState.LEAVING,
     (CustodyState.LEAVING, CustodyEvent.LAST_KEEPER_WENT): CustodyState.LEAVING,
     (CustodyState.LEAVING, CustodyEvent.EXECUTOR_ENDED): CustodyState.LEAVING,
@@ -65,7 +65,7 @@ TRANSITIONS: dict[tuple[CustodyState, CustodyEvent], CustodyState] = {
 
 
 class Custody:
-    """The rules. Times are milliseconds of a clock that never falls; `NEVER` as a time-out: none.
+    """The rules. Times are milliseconds of a clock that never goes back. The time-out `NEVER` means none.
 
     Invariants: `deadline_ms` is None in KEPT; `why` is set in LEAVING and OVER, and not before.
     """
@@ -126,7 +126,7 @@ class Custody:
 
 
 class LeaveRequest:
-    """Asks a broker, once, to hand over and leave. Whoever subscribes late is told at once. For use by many threads."""
+    """Asks a broker, once, to hand over and leave. A late subscriber is called at once. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -153,7 +153,7 @@ class LeaveRequest:
 
 
 class CustodyThread(threading.Thread):
-    """Takes keepers in, watches the executor, and asks the broker to leave; ends the process where it does not."""
+    """Accepts keepers, watches the executor, and asks the broker to leave. Ends the process if the broker does not."""
 
     def __init__(
         self,
@@ -170,12 +170,12 @@ class CustodyThread(threading.Thread):
         self._executor = executor
         self._custody = custody
         self._end_process = end_process
-        self._lock = threading.Lock()  # the listener and the keepers: the broker's main thread reports to them
+        self._lock = threading.Lock()  # of the listener and the keepers, to which the broker's main thread reports
         self._reported = False
         first_keeper.setblocking(False)
         self._keepers = {first_keeper}
         self._pause = threading.Event()  # never set
-        listener.setblocking(False)  # what one thread has seen waiting, the other may have taken in
+        listener.setblocking(False)  # the other thread may have accepted what this one saw waiting
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._watched: WatchedProcess | None = None  # the executor's JVM, until it has ended
@@ -188,14 +188,14 @@ class CustodyThread(threading.Thread):
                 self._look()
             logger.error("did not leave in time: %s", self._custody.why)
         except BaseException:
-            # A broker that nobody looks after would outlive its executor for ever.
+            # Without this thread, the broker would outlive its executor for ever.
             logger.critical("a bug in looking after this broker ends it", exc_info=True)
             raise
         finally:
             self._end_process(ENDED_BY_FORCE)
 
     def _look(self) -> None:
-        """Wait for what comes next, and follow it."""
+        """Wait for the next event, and act on it."""
         for key, _ in self._selector.select(self._patience_s()):
             self._take(key.fileobj)
         if self._watched is not None and self._watched.has_ended:
@@ -207,7 +207,7 @@ class CustodyThread(threading.Thread):
     def report(self, outcome: BrokerOutcome) -> None:
         """The broker has ended: tell every keeper how. The process ends next."""
         if outcome.reason == STOPPED and self._custody.why:
-            # It left in order, but nobody had meant it to be gone: the launcher is to start another one.
+            # It left in order, but nobody had stopped it: the launcher must start another broker.
             outcome = BrokerOutcome(reason=LOST, error_message=self._custody.why)
         line = outcome.to_json() + b"\n"
         with self._lock:
@@ -218,9 +218,9 @@ class CustodyThread(threading.Thread):
                     _tell(keeper, line)
 
     def _waiting(self) -> Iterator[socket.socket]:
-        """Keepers that have connected and were not taken in. Later ones are refused, and wait for the process's end.
+        """Keepers that have connected but were not accepted. Later ones are refused, and wait for the process's end.
 
-        Without an answer they would see their connection end without a word, and take the broker for lost.
+        Without an answer they would see only the end of their connection, and report the broker as lost.
         """
         self._reported = True
         self._listener.shutdown(socket.SHUT_RD)
@@ -265,7 +265,7 @@ class CustodyThread(threading.Thread):
         try:
             keeper = self._take_in()
         except OSError as error:
-            # Of a broker that has no file descriptor left, say. The keeper waits, and so does this thread.
+            # The broker may have no file descriptor left. The keeper waits, and so does this thread.
             logger.warning("a keeper cannot be taken in: %s", error)
             self._pause.wait(LOOK_S)
             return
@@ -275,7 +275,7 @@ class CustodyThread(threading.Thread):
     def _take_in(self) -> socket.socket | None:
         with self._lock:
             if self._reported:
-                self._selector.unregister(self._listener)  # shut down, it would be ready without end
+                self._selector.unregister(self._listener)  # a listener that is shut down is always ready
                 return None
             keeper = self._accept_one()
             if keeper is not None:
@@ -283,12 +283,12 @@ class CustodyThread(threading.Thread):
             return keeper
 
     def _accept_one(self) -> socket.socket | None:
-        """The next that waits; None: it was another user's. Raises BlockingIOError when nobody waits."""
+        """The next keeper that waits; None if it is another user's. Raises BlockingIOError when none waits."""
         keeper, _ = self._listener.accept()
         if peer_of(keeper).uid != os.getuid():
             keeper.close()
             return None
-        keeper.setblocking(False)  # a keeper that takes nothing must not hold the broker's end up
+        keeper.setblocking(False)  # a keeper that reads nothing must not delay the broker's end
         return keeper
 
     def _admit(self, keeper: socket.socket) -> None:
@@ -299,7 +299,7 @@ class CustodyThread(threading.Thread):
             logger.info("kept by a task")
 
     def _hear(self, keeper: socket.socket) -> None:
-        """Keepers say nothing: what can be read is their end."""
+        """Keepers send nothing, so a connection becomes readable when it ends."""
         try:
             if keeper.recv(1024):
                 return

@@ -16,14 +16,15 @@ logger = logging.getLogger(__name__)
 PartitionKey = tuple[str, int]
 
 BEFORE_THIS_PROCESS = 0
-"""The number of damage that an earlier process found: this one is not live before the controller has heard of it."""
+"""The number of damage that an earlier process found. The broker is not live before the controller knows of it."""
 
 
 class DamagedReplicas:
-    """What heartbeats name until the controller has taken the replica out of the ISR and the ELR, and let it in again.
+    """The damaged replicas that heartbeats report.
 
-    The list outlives the process: a new one would else find an empty log, and no damage. What this process finds is
-    numbered from 1 on, so that a replica that is damaged twice is taken out twice.
+    A replica stays on the list until the controller has taken it out of the ISR and the ELR, and let it in again. The
+    list outlives the process: otherwise the next process would find an empty log, and no damage. Damage that this
+    process finds is numbered from 1 on, so that a replica that is damaged twice is taken out twice.
     """
 
     def __init__(self, directory: LogDirectory) -> None:
@@ -44,9 +45,10 @@ class DamagedReplicas:
         return sorted((*key, number) for key, number in self._numbers.items())
 
     def is_unheard(self, key: PartitionKey) -> bool:
-        """Whether the controller may still count what this process has quarantined: nothing may come in its place yet.
+        """Whether the controller may still count on a log that this process has quarantined.
 
-        A live broker might be elected with the empty log, and everybody would throw his records away.
+        Until it does not, no new log may take its place. This broker is live, so it might be elected with the empty
+        log, and every other replica would truncate to it.
         """
         return self._numbers.get(key, BEFORE_THIS_PROCESS) > BEFORE_THIS_PROCESS and key not in self._taken_out
 
@@ -58,25 +60,26 @@ class DamagedReplicas:
         self._directory.quarantine(topic, key[1])
 
     def heard(self, newest: int) -> list[PartitionKey]:
-        """The controller has heard of all damage up to this number, and what it decided is known here.
+        """The controller knows of all damage up to this number, and this broker has its decisions.
 
-        Returns the replicas that may begin anew.
+        Returns the replicas that may begin with an empty log.
         """
         heard = [key for key, number in sorted(self._numbers.items()) if number <= newest and self.is_unheard(key)]
         self._taken_out.update(heard)
         return heard
 
     def follow(self, key: PartitionKey, state: PartitionRegistration | None, broker_id: int) -> None:
-        """The controller's word of a partition: a replica that is let in again, or is not here any more, is forgotten.
+        """Follow the controller's state of a partition: a replica that is let in again, or moved away, is forgotten.
 
-        In sync before it was seen to be out, it is there only because the controller has not heard of the damage yet.
+        A replica that is in the ISR or ELR and was never seen outside stays on the list: the controller may not know of
+        the damage yet.
         """
         if key not in self._numbers:
             return
         if state is None or broker_id not in state.replicas:
             self._forget(key)
         elif self.is_unheard(key):
-            return  # Out or in, the word is older than the controller's answer.
+            return  # In or out, this state is older than the controller's answer.
         elif broker_id not in state.isr and broker_id not in state.elr:
             self._taken_out.add(key)
         elif key in self._taken_out:

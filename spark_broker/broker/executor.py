@@ -23,15 +23,15 @@ LOOK_S = 0.25
 """How often a process is looked at where the system does not say when it ends."""
 
 _ENDED = ("Z", "X")
-"""States of a process that has ended and that nobody has waited for."""
+"""States of a process that has ended, and that its parent has not waited for."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecutorIdentity:
     """The executor that this process belongs to.
 
-    `verified`: Spark's own id was found on the JVM's command line. `daemon_pid`: the `pyspark.daemon` between the two;
-    None where Spark starts its Python workers without one.
+    `verified`: Spark's own id was found on the JVM's command line. `daemon_pid`: the `pyspark.daemon` between the JVM
+    and this process; None where Spark starts its Python workers without one.
     """
 
     executor_id: str
@@ -44,7 +44,7 @@ def executor_identity() -> ExecutorIdentity:
     """Which executor this Python worker belongs to."""
     parent = os.getppid()
     above = _ancestors(parent)
-    # Where no program is called java: the daemon's parent.
+    # If no program is called java, the JVM is the daemon's parent.
     jvm_pid = next((pid for pid in above if _is_java(pid)), above[:2][-1])
     jvm = ProcessIdentity(jvm_pid, process_start_time(jvm_pid) or 0)
     daemon_pid = None if parent == jvm_pid else parent
@@ -61,7 +61,7 @@ def parent_of(pid: int) -> int | None:
 
 
 def is_running(pid: int, start_time: int | None = None) -> bool:
-    """Whether the process exists and has not ended; one that nobody has waited for has ended.
+    """Whether the process exists and has not ended. A zombie has ended.
 
     `start_time`: it must also be the process that started then, and not another one with the same pid.
     """
@@ -70,16 +70,17 @@ def is_running(pid: int, start_time: int | None = None) -> bool:
 
 
 class WatchedProcess:
-    """A process of this machine, never taken for a later one with its pid.
+    """A process of this machine. A later process with the same pid is not taken for it.
 
-    `descriptor` becomes readable when the process ends; None where the system has none (Linux before 5.3): then look.
+    `descriptor` becomes readable when the process ends. It is None where the system has no such descriptors (Linux
+    before 5.3): then poll `has_ended`.
     """
 
     def __init__(self, process: ProcessIdentity) -> None:
-        """Raises ProcessLookupError when the process has ended, unless it is a child that nobody has waited for."""
+        """Raises ProcessLookupError when the process has ended, unless it is a child that was not waited for."""
         self._process = process
         self.descriptor = _pidfd(process.pid)
-        # Looked at while the descriptor holds on to the process.
+        # Compared after the descriptor was opened, so that both are of the same process.
         if process_start_time(process.pid) != process.start_time:
             self.close()
             raise ProcessLookupError(f"process {process.pid} has ended")
@@ -105,7 +106,7 @@ class WatchedProcess:
         return self.has_ended
 
     def kill(self) -> None:
-        """SIGKILL; nothing when it has ended."""
+        """Send SIGKILL. Does nothing when the process has ended."""
         with contextlib.suppress(ProcessLookupError):
             if self.descriptor is not None:
                 signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
@@ -137,7 +138,7 @@ def _pidfd(pid: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end of a local connection; of a listening socket, the one that listens."""
+    """The process at the other end of a local connection. A client sees the process that called `listen`."""
 
     pid: int
     uid: int
@@ -155,13 +156,14 @@ class ExecutorLog:
 
     opened: Path | None
     shown: str
-    """Its path where it is known, for people."""
+    """The path to show to people; empty where it is not known."""
 
     @classmethod
     def of(cls, jvm_pid: int) -> ExecutorLog:
         """The stderr of this JVM.
 
-        `pyspark.daemon` has a pipe to the JVM instead, which breaks when the daemon ends: a broker outlives that.
+        The stderr of `pyspark.daemon` would not do. It is a pipe to the JVM, which breaks when the daemon ends, and a
+        broker outlives the daemon.
         """
         handle = _PROC / str(jvm_pid) / "fd" / str(_STDERR)
         try:
@@ -172,16 +174,16 @@ class ExecutorLog:
         if stat.S_ISREG(mode) and not status.st_nlink:
             return cls(handle if _appends(jvm_pid) else None, "")  # deleted: it has no name any more
         if stat.S_ISREG(mode):
-            # Two writers of one file do not overwrite each other only where both append.
+            # Two writers of one file overwrite each other unless both append.
             path = Path(target) if _appends(jvm_pid) else Path(f"{target}.brokers")
             return cls(path, str(path))
         if stat.S_ISFIFO(mode):
-            # Of a standalone worker, which copies it into the executor's working directory.
+            # The pipe of a standalone worker, which copies it into a file in the executor's working directory.
             return cls(handle, _existing(_PROC / str(jvm_pid) / "cwd", "stderr"))
         return cls(handle if stat.S_ISCHR(mode) else None, target)
 
     def open(self) -> int | None:
-        """A descriptor of its own, which never blocks: a full pipe must not stop a broker. None: inherit stderr."""
+        """A new descriptor. It never blocks, because a full pipe must not stop a broker. None: inherit stderr."""
         if self.opened is None:
             return None
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -192,7 +194,7 @@ class ExecutorLog:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of /proc/<pid>/stat behind the program's name: its state, its parent, ...; none without a process."""
+    """The fields of /proc/<pid>/stat after the program's name (state, parent, ...); empty when there is no process."""
     try:
         text = (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -1,7 +1,7 @@
 """A follower's side of one fetch session, without its stream: what to ask next, and what an answer does.
 
-It knows no thread and no socket, so a simulated broker runs it as well. Order is that of the partitions given, never
-of a hash.
+It knows no thread and no socket, so a simulated broker runs it as well. Partitions are handled in the order in which
+they are given, never in the order of a hash.
 """
 
 from __future__ import annotations
@@ -55,17 +55,17 @@ class FetcherSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Rebuild:
-    """A replica whose log begins anew: the leader is asked `request` for what it begins with."""
+    """A replica that is rebuilt. `request` asks the leader for the state with which its log begins."""
 
     partition: Partition
     request: ReplicaStateRequest
 
 
 class FetchSession:
-    """The follower's end of one stream. One request is out at a time: `next_request`, then what came of it.
+    """The follower's end of one stream. One request is out at a time: `next_request` makes it, then comes its answer.
 
-    A `ReplicaFetchRequest` goes on the stream (`received`). A `ReplicaStateRequest` is a call of its own
-    (`state_received`).
+    A `ReplicaFetchRequest` is sent on the stream, and its answer goes to `received`. A `ReplicaStateRequest` is a
+    separate call, and its answer goes to `state_received`.
     """
 
     def __init__(
@@ -76,30 +76,24 @@ class FetchSession:
         self._clock = clock
         self._pending: dict[PartitionKey, None] = dict.fromkeys(partitions)  # to be named in the next request
         self._retry_at_ms: dict[PartitionKey, int] = {}
-        self._asked: dict[PartitionKey, FetchPosition] = {}  # what the leader last heard on this stream
-        self._untaken: set[PartitionKey] = set()  # of an answer that was not taken; the leader counts it as told
-        self._no_room: set[PartitionKey] = set()  # what was sent last did not fit on the disk
+        self._asked: dict[PartitionKey, FetchPosition] = {}  # what the leader was last asked on this stream
+        self._untaken: set[PartitionKey] = set()  # an answer was not applied; the leader believes it was
+        self._no_room: set[PartitionKey] = set()  # the last batches did not fit on the disk
         self._rebuilds: deque[_Rebuild] = deque()
         self._requests = 0
 
     def next_request(self) -> ReplicaFetchRequest | ReplicaStateRequest:
         """What the leader is asked next. Replicas that are rebuilt come first, one after the other."""
         if self._rebuilds:
-            return self._begin_rebuild(self._rebuilds[0])
+            return self._rebuilds[0].request
         return self._fetch_request()
 
-    def _begin_rebuild(self, rebuild: _Rebuild) -> ReplicaStateRequest:
-        partition, request = rebuild.partition, rebuild.request
-        why = partition.restart_reason
-        logger.info("%s: rebuilt from its leader's log in leader epoch %d: %s", partition, request.leader_epoch, why)
-        return request
-
     def _fetch_request(self) -> ReplicaFetchRequest:
-        """Names partitions that are new, or that the last answer was about."""
+        """Names partitions that are new, that the last answer was about, or that are due for a retry."""
         settings = self._settings
         self._requests += 1
         named = self._named()
-        forgotten = [(one.topic_id, one.partition) for one in named if (one.topic_id, one.partition) in self._untaken]
+        forgotten = [key for asked in named if (key := (asked.topic_id, asked.partition)) in self._untaken]
         self._untaken.difference_update(forgotten)
         return ReplicaFetchRequest(
             correlation_id=self._requests,
@@ -108,11 +102,11 @@ class FetchSession:
             partitions=named,
             max_wait_ms=self._max_wait_ms(),
             max_bytes=settings.max_bytes,
-            forgotten=forgotten,  # first, and named after: the leader tells its high watermark anew
+            forgotten=forgotten,  # the leader forgets first, then adds: so it sends its high watermark again
         )
 
     def received(self, response: object, payload: memoryview) -> None:
-        """Carry out what the leader says. Raises NetworkError where that is no answer to a fetch."""
+        """Carry out the leader's response. Raises NetworkError when it is no answer to a fetch."""
         if not isinstance(response, ReplicaFetchResponse):
             raise NetworkError(f"a {type(response).__name__} where a fetch response was due")
         at = 0
@@ -124,7 +118,7 @@ class FetchSession:
             at += answer.length
 
     def state_received(self, answer: object) -> None:
-        """What the leader's replica is like, or the error of the call: the rebuild is then tried again later."""
+        """The state of the leader's replica, or the error of the call. After an error the rebuild is retried later."""
         invariant(bool(self._rebuilds), "the state of a replica that is not rebuilt")
         rebuild = self._rebuilds.popleft()
         self._guarded(rebuild.partition.key, partial(self._rebuild, rebuild, answer))
@@ -186,7 +180,7 @@ class FetchSession:
             self._pending[key] = None
 
     def _guarded(self, key: PartitionKey, action: Callable[[], None]) -> None:
-        """A partition that fails is tried again later; the others go on. A bug of our own is nothing to try again."""
+        """A partition that fails is tried again later; the others go on. A bug of our own is not caught."""
         try:
             action()
         except CorruptMessageError as error:
@@ -194,7 +188,7 @@ class FetchSession:
             self._failed(key, logging.WARNING, why)
             self._retry_in(key, RETRY_MS)
         except StorageFullError as error:
-            logger.debug("%s: %s", self._partitions[key], error)  # Room says it once for all of them.
+            logger.debug("%s: %s", self._partitions[key], error)  # `Room` logs it once for all partitions.
             self._no_room.add(key)
             self._retry_in(key, FAILED_RETRY_MS)
         except SparkBrokerError as error:
@@ -202,7 +196,7 @@ class FetchSession:
             self._retry_in(key, FAILED_RETRY_MS)
 
     def _failed(self, key: PartitionKey, level: int, why: object) -> None:
-        """For the log: the leader did not give what was asked for, or it could not be stored."""
+        """Log that the leader did not send what was asked for, or that it could not be stored."""
         self._partitions[key].lines.fetch_failed(level, self._clock.boottime_ms(), why)
 
     def _retry_in(self, key: PartitionKey, wait_ms: int) -> None:

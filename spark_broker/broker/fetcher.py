@@ -69,7 +69,7 @@ class ReplicaFetcherThread(threading.Thread):
             self._connection.close()
 
     def _await_session(self) -> FetchSession | None:
-        """The session that is due; None: stop."""
+        """Wait for the session that is due; None when this thread is to stop."""
         with self._changed:
             while (session := self._fetcher.session) is None and self._fetcher.state is not FetcherState.STOPPED:
                 deadline_ms = self._fetcher.deadline_ms
@@ -90,7 +90,7 @@ class ReplicaFetcherThread(threading.Thread):
             stream.close()
 
     def _ask(self, stream: ClientStream, session: FetchSession) -> None:
-        """One request, one response, and what it says carried out."""
+        """Send one request, and carry out its response."""
         request = session.next_request()
         if isinstance(request, ReplicaStateRequest):
             session.state_received(self._call(request))

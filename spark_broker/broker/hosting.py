@@ -1,8 +1,8 @@
 """Brokers' processes on this machine: start one, adopt one that runs, learn of its end, end it.
 
-A broker's process belongs to its executor's JVM and not to whoever started it. Its name, an abstract Unix socket, is
-how it is found: the process listens on it, and whoever is connected keeps the broker. The name also tells two starters
-apart: only one of them can bind it.
+A broker's process belongs to its executor's JVM and not to the process that started it. It is found by its name, an
+abstract Unix socket: it listens there, and a process that is connected keeps the broker. The name also prevents a
+second start of the launch: only one starter can bind it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KEEPER_VARIABLE = "SPARK_BROKER_KEEPER"
 """Names the cluster in the environment of a keeper's Python worker; its brokers do not inherit it."""
 
 FEW_ARENAS = {"MALLOC_ARENA_MAX": "4"}
-"""glibc makes eight arenas per core, and gRPC a thread for every stream: what one arena has free no other gets."""
+"""glibc makes eight arenas per core, and gRPC a thread for every stream. Free memory of one arena serves no other."""
 
 BIND_TIMEOUT_S = 10.0
 """How long a name may be bound by a process that does not listen yet."""
@@ -76,12 +76,12 @@ class KeptBroker:
         self.pid = pid
         self._connection = connection
         self._process = WatchedProcess.of(pid)
-        self._child = child  # None: somebody else started it
+        self._child = child  # None: another process started it
         self._lines = Lines()
 
     @property
     def adopted(self) -> bool:
-        """Whether somebody else had started it."""
+        """Whether another process started it."""
         return self._child is None
 
     @property
@@ -101,7 +101,7 @@ class KeptBroker:
         lines = self._lines.feed(data)
         if data and not lines:
             return None
-        # That was its last word.
+        # The outcome, or the end of the connection: the process ends next.
         if not self._process.wait(EXIT_TIMEOUT_S):
             self._process.kill()
             self._process.wait(EXIT_TIMEOUT_S)
@@ -110,7 +110,7 @@ class KeptBroker:
         return BrokerOutcome(reason=LOST, error_message=f"its process {self.pid} ended{_how(self._child)}")
 
     def kill(self) -> None:
-        """SIGKILL to the process, however it is; nothing when it has ended."""
+        """Send SIGKILL to the process. Does nothing when it has ended."""
         self._process.kill()
 
     def wait(self, timeout_s: float) -> BrokerOutcome | None:
@@ -130,7 +130,7 @@ class KeptBroker:
 
 
 _children: list[subprocess.Popen[bytes]] = []
-"""Children that go on without their starter. Whoever starts the next one waits for those that have ended."""
+"""Children that run on after their `KeptBroker` was closed. The next start reaps those that have ended."""
 
 
 def start(
@@ -138,9 +138,9 @@ def start(
 ) -> KeptBroker:
     """Start the launch's process, unless it runs already: then it is adopted.
 
-    The process is a fresh interpreter in a session of its own, with this one's limits, whose output is the executor's
-    stderr (or `log`). `command` comes before its own and must not fork. Raises LogDirectoryLockedError when another
-    process holds the launch's name and does not answer to it.
+    The process is a fresh interpreter in a session of its own, with the limits of this process. Its output is the
+    executor's stderr (or `log`). `command` is put before the process's own command, and must not fork. Raises
+    LogDirectoryLockedError when another process holds the launch's name and cannot be adopted.
     """
     running = adopt(spec.cluster_id, spec.launch)
     while running is None:
@@ -157,7 +157,7 @@ def adopt(cluster_id: str, launch: int) -> KeptBroker | None:
     deadline = time.monotonic() + BIND_TIMEOUT_S
     pause = threading.Event()
     while (connection := _connect(cluster_id, launch)) is None:
-        # Bound and not listened to: the process is being started.
+        # The name is bound, but no process listens there: it is being started.
         probe = _bind(cluster_id, launch)
         if probe is not None:
             probe.close()
@@ -244,7 +244,7 @@ def _popen(
 
 
 def _environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """This process's, with modules found where they are found here: Spark may have added archives to the path."""
+    """This process's environment and module path, to which Spark may have added archives."""
     inherited = {name: value for name, value in environment.items() if name != KEEPER_VARIABLE}
     return {**FEW_ARENAS, **inherited, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 

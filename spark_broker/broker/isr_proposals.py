@@ -1,4 +1,4 @@
-"""Carries ISR proposals to the controller: one thread, proposals that wait share the next request."""
+"""Carries ISR proposals to the controller in one thread. Proposals that wait share the next request."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class IsrProposals(threading.Thread):
     def _try_again(self, manager: ReplicaManager, proposals: Proposals) -> None:
         with self._condition:
             self._condition.wait_for(lambda: self._stopped, RETRY_MS / 1000)
-        # Not under the queue's lock: partitions propose under their own, and would wait for it.
+        # Not under the queue's lock: this takes partitions' locks, under which partitions take the queue's.
         proposals = still_open(manager, proposals)
         with self._condition:
             self._queue.put_back(proposals)

@@ -1,7 +1,7 @@
 """How lines of the log look: as text for people, or as JSON, one object a line, for machines.
 
-A line about a replica, session or call has fields. They are the one mapping that it is logged with, which is also what
-its text is made of: `logger.info("%(topic_partition)s: truncated to %(offset)d", {...})`. So both always say the same,
+A line about a replica, session or call has fields. It is logged with a mapping of its fields, and its text is made of
+the same mapping: `logger.info("%(topic_partition)s: truncated to %(offset)d", {...})`. So text and fields always agree,
 and any other handler of Python's `logging` finds the fields as `record.args`.
 """
 
@@ -19,7 +19,7 @@ JSON = "json"
 TEXT_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 OWN_KEYS = ("time", "level", "logger", "process", "thread", "message", "error")
-"""What every line of JSON has (`error` only with a traceback). A field has another name."""
+"""The keys of every line of JSON (`error` only with a traceback). No field may have one of these names."""
 
 _encoder = msgspec.json.Encoder(enc_hook=str)
 

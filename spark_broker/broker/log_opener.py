@@ -1,8 +1,8 @@
 """Opens replicas' logs, many at a time: a start opens every log that there is, and a new topic makes hundreds.
 
-What takes its time are syncs, of recovery after a crash and of new directories. They wait beside each other, and the
-names of all new directories are synced at once. Other logs are opened in one thread: there is nothing to wait for, and
-threads that take turns with Python's lock are slower.
+Syncs take most of the time: those of recovery after a crash, and those of new directories. They run in parallel, and
+the names of all new directories are synced at once. Other logs are opened in one thread: there is nothing to wait for,
+and threads that compete for Python's lock are slower.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 FEW = 8
-"""So few logs are opened sooner than threads are started."""
+"""Up to this many logs are opened without threads, because starting threads takes longer."""
 
 
 class MapAll(Protocol):
@@ -40,7 +40,7 @@ def one_by_one(act: Callable[[T], R], items: Iterable[T]) -> list[R]:
 
 @dataclass(frozen=True, slots=True)
 class InThreads:
-    """`MapAll` with so many threads, for as long as it takes."""
+    """`MapAll` with up to this many threads, which end with the call."""
 
     threads: int
 
@@ -79,9 +79,9 @@ class LogOpener:
         self._map_all = map_all
 
     def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
-        """Each log, or why it cannot be used. All names are durable then."""
-        slow = {key: outcome for key, outcome in wanted.items() if self._has_syncs(outcome)}
-        quick = {key: outcome for key, outcome in wanted.items() if key not in slow}
+        """Returns each log, or the error why it cannot be used. All names are durable by then."""
+        slow = {key: log for key, log in wanted.items() if self._has_syncs(log)}
+        quick = {key: log for key, log in wanted.items() if key not in slow}
         opened = dict(zip(slow, self._map_all(self._try_open, slow.values()), strict=True))
         opened.update(zip(quick, one_by_one(self._try_open, quick.values()), strict=True))
         try:
@@ -107,7 +107,7 @@ class LogOpener:
         topic, number = wanted.topic, wanted.number
         high_watermark = self._high_watermarks.pop((topic.topic_id, number), 0)
         if high_watermark and wanted.is_electable and not self._directory.has_partition(topic.name, number):
-            # An empty log in its place might be elected, and everybody would throw the records away.
+            # An empty log in its place might be elected, and every other replica would truncate to it.
             raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
         path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)
         log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)

@@ -1,5 +1,5 @@
-"""What a broker does from time to time: damage, ISR checks, a look at the disk, checkpoints, retention, syncs,
-what is to be forgotten, memory that is free."""
+"""A broker's periodic work: damaged replicas, ISR checks, room on the disk, snapshots, free memory, checkpoints,
+retention, syncs, expired producers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Maintenance(threading.Thread):
     ) -> None:
         super().__init__(name="maintenance", daemon=True)
         self._manager = manager
-        # One of two brokers that are not fenced may be so far behind the others, and one so far ahead.
+        # Of two brokers that are not fenced, one clock may be behind by the limit, and the other ahead by it.
         self._clock_skew_max_ms = 2 * config.controller_clock_skew_fence_ms
         self._producer_id_expiration_ms = config.producer_id_expiration_ms + self._clock_skew_max_ms
         self._on_bug = on_bug
@@ -84,7 +84,7 @@ class Maintenance(threading.Thread):
                 chore.run()
 
     def _expire_appends(self) -> None:
-        """Few partitions have any that wait: the others are not touched ten times a second."""
+        """Tick only partitions in which appends wait: they are few, and this runs ten times a second."""
         epochs = self._manager.broker_epochs()
         for partition in self._manager.partitions():
             if partition.replica.pending:
@@ -98,7 +98,8 @@ class Maintenance(threading.Thread):
     def _checkpoint(self) -> None:
         """On a full disk the older checkpoint stays: a lower high watermark is safe, and the broker goes on serving.
 
-        What somebody removed under this broker is noticed here: its own directory ends it, a partition's is damage.
+        Directories that were removed under the live broker are noticed here. Without its own directory the broker ends;
+        a partition without its directory is damaged.
         """
         try:
             self._manager.check_directory()
@@ -129,8 +130,8 @@ def _unless_offline(action: Callable[[], None]) -> None:
     try:
         action()
     except (KafkaStorageError, NotLeaderOrFollowerError):
-        # The partition has gone offline by itself, damaged or not, and the broker has been told.
+        # The partition has gone offline already, damaged or not, and the broker was notified.
         return
     except StorageFullError:
-        # Nothing was changed, `Room` has said so, and the next time comes.
+        # Nothing was changed, and `Room` has logged it. The next run tries again.
         return

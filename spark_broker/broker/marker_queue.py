@@ -1,4 +1,4 @@
-"""Markers on their way to the leaders of their partitions, for as long as it takes; without threads or waiting."""
+"""Markers on their way to partitions' leaders. They are sent until they are written; without threads or waiting."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ class MarkerQueue:
         self._waiting = {target: waiting for target, waiting in self._waiting.items() if waiting.shard != shard}
 
     def gone(self, image: MetadataImage) -> list[tuple[Shard, MarkerTarget]]:
-        """Targets whose topic was deleted: they count as done. They are not in the queue any more.
+        """Remove the targets whose topic was deleted, and return them: they count as done.
 
-        Sound because a partition is added only while the coordinator's image has its topic: every later image of this
-        coordinator, or of the next, is of a time after the topic's creation.
+        This is sound because a partition is added only while the coordinator's image has its topic. Every later image,
+        of this coordinator or of the next, is newer than the topic's creation: a topic that it lacks was deleted.
         """
-        rounds = [
+        gone = [
             (waiting.shard, target) for target, waiting in self._waiting.items() if target.topic_id not in image.topics
         ]
-        for _, target in rounds:
+        for _, target in gone:
             del self._waiting[target]
-        return rounds
+        return gone
 
     def next_rounds(self, image: MetadataImage, now_ms: int) -> list[Round]:
         """The requests to send now, each to the leader of its partitions as the image has it."""
         chosen: dict[int, list[MarkerTarget]] = {}
         for target, waiting in self._waiting.items():
             state = image.partition(target.topic_id, target.partition)
-            # Under way to a broker that leads no more, it goes to the one that does: a marker may be written twice.
+            # A marker in flight to a former leader is sent to the new one, too: a marker may be written twice.
             if state is None or waiting.in_flight == state.leader or waiting.due_ms > now_ms:
                 continue
             targets = chosen.setdefault(state.leader, [])
@@ -96,7 +96,7 @@ class MarkerQueue:
             for leader, targets in chosen.items()
             if targets
         ]
-        self._busy.update(one.broker_id for one in rounds)
+        self._busy.update(sent.broker_id for sent in rounds)
         return rounds
 
     def answered(self, sent: Round, answer: Message | Exception, now_ms: int) -> list[tuple[Shard, MarkerTarget]]:
@@ -122,7 +122,7 @@ class MarkerQueue:
 
 
 def _done(answer: WriteTransactionMarkersResponse) -> set[tuple[int, str, int]]:
-    """Committed; or refused because the partition is past this epoch, where nothing of the transaction is open."""
+    """Markers that are committed, or refused for an old epoch: nothing of the transaction is open there."""
     finished = (0, InvalidProducerEpochError.code)
     return {
         (result.producer_id, result.topic_id, result.partition)
@@ -132,7 +132,7 @@ def _done(answer: WriteTransactionMarkersResponse) -> set[tuple[int, str, int]]:
 
 
 def _request(targets: list[MarkerTarget]) -> WriteTransactionMarkersRequest:
-    """Partitions of one marker together."""
+    """One request, in which the partitions of each marker are together."""
     markers: dict[tuple[int, int, bool], list[tuple[str, int]]] = {}
     for target in targets:
         key = (target.producer_id, target.producer_epoch, target.committed)

@@ -17,7 +17,7 @@ from spark_broker.protocol.messages import (
 )
 
 MARKERS_MAX = 10_000
-"""In one request."""
+"""How many markers one request may have."""
 
 OnWritten = Callable[[WriteTransactionMarkersResponse], None]
 
@@ -31,8 +31,8 @@ class MarkerWriter:
     def write(self, request: WriteTransactionMarkersRequest, deadline_ms: int, written: OnWritten) -> None:
         """Write the markers. `written` may be called under a partition's lock, from any thread: it must not block.
 
-        `deadline_ms`: on the boot-time clock; what is not committed then has failed, and may be committed later. Raises
-        InvalidRequestError for more markers than a coordinator sends at once.
+        `deadline_ms` is on the boot-time clock. A marker that is not committed by then counts as failed, but may be
+        committed later. Raises InvalidRequestError for more markers than a coordinator sends at once.
         """
         if sum(len(marker.partitions) for marker in request.markers) > MARKERS_MAX:
             raise InvalidRequestError(f"more than {MARKERS_MAX} markers in one request")
@@ -45,7 +45,7 @@ class MarkerWriter:
         try:
             partition = self._manager.partition(token.topic_id, token.partition)
             if partition.topic.name == TRANSACTION_STATE_TOPIC:
-                # Its log belongs to its coordinator alone.
+                # Only the coordinator may append to its log.
                 raise InvalidTopicError(f"{partition} takes no markers")
             partition.append_marker(
                 Marker(marker.producer_id, marker.producer_epoch, marker.committed, deadline_ms), token
@@ -55,7 +55,7 @@ class MarkerWriter:
 
 
 class _Gathered:
-    """The results so far; complete, they are handed over."""
+    """Collects the results, and hands them over when they are complete."""
 
     def __init__(self, count: int, written: OnWritten) -> None:
         self._lock = threading.Lock()

@@ -7,7 +7,7 @@ It knows no thread and no socket. `broker.session` runs it in threads, the simul
     DISCONNECTED   CONNECTS          -> REGISTERING    opens a stream, sends the registration
     REGISTERING    REGISTERS         -> REGISTERED     sends a heartbeat at each interval from now on
     REGISTERED     SESSION_ENDS      -> DISCONNECTED   closes the stream, connects again after RECONNECT_MS
-    REGISTERING    SESSION_ENDS      -> DISCONNECTED   as there
+    REGISTERING    SESSION_ENDS      -> DISCONNECTED   as above
     any            BROKER_ENDS       -> OVER           closes the stream; nothing follows
 """
 
@@ -56,7 +56,7 @@ REGISTRATION_TIMEOUT_MS = 10_000
 
 class MembershipState(Enum):
     DISCONNECTED = auto()
-    REGISTERING = auto()  # the registration is with the controller
+    REGISTERING = auto()  # the registration was sent and is not answered yet
     REGISTERED = auto()  # heartbeats go up, metadata comes down
     OVER = auto()  # the broker ends
 
@@ -75,7 +75,7 @@ TRANSITIONS: dict[tuple[MembershipState, MembershipEvent], MembershipState] = {
     (MembershipState.REGISTERING, MembershipEvent.BROKER_ENDS): MembershipState.OVER,
     (MembershipState.REGISTERED, MembershipEvent.SESSION_ENDS): MembershipState.DISCONNECTED,
     (MembershipState.REGISTERED, MembershipEvent.BROKER_ENDS): MembershipState.OVER,
-    # Its stream is still there until the shell has closed it.
+    # The session's stream still exists until the shell has closed it.
     (MembershipState.OVER, MembershipEvent.SESSION_ENDS): MembershipState.OVER,
     (MembershipState.OVER, MembershipEvent.BROKER_ENDS): MembershipState.OVER,
 }
@@ -91,7 +91,7 @@ def read_update(known: MetadataImage, update: MetadataUpdate) -> MetadataImage:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """Whom the session tells. `on_registered` comes before any metadata; `on_end` names why the broker is to end."""
+    """The session's callbacks. `on_registered` comes before any metadata; `on_end` gets why the broker must end."""
 
     on_registered: Callable[[RegisterBrokerResponse], None]
     on_end: Callable[[str], None]
@@ -125,7 +125,7 @@ class Membership:
         self._read = read
         self._controller_epoch = -1
         self._registered: RegisterBrokerResponse | None = None
-        self._ahead_max_ms: int | None = None  # see Heartbeat
+        self._ahead_max_ms: int | None = None  # see `HeartbeatRequest`
         self._reason = ""
         self._live = False  # as the controller's last answer says
 
@@ -136,7 +136,7 @@ class Membership:
 
     @property
     def patience_ms(self) -> int:
-        """How long the controller may say nothing before its session has ended."""
+        """How long the controller may be silent before the session counts as ended."""
         registered = self._registered if self.state is MembershipState.REGISTERED else None
         return registered.session_timeout_ms if registered is not None else self._registration_timeout_ms
 
@@ -151,7 +151,7 @@ class Membership:
         self._move(MembershipEvent.CONNECTS)
 
     def received(self, message: StreamMessage) -> bool:
-        """A message of the controller's; whether a heartbeat is due at once. Raises the error that ends the session."""
+        """Handle a message; returns whether a heartbeat is due at once. Raises the error that ends the session."""
         match self.state:
             case MembershipState.REGISTERING:
                 self._accept(message)
@@ -212,9 +212,9 @@ class Membership:
             self._events.on_failure(error)
 
     def heartbeat(self) -> HeartbeatRequest:
-        """The heartbeat to send now. It says how far the metadata is, and so whether this broker may be unfenced.
+        """The heartbeat to send now. It says how far metadata is applied, and so whether this broker may be unfenced.
 
-        Only with every log open it may: it would lead what it cannot serve yet.
+        It may be unfenced only when every log is open: otherwise it would lead partitions that it cannot serve yet.
         """
         offset = self._manager.applied_offset
         epoch = self._registered.broker_epoch if self._registered is not None else -1
@@ -232,7 +232,7 @@ class Membership:
         )
 
     def _compare_clocks(self, controller_wall_ms: int) -> None:
-        """The controller's clock has gone on since: this one is ahead of it by the difference, or by less."""
+        """The controller's clock has advanced since it was read, so this clock is ahead by the difference at most."""
         self._ahead_max_ms = self._clock.wall_ms() - controller_wall_ms if controller_wall_ms >= 0 else None
 
     def _answered(self, answer: HeartbeatResponse) -> None:
@@ -252,7 +252,7 @@ class Membership:
             self._lease.extend(answer.sent_ms, self._registered.session_timeout_ms)
 
     def _say_live(self, *, live: bool) -> None:
-        """Every change once."""
+        """Log every change once."""
         if live != self._live:
             self._live = live
             epoch = self._registered.broker_epoch if self._registered is not None else -1

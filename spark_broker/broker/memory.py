@@ -1,7 +1,7 @@
-"""Memory that is free in the process, given back to the machine that the broker shares with an executor.
+"""Gives free memory of the process back to the machine, which the broker shares with an executor.
 
-The C library and Arrow keep what was freed, in pieces, for each thread that asked: beside clients that come and go a
-broker that used 30 MB held 100, and a few more every hour.
+The C library and Arrow keep freed memory, in pieces, for each thread that had asked for it. As clients came and went, a
+broker that used 30 MB held 100 MB, and a few more every hour.
 """
 
 from __future__ import annotations

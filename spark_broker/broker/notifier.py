@@ -11,7 +11,7 @@ class Notifier:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._news: dict[Hashable, None] = {}  # in the order in which it came, which no hash decides
+        self._news: dict[Hashable, None] = {}  # in order of arrival, which depends on no hash
         self._interrupted = False
 
     def notify(self, key: Hashable) -> None:
@@ -20,7 +20,7 @@ class Notifier:
             self._condition.notify()
 
     def interrupt(self) -> None:
-        """End every wait, now and from now on: nobody is there any more whom the news would reach."""
+        """End every wait, now and from now on: the client that would get the news has left."""
         with self._condition:
             self._interrupted = True
             self._condition.notify()

@@ -23,13 +23,13 @@ READ_BYTES = 4_194_304
 SNAPSHOT_BATCH_BYTES = 1_048_576
 
 FOR_EVER_MS = 2**62
-"""Nobody waits for a snapshot: it is committed, or the leadership ends."""
+"""A snapshot has no deadline: it is committed, or the leadership ends."""
 
 
 class OffsetsShard:
-    """For one leadership. `committed` is safe from any thread, and so is `append`; `write_snapshot` belongs to one.
+    """The shard of one leadership. `committed` and `append` are safe from any thread; `write_snapshot` belongs to one.
 
-    The partition's lock is taken under `_lock`, never the other way round: what a partition calls takes no lock.
+    The partition's lock is taken under `_lock`, never the other way round: callbacks of a partition take no lock.
     """
 
     def __init__(self, partition: Partition, leader_epoch: int, clock: Clock) -> None:
@@ -41,7 +41,7 @@ class OffsetsShard:
         self._offsets = CommittedOffsets()
         self._read_to = 0
         self._snapshot: _Snapshot | None = None  # appended, and not known to be committed
-        self._snapshot_end = 0  # where the last snapshot ends that was written or read
+        self._snapshot_end = 0  # the end offset of the last snapshot that was written or read
 
     def is_current(self, partition: Partition | None) -> bool:
         """Whether the leadership that it was made for goes on."""
@@ -61,7 +61,7 @@ class OffsetsShard:
         transaction: TransactionalOffsetCommitRequest | None,
         confirm: Confirm,
     ) -> None:
-        """Append commits with acks=all; `token` hears of the outcome. Raises typed errors: nothing is stored then."""
+        """Append commits with acks=all; `token` gets the outcome. When this raises a typed error, nothing is stored."""
         transactional_id = "" if transaction is None else transaction.transactional_id
         append = self._append(self._encode(records, transaction), deadline_ms)
         append_confirmed(self.partition, append, token, transactional_id, confirm)
@@ -101,7 +101,7 @@ class OffsetsShard:
                 self._read_to = frame.header.next_offset
 
     def _replay(self, frame: Frame) -> None:
-        """A committed batch. One open transaction does not hold up the groups of others: its offsets are kept aside."""
+        """Replay a committed batch. Offsets of an open transaction are kept aside, so they delay no other group."""
         header, offsets = frame.header, self._offsets
         if header.attributes & CONTROL:
             offsets.replay_marker(header.producer_id, header.next_offset, committed=not header.attributes & ABORT)
@@ -113,8 +113,8 @@ class OffsetsShard:
             self._snapshot_end = header.next_offset
 
     def write_snapshot(self, every: int) -> None:
-        """Until compaction exists: where there are `every` records since the last snapshot, write all live offsets at
-        the log's end; once they are committed, drop what is older. Raises typed errors."""
+        """Until compaction exists: after `every` records since the last snapshot, write all live offsets at the log's
+        end. Once they are committed, drop what is older. Raises typed errors."""
         snapshot = self._snapshot
         if snapshot is None:
             self._begin_snapshot(every)
@@ -127,12 +127,12 @@ class OffsetsShard:
             self.partition.advance_log_start(snapshot.keep_from)
 
     def _begin_snapshot(self, every: int) -> None:
-        """Not of what is undecided: its transaction may yet commit it, so the log keeps it."""
+        """A snapshot has no undecided offsets: their transaction may still commit them, so the log keeps them."""
         with self._lock:
             self._catch_up()
             if self._read_to - self._snapshot_end < every:
                 return
-            # Also where it comes to nothing: it would be tried all the time.
+            # Set even if nothing is written: otherwise a snapshot would be tried all the time.
             self._snapshot_end = as_of = self._read_to
             records = self._offsets.snapshot(as_of)
             undecided = self._offsets.first_undecided
@@ -140,7 +140,7 @@ class OffsetsShard:
             return  # Everything so far is undecided, or was aborted.
         keep_from = as_of if undecided is None else min(as_of, undecided)
         for batch in _batches(records):
-            # What is committed is committed in order: the last batch stands for all.
+            # Batches are committed in order, so the last one stands for all.
             self._snapshot = _Snapshot(keep_from, len(batch))
             try:
                 self.partition.append(self._append(self._encode(batch), FOR_EVER_MS), self._snapshot)
@@ -152,7 +152,8 @@ class OffsetsShard:
 class _Snapshot:
     """The last batch of a snapshot, on its way. Called under the partition's lock.
 
-    `keep_from`: the log start that it allows. `end_offset`: behind it; -1 until it is committed.
+    `keep_from`: the log start that the snapshot allows. `end_offset`: the offset after the batch; -1 until it is
+    committed.
     """
 
     def __init__(self, keep_from: int, rows: int) -> None:
@@ -170,7 +171,7 @@ class _Snapshot:
 
 
 def _batches(records: list[OffsetRecord]) -> Iterator[list[OffsetRecord]]:
-    """Of a moderate size, so that a topic takes each, however many groups there are."""
+    """Batches of a moderate size, so that the topic accepts each, however many groups there are."""
     batch: list[OffsetRecord] = []
     size_bytes = 0
     for record in records:

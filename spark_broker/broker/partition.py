@@ -1,6 +1,7 @@
 """The shell of one partition replica: carries out the effects of `core.replica` with its log, under one lock.
 
-This is what producers, followers and the controller do with it. What readers ask is in `broker/partition_reader.py`.
+Here is what producers, followers and the controller do with a replica. What readers do is in
+`broker/partition_reader.py`.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
 from spark_broker.protocol.messages import LogEnd, ReplicaStateResponse
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.retention import RetentionClock
+from spark_broker.storage.stored_run import StoredRun
 
 T = TypeVar("T")
 
@@ -65,7 +67,8 @@ PartitionKey = tuple[str, int]
 class Partition:
     """A replica that this broker hosts. Its methods take `lock`; the log is read outside of it.
 
-    `_log_listeners` are told of a longer log (followers' streams), `_commit_listeners` of a higher high watermark.
+    `_log_listeners` (followers' streams) are notified when the log grows, `_commit_listeners` when the high watermark
+    rises.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Partition:
         self._on_full = on_full
         self._clock = clock
         self.lock = threading.RLock()
-        self._log_listeners: dict[Notifier, None] = {}  # in order: told by address, no run would be like another
+        self._log_listeners: dict[Notifier, None] = {}  # ordered: in the order of addresses, no two runs would be alike
         self._commit_listeners: dict[Notifier, None] = {}
         self.reader = PartitionReader(self)
 
@@ -102,7 +105,7 @@ class Partition:
         return f"{self.topic.name}-{self.key[1]}"
 
     def assign(self, assignment: LeaderAndIsr, topic: Topic, broker_epochs: Mapping[int, int]) -> None:
-        """What the controller says now; streams that wait are woken to see it."""
+        """Carry out the controller's assignment, and wake the streams that wait."""
         with self.lock:
             self.topic = topic
             self._log.configure(topic)
@@ -111,7 +114,7 @@ class Partition:
             self._carry_out(self.replica.assign(assignment, broker_epochs, self._clock.boottime_ms()))
             self.lines.assigned(before)
             if self.replica.assignment.leader_epoch != before.assignment.leader_epoch:
-                # Another leader may well have what follows our log: it is asked first.
+                # Another leader may have the batches that follow our log, so it is asked first.
                 self.restart_reason = None
             for notifier in (*self._log_listeners, *self._commit_listeners):
                 notifier.notify(self.key)
@@ -144,7 +147,7 @@ class Partition:
             return made_at == (now.leader_epoch, now.partition_epoch) and self.replica.proposed_isr is not None
 
     def listen(self, notifier: Notifier, *, commits: bool) -> None:
-        """Tell `notifier` of commits, or else of every append."""
+        """Notify `notifier` of commits, or else of every append."""
         with self.lock:
             (self._commit_listeners if commits else self._log_listeners)[notifier] = None
 
@@ -156,8 +159,9 @@ class Partition:
     def append(self, append: Append, token: AppendToken | None) -> AwaitedTransaction | None:
         """Validate a client's batch in full, store it and answer `token` as its acks ask (None with acks=0).
 
-        An AwaitedTransaction: nothing is stored and nobody answered; ask the coordinator to add this partition to the
-        transaction, then `confirm` and append again. Raises the error that refuses the batch; nothing is stored then.
+        If it returns an AwaitedTransaction, nothing is stored and `token` is not answered: ask the coordinator to add
+        this partition to the transaction, `confirm`, and append again. Raises the error that refuses the batch; nothing
+        is stored then.
         """
         parsed = validated(append, self.topic)
         with self.lock:
@@ -189,7 +193,7 @@ class Partition:
             return None
 
     def confirm(self, awaited: AwaitedTransaction, valid_ms: int = CONFIRMATION_MS) -> None:
-        """The coordinator has this partition in the transaction; to be asked again after `valid_ms`."""
+        """The coordinator has this partition in the transaction. It must be asked again after `valid_ms`."""
         with self.lock:
             self.replica.transaction_confirmed(
                 awaited.leader_epoch, awaited.producer_id, awaited.producer_epoch, awaited.asked_ms, valid_ms
@@ -244,7 +248,7 @@ class Partition:
         return header.next_offset
 
     def guard_storage(self, act: Callable[[], T]) -> T:
-        """A failing disk takes the replica offline, and so does damage; a full one only refuses this act."""
+        """A failing disk takes the replica offline, and so does damage. A full disk only makes `act` fail."""
         try:
             return act()
         except StorageFullError as error:
@@ -254,7 +258,10 @@ class Partition:
             raise self._broken(error) from error
 
     def _broken(self, error: SparkBrokerError) -> SparkBrokerError:
-        """Stop for good and say so, once. Returns what the caller hears: of damage, that somebody else has to lead."""
+        """Stop for good and report it, once. Returns the error for the caller.
+
+        After damage that is NotLeaderOrFollowerError, because another replica must lead.
+        """
         told, tell = error, partial(self._on_storage_failure, self.key, error)
         if isinstance(error, DamagedLogError) and self._on_damage is not None:
             told = NotLeaderOrFollowerError(f"{self} is damaged here: {error.message}")
@@ -266,13 +273,17 @@ class Partition:
         return told
 
     def read_log(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
-        """Outside the lock. A leader whose log refuses everything must not lead on until somebody happens to write."""
+        """Read outside the lock. An error stops the replica, so that it does not lead on until the next write fails."""
         return self.guard_storage(lambda: self._log.read(offset, max_bytes, end_offset))
+
+    def locate(self, offset: int, max_bytes: int, end_offset: int) -> list[StoredRun]:
+        """Where the batches lie that `read_log` would return. Outside the lock."""
+        return self.guard_storage(lambda: self._log.locate(offset, max_bytes, end_offset))
 
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int]
     ) -> Diverging | None:
-        """A follower says how far it is. Raises the error that it gets."""
+        """A follower reports its position. Raises the error that the follower gets."""
         with self.lock:
             now_ms = self._clock.boottime_ms()
             diverging, effects = self.replica.follower_fetch(follower, broker_epoch, position, live, now_ms)
@@ -283,7 +294,7 @@ class Partition:
         with self.lock:
             self.replica.check_leader(leader_epoch)
             read = self.position(self.replica.log_end_offset)
-            within = self.replica.log_start_offset <= offset < read[0]  # below it, the follower begins anew
+            within = self.replica.log_start_offset <= offset < read[0]  # below the log start, the follower is rebuilt
         frames = self.read_log(offset, max_bytes, read[0]) if within else []
         return PartitionRead(frames, *read[1:])
 
@@ -294,18 +305,18 @@ class Partition:
             return PartitionRead([], *self.position(0)[1:])
 
     def replica_state(self, leader_epoch: int) -> ReplicaStateResponse:
-        """What a follower needs that begins at this log's start."""
+        """The state from which a follower is rebuilt that begins at this log's start."""
         with self.lock:
             self.replica.check_leader(leader_epoch)
             producers = self.guard_storage(self._log.producers_at_log_start)
             return ReplicaStateResponse(self.replica.log_start_offset, self.replica.epochs.to_pairs(), producers)
 
     def position(self, end: int) -> tuple[int, int, int, int]:
-        """Under the lock: `end`, and what this replica knows of its epoch, high watermark and log start."""
+        """`end`, and this replica's leader epoch, high watermark and log start. Called under the lock."""
         return end, self.replica.assignment.leader_epoch, self.replica.high_watermark, self.replica.log_start_offset
 
     def log_end(self) -> LogEnd:
-        """How far this replica reaches, for the choice of a leader where none is known to be complete."""
+        """How far this replica reaches, for choosing a leader when no replica is known to be complete."""
         with self.lock:
             position = self.replica.fetch_position()
         return LogEnd(*self.key, position.leader_epoch, position.last_fetched_epoch, position.fetch_offset)
@@ -320,7 +331,7 @@ class Partition:
             return self.replica.fetch_position() if self.replica.role is Role.FOLLOWER else None
 
     def apply(self, answer: Fetched, frames: list[Frame]) -> bool:
-        """The leader's answer: truncate, or append its batches as they are. False: it is old, and was ignored."""
+        """Carry out the leader's answer: truncate, or append its batches unchanged. False: it is old and ignored."""
         with self.lock:
             if not self.replica.awaits(answer):
                 return False
@@ -334,34 +345,37 @@ class Partition:
             return True
 
     def _append_run(self, frames: list[Frame], leader_high_watermark: int) -> None:
-        """The leader's batches, of which only the first may begin a segment. None: only its high watermark is new."""
+        """Append the leader's batches; only the first may begin a segment. Without any, take its high watermark."""
         if frames:
             self.guard_storage(lambda: self._log.append(frames, self.replica.producers))
         self._carry_out(self.replica.follower_appended([batch_info(f.header) for f in frames], leader_high_watermark))
         self.replica.check_log_end(self._log.log_end_offset)
 
     def restart(self, leader_epoch: int, answer: ReplicaStateResponse) -> None:
-        """Begin anew at the leader's log start with the leader's epoch history and producers."""
+        """Rebuild the log: begin at the leader's log start, with the leader's epoch history and producers."""
         with self.lock:
             followed = self.replica.role is Role.FOLLOWER and leader_epoch == self.replica.assignment.leader_epoch
             if not followed or self.restart_reason is None:
-                return  # A fetcher that was replaced is late: dropped twice, the log would lose what was pulled since.
+                return  # A replaced fetcher is late: dropping the log again would lose what was pulled since.
             began, why = self.replica.log_end_offset, self.restart_reason
             begin = partial(self._log.restart_at, answer.log_start_offset, answer.epochs, answer.producers)
             try:
                 self.guard_storage(begin)
                 self.restart_reason = None
-            finally:  # What is dropped counts no more, also where a full disk has refused the rest.
+            finally:  # The dropped log no longer counts, even if a full disk refused the rest.
                 if self.replica.role is Role.FOLLOWER:
                     self.replica.restarted(self._log.state(high_watermark=self.replica.high_watermark))
                     self.lines.restarted(began, why)
 
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
-        """The leader decides, if it has a lease: its clock is known. Others' may have been `clock_skew_max_ms` behind.
+        """Apply retention, if this replica leads and has a lease, so that its clock is checked.
 
-        Followers move their log start when the leader's answer names it."""
+        The clocks of earlier leaders may have been `clock_skew_max_ms` behind this one.
+
+        Followers move their log start when the leader's answer names it.
+        """
         with self.lock:
-            self._remove_below_log_start()  # What a full disk has kept.
+            self._remove_below_log_start()  # Files that a full disk has kept.
             if self.replica.role is not Role.LEADER or not self._lease.allows_appends:
                 return
             clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
@@ -369,12 +383,12 @@ class Partition:
             self._carry_out(self.replica.advance_log_start(start))
 
     def _remove_below_log_start(self) -> None:
-        """What is below the log start is out of reach already; a full disk keeps its files until it has room again."""
-        with suppress(StorageFullError):  # `Room` says so.
+        """Remove what is below the log start, out of readers' reach. A full disk keeps it until there is room."""
+        with suppress(StorageFullError):  # `Room` logs it.
             self.guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
 
     def advance_log_start(self, offset: int) -> None:
-        """Drop everything below a committed offset, as far as it is decided."""
+        """Drop everything below a committed offset, but nothing from the last stable offset on."""
         with self.lock:
             self._carry_out(self.replica.advance_log_start(min(offset, self.replica.last_stable_offset)))
 
@@ -419,7 +433,7 @@ class Partition:
         began = self.replica.log_end_offset
         try:
             self.guard_storage(lambda: self._log.truncate_to(offset))
-        finally:  # A full disk may refuse the last step only: the segments above it are gone.
+        finally:  # A full disk may refuse only the last step: the segments above the offset are gone.
             if self.replica.role is not Role.STOPPED and self._log.log_end_offset < self.replica.log_end_offset:
                 producers = self.guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
                 self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))

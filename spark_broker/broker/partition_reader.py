@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from spark_broker.core.replica import Replica, Role
 from spark_broker.protocol.arrow_message import decode_batch
-from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, Frame
+from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, BatchHeader, Frame
+from spark_broker.storage.stored_run import StoredRun
 
 if TYPE_CHECKING:
     from spark_broker.broker.partition import Partition
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 class PartitionRead:
     """Frames, and what the leader knew when it read them.
 
-    `next_offset`: where to read on; past frames that were left out. `next_epoch`: the leader epoch of the frame before
-    it; -1 when there is none.
+    `next_offset`: where to read on, past frames that were left out. `next_epoch`: the leader epoch of the frame before
+    `next_offset`; -1 when there is none.
     """
 
     frames: list[Frame]
@@ -31,12 +33,19 @@ class PartitionRead:
     next_epoch: int = -1
 
 
-def is_left_out(frame: Frame, replica: Replica, *, read_committed: bool) -> bool:
-    """Markers are for nobody, aborted batches for none who reads what is committed.
+@dataclass(frozen=True, slots=True)
+class PartitionGrant:
+    """Where a reader on this machine finds the batches of a `PartitionRead`, whose own frames are left out."""
 
-    Asked with the partition's lock held, of a frame that `can_judge` includes.
+    runs: list[StoredRun]
+    read: PartitionRead
+
+
+def is_left_out(header: BatchHeader, replica: Replica, *, read_committed: bool) -> bool:
+    """Whether readers do not get the batch: a marker, or with `read_committed` an aborted batch.
+
+    Called under the partition's lock, for a batch for which `can_judge` is true.
     """
-    header = frame.header
     if header.attributes & CONTROL:
         return True
     if not read_committed or not header.attributes & TRANSACTIONAL:
@@ -44,14 +53,14 @@ def is_left_out(frame: Frame, replica: Replica, *, read_committed: bool) -> bool
     return replica.producers.transactions.is_aborted(header.producer_id, header.base_offset)
 
 
-def can_judge(frame: Frame, replica: Replica, leader_epoch: int) -> bool:
+def can_judge(header: BatchHeader, replica: Replica, leader_epoch: int) -> bool:
     """Whether the replica still knows of the aborted transactions at a frame that was read in this leader epoch.
 
-    The log is read without the lock. Meanwhile retention may have taken the frame from the log, and with it the memory
-    that it was aborted; or the replica follows again and has begun anew.
+    The log is read without the lock. Meanwhile retention may have removed the frame, and with it the knowledge that it
+    was aborted. Or the replica has become a follower and was rebuilt.
     """
     leads = replica.role is Role.LEADER and replica.assignment.leader_epoch == leader_epoch
-    return leads and frame.header.next_offset > replica.log_start_offset
+    return leads and header.next_offset > replica.log_start_offset
 
 
 class PartitionReader:
@@ -63,7 +72,7 @@ class PartitionReader:
         self._replica = partition.replica
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
-        """Raises LogTruncationError where the record before `offset` is not of this leader epoch any more (KIP-320)."""
+        """Raises LogTruncationError when the record before `offset` is no longer of epoch `last_epoch` (KIP-320)."""
         with self._lock:
             self._replica.check_lineage(leader_epoch, offset, last_epoch)
 
@@ -81,22 +90,40 @@ class PartitionReader:
         With `read_committed`, aborted batches are left out too, and the bound is the last stable offset."""
         read = self.read_all(leader_epoch, offset, max_bytes, read_committed=read_committed)
         with self._lock:
-            if read.frames and not can_judge(read.frames[0], self._replica, read.leader_epoch):
-                return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request hears why.
-            frames = [f for f in read.frames if not is_left_out(f, self._replica, read_committed=read_committed)]
+            if read.frames and not can_judge(read.frames[0].header, self._replica, read.leader_epoch):
+                return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request raises why.
+            frames = [f for f in read.frames if not is_left_out(f.header, self._replica, read_committed=read_committed)]
         return replace(read, frames=frames)
+
+    def grant(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionGrant:
+        """Where the batches lie that `read` would return, for a reader that reads the files itself."""
+        bound, read = self._readable(leader_epoch, offset, read_committed=read_committed)
+        runs = self._partition.locate(offset, max_bytes, bound) if offset < bound else []
+        if not runs:
+            return PartitionGrant([], replace(read, next_offset=offset))
+        with self._lock:
+            if not can_judge(runs[0].headers[0], self._replica, read.leader_epoch):
+                return PartitionGrant([], replace(read, next_offset=offset))  # The next request raises why.
+            left_out = partial(is_left_out, replica=self._replica, read_committed=read_committed)
+            kept = [piece for run in runs for piece in run.without(left_out)]
+        last = runs[-1].headers[-1]
+        return PartitionGrant(kept, replace(read, next_offset=last.next_offset, next_epoch=last.leader_epoch))
 
     def read_all(self, leader_epoch: int, offset: int, max_bytes: int, *, read_committed: bool) -> PartitionRead:
         """Like `read`, with markers and aborted batches."""
+        bound, read = self._readable(leader_epoch, offset, read_committed=read_committed)
+        frames = self._partition.read_log(offset, max_bytes, bound) if offset < bound else []
+        if not frames:
+            return replace(read, next_offset=offset)
+        last = frames[-1].header
+        return replace(read, frames=frames, next_offset=last.next_offset, next_epoch=last.leader_epoch)
+
+    def _readable(self, leader_epoch: int, offset: int, *, read_committed: bool) -> tuple[int, PartitionRead]:
+        """Up to which offset (exclusive) a read may go now, and what the leader knows, without frames."""
         with self._lock:
             self._partition.check_lease(writing=False)
             bound = self._replica.check_read(leader_epoch, offset, read_committed=read_committed)
-            read = self._partition.position(bound)
-        frames = self._partition.read_log(offset, max_bytes, bound) if offset < bound else []
-        if not frames:
-            return PartitionRead([], *read[1:], next_offset=offset)
-        last = frames[-1].header
-        return PartitionRead(frames, *read[1:], next_offset=last.next_offset, next_epoch=last.leader_epoch)
+            return bound, PartitionRead([], *self._partition.position(bound)[1:])
 
     def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
         """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""
@@ -113,8 +140,8 @@ class PartitionReader:
             position = frame.header.next_offset
             with self._lock:
                 self._replica.check_leader(leader_epoch)
-                known = can_judge(frame, self._replica, leader_epoch)
-                if not known or is_left_out(frame, self._replica, read_committed=read_committed):
+                known = can_judge(frame.header, self._replica, leader_epoch)
+                if not known or is_left_out(frame.header, self._replica, read_committed=read_committed):
                     continue
             record = self._partition.topic.first_since(timestamp_ms, self.decode(frame), frame.header.append_time_ms)
             if record is not None:

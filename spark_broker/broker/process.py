@@ -101,13 +101,14 @@ class Broker:
         self._server = self._serve()
 
     def _serve(self) -> Server:
-        """On the port that the directory remembers, so that a bootstrap list survives a restart; else on any."""
+        """Serve on the port that the directory remembers, so that a bootstrap list survives a restart; else on any."""
         cluster = self._settings.cluster
         budget = AnswerBudget(cluster.fetch_answers_max_bytes)
+        boot_id = self._directory.fs.boot_id()
         streams = {
             "append": self._serve_appends,
             "fetch": lambda stream: FetchStream(
-                self._manager, stream, cluster.fetch_max_bytes, budget, self._queue
+                self._manager, stream, cluster.fetch_max_bytes, budget, self._queue, boot_id
             ).run(),
             "replica": lambda stream: ReplicaStream(
                 self._manager,
@@ -154,7 +155,7 @@ class Broker:
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
         end = self._ends.get()
         manager = self._manager
-        why = end if isinstance(end, str) else "it cannot go on"  # `serve` says the error
+        why = end if isinstance(end, str) else "it cannot go on"  # `serve` logs the error
         logger.info("broker %s, epoch %s, ends: %s", manager.broker_id, manager.broker_epoch, why)
         self._lease.drop()
         for part in (self._session, self._maintenance, self._proposals, self._transactions, self._calls):
@@ -206,7 +207,7 @@ class Broker:
         self._ends.put(error)
 
     def _beat_now(self) -> None:
-        """The controller is to hear of it at once: until then the partition may have nobody who serves it."""
+        """Send a heartbeat at once: until the controller knows, no broker may be serving the partition."""
         self._session.beat_now()
 
     def _on_bug(self, error: BaseException) -> None:

@@ -10,9 +10,10 @@ from spark_broker.protocol.frame import HEADER_BYTES, Frame
 
 
 def project_frames(frames: list[Frame], topic: Topic, columns: list[str], max_bytes: int) -> list[Frame]:
-    """The first of these batches at the same offsets, with these columns (checked before) in this order.
+    """The first of these batches, at the same offsets, with only these columns (already checked) in this order.
 
-    At least one, however large; otherwise at most `max_bytes`: what is compressed in the log is not in the answer.
+    Returns at least one batch, however large, and otherwise at most `max_bytes`. Batches may grow here: those that are
+    compressed in the log are not compressed in the answer.
     """
     projected: list[Frame] = []
     for frame in frames:
@@ -25,7 +26,7 @@ def project_frames(frames: list[Frame], topic: Topic, columns: list[str], max_by
 
 
 def check_columns(topic: Topic, columns: list[str]) -> None:
-    """Before anything is read: whether the topic has these columns. Raises InvalidRequestError."""
+    """Check that the topic has these columns, before anything is read. Raises InvalidRequestError."""
     known = topic.schemas[-1].names
     if not 0 < len(columns) <= len(known) or len(set(columns)) < len(columns):
         raise InvalidRequestError(f"the topic {topic.name} has columns {known}, not {len(columns)} different ones")

@@ -1,4 +1,4 @@
-"""ISR proposals on their way to the controller, without the waiting: at most one of each partition.
+"""ISR proposals on their way to the controller, at most one of each partition. Nothing here waits.
 
 When the outcome of a request is not known, the proposal is repeated: the replica keeps counting the proposed members
 (maximal ISR) until the controller has answered or a newer state of the partition has arrived.
@@ -29,16 +29,16 @@ Proposals = dict[PartitionKey, ProposeIsr]
 
 
 class ProposalQueue:
-    """One request is out at a time, and what waits meanwhile shares the next. Bounded by the number of partitions.
+    """One request is out at a time. Proposals that wait share the next. Bounded by the number of partitions.
 
-    Not thread-safe. `add` is called under a partition's lock: whoever guards the queue with a lock of its own takes no
-    partition's lock under it.
+    Not thread-safe. `add` is called under a partition's lock, so no partition's lock may be taken under a lock that
+    guards the queue.
     """
 
     def __init__(self) -> None:
         self._waiting: Proposals = {}
         self._is_out = False
-        self._news: Proposals = {}  # that `take_news` has not returned
+        self._news: Proposals = {}  # proposals that `take_news` has not returned
 
     @property
     def is_due(self) -> bool:
@@ -50,12 +50,12 @@ class ProposalQueue:
         self._waiting[key] = self._news[key] = proposal
 
     def take_news(self) -> Proposals:
-        """All that nobody has announced yet: repeated, they are none."""
+        """All proposals that are not announced yet. A repeated proposal is not announced again."""
         taken, self._news = self._news, {}
         return taken
 
     def take(self) -> Proposals:
-        """All that wait: they share a request. `settled` or `put_back` follows."""
+        """All proposals that wait: they share a request. `settled` or `put_back` must follow."""
         invariant(self.is_due, "a second request with ISR proposals")
         self._is_out = True
         taken, self._waiting = self._waiting, {}
@@ -66,14 +66,14 @@ class ProposalQueue:
         self._is_out = False
 
     def put_back(self, proposals: Proposals) -> None:
-        """What became of the request is not known: these, which are `still_open`, go again."""
+        """The outcome of the request is not known: these proposals, which are `still_open`, are sent again."""
         self._is_out = False
         for key, proposal in proposals.items():
             self._waiting.setdefault(key, proposal)
 
 
 def still_open(manager: ReplicaManager, proposals: Proposals) -> Proposals:
-    """Those that nothing newer has replaced. Takes the partitions' locks."""
+    """The proposals that nothing newer has replaced. Takes the partitions' locks."""
     return {
         key: proposal
         for key, proposal in proposals.items()
@@ -107,7 +107,10 @@ def _fields(partition: Partition, proposal: ProposeIsr) -> dict[str, object]:
 
 
 def settle(manager: ReplicaManager, answer: object, proposals: Proposals) -> None:
-    """Success shows as a newer state of the partition, and so does a stale epoch; a certain refusal ends a proposal."""
+    """Act on the controller's answer: a certain refusal ends a proposal.
+
+    Success shows as a newer state of the partition in the metadata, and so does a stale epoch.
+    """
     if not isinstance(answer, AlterPartitionResponse):
         raise NetworkError(f"ISR proposals were answered with {type(answer).__name__}")
     for result in answer.results:

@@ -1,4 +1,4 @@
-"""A log that does not repeat itself: what is tried ten times a second is said once a second."""
+"""Keeps repeated lines out of the log: what is tried ten times a second is logged once a second."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 INTERVAL_S = 1.0
 MAX_LINES = 1000
-"""How many different lines are remembered: the oldest goes."""
+"""How many different lines are remembered. Beyond it, the oldest is forgotten."""
 
 
 class Repeats(logging.Filter):
-    """Leaves a line out that was let through less than INTERVAL_S ago, word for word. For a handler, not a logger."""
+    """Drops a line if the same text was let through less than INTERVAL_S ago. For a handler, not a logger."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a follower does about one leader broker: which partitions it pulls there, when, and when it begins again.
+"""How a follower pulls from one leader broker: which partitions, when, and when it begins a new session.
 
 It knows no thread and no socket. `broker.fetcher` runs it in a thread, the simulator in events.
 
@@ -9,7 +9,7 @@ It knows no thread and no socket. `broker.fetcher` runs it in a thread, the simu
     FETCHING     FOLLOWS_NOTHING  -> IDLE          closes the stream
     FETCHING     SESSION_FAILED   -> BACKING_OFF   closes the stream
     BACKING_OFF  BACK_OFF_ENDED   -> FETCHING      opens a stream for the new session
-    BACKING_OFF  FOLLOWS          -> FETCHING      as there: what changed does not wait
+    BACKING_OFF  FOLLOWS          -> FETCHING      as above: a change does not wait for the back-off
     any          STOP             -> STOPPED       closes the stream; nothing follows
 """
 
@@ -29,7 +29,7 @@ BACK_OFF_MS = 50
 
 
 class FetcherState(Enum):
-    IDLE = auto()  # this broker follows nothing there
+    IDLE = auto()  # this broker follows no partition of the leader
     FETCHING = auto()  # `session` says what to ask
     BACKING_OFF = auto()  # the last session failed
     STOPPED = auto()  # for good
@@ -54,7 +54,7 @@ TRANSITIONS: dict[tuple[FetcherState, FetcherEvent], FetcherState] = {
     (FetcherState.BACKING_OFF, FetcherEvent.FOLLOWS_NOTHING): FetcherState.IDLE,
     (FetcherState.BACKING_OFF, FetcherEvent.BACK_OFF_ENDED): FetcherState.FETCHING,
     (FetcherState.BACKING_OFF, FetcherEvent.STOP): FetcherState.STOPPED,
-    # A broker that stops may still hear of metadata.
+    # A broker that stops may still receive metadata.
     (FetcherState.STOPPED, FetcherEvent.FOLLOWS): FetcherState.STOPPED,
     (FetcherState.STOPPED, FetcherEvent.FOLLOWS_NOTHING): FetcherState.STOPPED,
     (FetcherState.STOPPED, FetcherEvent.STOP): FetcherState.STOPPED,
@@ -81,7 +81,7 @@ class ReplicaFetcher:
     """Not thread-safe. Nothing here waits or takes another lock, so a shell may guard it with any.
 
     Invariants: `session` is there exactly while FETCHING, `deadline_ms` (boot-time clock) exactly while BACKING_OFF.
-    A stream belongs to one session: a shell whose stream is of another one closes it.
+    A stream belongs to one session: the shell closes a stream that belongs to another one.
     """
 
     def __init__(self, leader: str, settings: FetcherSettings, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -112,7 +112,7 @@ class ReplicaFetcher:
         self._move(FetcherEvent.STOP)
 
     def failed(self, session: FetchSession, error: SparkBrokerError) -> None:
-        """The session's stream broke, or the leader refused it. Of an earlier session that says nothing."""
+        """The session's stream broke, or the leader refused it. Ignored when the session is an earlier one."""
         if session is not self.session:
             return
         now_ms = self._clock.boottime_ms()

@@ -1,8 +1,8 @@
 """What a broker's log says of one replica: each change of its role, epoch, ISR or log is a line that says why.
 
-Nothing here is on the path of a batch. Lines are bounded: a role, epoch or ISR changes by a record of the controller's
-log; a truncation follows a new leader epoch; a restart is tried again once a second; of fetches that fail only the
-first and the end are lines, at most once in `FLAPPING_MS` each.
+Nothing here is on the path of a batch. The number of lines is bounded. A role, epoch or ISR changes only by a record of
+the controller's log. A truncation follows a new leader epoch. A restart is tried again once a second. Of fetches that
+fail, only the first and the end of the failures are logged, each at most once in `FLAPPING_MS`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_broker.core.replica import Replica, Role
 logger = logging.getLogger(__name__)
 
 FLAPPING_MS = 1000
-"""A fetch that fails, works and fails again within this time goes on failing, as far as the log is concerned."""
+"""A fetch that fails again within this time after it worked is not logged as a new failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Before:
 
 
 class ConnectionLines:
-    """The lines about replication from one broker, of all that is pulled from there: when it breaks, and works again.
+    """The lines about all replication from one broker: when it begins to fail, and when it works again.
 
     `address`: the leader's. For one thread.
     """
@@ -39,7 +39,7 @@ class ConnectionLines:
         self._worked_ms = -FLAPPING_MS
 
     def failed(self, now_ms: int, why: object) -> None:
-        """A stream broke, or could not be opened. The first time is a line."""
+        """A stream broke, or could not be opened. Only the first time is logged."""
         if self._failed_ms is None and now_ms - self._worked_ms >= FLAPPING_MS:
             self._failed_ms = now_ms
             fields = {"leader_address": self._address, "why": str(why)}
@@ -54,7 +54,7 @@ class ConnectionLines:
 
 
 class ReplicaLines:
-    """The lines about one replica. `name`: its topic-partition. Under the partition's lock, but for fetches."""
+    """The lines about one replica. `name`: its topic-partition. Under the partition's lock, except for fetches."""
 
     def __init__(self, name: str, replica: Replica) -> None:
         self._name = name
@@ -67,7 +67,7 @@ class ReplicaLines:
         return Before(self._replica.role, self._replica.assignment)
 
     def assigned(self, before: Before) -> None:
-        """The controller's word was carried out: what became of it?"""
+        """The controller's assignment was carried out: log what changed."""
         now, was = self._replica.assignment, before.assignment
         if self._replica.role is not before.role or now.leader_epoch != was.leader_epoch:
             self._changed_role(before)
@@ -95,7 +95,7 @@ class ReplicaLines:
         logger.info(line, fields)
 
     def opened(self, start: str) -> None:
-        """Its log was opened, and after a crash recovered. `start`: of the process before."""
+        """Its log was opened, and recovered after a crash. `start`: the kind of this start."""
         text = "opened (%(start)s): log from %(log_start_offset)d to %(offset)d"
         self._line(
             logging.INFO,
@@ -105,7 +105,7 @@ class ReplicaLines:
         )
 
     def stopping(self, why: object) -> None:
-        """It serves nothing any more. Said once."""
+        """It serves nothing any more. Logged once."""
         if self._replica.role is not Role.STOPPED:
             text = "stopped at offset %(offset)d in leader epoch %(leader_epoch)d: %(why)s"
             self._line(logging.INFO, text, why=str(why))
@@ -130,7 +130,7 @@ class ReplicaLines:
         self._line(logging.INFO, f"{text}: %(why)s", old_offset=began, why=why)
 
     def fetch_failed(self, level: int, now_ms: int, why: object) -> None:
-        """A fetch from the leader ended in an error. The first of several is a line."""
+        """A fetch from the leader ended in an error. Only the first of several is logged."""
         if self._fetch_failed_ms is None and now_ms - self._fetch_worked_ms >= FLAPPING_MS:
             text = "fetches from broker %(leader)d begin to fail at %(offset)d in leader epoch %(leader_epoch)d"
             leader = self._replica.assignment.leader
@@ -138,7 +138,7 @@ class ReplicaLines:
             self._fetch_failed_ms = now_ms
 
     def fetched(self, now_ms: int) -> None:
-        """A fetch from the leader worked. The first after an error is a line."""
+        """A fetch from the leader worked. Only the first after an error is logged."""
         if self._fetch_failed_ms is None:
             return
         failed_ms, self._fetch_failed_ms, self._fetch_worked_ms = now_ms - self._fetch_failed_ms, None, now_ms

@@ -24,6 +24,7 @@ from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from spark_broker.storage.retention import RetentionClock
 from spark_broker.storage.start_kind import StartKind
+from spark_broker.storage.stored_run import StoredRun
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +57,9 @@ def by_segment(frames: Sequence[Frame]) -> list[list[Frame]]:
 class ReplicaLog:
     """The log of a replica with its epoch history and producer snapshots.
 
-    Invariant: there is a producer snapshot at the log start, unless that is 0: what retention has removed from the log
-    is in there (KIP-360). What comes after a snapshot is replayed from the index, so that truncation never leaves
-    anything behind (KAFKA-5435).
+    Invariant: unless the log start is 0, there is a producer snapshot at the log start. It has the producers of the
+    batches that retention has removed (KIP-360). Later batches are replayed from the index, so that truncation never
+    leaves anything behind (KAFKA-5435).
     """
 
     def __init__(self, directory: Path, topic: Topic, start: StartKind, *, fs: FileSystem = LOCAL) -> None:
@@ -66,7 +67,7 @@ class ReplicaLog:
         self._fs = fs
         self._directory = directory
         self._topic = topic
-        # What the file says, and what it has to say by the next flush; `_epochs_due`: by the next append.
+        # What the file says, and what it must say by the next flush, or by the next append with `_epochs_due`.
         self._saved_epochs = EpochHistory()
         self._unsaved_epochs: EpochHistory | None = None
         self._epochs_due = False
@@ -78,7 +79,7 @@ class ReplicaLog:
         try:
             with self._disk():
                 self._snapshots = ProducerSnapshots(directory, fs=fs)
-                # A machine crash has cut the log below them: other batches may follow.
+                # A machine crash may have cut the log below some snapshots, and other batches may follow.
                 self._snapshots.remove_above(self._log.log_end_offset)
                 if self._log.log_start_offset > 0:
                     self._snapshots.read(self._log.log_start_offset)
@@ -116,7 +117,7 @@ class ReplicaLog:
                 if header.leader_epoch > history.latest_epoch:
                     history = history.assign(header.leader_epoch, header.base_offset)
         history = history.start_at(log_start)
-        if history != saved:  # The batches that it was read from may be removed before there is another epoch.
+        if history != saved:  # The batches that carry these epochs may be removed before the next epoch.
             self._to_be_saved(history)
         return history
 
@@ -151,7 +152,7 @@ class ReplicaLog:
             raise DamagedLogError(f"{self._directory} was removed under the live broker")
 
     def append(self, frames: list[Frame], producers: ProducerStates) -> None:
-        """`producers` is their state before these batches, of which only the first may begin a segment.
+        """`producers` is the producers' state before these batches. Only the first batch may begin a segment.
 
         Raises StorageFullError (nothing was stored), KafkaStorageError (the log is offline) or DamagedLogError.
         """
@@ -181,6 +182,13 @@ class ReplicaLog:
             self.check()
             raise
 
+    def locate(self, offset: int, max_bytes: int, end_offset: int) -> list[StoredRun]:
+        try:
+            return self._log.locate(offset, max_bytes=max_bytes, end_offset=end_offset)
+        except KafkaStorageError:
+            self.check()
+            raise
+
     def headers(self, from_offset: int) -> Iterator[BatchHeader]:
         """Headers of all batches from the one that holds `from_offset` on."""
         return self._log.headers(from_offset)
@@ -197,11 +205,11 @@ class ReplicaLog:
     def truncate_to(self, offset: int) -> None:
         """Cut to the beginning of the batch that holds `offset`."""
         with self._disk():
-            self._snapshots.remove_above(offset)  # First: left over, they would be taken for what follows.
+            self._snapshots.remove_above(offset)  # First: a snapshot that is left over would be used for later batches.
         self._log.truncate_to(offset)
 
     def flush(self) -> None:
-        """Sync. Raises DamagedLogError for files that nobody would find again."""
+        """Sync. Raises DamagedLogError when the directory was removed, with which the files would be lost."""
         self.check()
         self._log.flush()
         self._save_epochs_if_there_is_room()
@@ -218,7 +226,7 @@ class ReplicaLog:
         return self._log.retention_start(high_watermark=last_stable_offset, clock=clock)
 
     def advance_log_start(self, offset: int) -> None:
-        """Save what the removed part says of producers and epochs, unless a roll has done so, then remove it."""
+        """Save the producers and epochs of the part to be removed, unless a roll has saved them. Then remove it."""
         if offset <= self._log.log_start_offset:
             return
         self._save_epochs_if_there_is_room()
@@ -231,26 +239,27 @@ class ReplicaLog:
     def restart_at(
         self, log_start_offset: int, epochs: list[tuple[int, int]], producers: list[ProducerStateEntry]
     ) -> None:
-        """Drop everything and begin at the leader's log start, with what the leader says of the part before it.
+        """Drop everything and begin at the leader's log start, with the leader's epochs and producers from before it.
 
-        After each step the log opens: full, then empty where it began, then empty at the leader's log start.
+        A crash after any step leaves a log that can be opened: full, then empty at its old log start, then empty at the
+        leader's log start.
         """
         began_at = self._log.log_start_offset
         with self._disk():
             self._snapshots.remove_above(began_at)
-        # A cut there would begin the log where the batch begins that holds its start, and have no snapshot of that.
+        # `truncate_to` would start the log where the batch with `began_at` begins, and there is no snapshot for that.
         self._log.truncate_fully_and_start_at(began_at)
         with self._disk():
             self._snapshots.write(log_start_offset, _from_wire(producers))
             self._log.truncate_fully_and_start_at(log_start_offset)
             self._snapshots.remove_above(log_start_offset)
             self._snapshots.remove_below(log_start_offset)
-        # Last: by its own history a log that a crash leaves empty is found to be another than the leader's.
+        # Last: if a crash leaves the log empty before this, its old history shows that it diverges from the leader's.
         self.save_epochs(EpochHistory.from_pairs([(e, s) for e, s in epochs if s <= log_start_offset]))
 
     def save_epochs(self, history: EpochHistory) -> None:
-        """A file that is only behind is saved with the next flush, so that an election waits for no sync: `_epochs`
-        completes it from the batches. A wrong one is saved now, or on a full disk before the next append.
+        """A file that only lacks the newest epochs is saved with the next flush, so that an election waits for no sync:
+        `_epochs` completes it from the batches. A wrong file is replaced now, or on a full disk before the next append.
 
         Raises KafkaStorageError.
         """
@@ -281,23 +290,23 @@ class ReplicaLog:
     def rebuild_producers(self, high_watermark: int) -> ProducerStates:
         """The producers' state after the whole log.
 
-        It begins with a snapshot at or below the high watermark: a snapshot does not say where transactions ended that
-        are decided only once their marker is committed.
+        The replay begins with a snapshot at or below the high watermark. A later snapshot would not say where a
+        transaction ended whose marker is not committed yet.
         """
         log = self._log
         newest = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         return self._replay(newest, log.log_end_offset)
 
     def producers_at_log_start(self) -> list[ProducerStateEntry]:
-        """For a follower that begins at the log start."""
+        """The producers' state for a follower that begins at the log start."""
         return _to_wire(self._producers_at(self._log.log_start_offset))
 
     def _producers_at(self, offset: int) -> ProducerStates:
-        """After all batches below `offset`."""
+        """The producers' state after all batches below `offset`."""
         return self._replay(offset, offset)
 
     def _replay(self, newest: int, end_offset: int) -> ProducerStates:
-        """From the newest snapshot at or below `newest` up to `end_offset` (exclusive)."""
+        """Replay from the newest snapshot at or below `newest` up to `end_offset` (exclusive)."""
         log_start = self._log.log_start_offset
         with self._disk():
             snapshot = self._snapshots.newest(log_start, newest)

@@ -46,9 +46,9 @@ NewFetcher = Callable[[str, int, FetcherSettings, Callable[[BaseException], None
 
 @dataclass(frozen=True, slots=True)
 class Outward:
-    """Whom the replicas tell: of ISR proposals, of a failed disk, of our own bugs, of damage that was quarantined.
+    """The replicas' callbacks: for ISR proposals, a failed disk, our own bugs, and damage that was quarantined.
 
-    `on_room`: the disk is full, or has room again; called under partitions' locks, it must not wait.
+    `on_room`: the disk is full, or has room again. It is called under partitions' locks, so it must not wait.
     """
 
     propose_isr: Callable[[PartitionKey, ProposeIsr], None]
@@ -59,9 +59,9 @@ class Outward:
 
 
 class ReplicaManager:
-    """`apply` belongs to the session's thread, `quarantine_damaged` to maintenance; look-ups are safe from any.
+    """`apply` belongs to the session's thread, `quarantine_damaged` to maintenance; look-ups are safe from any thread.
 
-    Whoever changes which replicas there are holds `_lock`, and takes partitions' locks within it, never the other way.
+    Replicas are added and removed under `_lock`. Partitions' locks are taken within it, never the other way round.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ReplicaManager:
         self.broker_id = -1
         self.broker_epoch = -1
         self.image = EMPTY_IMAGE
-        self.applied_offset = EMPTY_IMAGE.next_offset  # the metadata before it is carried out: every log is open
+        self.applied_offset = EMPTY_IMAGE.next_offset  # metadata before it is carried out, so every log is open
 
     def partition(self, topic_id: str, number: int) -> Partition:
         """The replica. Raises the error that says why it is not here."""
@@ -139,11 +139,11 @@ class ReplicaManager:
 
     @property
     def damage_reports(self) -> list[tuple[str, int, int]]:
-        """The same, each with the number of its damage."""
+        """The damaged replicas, each with the number of its damage."""
         return self._damaged.reports
 
     def log_ends(self) -> list[LogEnd]:
-        """How far replicas reach of partitions that nobody leads, where this broker does not lead by itself."""
+        """Log ends of replicas whose partition has no leader, and whose ISR and ELR do not include this broker."""
         partitions = self._partitions
         return [partitions[key].log_end() for key in sorted(self._asked_for) if key in partitions]
 
@@ -182,12 +182,12 @@ class ReplicaManager:
         self._asked_for = frozenset(asked | (self._asked_for - changed))
         self._update_fetchers()
         if not self._recovered and not self._offline:
-            # With a log that could not be opened, the next process has to recover from the same crash again.
+            # If a log could not be opened, the next process must recover from the same crash again.
             self._directory.mark_recovered()
             self._recovered = True
 
     def _delete_strays(self, image: MetadataImage) -> None:
-        """Replicas whose topic was deleted, or that were moved away, while this broker was gone."""
+        """Delete replicas whose topic was deleted, or that were moved away, while this broker was down."""
         for key in self._damaged.keys:
             if image.partition(*key) is None:
                 self._damaged.follow(key, None, self.broker_id)
@@ -224,13 +224,13 @@ class ReplicaManager:
         """Open or create the logs of these replicas, as far as they belong here and are not open."""
         missing = [key for key in sorted(keys) if self._is_missing(key)]
         opened = self._opener.open({key: self._wanted(key) for key in missing})
-        partitions = {key: self._partition_of(key, one) for key, one in opened.items() if isinstance(one, OpenedLog)}
+        partitions = {key: self._partition_of(key, log) for key, log in opened.items() if isinstance(log, OpenedLog)}
         twice = self._partitions.keys() & partitions.keys()
         invariant(not twice, "replicas are opened that are open: %s", twice)
         self._partitions = {**self._partitions, **partitions}
-        for key, one in opened.items():
-            if not isinstance(one, OpenedLog):
-                self._cannot_open(key, one)
+        for key, outcome in opened.items():
+            if not isinstance(outcome, OpenedLog):
+                self._cannot_open(key, outcome)
 
     def _wanted(self, key: PartitionKey) -> WantedLog:
         state = self.image.partition(*key)
@@ -279,16 +279,17 @@ class ReplicaManager:
         return partition
 
     #
-    # A damaged replica stops at once, is quarantined, and named by heartbeats. Nothing comes in its place before the
-    # controller has taken it out of ISR and ELR; then an empty one follows whoever leads, and may be let in again.
+    # A damaged replica stops at once, is quarantined, and is reported by heartbeats. No log takes its place before the
+    # controller has taken the replica out of ISR and ELR. Then it follows the leader with an empty log, and may be let
+    # in again.
 
     def _on_damage(self, partition: Partition, error: DamagedLogError) -> None:
-        """Somebody has read damaged bytes; he holds the partition's lock."""
+        """Damaged bytes were read. Called under the partition's lock."""
         partition.lines.quarantined(error)
         self._found_damaged.append(partition)
 
     def quarantine_damaged(self) -> None:
-        """Quarantine what was found damaged since the last call. On a full disk it waits for the next."""
+        """Quarantine what was found damaged since the last call. On a full disk this waits for the next call."""
         while self._found_damaged:
             partition = self._found_damaged[0]
             with self._lock:
@@ -309,7 +310,7 @@ class ReplicaManager:
             self._outward.on_quarantine()
 
     def damage_heard(self, newest: int) -> None:
-        """The controller has decided on all damage up to this number: replicas may begin anew."""
+        """The controller has decided on all damage up to this number: its replicas may begin with an empty log."""
         with self._lock:
             heard = self._damaged.heard(newest)
             self._open_missing(heard)
@@ -320,7 +321,7 @@ class ReplicaManager:
                 self._update_fetchers()
 
     def _take_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
-        """An I/O error ends the broker (known bug 27): one that went on would be elected for what it cannot serve."""
+        """An I/O error ends the broker (known bug 27). If it went on, it might lead partitions that it cannot serve."""
         topic = self._topics.get(key[0])
         fields = {"topic_partition": f"{topic.name if topic else key[0]}-{key[1]}", "why": str(error)}
         logger.error("%(topic_partition)s is offline: %(why)s", fields)
@@ -341,7 +342,7 @@ class ReplicaManager:
         partition.lines.deleted(reason.message)
 
     def _update_fetchers(self) -> None:
-        """One fetcher for each broker that leads something this one follows."""
+        """Keep one fetcher for each broker that leads a partition which this broker follows."""
         wanted: dict[int, dict[PartitionKey, Partition]] = {}
         for key, partition in self._partitions.items():
             leader = partition.replica.assignment.leader
@@ -391,7 +392,7 @@ class ReplicaManager:
         self._directory.write_high_watermarks(marks)
 
     def stop(self, *, clean: bool) -> None:
-        """Stop replication, refuse what waits, close every log; with `clean`, synced."""
+        """Stop replication, refuse appends that wait, and close every log. `clean`: sync the logs first."""
         with self._lock:
             self._stop(clean=clean)
 
@@ -407,7 +408,7 @@ class ReplicaManager:
 
 
 def _last_high_watermarks(directory: LogDirectory) -> dict[PartitionKey, int]:
-    """They are hints, which replicas do without: a damaged file stops nobody, and the next checkpoint replaces it."""
+    """They are only hints: a damaged file stops no replica, and the next checkpoint replaces it."""
     try:
         return directory.read_high_watermarks()
     except DamagedLogError as error:

@@ -1,7 +1,7 @@
-"""A follower's fetch session on the leader, without its waiting: where the follower is in every partition they share.
+"""A follower's fetch session on the leader, without its waiting: the follower's position in every shared partition.
 
-It knows no thread and no time-out, so a simulated broker runs it as well. Order is that of the requests, never of a
-hash.
+It knows no thread and no time-out, so a simulated broker runs it as well. Partitions are handled in the order of the
+requests, never in the order of a hash.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ IDLE_REPORT_MAX_MS = 1000
 
 
 def idle_report_ms(lag_max_ms: int) -> int:
-    """How often partitions that a request does not name are counted as still being pulled, from where they were.
+    """How often partitions that requests do not name are counted as still pulled, from their last position.
 
-    It costs as much as there are partitions, and has to be done in time for nobody to fall behind by it.
+    Its cost grows with the number of partitions. It must happen in time, so that no follower counts as lagging.
     """
     return max(1, min(lag_max_ms // 10, IDLE_REPORT_MAX_MS))
 
 
 @dataclass(slots=True)
 class _Followed:
-    """A partition of the session. `told`: the high watermark and log start that the follower has heard of."""
+    """A partition of the session. `told`: the high watermark and log start that the follower was sent last."""
 
     partition: Partition
     position: FetchPosition
@@ -45,9 +45,9 @@ class _Followed:
 
 
 class ReplicaSession:
-    """One request at a time: `begin`, then `poll` until it says that there is an answer or the wait is over, `finish`.
+    """One request at a time: `begin`, then `poll` until there is an answer or the wait is over, then `finish`.
 
-    Only partitions with news are read and answered. `notifier` is told of them.
+    Only partitions with news are read and answered. They notify `notifier`.
     """
 
     def __init__(
@@ -75,9 +75,9 @@ class ReplicaSession:
         self._payload: list[Buffer] = []
 
     def begin(self, request: ReplicaFetchRequest) -> None:
-        """Take note of what the follower says of itself."""
+        """Take note of the positions that the follower reports."""
         self._correlation_id = request.correlation_id
-        # Bounded by our own setting as well: a request must not make the broker grow.
+        # Bounded by our own setting as well: a request must not make the broker use more memory.
         self._max_bytes = min(request.max_bytes, self._max_response_bytes)
         for key in request.forgotten:
             self._forget(key)
@@ -86,7 +86,7 @@ class ReplicaSession:
         self._payload = []
 
     def poll(self) -> bool:
-        """Read what has news, within the request's budget; whether there is something to answer now."""
+        """Read partitions with news, within the request's budget. Returns whether there is something to answer now."""
         self._ready.update((key, None) for key in self.notifier.take() if key in self._followed)
         self._read()
         return bool(self._answers)
@@ -109,7 +109,7 @@ class ReplicaSession:
             followed.partition.forget(self.notifier)
 
     def _accept(self, request: ReplicaFetchRequest, wanted: ReplicaPartition) -> ReplicaFetched | None:
-        """What the follower asks for is read; an answer only when there is an error or a divergence to tell."""
+        """Have the partition read that the follower names. Returns an answer only for an error or a divergence."""
         key = _key(wanted)
         position = FetchPosition(wanted.leader_epoch, wanted.fetch_offset, wanted.last_fetched_epoch, wanted.no_room)
         refused = self._report(request, key, position)
@@ -139,7 +139,7 @@ class ReplicaSession:
         return None
 
     def _diverged(self, followed: _Followed, diverging: Diverging) -> ReplicaFetched:
-        self._forget(followed.partition.key)  # nothing is read from here on before the follower has cut its log
+        self._forget(followed.partition.key)  # nothing is read for the follower before it has truncated its log
         return ReplicaFetched(
             *followed.partition.key,
             0,
@@ -149,7 +149,7 @@ class ReplicaSession:
         )
 
     def _report_idle(self, request: ReplicaFetchRequest) -> list[ReplicaFetched | None]:
-        """What the follower said last of the partitions that it does not name holds still."""
+        """The follower's last positions still hold in partitions that it does not name."""
         now_ms = self._clock.boottime_ms()
         if now_ms - self._idle_reported_ms < self._idle_report_ms:
             return []
@@ -194,7 +194,7 @@ class ReplicaSession:
         return answer, parts
 
     def _high_watermarks(self) -> list[ReplicaFetched]:
-        """Nothing new to copy in time: tell what has been committed since."""
+        """Nothing new came in time: answer with high watermarks and log starts that have changed."""
         answers = []
         for key, followed in self._followed.items():
             try:

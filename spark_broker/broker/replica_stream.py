@@ -30,7 +30,7 @@ class ReplicaStream:
         stream.on_gone = self._session.notifier.interrupt
 
     def run(self) -> None:
-        """Until the follower leaves."""
+        """Serve fetches until the follower leaves."""
         try:
             while (received := self._stream.receive()) is not None:
                 request, _ = received

@@ -1,12 +1,12 @@
-"""How many requests of clients a broker works on at a time; the others wait for their turn, for a while.
+"""Limits how many requests of clients a broker works on at a time. The others wait for their turn, for a while.
 
-Python runs one thread at a time, and whoever waits to run has an equal chance of being next. Were the threads of all
-clients to compete, those of followers, of the controller's session and of the lease would be a few among hundreds: the
-followers would fall out of the ISR, and the broker out of the cluster, because clients are busy. So clients' threads
-ask here first, on a lock that costs nothing while it is waited for; replicas and the controller do not ask at all.
+Python runs one thread at a time, and each thread that waits to run has an equal chance of being next. If the threads of
+all clients competed, those of followers, of the controller's session and of the lease would be a few among hundreds.
+Busy clients would push the followers out of the ISR, and the broker out of the cluster. So clients' threads first wait
+here for their turn, on a lock that costs nothing meanwhile. Threads for replicas and the controller do not wait here.
 
-A client hears of overload: what cannot have its turn soon is refused with THROTTLING_QUOTA_EXCEEDED, which clients obey
-by their backoff. Nothing has been done for it by then.
+A request that cannot have its turn soon is refused with THROTTLING_QUOTA_EXCEEDED, and its client backs off. Nothing
+has been done for the request by then.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_broker.errors import ThrottlingQuotaExceededError, invariant
 
 
 class RequestKind(Enum):
-    """Kinds take turns, whatever waits of the others: a new client's call is not behind a thousand fetches."""
+    """Kinds take turns, however many requests each has: a new client's call does not wait behind a thousand fetches."""
 
     CALL = "calls"
     APPEND = "appends"
@@ -30,9 +30,10 @@ class RequestKind(Enum):
 
 
 class RequestQueue:
-    """One for all clients of a broker, for many threads. Each kind is served in the order of its coming.
+    """One queue for all clients of a broker. Each kind is served in the order of arrival. Thread-safe.
 
-    `handlers` work at a time, `max_waiting` of each kind wait. Invariant: nobody waits while a handler is free.
+    Up to `handlers` requests have a turn at a time, and up to `max_waiting` of each kind wait. Invariant: no request
+    waits while a handler is free.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class RequestQueue:
         # Guarded by _lock.
         self._working = 0
         self._lanes: dict[RequestKind, deque[threading.Lock]] = {kind: deque() for kind in RequestKind}
-        self._order = list(RequestKind)  # who is first when a turn ends
+        self._order = list(RequestKind)  # which kind is first when a turn ends
 
     @property
     def working(self) -> int:
@@ -53,11 +54,11 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """How many wait for it."""
+        """How many requests wait for their turn."""
         return sum(map(len, self._lanes.values()))
 
     def turn(self, kind: RequestKind, wait_s: float) -> Turn:
-        """A context manager: waits for a turn, for so long, and has it as long as the block lasts.
+        """A context manager: waits up to `wait_s` for a turn, and has it until the block ends.
 
         Entering raises ThrottlingQuotaExceededError when the turn does not come in time, or too many wait already.
         """
@@ -85,10 +86,10 @@ class RequestQueue:
                 lane.remove(mine)
                 why = f"a turn did not come within {wait_s * 1000:.0f} ms; {len(lane)} {kind.value} wait for theirs"
                 raise ThrottlingQuotaExceededError(why)
-        # It came at the last moment: whoever took this out of its lane has handed its turn over.
+        # The turn came at the last moment: the thread that took `mine` out of the lane has handed its turn over.
 
     def leave(self) -> None:
-        """Used by `Turn`: the turn goes to whoever waits; the kind that has it now goes to the end of the line."""
+        """Used by `Turn`: the turn goes to a request that waits, whose kind is then last in the order of kinds."""
         with self._lock:
             invariant(self._working > 0, "a turn ends that nobody had")
             for place, kind in enumerate(self._order):
@@ -100,7 +101,7 @@ class RequestQueue:
 
 
 class Turn:
-    """One request's turn. Whoever has to wait for something else ends it early, and may begin it again."""
+    """One request's turn. A thread that must wait for something else ends it early, and may begin it again."""
 
     __slots__ = ("_has", "_kind", "_queue", "_wait_s")
 
@@ -116,7 +117,7 @@ class Turn:
         self._has = True
 
     def end(self) -> None:
-        """Let the next one have it; nothing, if this is over already."""
+        """Let the next request have the turn. Does nothing if this one has ended it already."""
         if self._has:
             self._has = False
             self._queue.leave()

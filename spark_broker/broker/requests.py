@@ -1,4 +1,4 @@
-"""What a broker answers to calls: itself, or what the controller says.
+"""How a broker answers calls: by itself, or with the controller's answer.
 
 Nothing waits here. `broker.service` waits for the answers in its callers' threads, the simulator in events.
 """
@@ -45,7 +45,7 @@ from spark_broker.protocol.messages import (
 COMMIT_TIMEOUT_MS = 10_000
 
 AskController = Callable[[Message, Reply], None]
-"""Hands the controller's answer, or the error of the call, to the reply."""
+"""Sends a request to the controller, and hands its answer or the error of the call to the reply."""
 
 AnswerTransactional = Callable[[CallRequest, Reply], bool]
 """Answers a request about transactions, now or later. False: it is no such request."""
@@ -127,7 +127,7 @@ class BrokerRequests:
         )
 
     def _pass_on(self, request: Message, reply: Reply) -> None:
-        """Administration is the controller's; any broker passes it on."""
+        """Pass an administrative request on to the controller, as any broker does."""
 
         def answered(answer: Answer) -> None:
             reply(_unreachable("the controller cannot be reached", answer))
@@ -166,7 +166,7 @@ class _ProducerIds:
         )
 
     def _answered(self, block: Answer) -> None:
-        """Everybody gets an id of the block, or the error. Whoever is left over has the next block asked for."""
+        """Each waiting request gets an id of the block, or the error. Another block is asked for if some are left."""
         answers: list[tuple[Reply, Answer]] = []
         with self._lock:
             if isinstance(block, AllocateProducerIdsResponse):
@@ -187,5 +187,5 @@ class _ProducerIds:
 
 
 def _unreachable(what: str, answer: Answer) -> Answer:
-    """A client that is told of a network error would take this broker for gone."""
+    """A client that got a network error would believe that this broker is gone."""
     return NotControllerError(f"{what}: {answer.message}") if isinstance(answer, NetworkError) else answer

@@ -1,6 +1,6 @@
-"""Whether this broker's disk has room: a refused write says that it has none, a look at what is free that it has.
+"""Whether this broker's disk has room. A refused write shows that it has none; the free bytes show that it has again.
 
-Heartbeats say it to the controller, which has others lead meanwhile (`controller/room.py`).
+Heartbeats report it to the controller, which lets other brokers lead meanwhile (`controller/room.py`).
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from spark_broker.storage.filesystem import FileSystem
 logger = logging.getLogger(__name__)
 
 QUIET_MS = 3000
-"""A write that was refused so recently outweighs what seems to be free: quotas do not show there. Followers try what
-was refused again every second."""
+"""A write that was refused within this time outweighs the free bytes, which do not show quotas. Followers repeat
+refused writes every second."""
 
 LOOK_MS = 1000
 """How often a full disk is looked at."""
 
 
 class Room:
-    """From any thread, also under partitions' locks; `on_change` does not wait.
+    """Safe from any thread, also under partitions' locks. `on_change` must not wait.
 
-    Of each change there is one line in the log, however many partitions and attempts it stops.
+    Each change is one line in the log, however many partitions and attempts it stops.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Room:
         on_change: Callable[[], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """A process that begins with less than `room_bytes` free has no room: the one before it may have ended so."""
+        """A process that begins with less than `room_bytes` free has no room: the one before it may have run out."""
         self._path = path
         self._fs = fs
         self._room_bytes = room_bytes
@@ -68,7 +68,7 @@ class Room:
         self._on_change()
 
     def look(self) -> None:
-        """See whether a full disk has room again; from time to time."""
+        """See whether a full disk has room again. To be called from time to time."""
         if not self._full:
             return
         free_bytes = self._free_bytes()
@@ -81,7 +81,7 @@ class Room:
         self._on_change()
 
     def _free_bytes(self) -> int:
-        """-1: the disk does not say; whatever is wrong with it, others notice."""
+        """-1 when the disk does not say. What is wrong with it is noticed elsewhere."""
         try:
             return self._fs.free_bytes(self._path)
         except OSError as error:

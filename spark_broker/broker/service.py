@@ -1,4 +1,4 @@
-"""The calls that a broker answers, each in its own thread: it waits for its turn, and then for the answer."""
+"""The calls that a broker answers, each in its own thread, which waits for its turn and then for the answer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from spark_broker.protocol.messages import (
 from spark_broker.transport.client import Connection
 
 TURN_WAIT_S = 0.5
-"""How long a call waits for its turn. Clients ask the next broker after a second; they hear of overload before."""
+"""How long a call waits for its turn. Clients ask the next broker after a second: the refusal comes before that."""
 
 PASS_ON_WAIT_S = 5.0
-"""How long administration waits while as much as may be is with the controller already; clients wait half a minute."""
+"""How long an administrative call waits while the controller has as many as it may. Clients wait half a minute."""
 
 GRACE_MS = 1000
-"""A thread waits longer than the deadline of what it waits for."""
+"""A thread waits this much longer than the deadline of the request that it waits for."""
 
 
 class BrokerService:
@@ -50,7 +50,7 @@ class BrokerService:
         queue: RequestQueue,
         passing_on: RequestQueue,
     ) -> None:
-        """`passing_on`: what waits for the controller; were it in the same queue, a controller that does not answer
+        """`passing_on` is for requests that wait for the controller. In `queue`, a controller that does not answer
         would keep clients from appending."""
         self._queue = queue
         self._passing_on = passing_on
@@ -69,7 +69,7 @@ class BrokerService:
             return answer.wait(self._patience_ms(request))
 
     def _turn(self, request: CallRequest) -> Turn | nullcontext[None]:
-        """What brokers ask of each other, and what waits for a coordinator, has no turn."""
+        """Requests of other brokers, and those that wait for a coordinator, need no turn."""
         match request:
             case (
                 MetadataRequest()
@@ -98,7 +98,7 @@ class BrokerService:
                 return self._timeout_ms + GRACE_MS
 
     def _ask_controller(self, request: Message, reply: Reply) -> None:
-        """In the thread that asks."""
+        """Call the controller in the thread that asks."""
         try:
             answer = self._controller.call(request, timeout_ms=self._timeout_ms)
         except SparkBrokerError as error:

@@ -38,7 +38,7 @@ class ControllerSession(threading.Thread):
         self._heartbeats: _Heartbeats | None = None
 
     def beat_now(self) -> None:
-        """There is something to tell: the next heartbeat does not wait for its interval. From any thread."""
+        """Send the next heartbeat at once, without waiting for its interval. From any thread."""
         heartbeats = self._heartbeats
         if heartbeats is not None:
             heartbeats.beat_now()

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 SLOW_S = 1.0
-"""Longer than any request takes whose broker has time for it, and that waits for nothing on purpose."""
+"""Longer than a request takes, unless it waits on purpose or its broker has no time for it."""
 
 INTERVAL_S = 1.0
 """An overloaded broker has thousands of slow requests a second: a line says how many others it stands for."""
 
 
 class SlowLog:
-    """Thread-safe. `took` costs a comparison for what was quick."""
+    """Thread-safe. For a quick request, `took` costs one comparison."""
 
     def __init__(self, clock_s: Callable[[], float] = time.monotonic) -> None:
         self._clock_s = clock_s
@@ -27,7 +27,7 @@ class SlowLog:
         self._left_out: dict[str, int] = {}
 
     def took(self, kind: str, seconds: float, **fields: object) -> None:
-        """`kind`: what it was, as in "append". `fields`: whose, and which epoch and offset."""
+        """`kind`: what took this long, such as "append". `fields`: for example its partition, epoch and offset."""
         if seconds < SLOW_S:
             return
         now_s = self._clock_s()
@@ -45,7 +45,7 @@ class SlowLog:
 
     @contextmanager
     def watch(self, kind: str, **fields: object) -> Iterator[None]:
-        """Around what may take long, also where it ends in an error."""
+        """Time a block that may take long, also when it ends in an error."""
         began_s = self._clock_s()
         try:
             yield
@@ -54,4 +54,4 @@ class SlowLog:
 
 
 SLOW = SlowLog()
-"""Of this process."""
+"""The slow log of this process."""

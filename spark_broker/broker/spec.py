@@ -16,9 +16,9 @@ class BrokerSpec:
 
     `launch` is the number that the metadata log gave it: a higher one fences it. `log_dirs` is the absolute directory
     under which the broker claims its own log directory. `host` is what it binds and advertises. `executor_id` is where
-    the launcher meant it to run; the keeper replaces it, and fills in `executor_pid`, with where it does run.
-    `replaces`: launches that are over; a process of theirs that still holds a log directory is ended.
-    `earlier_launches`: so are those up to this number, which an earlier driver started.
+    the launcher meant it to run. The keeper replaces it by the executor where it does run, and fills in `executor_pid`.
+    `replaces`: launches that are over. If a process of theirs still holds a log directory, it is ended.
+    `earlier_launches`: launches up to this number, which an earlier driver started, are over as well.
     """
 
     cluster_id: str
@@ -74,7 +74,7 @@ LOST = "lost"
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerOutcome:
-    """How a launch ended: one of the reasons above, or another word of the broker's."""
+    """How a launch ended: one of the reasons above, or another reason that the broker gave."""
 
     reason: str
     error_code: int = 0

@@ -1,7 +1,7 @@
 """The transaction coordinator of a broker: a shard for each partition of `__transaction_state` that it leads.
 
-Nothing here waits or starts a thread, so that simulated brokers run the same class. Whatever happens elsewhere (an
-append is committed, another broker answers) is noted as an event, from any thread, and the owner is woken to `pump`.
+Nothing here waits or starts a thread, so that simulated brokers run the same class. When something happens elsewhere
+(an append is committed, another broker answers), a thread notes it as an event, and wakes the owner to call `pump`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ALLOCATION_BACKOFF_MS = 200
 
 
 class Peers(Protocol):
-    """The rest of the cluster. Both return at once; the answer may come from any thread, or never."""
+    """The rest of the cluster. Both methods return at once. The answer may come from any thread, or never."""
 
     def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None: ...
 
@@ -77,8 +77,8 @@ class Peers(Protocol):
 class TransactionCoordinator:
     """`handle`, `describe`, `tick` and `pump` are safe from any thread.
 
-    Continuations run outside of the lock. Under it, the locks of this broker's partitions are taken, never the other
-    way round: what a partition calls only notes an event.
+    Continuations run outside of the lock. The locks of this broker's partitions are taken under it, never the other way
+    round: callbacks of a partition only note an event.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class TransactionCoordinator:
         self._queue = MarkerQueue()
         self._markers_due = False
         self._producer_ids = ProducerIdPool()
-        self._allocation_due_ms = 0  # while one is under way: when it counts as lost
+        self._allocation_due_ms = 0  # none is asked for before; while a request is out, it counts as lost then
 
     def handle(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
         """Answer a request, now or later. `deadline_ms`: on the boot-time clock."""
@@ -131,7 +131,7 @@ class TransactionCoordinator:
         self._allocate_producer_ids(now_ms)
 
     def _check_partition(self, led: LedShard, request: AddPartitionToTransactionRequest) -> None:
-        """The image that says so must be of a time at which this broker led the shard (see `MarkerQueue.gone`)."""
+        """Check that the partition exists, by an image in which this broker leads the shard: see `MarkerQueue.gone`."""
         image = self._manager.image
         state = image.partition(led.partition.key[0], led.number)
         if state is None or (state.leader, state.leader_epoch) != (self._manager.broker_id, led.leader_epoch):
@@ -145,7 +145,7 @@ class TransactionCoordinator:
             raise UnknownTopicOrPartitionError(f"{topic.name} has no partition {request.partition} here yet")
 
     def describe(self, request: DescribeTransactionsRequest) -> DescribeTransactionsResponse:
-        """What this broker coordinates, in its present state; ids that are not known are left out.
+        """The transactions that this broker coordinates, in their present state. Unknown ids are left out.
 
         Raises NotLeaderOrFollowerError or CoordinatorNotAvailableError when it does not coordinate an id that is named.
         """
@@ -172,12 +172,12 @@ class TransactionCoordinator:
         return descriptions
 
     def note(self, event: Callable[[], None]) -> None:
-        """Something has happened; called from any thread, perhaps under a partition's lock."""
+        """Note an event. Called from any thread, perhaps under a partition's lock."""
         self._events.append(event)
         self._wake()
 
     def pump(self) -> None:
-        """Take in what has happened, and send what comes of it. Returns when nothing is left to do at once."""
+        """Handle the events, and send what results from them. Returns when nothing is left to do at once."""
         while self._events or self._outbox or self._markers_due:
             with self._lock:
                 self._run_events()
@@ -245,7 +245,7 @@ class TransactionCoordinator:
         return led
 
     def _follow_leadership(self) -> None:
-        """Load what this broker has come to lead, so that decided and idle transactions go on; drop the rest."""
+        """Load the shards that this broker leads now, so that decided and idle transactions go on. Drop the others."""
         topic = self._manager.image.topic(TRANSACTION_STATE_TOPIC)
         states = topic.partitions if topic is not None else ()
         led = {number for number, state in enumerate(states) if state.leader == self._manager.broker_id}
@@ -267,7 +267,7 @@ class TransactionCoordinator:
                 self._answer(effect)
 
     def _carry_out(self, led: LedShard, effects: list[Effect]) -> None:
-        """Depth first: an append has happened before the next decision is made."""
+        """Depth first, so that an append is done before the next decision is made."""
         for effect in effects:
             match effect:
                 case AnswerRequest():
@@ -296,7 +296,7 @@ class TransactionCoordinator:
             self._snapshot(led)
 
     def _snapshot(self, led: LedShard) -> None:
-        """Until compaction exists: write the whole state at the end of the log; once committed, drop what is older."""
+        """Until compaction exists: write the whole state at the log's end. Once it is committed, drop what is older."""
         led.appended_records = 0
         first: _Token | None = None
         for records in led.snapshot_batches():
@@ -322,11 +322,11 @@ class TransactionCoordinator:
             try:
                 led.partition.advance_log_start(first.base_offset)
             except (KafkaStorageError, NotLeaderOrFollowerError) as error:
-                # The partition has gone offline by itself, damaged or not, and the broker has been told.
+                # The partition has gone offline already, damaged or not, and the broker was notified.
                 self.lost(led, error)
 
     def lost(self, led: LedShard, error: SparkBrokerError) -> None:
-        """Event: it is not known here whether an append will be committed. The log knows."""
+        """Event: it is not known whether an append will be committed. The shard is loaded again from its log."""
         if self._shards.get(led.number) is led:
             logger.info("%s is loaded anew: %s", led.partition, error.message)
             self._drop(led)

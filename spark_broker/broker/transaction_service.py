@@ -1,4 +1,4 @@
-"""What a broker does for transactions: it coordinates some, and writes markers where others ask for them."""
+"""What a broker does for transactions: it coordinates some, and writes the markers that coordinators ask for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from spark_broker.protocol.messages import (
 )
 
 MARKERS_WAIT_MS = MARKERS_TIMEOUT_MS * 4 // 5
-"""Shorter than the coordinator's own deadline, so that it hears which markers have failed."""
+"""Shorter than the coordinator's own deadline, so that the coordinator learns which markers have failed."""
 
 _SERVED = CoordinatorRequest | DescribeTransactionsRequest | WriteTransactionMarkersRequest
 
@@ -62,7 +62,7 @@ class TransactionRequests:
 
 
 class TransactionService:
-    """The coordinator and its thread. Whoever asks it waits in a thread of its own; the coordinator never does."""
+    """The coordinator and its thread. Callers wait in their own threads; the coordinator never waits."""
 
     def __init__(
         self,
@@ -88,13 +88,13 @@ class TransactionService:
     def confirm(
         self, partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int
     ) -> None:
-        """See `confirmation.Confirm`: the thread of the stream waits."""
+        """See `confirmation.Confirm`. The thread of the stream waits here."""
         answer = AwaitedAnswer()
         timeout_ms = self._confirmations.ask(partition, awaited, transactional_id, deadline_ms, answer)
         self._confirmations.take(partition, awaited, transactional_id, answer.outcome(timeout_ms))
 
     def _call(self, broker: BrokerState, request: Message, timeout_ms: int, reply: Reply) -> None:
-        """In the thread that asks."""
+        """Call the broker in the thread that asks."""
         try:
             answer = self._calls.call(broker, request, timeout_ms)
         except SparkBrokerError as error:

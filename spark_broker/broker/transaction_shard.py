@@ -18,11 +18,11 @@ READ_BYTES = 4_194_304
 SNAPSHOT_BATCH_BYTES = 1_048_576
 
 FOR_EVER_MS = 2**62
-"""An append is given up by nobody: it is committed, or the leadership ends."""
+"""An append has no deadline: it is committed, or the leadership ends."""
 
 
 class LedShard:
-    """For one leadership. Invariant: until the shard is dropped, nobody else appends to the partition.
+    """The shard of one leadership. Invariant: until it is dropped, nothing else appends to the partition.
 
     `snapshot_first` is the token of a snapshot's first batch, until its last append (`snapshot_end`) is committed.
     """
@@ -42,13 +42,13 @@ class LedShard:
     @staticmethod
     def load(number: int, partition: Partition, resources: Resources, id_expiration_ms: int, clock: Clock) -> LedShard:
         """Read the whole log. Raises NotLeaderOrFollowerError, or CoordinatorNotAvailableError while it is not known
-        yet what of the log is committed."""
+        yet how much of the log is committed."""
         leader_epoch = partition.leader_epoch()
         try:
             position, high_watermark = partition.reader.offsets(leader_epoch)
         except OffsetNotAvailableError as error:
             raise CoordinatorNotAvailableError(error.message) from None
-        # What an earlier shard of the same leadership appended may still be on its way.
+        # Appends of an earlier shard of the same leadership may not be committed yet.
         if high_watermark < partition.log.log_end_offset:
             raise CoordinatorNotAvailableError(f"{partition} has records that are not committed yet")
         led = LedShard(
@@ -74,11 +74,11 @@ class LedShard:
         return partition is self.partition and partition.leader_epoch() == self.leader_epoch
 
     def check_leadership(self) -> None:
-        """Before an answer that no append vouches for. Raises NotLeaderOrFollowerError when the lease has ended."""
+        """To be called before an answer without an append. Raises NotLeaderOrFollowerError when the lease has ended."""
         self.partition.reader.offsets(self.leader_epoch)
 
     def append(self, records: Iterable[TransactionRecord], token: AppendToken, *, snapshot: bool = False) -> None:
-        """Append as one batch; `token` is told when it is committed. Raises typed errors: nothing is stored then."""
+        """Append one batch; `token` is notified of the commit. When this raises a typed error, nothing is stored."""
         rows = [encode_record(record) for record in records]
         topic = self.partition.topic
         message = encode_rows(rows, topic.schemas[-1], topic.schema_id, self._clock.wall_ms())
@@ -102,7 +102,7 @@ class LedShard:
 
 
 class SnapshotToken(Protocol):
-    """Knows, once it is acknowledged, where its batch is."""
+    """Has the base offset of its batch, once that is acknowledged."""
 
     base_offset: int
 

@@ -117,7 +117,7 @@ def stop(
 
 
 def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | None) -> None:
-    """Describe the cluster at these addresses. `state`: the note of its driver, where that runs here."""
+    """Describe the cluster at these addresses. `state`: the note that its driver wrote, if the driver runs here."""
     with spark_broker.Admin(bootstrap) as admin:
         cluster = admin.describe_cluster(include_fenced=True)
         topics = [admin.describe_topic(name) for name in admin.list_topics(include_internal=True)]
@@ -143,7 +143,7 @@ def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | No
 
 
 def print_where(cluster: ClusterDescription, driver_log: str) -> None:
-    """Who the controller is, and where everybody logs."""
+    """Print where the controller runs, and the log of each process."""
     unknown = "the terminal or pipe that it was started with"
     logs = [("driver and controller", driver_log or unknown)]
     logs += [
@@ -152,9 +152,11 @@ def print_where(cluster: ClusterDescription, driver_log: str) -> None:
     print_table(("process", "its log"), logs, title=f"controller: {cluster.controller}")
 
 
-def broker_rows(found: ClusterDescription, partitions: list[PartitionInfo]) -> list[BrokerRow]:
+def broker_rows(description: ClusterDescription, partitions: list[PartitionInfo]) -> list[BrokerRow]:
     """Each broker's share of these partitions."""
     leads = Counter(partition.leader for partition in partitions)
     replicas = Counter(broker for partition in partitions for broker in partition.replicas)
     in_sync = Counter(broker for partition in partitions for broker in partition.isr)
-    return [BrokerRow(broker, leads[broker.id], replicas[broker.id], in_sync[broker.id]) for broker in found.brokers]
+    return [
+        BrokerRow(broker, leads[broker.id], replicas[broker.id], in_sync[broker.id]) for broker in description.brokers
+    ]

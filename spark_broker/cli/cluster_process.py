@@ -1,4 +1,4 @@
-"""Starting the cluster application as a process of its own, in this terminal or behind it."""
+"""Starting the cluster application as a process of its own, in the foreground or detached."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Application:
         return command
 
     def environment(self) -> dict[str, str]:
-        """The environment: Spark's own settings go the way that PySpark reads them."""
+        """The environment. Spark's own settings are in PYSPARK_SUBMIT_ARGS, where PySpark reads them."""
         environment = dict(os.environ)
         if self.spark_settings:
             given = " ".join(f"--conf {shlex.quote(f'{name}={value}')}" for name, value in self.spark_settings.items())
@@ -73,7 +73,7 @@ class Application:
 
 
 def log_file(ready_file: Path) -> Path:
-    """Where a detached application writes."""
+    """The log of a detached application."""
     return ready_file.with_suffix(".log")
 
 

@@ -18,11 +18,11 @@ from spark_broker.errors import InvalidDataError
 from spark_broker.storage.filesystem import process_start_time
 
 CLOCK_TOLERANCE_S = 2.0
-"""Between a file's time and a process's start, which come from two clocks."""
+"""Tolerated between a file's time and a process's start time, because they come from two clocks."""
 
 
 class ClusterState(msgspec.Struct, frozen=True):
-    """A running cluster: how clients reach it, the process to stop, and where that logs (empty: its terminal)."""
+    """A running cluster: how clients reach it, the process to stop, and that process's log (empty: its terminal)."""
 
     bootstrap_servers: str
     cluster_id: str
@@ -70,7 +70,7 @@ def end_process(pid: int, timeout_s: float) -> bool:
 
 
 def _ran_then(pid: int, when_s: float) -> bool:
-    """Whether this process runs and ran then already: a pid that was used again must not be signalled."""
+    """Whether the process runs, and ran at this time: a pid that belongs to another one now must not be signalled."""
     start_ticks = process_start_time(pid)
     if start_ticks is None:
         return False

@@ -90,7 +90,7 @@ def choose_partitions(servers: str, topic: str, wanted: list[int] | None) -> lis
 
 
 def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str) -> dict[TopicPartition, int]:
-    """Where to begin in each partition. Raises InvalidConfigError for an offset that is none."""
+    """Where to begin in each partition. Raises InvalidConfigError for a text that names no offset."""
     if offset == "earliest":
         return consumer.beginning_offsets(chosen)
     if offset == "latest":
@@ -104,7 +104,7 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
             f"--offset {offset!r}: earliest, latest, a number, or a time like 2026-01-31T12:00",
             hint="`spark-broker consume --help` explains the options.",
         ) from None
-    # A time without a zone is the zone's of who typed it.
+    # A time without a zone is in the local time zone.
     ends = consumer.end_offsets(chosen)
     offsets = consumer.offsets_for_times(dict.fromkeys(chosen, when.astimezone(UTC)))
     return {tp: ends[tp] if at is None else at for tp, at in offsets.items()}
@@ -141,7 +141,7 @@ def _at_end(consumer: Consumer, ends: dict[TopicPartition, int] | None) -> bool:
 
 
 def _count(starts: dict[TopicPartition, int], ends: dict[TopicPartition, int]) -> int:
-    """Offsets from the starts to the ends: so many records at most, since markers of transactions take one each."""
+    """Offsets from the starts to the ends. There may be fewer records: markers of transactions take one offset each."""
     return sum(max(0, end - starts[tp]) for tp, end in ends.items())
 
 
@@ -158,7 +158,7 @@ def _print_lines(batches: Iterator[ConsumedBatch], output: RecordOutput) -> None
 
 
 def _line(batch: ConsumedBatch, record: dict[str, object]) -> str:
-    """One record on one line, for --follow: a table needs to know how wide its columns become."""
+    """One record on one line, for --follow: a table would have to know the widths of its columns in advance."""
     hidden = {"topic", "partition", "offset", "_topic", "_partition", "_offset"}
     shown = (f"{name}={cell(value)}" for name, value in record.items() if name not in hidden and value is not None)
     offset = record.get("offset", record.get("_offset"))

@@ -1,4 +1,4 @@
-"""`spark-broker dump-log`: what lies in segment files. Needs no cluster, and may look at a running one's."""
+"""`spark-broker dump-log`: shows what segment files hold. It needs no cluster, but can read a running one's files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: 
 
 
 def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], data: bool) -> None:
-    batches, rows = len(lines), sum(one.row_count for one in lines)
+    batches, rows = len(lines), sum(line.row_count for line in lines)
     size = f"{counted(batches, 'batch', 'batches')}, {counted(rows, 'row', 'rows')}"
     title = f"{directory.name}/{base_offset:020d}: {size}"
     print_table(COLUMNS, [_cells(one) for one in lines], title=title, right=RIGHT)

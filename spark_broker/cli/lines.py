@@ -59,7 +59,7 @@ class RowMaker:
         return pa.json.read_json(BytesIO(b"\n".join(lines)), parse_options=options)
 
     def _why(self, lines: Sequence[bytes], error: pa.ArrowInvalid) -> InvalidDataError:
-        """Arrow's error does not say which line it is about: the first that fails by itself is looked for."""
+        """The error with the number of its line. Arrow does not give it: the first line that fails by itself has it."""
         for number, line in enumerate(lines, self._lines_before + 1):
             try:
                 if line.strip():

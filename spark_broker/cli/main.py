@@ -1,4 +1,4 @@
-"""Entry point of `spark-broker`. It imports nothing that may be missing before it can say so in one line."""
+"""Entry point of `spark-broker`. It checks for packages before it imports them, to report a missing one in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_error(str(error))
         sys.exit(1)
     except BrokenPipeError:
-        # Who read our output has left (`| head`). Python would complain once more when it flushes at exit.
+        # The reader of our output has left (`| head`). Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
 

@@ -77,7 +77,7 @@ def measure_produce(
 ) -> ProduceFigures:
     """Append `batch` until `records` are acknowledged, after `warmup` records that do not count.
 
-    `in_flight=False` waits for each before the next. Raises the error of an append that failed.
+    `in_flight=False` waits for each append before the next. Raises the error of an append that failed.
     """
     _append(producer, topic, warmup, batch, in_flight)
     retries = producer.metrics()["retries"]
@@ -106,7 +106,7 @@ def measure_consume(consumer: Consumer, partitions: Sequence[TopicPartition], re
     consumer.assign(partitions)
     for tp in partitions:
         consumer.seek(tp, starts[tp])
-    # Not every offset holds a record: what says that the end is reached is the position.
+    # Not every offset holds a record: only the position tells that the end is reached.
     while (records is None or rows < records) and any(consumer.position(tp) < end for tp, end in ends.items()):
         for batch in consumer.poll(POLL_S):
             rows += batch.data.num_rows

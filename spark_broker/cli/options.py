@@ -65,7 +65,7 @@ def bootstrap_servers(given: str) -> str:
 def open_admin(given: str) -> Admin:
     """An Admin of these brokers, else of the cluster that was started here. Raises InvalidConfigError.
 
-    The client's modules are loaded when it is certain that there is somebody to connect to.
+    The client's modules are loaded only once there are addresses to connect to.
     """
     servers = bootstrap_servers(given)
     return spark_broker.Admin(servers)

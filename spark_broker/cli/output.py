@@ -1,7 +1,7 @@
 """Printing: tables for people, one JSON document for scripts; notes, errors and progress on stderr.
 
 typer and rich are imported where they are used. A command that prints no table does not wait for them, and `main` can
-print an error that says that they are missing.
+report that they are missing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def counted(number: int, one: str, many: str) -> str:
 
 
 def fail(text: str) -> NoReturn:
-    """End the command with this line and status 1, for what is no error of the log."""
+    """End the command with this line and status 1. For a failure that is no SparkBrokerError."""
     import typer
 
     print_error(text)
@@ -113,6 +113,6 @@ def _rate(bars: Progress, done: int) -> str:
 
 
 def _width(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> int:
-    """Wide enough that nothing is wrapped: what reads a pipe cuts columns apart by white space."""
+    """A width at which nothing is wrapped: programs that read a pipe split columns at white space."""
     cells = zip(columns, *([str(cell) for cell in row] for row in rows), strict=True)
     return sum(max(len(cell) for cell in column) + 3 for column in cells) + 8

@@ -77,7 +77,7 @@ class Tally:
         self._waiting.append(future)
 
     def settle(self, *, wait: bool = False) -> int:
-        """Count those that are done, with `wait` all; returns the records so far. Raises what an append failed with."""
+        """Count the appends that are done, or all with `wait`; returns the records so far. Raises an append's error."""
         while self._waiting and (wait or self._waiting[0].done()):
             stored = self._waiting.popleft().result()
             self.batches += len(stored)

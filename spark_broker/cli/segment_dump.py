@@ -1,4 +1,4 @@
-"""Reading segment files as they lie on a disk, whoever owns them, and checking every checksum."""
+"""Reads segment files as they lie on a disk, also while a broker writes them, and checks every checksum."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def read_segment(directory: Path, base_offset: int) -> Iterator[DumpedBatch]:
     arrow_path, index_path = segment_paths(directory, base_offset)
     try:
         packed = index_path.read_bytes()
-        # A broker may be writing: a last entry of which only a part is there is not yet an entry.
+        # A broker may be writing: a last entry that is there only in part is not an entry yet.
         index = EntryIndex.from_bytes(packed[: len(packed) // ENTRY_BYTES * ENTRY_BYTES])
         with arrow_path.open("rb") as file:
             for at, entry in enumerate(index.entries):

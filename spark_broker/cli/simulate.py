@@ -128,7 +128,7 @@ def _as_dict(summary: Summary) -> dict[str, object]:
 
 
 def _tell_finding(finding: Finding) -> None:
-    """At once, beside the progress bar: a long run may be looked into before it ends."""
+    """Print a finding at once, beside the progress bar: it can be examined before a long run ends."""
     typer.echo(f"seed {finding.seed} breaks a rule: {finding.rule}: {finding.message}", err=True)
 
 

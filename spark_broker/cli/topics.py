@@ -109,18 +109,18 @@ def add_partitions(
     note(f"topic {topic} has {partitions} partitions")
 
 
-def to_json(found: TopicDescription) -> dict[str, object]:
+def to_json(description: TopicDescription) -> dict[str, object]:
     """A description in JSON's terms; columns by name and type, as `--column` takes them."""
     from spark_broker.cli.columns import spelled
 
     return {
-        "name": found.name,
-        "topic_id": found.topic_id,
-        "internal": found.internal,
-        "partitions": found.partitions,
-        "schema": {field.name: spelled(field) for field in found.schema},
-        "schema_id": found.schema_id,
-        "config": dict(found.config),
+        "name": description.name,
+        "topic_id": description.topic_id,
+        "internal": description.internal,
+        "partitions": description.partitions,
+        "schema": {field.name: spelled(field) for field in description.schema},
+        "schema_id": description.schema_id,
+        "config": dict(description.config),
     }
 
 

@@ -39,16 +39,16 @@ def list_transactions(
         return
     rows = [
         (
-            one.transactional_id,
-            one.state,
-            _shown(one.version),
-            _shown(one.last_committed),
-            len(one.writers),
-            len(one.partitions),
-            f"{one.idle:,.1f}",
-            one.coordinator,
+            transaction.transactional_id,
+            transaction.state,
+            _shown(transaction.version),
+            _shown(transaction.last_committed),
+            len(transaction.writers),
+            len(transaction.partitions),
+            f"{transaction.idle:,.1f}",
+            transaction.coordinator,
         )
-        for one in transactions
+        for transaction in transactions
     ]
     columns = ("transactional id", "state", "version", "committed", "writers", "partitions", "idle s", "coordinator")
     print_table(columns, rows, title="transactions", right=columns[2:])
@@ -83,20 +83,20 @@ def abort(
     note(f"aborted the transaction of {transactional_id}")
 
 
-def _rows(found: TransactionInfo) -> list[tuple[str, object]]:
-    writers = [f"{producer_id} (epoch {epoch})" for producer_id, epoch in found.writers]
+def _rows(transaction: TransactionInfo) -> list[tuple[str, object]]:
+    writers = [f"{producer_id} (epoch {epoch})" for producer_id, epoch in transaction.writers]
     rows: list[tuple[str, object]] = [
-        ("state", found.state),
-        ("coordinator", f"broker {found.coordinator} (leader epoch {found.coordinator_epoch})"),
-        ("time-out", f"{found.timeout:,g} s, idle for {found.idle:,.1f} s"),
+        ("state", transaction.state),
+        ("coordinator", f"broker {transaction.coordinator} (leader epoch {transaction.coordinator_epoch})"),
+        ("time-out", f"{transaction.timeout:,g} s, idle for {transaction.idle:,.1f} s"),
         ("writers", _abridged(writers)),
-        ("partitions", _abridged([str(partition) for partition in found.partitions])),
+        ("partitions", _abridged([str(partition) for partition in transaction.partitions])),
     ]
-    if found.execution:
+    if transaction.execution:
         rows[1:1] = [
-            ("version", _shown(found.version)),
-            ("execution", found.execution),
-            ("last committed", _shown(found.last_committed)),
+            ("version", _shown(transaction.version)),
+            ("execution", transaction.execution),
+            ("last committed", _shown(transaction.last_committed)),
         ]
     return rows
 

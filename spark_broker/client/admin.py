@@ -12,9 +12,9 @@ from typing import Literal, Self, TypeVar, Unpack
 from spark_broker.client import transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.keywords import AdminSettings
-from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
+from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
-from spark_broker.client.retry import Deadline, call_with_retries
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries
 from spark_broker.client.settings import Address, client_config
 from spark_broker.client.topic_schema import arrow_schema
 from spark_broker.config import AdminConfig, to_text

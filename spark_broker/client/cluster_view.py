@@ -52,7 +52,7 @@ class TopicView:
 
     @cached_property
     def settings(self) -> TopicConfig:
-        """The topic's settings; those of a newer broker that this client does not know are left out."""
+        """The topic's settings, without those of newer brokers that this client does not know."""
         known = TopicConfig.setting_names()
         try:
             return TopicConfig.parse({name: value for name, value in self.config.items() if name in known})
@@ -78,7 +78,7 @@ class TopicView:
 class ClusterView:
     """One state of the cluster. `version` rises with each answer that was taken.
 
-    `metadata_offset`: the newest answer's. What the view has of the cluster is as the metadata log before it says.
+    `metadata_offset`: that of the newest answer. The view is as the metadata log says up to this offset (exclusive).
     """
 
     cluster_id: str = ""
@@ -90,12 +90,12 @@ class ClusterView:
     metadata_offset: int = -1
 
     def is_newer_than(self, answer: MetadataResponse) -> bool:
-        """Whether the broker that answered lags behind; one that does not tell how far it is counts as current."""
+        """Whether the broker that answered lags behind. A broker that does not name its offset counts as current."""
         same_cluster = answer.cluster_id == self.cluster_id
         return same_cluster and 0 <= answer.metadata_offset < self.metadata_offset
 
     def only(self, names: Iterable[str] | None) -> ClusterView:
-        """The view without other topics than these (None: all)."""
+        """The view with only these topics (None: all)."""
         if names is None:
             return self
         return replace(self, topics={name: self.topics[name] for name in names if name in self.topics})
@@ -108,7 +108,7 @@ class ClusterView:
         return view.partitions[partition] if view and partition < len(view.partitions) else None
 
     def live_broker(self, broker_id: int) -> BrokerMetadata | None:
-        """The broker, unless it is unknown or fenced (nobody should wait for a fenced one)."""
+        """The broker, unless it is unknown or fenced (no client should wait for a fenced one)."""
         broker = self.brokers.get(broker_id)
         return None if broker is None or broker.fenced else broker
 
@@ -129,8 +129,8 @@ def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | No
     """The view after a broker's answer about the topics `asked` (None: all).
 
     Any broker may answer, and one that lags behind the metadata log knows less than the view. Its answer
-    changes and removes nothing, and adds only topics that the view lacks. Leader epochs never go back. Brokers of an
-    older controller are ignored.
+    changes and removes nothing, and adds only topics that the view lacks. Leader epochs never go back. The list of
+    brokers from an older controller is ignored.
     """
     if view.is_newer_than(answer):
         added = {topic.name: _merged_topic(None, topic) for topic in answer.topics if topic.name not in view.topics}
@@ -159,7 +159,7 @@ def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
     partitions = sorted(new.partitions, key=lambda state: state.partition)
     if old is not None and old.topic_id == new.topic_id:
         partitions = [_newer(old, state) for state in partitions] + list(old.partitions[len(partitions) :])
-        # Schemas are only ever added: fewer of them come from a broker that lags behind.
+        # Schemas are only ever added: a broker that has fewer of them lags behind.
         schemas = max(tuple(new.schemas), old.schema_bytes, key=len)
         if schemas == old.schema_bytes and new.config == old.config:
             return _with_partitions(old, tuple(partitions))
@@ -175,7 +175,7 @@ def _newer(old: TopicView, state: PartitionMetadata) -> PartitionMetadata:
 
 
 def _with_partitions(old: TopicView, partitions: tuple[PartitionMetadata, ...]) -> TopicView:
-    """The same topic, with what it has decoded already."""
+    """The topic with these partitions. It keeps what it has decoded already."""
     if partitions == old.partitions:
         return old
     new = TopicView(old.name, old.topic_id, partitions, old.schema_bytes, old.config)

@@ -200,9 +200,10 @@ class Consumer:
                 self._threads.advance()
             if record is not None or has_room:
                 return record
-            self._threads.wait(self._commit_due_in_s())
-            if self._commit_due_in_s() == 0:
+            due_in_s = self._commit_due_in_s()
+            if due_in_s == 0:
                 return None
+            self._threads.wait(due_in_s)
         return None
 
     def position(self, partition: TopicPartition) -> int:

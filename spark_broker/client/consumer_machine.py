@@ -1,7 +1,8 @@
-"""The consumer without thread, clock or socket: events and the time in, effects out.
+"""The consumer as a state machine without thread, clock or socket: events and the time in, effects out.
 
-A shell hands in what users and brokers do, carries out the effects of `step`, sends what `leaders.next_fetch` gives
-for each leader, and comes back at `wake_ms`. Times are milliseconds of a clock that never goes back.
+A shell hands in what users and brokers do, and carries out the effects of `step`. It sends the fetch that
+`leaders.next_fetch` returns for each leader, and calls `step` again at `wake_ms`. Times are milliseconds of a clock
+that never goes back.
 """
 
 from __future__ import annotations
@@ -23,9 +24,8 @@ from spark_broker.client.consumer_effects import (
 )
 from spark_broker.client.fetch_machine import FetchMachine
 from spark_broker.client.leader_fetches import LeaderFetches
-from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS
 from spark_broker.client.partition_position import POLL_BATCHES_MAX, PartitionPosition, Start
-from spark_broker.client.retry import Backoff, RecoveryPace
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, RecoveryPace
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     InconsistentTopicIdError,
@@ -50,7 +50,7 @@ STALLED_MS = 500
 
 
 class _Tries:
-    """One kind of round: when the next may begin. The pace of a recovery that has ended counts for nothing."""
+    """When the next round of one kind may begin. A recovery that has ended does not slow down the next one."""
 
     def __init__(self, backoff: Backoff) -> None:
         self._backoff = backoff
@@ -63,7 +63,7 @@ class _Tries:
 
 
 class ConsumerMachine:
-    """All partitions of a consumer: positions, what is fetched for them, commits, and what is wrong."""
+    """All partitions of a consumer: their positions, fetched batches, commits and errors."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class ConsumerMachine:
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
         self._refreshes = _Tries(backoff)
-        self._lookups = _Tries(backoff)  # a topic that is missing does not keep others from their first positions
+        self._lookups = _Tries(backoff)  # own tries: a missing topic does not delay other topics' first positions
         self._refreshed_ms = float("-inf")
         self._missing_since_ms: dict[str, float] = {}
 
@@ -127,7 +127,7 @@ class ConsumerMachine:
         return position
 
     def seek(self, tp: TopicPartition, offset: OffsetAndMetadata) -> None:
-        """Read on from there. Raises PolicyViolationError."""
+        """Read on from this offset. Raises PolicyViolationError."""
         self.partition(tp).move_to(offset.offset, offset.leader_epoch)
         self._moved_by_caller(tp)
 
@@ -137,7 +137,7 @@ class ConsumerMachine:
         self._moved_by_caller(tp)
 
     def _moved_by_caller(self, tp: TopicPartition) -> None:
-        """Where the topic was deleted and created again, this is the new topic's position from now on."""
+        """The caller chose a position. If the topic was deleted and created again, it is one in the new topic."""
         self.leaders.break_fetch(tp)
         if isinstance(self.topic_errors.get(tp.topic), InconsistentTopicIdError):
             topic = self.view.topic(tp.topic)
@@ -154,9 +154,10 @@ class ConsumerMachine:
             self.leaders.break_fetch(tp)
 
     def poll(self) -> tuple[list[ConsumedBatch], bool]:
-        """What is fetched ahead, an equal share of each partition; and whether a position moved, if only past a gap.
+        """The batches fetched ahead, an equal share of each partition, and whether any position moved.
 
-        Raises what is wrong: a truncation once, a failure of the whole consumer once, anything else until it ends.
+        A position also moves past offsets without records. Raises the consumer's error: a truncation once, a failure of
+        the whole consumer once, any other error as long as its cause lasts.
         """
         self.raise_error()
         batches: list[ConsumedBatch] = []
@@ -166,7 +167,7 @@ class ConsumerMachine:
         return batches, any(position.position > before for position, before in ready.items())
 
     def next_record(self) -> tuple[ConsumedRecord | None, bool]:
-        """One record of what is fetched ahead, partitions taking turns by batches; and whether there is room for more.
+        """The next record fetched ahead, and whether there is room to fetch more. Partitions take turns by batches.
 
         Raises as `poll` does.
         """
@@ -192,7 +193,7 @@ class ConsumerMachine:
         return self.partitions.get(position.tp) is position
 
     def raise_error(self) -> None:
-        """Raises what poll has to raise, if there is anything."""
+        """Raises the error that poll has to raise, if there is one."""
         error = self._next_error()
         if error is None:
             return
@@ -210,19 +211,19 @@ class ConsumerMachine:
 
     @property
     def committed(self) -> Offsets:
-        """What the coordinator has, as far as it is known."""
+        """The offsets that the coordinator has, as far as they are known."""
         return self._commits.known
 
     def positions_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions of what was handed out, each before a truncation that nobody is notified of yet."""
+        """Positions after what was handed out. A truncation that poll has not raised yet has moved none of them."""
         return {tp: position.to_commit for tp, position in self.partitions.items() if position.has_position}
 
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Of these positions, those that the coordinator is not known to have."""
+        """The positions to commit that the coordinator is not known to have."""
         return self._commits.changed(self.positions_to_commit())
 
     def check_commit(self, offsets: Offsets) -> None:
-        """Raises OffsetOutOfRangeError and PolicyViolationError: a commit never passes what was not handed out."""
+        """Raises OffsetOutOfRangeError and PolicyViolationError: a commit never passes records not handed out."""
         for tp, offset in offsets.items():
             position = self.partitions.get(tp)
             if offset.offset < 0:
@@ -234,19 +235,19 @@ class ConsumerMachine:
                 )
 
     def commit(self, offsets: Offsets, deadline_ms: float) -> CommitOffsets:
-        """Commit these offsets, for a caller who waits until it is done."""
+        """Commit these offsets for a caller that waits until it is done."""
         commit = CommitOffsets(dict(offsets), deadline_ms, background=False)
         self._commits.add(commit)
         return commit
 
     def commit_later(self, offsets: Offsets, deadline_ms: float) -> None:
-        """Commit those that have changed, for nobody who waits. A later commit of a partition takes its place."""
+        """Commit the offsets that have changed; no caller waits. A partition's later commit replaces this one."""
         changed = self._commits.changed(offsets)
         if changed:
             self._commits.add(CommitOffsets(changed, deadline_ms, background=True))
 
     def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
-        """The coordinator has stored the offsets, or may not have. The next commit is of them or of later ones."""
+        """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones."""
         self._commits.ended(commit, error)
         if error is None:
             return
@@ -255,7 +256,7 @@ class ConsumerMachine:
             self.failure = error
 
     def step(self, now_ms: float) -> list[Effect]:
-        """What is to be done now. What the last steps gave is under way."""
+        """The effects to carry out now. Those of earlier steps are under way already."""
         if not self.closed:
             self._begin_round(now_ms)
             commit = self._commits.next()
@@ -265,7 +266,7 @@ class ConsumerMachine:
         return effects
 
     def wake_ms(self, now_ms: float) -> float:
-        """When to come back at the latest; infinity: there is nothing to wait for."""
+        """When to call `step` again at the latest; infinity: there is nothing to wait for."""
         times = [position.retry.at_ms for position in self.partitions.values() if position.retry.at_ms > now_ms]
         if self._round is None and self._is_reading:
             refresh_ms = now_ms if self.leaders.refresh_wanted else self._refresh_due_ms()
@@ -289,7 +290,7 @@ class ConsumerMachine:
         return bool(self.partitions or self.topics)
 
     def _refresh_due_ms(self) -> float:
-        """When metadata is too old, or too old for the fetches whose leaders do not answer."""
+        """When metadata is too old. It is so earlier while a leader does not answer its fetch in time."""
         stalled_ms = max(self.leaders.due_ms, self._refreshed_ms) + STALLED_MS
         return min(stalled_ms, self._refreshed_ms + self._config.metadata_max_age_ms)
 
@@ -330,7 +331,7 @@ class ConsumerMachine:
         return LookUpOffsets(timestamps_ms, generations) if starting else None
 
     def round_failed(self, error: SparkBrokerError, now_ms: float) -> None:
-        """Nobody answered, or with this error."""
+        """No broker answered the round's request, or one answered with this error."""
         tries = self._refreshes if isinstance(self._round, RefreshMetadata) else self._lookups
         tries.ended(now_ms, recovered=False)
         self._round = None
@@ -339,7 +340,7 @@ class ConsumerMachine:
             self.failure = error  # no address of bootstrap.servers ever answered
 
     def metadata_came(self, view: ClusterView, now_ms: float) -> None:
-        """Topics that came, went or grew; leaders that moved."""
+        """New metadata: topics were created or deleted or got partitions, or leaders moved."""
         self.leaders.view = view
         self._refreshed_ms = now_ms
         if not isinstance(self.failure, InvariantError):
@@ -362,7 +363,7 @@ class ConsumerMachine:
         return {tp.topic for tp in self.partitions} | self.topics
 
     def _assign_all(self, name: str, topic: TopicView | None) -> None:
-        """Every partition of a subscribed topic. All records of one that is added later are new to this consumer."""
+        """Assign every partition of a subscribed topic. All records of one added later are new to this consumer."""
         if topic is None:
             return
         grown = any(tp.topic == name for tp in self.partitions)
@@ -374,7 +375,7 @@ class ConsumerMachine:
                 self.partitions[tp] = PartitionPosition(tp, start, reset, topic.topic_id)
 
     def _check_topic(self, name: str, topic: TopicView | None, now_ms: float) -> bool:
-        """A topic that is missing, or is another one of that name, for longer than a broker may lag behind."""
+        """False: the topic is missing or was replaced. Its error is set once that lasts longer than brokers lag."""
         if self._is_one_topic(name, topic):
             self._missing_since_ms.pop(name, None)
             self.topic_errors.pop(name, None)
@@ -389,7 +390,7 @@ class ConsumerMachine:
         return False
 
     def _is_one_topic(self, name: str, topic: TopicView | None) -> bool:
-        """Whether the topic is there, and every position is of this topic and of no earlier one."""
+        """Whether the topic exists, and no position belongs to an earlier topic of its name."""
         ids = {p.topic_id for tp, p in self.partitions.items() if tp.topic == name and p.topic_id}
         return topic is not None and ids <= {topic.topic_id}
 
@@ -446,7 +447,7 @@ class ConsumerMachine:
         self._round = None
 
     def _still(self, generations: Generations) -> list[PartitionPosition]:
-        """Those that nobody has moved meanwhile."""
+        """The positions that were not moved meanwhile."""
         positions = (self.partitions.get(tp) for tp in generations)
         return [p for p in positions if p is not None and p.generation == generations[p.tp]]
 

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.retry import Deadline, call_with_retries
+from spark_broker.client.retry import Deadline, TopicGrace, call_with_retries
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError, UnknownServerError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
@@ -68,16 +68,17 @@ class CoordinatorClient:
             limit = deadline if patient else Deadline.after_ms(PATIENCE_MS << min(attempt - 1, 16))
             return self._ask_leader(request, min(limit, deadline, key=lambda each: each.at_s), deadline)
 
-        found = call_with_retries(
+        response = call_with_retries(
             once,
             deadline=deadline,
             backoff=self._metadata.backoff,
             closing=self._metadata.closing,
+            retry=TopicGrace().retries,
             between=lambda error: self._look_again(error, deadline),
         )
-        if not isinstance(found, answer):
-            raise UnknownServerError(f"{type(request).__name__} was answered with {type(found).__name__}")
-        return found
+        if not isinstance(response, answer):
+            raise UnknownServerError(f"{type(request).__name__} was answered with {type(response).__name__}")
+        return response
 
     def partition(self, deadline: Deadline) -> int:
         """The key's partition of the internal topic. Raises typed errors when no broker says how many there are."""

@@ -192,8 +192,8 @@ class _Parser:
 
     def _fail(self, expected: str) -> NoReturn:
         token = self._peek()
-        what = "its end" if token is None else f"{token.text!r} at character {token.at}"
-        raise InvalidSchemaError(f"schema {self._text!r}: expected {expected}, not {what}")
+        read = "its end" if token is None else f"{token.text!r} at character {token.at}"
+        raise InvalidSchemaError(f"schema {self._text!r}: expected {expected}, not {read}")
 
     def _unknown(self, token: _Token) -> NoReturn:
         known = [*_TYPES, *_DECIMALS, *_NESTED]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import pyarrow as pa
@@ -14,7 +14,7 @@ from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.arrow_message import decode_batch
-from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame, decode_frames
+from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame
 from spark_broker.protocol.messages import FetchedPartition
 from spark_broker.protocol.schema import TIMESTAMP_TYPE, conform
 from spark_broker.times import from_ms
@@ -34,8 +34,10 @@ class Projection:
     The broker is asked for the timestamp column too, where there is one: it is taken off again here.
     """
 
-    def __init__(self, topic: TopicView, columns: Sequence[str] | None) -> None:
-        self._topic = topic
+    def __init__(self, topic: TopicView, columns: Sequence[str] | None, *, sliced: bool = True) -> None:
+        """`sliced`: messages have only what was asked for. Otherwise they have every column, as they are stored."""
+        self.topic = topic
+        self._sliced = sliced
         self.wanted = None if columns is None else [name for name in topic.schema.names if name in columns]
         self.asked: list[str] | None = None
         if self.wanted is not None:
@@ -43,17 +45,19 @@ class Projection:
 
     def batch(self, message: memoryview, schema_id: int) -> pa.RecordBatch:
         """The rows with every column that was asked for."""
-        stored, current = self._topic.schemas[schema_id], self._topic.schema
-        if self.asked is not None:
-            stored, current = _select(stored, self.asked), _select(current, self.asked)
-        return conform(decode_batch(message, stored), current)
+        stored, current = self.topic.schemas[schema_id], self.topic.schema
+        if self.asked is None:
+            return conform(decode_batch(message, stored), current)
+        asked = _select(stored, self.asked)
+        rows = decode_batch(message, asked) if self._sliced else decode_batch(message, stored, asked.names)
+        return conform(rows, _select(current, self.asked))
 
     def visible(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if self.wanted is None or self.wanted == self.asked else batch.select(self.wanted)
 
 
 def decode_fetched(
-    payload: memoryview, topic: TopicView, answer: FetchedPartition, fetch_offset: int, columns: Sequence[str] | None
+    frames: Iterable[Frame], projection: Projection, answer: FetchedPartition, fetch_offset: int
 ) -> list[Prefetched]:
     """The batches of an answer from `fetch_offset` on; the first is cut when the offset lies inside it.
 
@@ -63,15 +67,14 @@ def decode_fetched(
     batch; those in between are simply missing. Raises CorruptMessageError, and UnknownTopicOrPartitionError (retriable)
     for a schema that is not known yet.
     """
-    projection = Projection(topic, columns)
     fetched: list[Prefetched] = []
-    for frame in decode_frames(payload):
+    for frame in frames:
         header = frame.header
         if header.next_offset <= fetch_offset:
             continue
         decode = None
         if not header.attributes & CONTROL:
-            decode = _decoder(frame, topic, answer.partition, fetch_offset, projection)
+            decode = _decoder(frame, answer.partition, fetch_offset, projection)
         fetched.append(Prefetched(decode, header.next_offset, header.leader_epoch, header.length))
         fetch_offset = header.next_offset
     if answer.next_offset > fetch_offset:
@@ -79,21 +82,18 @@ def decode_fetched(
     return fetched
 
 
-def _decoder(
-    frame: Frame, topic: TopicView, partition: int, fetch_offset: int, projection: Projection
-) -> Callable[[], ConsumedBatch]:
+def _decoder(frame: Frame, partition: int, fetch_offset: int, projection: Projection) -> Callable[[], ConsumedBatch]:
+    topic = projection.topic
     if frame.header.schema_id >= len(topic.schemas):
         raise UnknownTopicOrPartitionError(f"topic {topic.name!r} has a newer schema than this client knows")
     if frame.header.length < AHEAD_BYTES:
-        return partial(_consumed, frame, topic, partition, fetch_offset, projection)
-    batch = _consumed(frame, topic, partition, fetch_offset, projection)
+        return partial(_consumed, frame, partition, fetch_offset, projection)
+    batch = _consumed(frame, partition, fetch_offset, projection)
     return lambda: batch
 
 
-def _consumed(
-    frame: Frame, topic: TopicView, partition: int, fetch_offset: int, projection: Projection
-) -> ConsumedBatch:
-    header = frame.header
+def _consumed(frame: Frame, partition: int, fetch_offset: int, projection: Projection) -> ConsumedBatch:
+    header, topic = frame.header, projection.topic
     batch = projection.batch(memoryview(frame.message), header.schema_id)
     base_offset = header.base_offset
     if fetch_offset > base_offset:

@@ -1,7 +1,7 @@
-"""How whoever reads fetches: what a request says, what an answer and its errors mean, how long to back off.
+"""How a reader fetches: what a request says, what an answer and its errors mean, how long to back off.
 
-Without thread, clock or socket: the consumer's threads, the DataFrame's range reader and the simulator's consumer send
-these requests and hand in what came of them.
+All of it works without thread, clock or socket. The consumer's threads, the DataFrame's range reader and the
+simulator's consumer send these requests and hand in the answers.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from spark_broker.errors import (
     error_from_code,
 )
 from spark_broker.model import NO_EPOCH
+from spark_broker.protocol.frame import Frame, decode_frames
 from spark_broker.protocol.messages import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 
 Key = tuple[str, int]
@@ -59,8 +60,9 @@ def meaning_of(error: SparkBrokerError) -> Meaning:
 
 @dataclass(frozen=True, slots=True)
 class FetchTarget:
-    """A partition as a request asks for it. `read_to` and `read_epoch`: end (exclusive) and epoch of what was read
-    before, for the leader to compare with its log (KIP-320); -1: up to `offset`. `generation`: of the position."""
+    """A partition as a request asks for it. `read_to` and `read_epoch`: end (exclusive) and leader epoch of what was
+    read before. The leader compares them with its log (KIP-320). `read_to` -1: the end is `offset`. `generation`: of
+    the position."""
 
     topic: TopicView
     partition: int
@@ -77,7 +79,7 @@ class FetchTarget:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetch:
-    """One request to one leader. `due_ms`: when it is answered at the latest, if the leader is well."""
+    """One request to one leader. A healthy leader has answered it by `due_ms`."""
 
     request: FetchRequest
     targets: dict[Key, FetchTarget]
@@ -86,11 +88,15 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPart:
-    """One partition of a leader's answer: `payload` has its frames."""
+    """One partition of a leader's answer. `payload` has its frames, or only their headers when they are in files.
+
+    `local`: the frames that were read from the files.
+    """
 
     target: FetchTarget
     response: FetchedPartition
     payload: memoryview
+    local: list[Frame] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +117,18 @@ class FetchAnswer:
 class FetchMachine:
     """Makes the requests of one reader, and reads their answers."""
 
-    def __init__(self, config: ConsumerConfig, columns: Sequence[str] | None, backoff: Backoff) -> None:
+    def __init__(
+        self, config: ConsumerConfig, columns: Sequence[str] | None, backoff: Backoff, *, boot_id: str = ""
+    ) -> None:
+        """`boot_id`: of this machine, for a reader that may read a leader's files (`FetchedPart.local`)."""
+        self._boot_id = boot_id
         self._config = config
         self._columns = columns
         self._backoff = backoff
         self._correlation_id = 0
 
     def columns_of(self, topic: TopicView) -> list[str] | None:
-        """What is asked of a topic; all topics of one request have the same columns."""
+        """The columns that are asked of a topic. All topics of one request have the same columns."""
         return Projection(topic, self._columns).asked
 
     def request(self, targets: Iterable[FetchTarget], *, max_wait_ms: int | None = None, now_ms: float = 0.0) -> Fetch:
@@ -146,15 +156,16 @@ class FetchMachine:
             ],
             columns=self.columns_of(next(iter(asked.values())).topic),
             read_committed=config.read_committed,
+            boot_id=self._boot_id,
         )
         return Fetch(request, asked, now_ms + wait_ms)
 
     def read(self, fetch: Fetch, response: object, payload: memoryview) -> list[FetchAnswer]:
-        """What the leader answered. Raises what refuses the whole request."""
+        """What the leader answered. Raises the error that refuses the whole request."""
         return [self.answer(part) for part in self.parts(fetch, response, payload)]
 
     def parts(self, fetch: Fetch, response: object, payload: memoryview) -> list[FetchedPart]:
-        """The answer, taken apart and not decoded. Raises what refuses the whole request."""
+        """The answer by partition, not decoded. Raises the error that refuses the whole request."""
         if not isinstance(response, FetchResponse) or response.correlation_id != fetch.request.correlation_id:
             raise InvalidRequestError("the leader did not answer the fetch that was sent")
         if response.error_code:
@@ -176,16 +187,18 @@ class FetchMachine:
             error = error_from_code(response.error_code, response.error_message)
             return FetchAnswer(part.target, response, error=error)
         try:
-            return FetchAnswer(part.target, response, self.decode(part.payload, part.target, response))
+            return FetchAnswer(part.target, response, self.decode(part))
         except SparkBrokerError as error:
             return FetchAnswer(part.target, response, error=error)
 
-    def decode(self, payload: memoryview, target: FetchTarget, answer: FetchedPartition) -> list[Prefetched]:
+    def decode(self, part: FetchedPart) -> list[Prefetched]:
         """The batches of an answer. Raises CorruptMessageError, and retriable errors."""
-        return decode_fetched(payload, target.topic, answer, target.offset, self._columns)
+        projection = Projection(part.target.topic, self._columns, sliced=part.local is None)
+        frames = decode_frames(part.payload) if part.local is None else part.local
+        return decode_fetched(frames, projection, part.response, part.target.offset)
 
     def back_off(self, retry: FetchRetry, leader_epoch: int, now_ms: float) -> float:
-        """The partition failed: for how long (ms) its leader of this epoch is not asked."""
+        """The partition's fetch failed. Returns for how long (ms) its leader of this epoch is not asked."""
         wait_ms = self._backoff.wait_s(retry.failures) * 1000
         retry.failed(leader_epoch, now_ms, wait_ms)
         return wait_ms

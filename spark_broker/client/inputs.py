@@ -1,4 +1,4 @@
-"""What a user hands to `append`, as record batches of the topic's schema, no larger than the topic takes."""
+"""Turns the data of `append` into record batches of the topic's schema, no larger than the topic takes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.schema import conform
 
 METADATA_BYTES = 1024
-"""More than the head of a message gains from our own metadata."""
+"""Our own metadata makes the head of a message larger by less than this."""
 
 _NO_ARRAY = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What Arrow raises for values that do not become an array of a type."""
+"""Arrow's errors for values that do not become an array of a type."""
 
 SLICE_BYTES = 4 * 1024 * 1024
-"""A table that is larger than one micro-batch may be is cut into slices of about this size."""
+"""A table that is too large for one micro-batch is cut into slices of about this size."""
 
 
 class Conformed(NamedTuple):
-    """Record batches of the topic's schema. `divisible`: they came as a table, whose chunks are nobody's unit."""
+    """Record batches of the topic's schema. `divisible`: they came as a table, which may be cut anywhere."""
 
     batches: list[pa.RecordBatch]
     divisible: bool
@@ -36,7 +36,7 @@ class Conformed(NamedTuple):
 def conformed(data: object, topic: TopicView) -> Conformed:
     """The user's data under the topic's schema.
 
-    Raises InvalidDataError for what is no table, SchemaMismatchError for one that does not fit.
+    Raises InvalidDataError for data that is no table, and SchemaMismatchError for a table that does not fit.
     """
     if isinstance(data, pa.RecordBatch):
         return Conformed([with_timestamps(conform(data, topic.schema), topic)], divisible=False)
@@ -46,7 +46,7 @@ def conformed(data: object, topic: TopicView) -> Conformed:
 
 
 def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
-    """Kafka's record always has a timestamp: where the user gave none, it is now."""
+    """Kafka's record always has a timestamp. Where the user gave none, it is the current time."""
     if not topic.has_default_schema or topic.timestamp_column != "timestamp":
         return batch
     index = batch.schema.get_field_index("timestamp")
@@ -58,9 +58,9 @@ def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
 
 
 def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> list[pa.RecordBatch]:
-    """The batch, or slices of it, each of which the topic takes. Raises MessageTooLargeError; nothing was sent then.
+    """The batch, or slices of it that the topic takes. Raises MessageTooLargeError, before anything was sent.
 
-    What counts is the size before compression, as for the broker: a reader has to have room for it.
+    As on the broker, the size before compression counts: a reader needs room for it.
     """
     limit = topic.settings.max_message_bytes
     size = pa.ipc.get_record_batch_size(batch) + METADATA_BYTES
@@ -112,7 +112,7 @@ def _column(rows: Sequence[dict[str, object]], field: pa.Field) -> pa.Array:
 
 
 def _check_names(rows: Iterable[dict[str, object]], schema: pa.Schema) -> None:
-    """A name that the schema does not have would be passed over."""
+    """Raises SchemaMismatchError for a name that the schema does not have: its values would be dropped silently."""
     unknown = sorted({name for row in rows for name in row} - set(schema.names), key=str)
     if unknown:
         raise SchemaMismatchError(f"unknown column {unknown[0]!r}; the topic has {', '.join(schema.names)}")

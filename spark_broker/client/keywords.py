@@ -12,6 +12,7 @@ class AdminSettings(TypedDict, total=False):
     default_api_timeout_ms: int | None
     retry_backoff_ms: int | None
     retry_backoff_max_ms: int | None
+    metadata_max_age_ms: int | None
 
 
 class ConsumerSettings(TypedDict, total=False):

@@ -33,11 +33,6 @@ from spark_broker.protocol.messages import (
     MetadataResponse,
 )
 
-__all__ = ["UNKNOWN_TOPIC_GRACE_MS", "ClusterMetadata"]
-
-METADATA_MAX_AGE_MS = 300_000
-"""Of clients without a setting for it."""
-
 ATTEMPT_TIMEOUT_MS = 1000
 """A frozen broker accepts calls and never answers: the next one is asked after this long. A slow one is asked again,
 and given twice as long each time."""
@@ -60,6 +55,9 @@ class ConnectionConfig(Protocol):
     @property
     def retry_backoff_max_ms(self) -> int: ...
 
+    @property
+    def metadata_max_age_ms(self) -> int: ...
+
 
 class ClusterMetadata:
     """Metadata of the topics in use, and calls to any broker. Safe for use by many threads."""
@@ -71,7 +69,7 @@ class ClusterMetadata:
         backoff: Backoff,
         *,
         request_timeout_ms: int,
-        max_age_ms: int = METADATA_MAX_AGE_MS,
+        max_age_ms: int,
     ) -> None:
         self.pool = pool
         self.backoff = backoff
@@ -97,7 +95,7 @@ class ClusterMetadata:
             ConnectionPool(),
             Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms),
             request_timeout_ms=config.request_timeout_ms,
-            max_age_ms=getattr(config, "metadata_max_age_ms", METADATA_MAX_AGE_MS),
+            max_age_ms=config.metadata_max_age_ms,
         )
 
     @property

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_broker.client.cluster_view import ClusterView, address_of
-from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
-from spark_broker.client.retry import Deadline
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.retry import Deadline, TopicGrace
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
@@ -33,7 +33,7 @@ Failures = dict[TopicPartition, SparkBrokerError]
 
 @dataclass(frozen=True)
 class Reach:
-    """Where a caller is, and how many stored bytes (0: it does not matter) it wants from there on."""
+    """The offset where a caller is, and how many stored bytes it wants from there on (0: any number)."""
 
     start: int
     max_bytes: int = 0
@@ -43,7 +43,7 @@ NOWHERE = Reach(-1)
 
 
 class OffsetLookup:
-    """One lookup of many partitions, in rounds: whom to ask, and what the answers say. Without thread or clock.
+    """One lookup of many partitions, in rounds: which leaders to ask, and what they answer. Without thread or clock.
 
     `missing`: what is still looked for. `failures`: of the last round.
     """
@@ -63,7 +63,7 @@ class OffsetLookup:
         self.failures: Failures = {}
 
     def requests(self, view: ClusterView) -> dict[BrokerMetadata, ListOffsetsRequest]:
-        """A round: what to ask of the leaders of what is missing."""
+        """A round: one request for each leader of missing partitions."""
         self.failures = {}
         specs: dict[BrokerMetadata, list[ListOffsetsPartition]] = {}
         for tp, timestamp_ms in self.missing.items():
@@ -82,7 +82,7 @@ class OffsetLookup:
         return {broker: ListOffsetsRequest(of_broker) for broker, of_broker in specs.items()}
 
     def answered(self, request: ListOffsetsRequest, answer: object) -> None:
-        """A leader's answer, or the error that there was instead of one."""
+        """A leader's answer, or the error instead of an answer."""
         if not isinstance(answer, ListOffsetsResponse):
             unexpected = UnknownServerError(f"ListOffsets was answered with {type(answer).__name__}")
             error = answer if isinstance(answer, SparkBrokerError) else unexpected
@@ -100,9 +100,9 @@ class OffsetLookup:
 
 
 def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) -> None:
-    """Until everything is found, has failed for good, or the deadline has passed."""
+    """Ask in rounds until everything is found, has failed for good, or the deadline has passed."""
     metadata.use({tp.topic for tp in lookup.missing})
-    grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
+    grace = TopicGrace()
     attempt = 0
     while True:
         view = metadata.view
@@ -110,7 +110,7 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
             view = metadata.refresh(deadline)
         for broker, request in lookup.requests(view).items():
             lookup.answered(request, _ask(metadata, broker, request, deadline))
-        final = all(_is_final(error, grace) for error in lookup.failures.values())
+        final = not any(grace.retries(error) for error in lookup.failures.values())
         wait_s = metadata.backoff.wait_s(attempt)
         if not lookup.missing or final or wait_s > deadline.remaining_s:
             return
@@ -120,7 +120,7 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
         try:
             metadata.refresh(deadline)
         except (BootstrapUnreachableError, RequestTimedOutError, ThrottlingQuotaExceededError):
-            # Asked with the last milliseconds: that nobody answered within them says nothing of the cluster.
+            # Only milliseconds were left for an answer: that none came says nothing about the cluster.
             if not deadline.expired:
                 raise
             return
@@ -131,10 +131,6 @@ def _ask(metadata: ClusterMetadata, broker: BrokerMetadata, request: ListOffsets
         return metadata.call(address_of(broker), request, deadline)
     except SparkBrokerError as error:
         return error
-
-
-def _is_final(error: SparkBrokerError, grace: Deadline) -> bool:
-    return grace.expired if isinstance(error, UnknownTopicOrPartitionError) else not error.retriable
 
 
 def lookup_offsets(
@@ -148,7 +144,7 @@ def lookup_offsets(
     """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure.
 
     `read_committed`: the latest is the last stable offset, else the high watermark. `reaches`: for these partitions the
-    answer says too what is stored from there to the offset.
+    answer also says what is stored from `start` to the offset found.
     """
     lookup = OffsetLookup(wanted, read_committed=read_committed, reaches=reaches)
     _run(lookup, metadata, deadline)
@@ -160,7 +156,7 @@ def lookup_offsets(
 def try_lookup_offsets(
     metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
 ) -> tuple[dict[TopicPartition, ListedOffset], Failures]:
-    """As `lookup_offsets`, but partitions that failed are returned beside those that were found."""
+    """As `lookup_offsets`, but returns the failures of partitions beside what was found."""
     lookup = OffsetLookup(wanted, read_committed=read_committed)
     _run(lookup, metadata, deadline)
     return lookup.found, lookup.failures

@@ -1,7 +1,8 @@
-"""What a consumer knows of one partition: its position, what is fetched ahead of it, and what is wrong.
+"""What a consumer knows of one partition: its position, the batches fetched ahead of it, and its error.
 
-A partition goes from `Start` (where to begin is not known) to a position. `seek` and an offset out of range send it
-back. Every such move raises its generation, and what was fetched under an older generation is thrown away.
+A partition begins with a `Start`, as long as its position is not known, and then gets a position. `seek` and an
+offset out of range send it back. Every such
+move raises its generation, and what was fetched under an older generation is thrown away.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from spark_broker.model import (
 NO_LINEAGE = EpochHistory()
 
 LINEAGE_MAX = 100
-"""Leader epochs of what was read that a partition remembers: enough to find where the log diverges."""
+"""A partition remembers at most this many leader epochs of what was read: enough to find where the log diverges."""
 
 
 POLL_BATCHES_MAX = 1000
-"""Batches that one poll decodes. A batch of one row takes five times its bytes when it is decoded."""
+"""One poll decodes at most this many batches. A decoded batch of one row takes five times its bytes."""
 
 
 class Start(Enum):
@@ -44,10 +45,10 @@ class Start(Enum):
 
 
 class Prefetched(NamedTuple):
-    """A batch that waits for poll; `decode` None: offsets that hold no records for this consumer.
+    """A batch that waits for poll. `decode` None: offsets that hold no records for this consumer.
 
-    `decode` raises CorruptMessageError or SchemaMismatchError. `next_offset`: exclusive. `leader_epoch`: that of the
-    last batch before it.
+    `decode` raises CorruptMessageError or SchemaMismatchError. `next_offset`: the first offset after the batch.
+    `leader_epoch`: that of the last batch before `next_offset`.
     """
 
     decode: Callable[[], ConsumedBatch] | None
@@ -58,7 +59,7 @@ class Prefetched(NamedTuple):
 
 @dataclass(slots=True)
 class FetchRetry:
-    """When a partition that failed is fetched again: after its back-off, or from a leader that has come since."""
+    """A partition whose fetch failed is fetched again after its back-off, or from a leader elected since."""
 
     failures: int = 0
     failed_epoch: int = NO_EPOCH
@@ -80,9 +81,9 @@ class PartitionPosition:
     """One assigned partition. `start`: how to find the position, None once there is one; `reset`: where to begin
     without a committed offset.
 
-    Invariant: position <= fetch_offset, and `buffer` covers exactly what lies between; the position may lie inside its
-    first batch, when records are handed out one at a time. Nothing is in the buffer, and nothing is fetched, between a
-    truncation and its notification.
+    Invariant: position <= fetch_offset, and `buffer` covers exactly the offsets between them. The position may lie
+    inside the buffer's first batch when records are handed out one at a time. Between a truncation and its notification
+    the buffer is empty, and nothing is fetched.
     """
 
     tp: TopicPartition
@@ -93,8 +94,8 @@ class PartitionPosition:
     fetch_offset: int = -1
     last_epoch: int = NO_EPOCH  # of the record before `position`
     lineage: EpochHistory = NO_LINEAGE  # of what lies before `fetch_offset`, as far as it is known
-    truncation: LogTruncationError | None = None  # noticed; the next poll notifies of it
-    truncated_generation: int = -1  # in which it was noticed
+    truncation: LogTruncationError | None = None  # not notified yet: the next poll raises it
+    truncated_generation: int = -1  # in which the truncation was noticed
     generation: int = 0
     paused: bool = False
     error: SparkBrokerError | None = None
@@ -115,7 +116,7 @@ class PartitionPosition:
     def to_commit(self) -> OffsetAndMetadata:
         """The position with the leader epoch of the record before it.
 
-        It lies before a truncation until poll has notified of it: whoever resumes from it is notified too.
+        A truncation moves it only once poll has raised the error: a consumer that resumes from it gets the error too.
         """
         return OffsetAndMetadata(self.position, known_epoch(self.last_epoch))
 
@@ -145,9 +146,9 @@ class PartitionPosition:
         self.high_watermark = -1
 
     def take(self, limit: int = POLL_BATCHES_MAX) -> list[ConsumedBatch]:
-        """What was fetched ahead, handed out: the position is behind it from now on.
+        """Hand out the batches that were fetched ahead, and move the position past them.
 
-        It stops before a batch that does not decode, which is the next poll's error.
+        Stops before a batch that does not decode; the next poll raises its error.
         """
         batches: list[ConsumedBatch] = []
         while self.buffer and len(batches) < limit and self.error is None:
@@ -162,9 +163,9 @@ class PartitionPosition:
         return batches
 
     def take_record(self) -> ConsumedRecord | None:
-        """The next record of what was fetched ahead, handed out: the position is behind it from now on.
+        """Hand out the next record that was fetched ahead, and move the position past it.
 
-        None: there is none, or a batch does not decode, which is the next poll's error.
+        None: there is none, or its batch does not decode; the next poll raises the error.
         """
         while self.buffer and self.error is None:
             first = self.buffer[0]
@@ -200,7 +201,7 @@ class PartitionPosition:
         self.position, self.last_epoch = first.next_offset, first.leader_epoch
 
     def add(self, fetched: Iterable[Prefetched]) -> None:
-        """What the leader answered from `fetch_offset` on."""
+        """Take the batches that the leader sent from `fetch_offset` on."""
         self.retry.failures = 0
         for batch in fetched:
             self.buffer.append(batch)
@@ -233,15 +234,15 @@ class PartitionPosition:
             self.truncation, self.truncated_generation = error, self.generation
 
     def notify_truncation(self) -> LogTruncationError | None:
-        """What poll has to raise once. The position is from now on where the log diverges, unless a seek moved it."""
+        """The error that poll raises once. Moves the position to where the log diverges, unless a seek has moved it."""
         error, self.truncation = self.truncation, None
         if error is not None and self.generation == self.truncated_generation:
             self.move_to(error.divergent_offset, known_epoch(self.lineage.epoch_at(error.divergent_offset - 1)))
         return error
 
     def may_fetch(self, leader_epoch: int, now_ms: float) -> bool:
-        """Whether a fetch from the leader of this epoch, the newest that is known, makes sense now, buffers aside."""
+        """Whether to fetch now from the leader of this epoch, the newest known one. Full buffers do not count here."""
         if not self.has_position or self.paused or self.error is not None or self.truncation is not None:
             return False
-        # KAFKA-20507: a position of an epoch that metadata has not reached is not judged by an older leader.
+        # KAFKA-20507: where the position's epoch is newer than the metadata's, an older leader must not judge it.
         return leader_epoch >= self.last_epoch and self.retry.may_try(leader_epoch, now_ms)

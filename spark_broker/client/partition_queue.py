@@ -94,9 +94,8 @@ class PartitionQueue:
         self._numbered = numbered
         self._renumbers = renumbers
         self._next_sequence = 0
-        self._gaps: set[ProducerIdentity] = (
-            set()
-        )  # under which numbers are missing; only those that unacked batches have
+        self._gaps: set[ProducerIdentity] = set()
+        """Identities under which numbers are missing; only those that unacked batches have."""
 
     @property
     def recovering(self) -> bool:

@@ -28,7 +28,7 @@ REMEMBERED_KEY_BYTES = 128
 
 
 class _Keys(NamedTuple):
-    """Key bytes of a column: row i is `data[starts[i] : starts[i] + lengths[i]]`, and is null where `valid` says so."""
+    """Key bytes of a column: row i is `data[starts[i] : starts[i] + lengths[i]]`. `valid` is false where it is null."""
 
     data: Bytes
     starts: Positions
@@ -37,7 +37,7 @@ class _Keys(NamedTuple):
 
 
 class KeyPartitions(dict[bytes, int]):
-    """The partition of each key of `send`. Keys come again: short ones are remembered.
+    """The partition of each key of `send`. Short keys are remembered, since keys come again.
 
     `partitions`: how many the topic has.
     """
@@ -79,7 +79,7 @@ def split_by_partition(batch: pa.RecordBatch, wanted: Partitions, partitions: in
     used = np.flatnonzero(counts)
     if len(used) == 1:
         return [(int(used[0]), batch)]
-    # A stable sort keeps the rows' order; of 16-bit integers it is a radix sort.
+    # A stable sort keeps the rows' order. For 16-bit integers it is a radix sort.
     order = np.argsort(wanted.astype(np.uint16) if partitions <= 65_536 else wanted, kind="stable")
     sorted_rows = batch.take(from_numpy(order))
     ends = np.cumsum(counts)

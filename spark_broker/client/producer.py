@@ -138,9 +138,9 @@ class Producer:
         try:
             deadline = Deadline.after_ms(self._config.max_block_ms)
             view = self._topic(topic, deadline)
-            found = conformed(data, view)
-            parts = [part for batch in found.batches for part in self._parts(view, batch, partition)]
-            sized = [(p, rows) for p, part in parts for rows in within_size(part, view, divisible=found.divisible)]
+            rows = conformed(data, view)
+            parts = [part for batch in rows.batches for part in self._parts(view, batch, partition)]
+            sized = [(p, piece) for p, part in parts for piece in within_size(part, view, divisible=rows.divisible)]
             self._sender.prepare(deadline)
         except ClosedError:
             raise

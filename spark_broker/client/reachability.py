@@ -1,7 +1,7 @@
-"""Why brokers that were asked have not answered, address by address: what a user has to look at differs.
+"""Finds out, address by address, why brokers have not answered: each reason has its own remedy.
 
-A time-out alone does not say whether anybody is there. The kernel takes connections for a process that is overloaded or
-frozen, and refuses them where there is none; so whoever gives up tries a connection first.
+A time-out alone does not say whether a process listens. The kernel takes connections for a process that is overloaded
+or frozen, and refuses them where there is no process. So a client tries to connect before it gives up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AWAY = "takes no connection: its machine is down or busy, or a firewall is betwe
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A broker that was asked, and what came of it."""
+    """A broker that was asked, and the error that came of it."""
 
     address: Address
     error: SparkBrokerError
@@ -41,17 +41,17 @@ class Unanswered:
 
 
 def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -> SparkBrokerError:
-    """What to raise at once; `explained` says more. `all_asked`: no address was left out."""
+    """The error to raise at once; `explained` adds more reasons. `all_asked`: no address was left out."""
     reasons = "; ".join(_named(answer.address, answer.error.message) for answer in asked)
-    if all_asked and all(one.nobody_there for one in asked):
+    if all_asked and all(answer.nobody_there for answer in asked):
         return BootstrapUnreachableError(f"no broker answered: {reasons}")
-    if all_asked and all(isinstance(one.error, ThrottlingQuotaExceededError) for one in asked):
+    if all_asked and all(isinstance(answer.error, ThrottlingQuotaExceededError) for answer in asked):
         return ThrottlingQuotaExceededError(f"every broker is overloaded: {reasons}")
     return RequestTimedOutError(f"no broker answered in time: {reasons}")
 
 
 def explained(error: SparkBrokerError, asked: Sequence[Unanswered]) -> SparkBrokerError:
-    """The error again, with what is the matter at each address. Takes up to half a second."""
+    """The error again, with the reason found at each address. Takes up to half a second."""
     if not asked or not isinstance(error, BootstrapUnreachableError | RequestTimedOutError):
         return error
     probes = [_Probe(address) for address in asked]
@@ -60,7 +60,7 @@ def explained(error: SparkBrokerError, asked: Sequence[Unanswered]) -> SparkBrok
 
 
 class _Probe:
-    """Tries one address in a thread of its own: a name server may take longer than anybody wants to wait."""
+    """Tries one address in a thread of its own: a name server may take longer than callers want to wait."""
 
     def __init__(self, asked: Unanswered) -> None:
         self._asked = asked
@@ -71,7 +71,7 @@ class _Probe:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the error leaves open what is the matter."""
+        """Whether the error does not say why the broker has not answered."""
         return isinstance(self._asked.error, NetworkError | RequestTimedOutError)
 
     def reason(self) -> str:

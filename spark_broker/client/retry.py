@@ -8,7 +8,7 @@ from collections.abc import Callable
 from threading import Event
 from typing import TypeVar
 
-from spark_broker.errors import ClosedError, SparkBrokerError
+from spark_broker.errors import ClosedError, SparkBrokerError, UnknownTopicOrPartitionError
 
 T = TypeVar("T")
 
@@ -46,6 +46,19 @@ class Deadline:
     @property
     def expired(self) -> bool:
         return time.monotonic() >= self.at_s
+
+
+class TopicGrace:
+    """Which errors one call retries: those that are retriable, but a topic's absence only until it is believed."""
+
+    def __init__(self) -> None:
+        self._absence_believed = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
+
+    def retries(self, error: SparkBrokerError) -> bool:
+        """Whether the call may go on after the error."""
+        if isinstance(error, UnknownTopicOrPartitionError):
+            return not self._absence_believed.expired
+        return error.retriable
 
 
 class Backoff:

@@ -1,4 +1,4 @@
-"""The schema of a topic to create, in whatever form the user has it: Arrow's, a Spark StructType, or its DDL."""
+"""The schema of a topic to create. The user gives it as an Arrow schema, a Spark StructType or DDL text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from spark_broker.errors import InvalidSchemaError
 
 
 def arrow_schema(schema: object) -> pa.Schema:
-    """As Arrow's. Raises InvalidSchemaError for a type that a topic cannot have, or for what is no schema."""
+    """The schema as Arrow's. Raises InvalidSchemaError for a type that a topic cannot have, and for other objects."""
     if isinstance(schema, pa.Schema):
         return schema
     if isinstance(schema, str):
@@ -20,7 +20,7 @@ def arrow_schema(schema: object) -> pa.Schema:
 
 
 def _from_spark(schema: object) -> pa.Schema:
-    # Whoever has a StructType has pyspark; nobody else loads it.
+    # A caller with a StructType has pyspark already; no other caller loads it.
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
     from pyspark.sql.types import StructType

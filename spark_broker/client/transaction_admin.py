@@ -28,7 +28,7 @@ def list_transactions(metadata: ClusterMetadata, deadline: Deadline) -> list[Tra
     """From every live broker; where two claim an id, the coordinator of the higher epoch is right."""
     view = metadata.fetch(None, deadline)
     transactions: dict[str, TransactionInfo] = {}
-    for broker in sorted(view.brokers.values(), key=lambda one: one.id):
+    for broker in sorted(view.brokers.values(), key=lambda broker: broker.id):
         if broker.fenced:
             continue
         for description in _coordinated_by(metadata, broker, deadline):

@@ -1,7 +1,7 @@
 """Where a producer's transaction stands: which appends may take part in it, and what each answer means.
 
 A state machine without thread, clock or socket: `TransactionState` puts a lock around it, the simulator runs it as it
-is. `TRANSITIONS` is dispatched on; what it does not have is refused.
+is. Events are looked up in `TRANSITIONS`; an event without an entry is refused.
 
     phase          event                                    next
     -------------  ---------------------------------------  ------------------------------------------------
@@ -21,7 +21,7 @@ is. `TRANSITIONS` is dispatched on; what it does not have is refused.
     ABORTING       IDENTITY: it aborted                     READY, under the identity that it gave
     any            FAIL: fenced, or a bug                   FAILED: only close is left
 
-Without an answer it stays COMMITTING or ABORTING: the outcome is not known, and is asked for again.
+Without an answer the phase stays COMMITTING or ABORTING: the outcome is not known, and is asked for again.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Phase(Enum):
 
 
 class ProducerTransactionEvent(Enum):
-    """See the table at the top. The values say what cannot be done where the table has no entry."""
+    """See the table at the top. A value completes the error for an event without an entry: "cannot ..."."""
 
     IDENTITY = "take an identity"
     BEGIN = "begin a transaction"
@@ -86,8 +86,8 @@ TRANSITIONS: Mapping[tuple[Phase, ProducerTransactionEvent], Phase] = {
 
 
 class TransactionMachine:
-    """Invariants: `cause` is set in ABORTABLE, DISCARDING, ABORTING and FAILED; `touched` whenever the coordinator may
-    know of the transaction."""
+    """Invariants: `cause` is set in ABORTABLE, DISCARDING, ABORTING and FAILED. `touched` is set whenever the
+    coordinator may know of the transaction."""
 
     def __init__(self) -> None:
         self.phase = Phase.UNINITIALIZED
@@ -100,7 +100,7 @@ class TransactionMachine:
         return self.phase in (Phase.COMMITTING, Phase.ABORTING)
 
     def identified(self) -> None:
-        """There is an identity, and no transaction. Nothing changes once FAILED."""
+        """The producer has an identity, and no transaction is open. Nothing changes once FAILED."""
         if self.phase is not Phase.FAILED:
             self._move(ProducerTransactionEvent.IDENTITY)
             self.cause, self.touched = None, False
@@ -120,7 +120,7 @@ class TransactionMachine:
         self.touched = True
 
     def append_failed(self, error: SparkBrokerError) -> SparkBrokerError | None:
-        """An append failed for good: its transaction must not be committed. Returns what appends are refused with from
+        """An append failed for good: its transaction must not be committed. Returns the error that refuses appends from
         here on; None: nothing changes."""
         if isinstance(error, ProducerFencedError):
             return self.fail(error)
@@ -131,40 +131,40 @@ class TransactionMachine:
         return self._abortable()
 
     def fail(self, error: SparkBrokerError) -> SparkBrokerError | None:
-        """Nothing but close is left. Returns as `append_failed`."""
+        """From here on the producer can only be closed. Returns what `append_failed` returns."""
         if self.phase is Phase.FAILED:
             return None
         self.phase, self.cause = Phase.FAILED, error
         return error
 
     def close(self, *, committing: bool) -> None:
-        """Admit no more appends. Raises InvalidTxnStateError without a transaction, TransactionAbortableError for a
-        commit that an append's failure forbids."""
+        """Admit no more appends. Raises InvalidTxnStateError without a transaction, and TransactionAbortableError when
+        it is to be committed after an append has failed."""
         self._move(ProducerTransactionEvent.COMMIT if committing else ProducerTransactionEvent.ABORT)
         if not committing:
             self.cause = self.cause or TransactionAbortableError("it was being aborted")
 
     def reopen(self) -> None:
-        """What was to end the transaction was interrupted: it can be ended again."""
+        """The end of the transaction was interrupted: the caller may try again."""
         if self.phase in (Phase.FLUSHING, Phase.DISCARDING):
             self._move(ProducerTransactionEvent.INTERRUPTED)
 
     def end(self) -> None:
-        """Every append has its outcome; the transaction's is the coordinator's from here on.
+        """Every append has its outcome. From here on the coordinator decides the transaction's outcome.
 
-        Raises TransactionAbortableError when an append has failed that was to be committed.
+        Raises TransactionAbortableError when an append of a transaction to commit has failed.
         """
         self._move(ProducerTransactionEvent.QUIET)
 
     def refused(self, error: SparkBrokerError) -> SparkBrokerError | None:
-        """The coordinator has answered the end of the transaction with an error: returns what its caller gets.
+        """The coordinator has answered the end of the transaction with an error. Returns the error for the caller.
 
-        None: it has not said what came of the transaction, and is to be asked again.
+        None: the outcome of the transaction is not known, and the coordinator is to be asked again.
         """
         if isinstance(error, InvalidProducerEpochError):
             error = ProducerFencedError(error.message)
         elif isinstance(error, TransactionAbortableError) and self.phase is Phase.COMMITTING:
-            # It has aborted; its next identity comes with an abort.
+            # The coordinator has aborted the transaction. The next identity comes with the answer to an abort.
             self._move(ProducerTransactionEvent.REFUSED)
             self.cause = error
             return error

@@ -1,8 +1,8 @@
 """A producer's transactions, one after the other: each is committed or aborted as a whole, over all its partitions.
 
-The producer needs no list of partitions: their leaders add them to the transaction (KIP-890). What it owes is that a
-commit is asked for only when every append of the transaction is acknowledged, and that an outcome that it did not hear
-is asked for again before anything else.
+The producer needs no list of partitions: their leaders add them to the transaction (KIP-890). The producer asks for a
+commit only when every append of the transaction is acknowledged. When it got no outcome, it asks for the outcome again
+before it does anything else.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from spark_broker.protocol.messages import (
 )
 
 NAME_MAX = 249
-"""Longest transactional id, in characters, as of a topic's name."""
+"""Longest transactional id, in characters; a topic's name has the same limit."""
 
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
@@ -60,7 +60,7 @@ def check_name(what: str, name: str) -> None:
 
 
 class TransactionManager:
-    """Begins and ends transactions; for one thread at a time, others wait."""
+    """Begins and ends transactions. One thread at a time does so; others wait."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class TransactionManager:
         self._state = state
         self._metadata = metadata
         self._sender = sender
-        self._hand_on = hand_on  # what waits in `send`'s micro-batches goes to the sender
+        self._hand_on = hand_on  # hands `send`'s micro-batches to the sender
         self._config = config
         self._coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, config.transactional_id)
         self._identity = ProducerIdentity(-1, -1)
@@ -90,7 +90,7 @@ class TransactionManager:
             self._state.raise_failure()
 
     def begin(self) -> None:
-        """Raises InvalidTxnStateError inside of a transaction, and what `init` and an outcome still awaited raise."""
+        """Raises InvalidTxnStateError inside of a transaction, and errors of `init` and of an outcome still awaited."""
         with self._control:
             self._init()
             if self._state.awaits_outcome:
@@ -120,7 +120,7 @@ class TransactionManager:
             self._abort(self._config.delivery_timeout_ms)
 
     def close(self, timeout_ms: int) -> None:
-        """Abort what is open, so that readers need not wait for its time-out. Raises what `abort` raises."""
+        """Abort an open transaction: readers would wait for its time-out otherwise. Raises what `abort` raises."""
         if self._state.phase not in (Phase.OPEN, Phase.ABORTABLE):
             return
         if not self._control.acquire(timeout=timeout_ms / 1000):
@@ -136,7 +136,7 @@ class TransactionManager:
         positions = {
             tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one) for tp, one in offsets.items()
         }
-        negative = next((tp for tp, one in positions.items() if one.offset < 0), None)
+        negative = next((tp for tp, position in positions.items() if position.offset < 0), None)
         if negative is not None:
             raise OffsetOutOfRangeError(f"{negative}: a commit of offset {positions[negative].offset}")
         with self._state, self._offsets_lock:
@@ -176,7 +176,7 @@ class TransactionManager:
             if not self._sender.drain(deadline):
                 raise RequestTimedOutError("not every append of the transaction was acknowledged in time")
         except SparkBrokerError as error:
-            self._state.append_failed(error)  # which the next step raises
+            self._state.append_failed(error)  # the next step raises it
 
     def _abort(self, timeout_ms: int) -> None:
         if self._state.awaits_outcome:
@@ -203,13 +203,13 @@ class TransactionManager:
 
     def _ask_outcome(self, timeout_ms: int) -> None:
         committing = self._state.phase is Phase.COMMITTING
-        # Of a transaction in which nothing was appended, no leader and no coordinator has heard.
+        # No leader and no coordinator knows of a transaction in which nothing was appended.
         self._take(self._end(committing, timeout_ms) if self._state.touched else self._identity)
         self.committed += committing
         self.aborted += not committing
 
     def _end(self, committing: bool, timeout_ms: int) -> InitProducerIdResponse:
-        """The next transaction's identity. Raises what the coordinator's error means."""
+        """Returns the next transaction's identity. Raises the producer's error for the coordinator's."""
         request = EndTransactionRequest(self._config.transactional_id, *self._identity, committing)
         try:
             return self._coordinator.ask(request, InitProducerIdResponse, Deadline.after_ms(timeout_ms), patient=False)
@@ -222,7 +222,7 @@ class TransactionManager:
             raise refusal or _unknown(committing, timeout_ms, error) from error
 
     def _take(self, answer: InitProducerIdResponse | ProducerIdentity) -> None:
-        """Sequence numbers begin anew in every partition, since a marker has begun the identity's epoch there."""
+        """Sequence numbers begin at 0 again in every partition: a marker has begun the identity's epoch there."""
         self._identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)
         self._offset_sequences.clear()
         self._sender.take_identity(self._identity)

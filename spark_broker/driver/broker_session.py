@@ -1,4 +1,4 @@
-"""The controller's end of a broker's session: what goes down the stream; the controller never waits for it."""
+"""The controller's end of a broker's session. A thread sends the messages: the controller never waits for a broker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_broker.transport.server import ServerStream
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_MESSAGES = 10_000
-"""A broker that takes nothing (stopped by a signal) does not fill the controller's memory: its session is given up."""
+"""At this number the session is given up: a stopped broker, which takes no messages, must not fill the memory."""
 
 
 class BrokerSession:
@@ -32,7 +32,7 @@ class BrokerSession:
         return self._closed.is_set()
 
     def send(self, message: Message) -> None:
-        """Send after everything that was sent before; void once the session is closed."""
+        """Send after everything that was sent before. Does nothing once the session is closed."""
         if not self.closed:
             self._put(message)
 
@@ -45,7 +45,7 @@ class BrokerSession:
             self._put(None)
 
     def wait_sent(self, timeout_s: float) -> None:
-        """After `close`: wait until everything was sent, or the broker has left; no longer than this."""
+        """After `close`: wait until everything was sent or the broker has left, at most `timeout_s`."""
         self._sender.join(timeout_s)
 
     def _put(self, message: Message | None) -> None:

@@ -38,7 +38,7 @@ POLL_S = 0.1
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
-"""Told of a start's progress: what is awaited ("executors" or "brokers"), how many there are, how many are needed."""
+"""Is called during a start: what is awaited ("executors" or "brokers"), how many there are, how many are needed."""
 
 LogConfig = Mapping[str, object] | str | Path | None
 
@@ -80,8 +80,8 @@ class BrokerCluster:
     ) -> Self:
         """Start `brokers` brokers on the session's executors and wait until all of them are live.
 
-        `config` is a TOML file or a mapping of dotted names. `take_over`: also where another cluster that is alive
-        uses the directories, which ends that one. Raises UnsupportedSparkError where the session cannot host brokers,
+        `config` is a TOML file or a mapping of dotted names. `take_over`: start even if another live cluster uses the
+        directories, and end that one. Raises UnsupportedSparkError where the session cannot host brokers,
         ClusterStartError where there are too few executors or brokers do not come up in time, InvalidConfigError,
         ClusterInUseError, and InconsistentClusterIdError where the directories are another cluster's.
         """
@@ -234,18 +234,18 @@ class BrokerCluster:
             self._stopped = True
         self._launcher.begin_stop()
         session_over = self._launcher.session_over
-        # The executors of a session that has ended are gone. That of `local[N]` is this process's JVM, which is not.
+        # The executors of a session that has ended are gone, except that of `local[N]`, which is this process's JVM.
         if timeout_s > 0 and not (session_over and self._launcher.needs_executors):
             self._controller.stop_brokers(timeout_s)
-        # Nor is there a keeper then that could tell of the brokers' ends.
+        # Once the session has ended, no keeper is left that could report the brokers' ends.
         if not self._launcher.stop(0.0 if session_over else timeout_s) and timeout_s > 0 and not session_over:
             logger.warning("brokers did not leave within controlled.shutdown.timeout.ms and were ended by force")
         self._controller.close()
         self._directories.remove_temporary()
 
     def _at_exit(self) -> None:
-        """The driver's Python ends without `stop`. Its JVM would start executors while it ends, with a flood of errors:
-        so the session is stopped, too."""
+        """Stop the cluster, and the session with it, when the driver's Python ends without `stop`. The ending JVM would
+        otherwise start executors, with a flood of errors."""
         self.stop()
         if not is_stopped(self._spark.sparkContext):
             self._spark.stop()
@@ -258,7 +258,8 @@ class BrokerCluster:
             threading.Thread(target=self._end, args=(timeout_s,), name="cluster-end", daemon=True).start()
 
     def _controller_failed(self, error: SparkBrokerError) -> None:
-        """Deposed, or a bug: without a controller there is no cluster, and two would take turns for ever."""
+        """End the cluster: its controller was deposed, or has a bug. If it were started again, two controllers would
+        depose each other for ever."""
         logger.error("the cluster ends: its controller cannot go on: %s", error)
         self._failure = error
         threading.Thread(target=self._end, args=(0.0,), name="cluster-end", daemon=True).start()
@@ -303,7 +304,7 @@ class BrokerCluster:
 
 
 def _driver_address(spark: SparkSession, settings: ClusterSettings) -> str:
-    """Where the controller hears brokers and the launcher keepers: where executors already find the driver."""
+    """The address on which the controller and the keepers' host listen: the one at which executors find the driver."""
     sc = spark.sparkContext
     if is_loopback(sc.master):
         return LOOPBACK
@@ -311,4 +312,4 @@ def _driver_address(spark: SparkSession, settings: ClusterSettings) -> str:
 
 
 def _silent(what: str, ready: int, needed: int) -> None:
-    """Progress that nobody asked for."""
+    """Ignore the progress."""

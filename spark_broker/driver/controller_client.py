@@ -1,4 +1,4 @@
-"""The driver's side of the controller's process: start it, tell it of losses, ask it for launch numbers, end it."""
+"""The driver's side of the controller's process: start it, report losses to it, ask it for launch numbers, end it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class ControllerClient:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=_environment(),
-            start_new_session=True,  # Ctrl-C in the driver's terminal is the driver's, which then stops the cluster
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the driver, which then stops the cluster
         )
         client = cls(process, config)
         try:
@@ -122,7 +122,7 @@ class ControllerClient:
 
     @property
     def failure(self) -> SparkBrokerError | None:
-        """Why the process could not go on and ended by itself: deposed, or a bug. None where a signal ended it."""
+        """Why the process ended by itself: it was deposed, or has a bug. None where a signal ended it."""
         if (self._process.poll() or 0) < 0:
             return None
         self._reader.join(CLOSE_TIMEOUT_S)
@@ -141,18 +141,18 @@ class ControllerClient:
         return self._ask("new_launch", timeout_s).launch
 
     def spark_loss(self, launch: int, timeout_s: float = COMMAND_TIMEOUT_S) -> None:
-        """Spark reports the executor or task of this launch as lost: its broker is fenced, and it only."""
+        """Spark reports the executor or task of this launch as lost: this launch's broker is fenced, and no other."""
         self._ask("spark_loss", timeout_s, launch)
 
     def stop_brokers(self, timeout_s: float) -> tuple[int, ...]:
         """Controlled shutdown of all brokers; returns the ids of those that have left, once all have.
 
-        Raises RequestTimedOutError when some have not; nobody can register any more either way.
+        Raises RequestTimedOutError when some have not. In both cases no broker can register any more.
         """
         return tuple(self._ask("stop_brokers", timeout_s).broker_ids)
 
     def stop_broker(self, launch: int, timeout_s: float) -> tuple[int, ...]:
-        """Controlled shutdown of one launch; its partitions move to other brokers. Empty: it was not there."""
+        """Controlled shutdown of one launch; its partitions move to other brokers. Returns () if it was not there."""
         return tuple(self._ask("stop_broker", timeout_s, launch).broker_ids)
 
     def status(self, timeout_s: float = COMMAND_TIMEOUT_S) -> ControllerStatus:
@@ -247,7 +247,7 @@ class ControllerClient:
 
 
 def _environment() -> dict[str, str]:
-    """The driver's, with this package found where the driver found it (a checkout need not be installed)."""
+    """The driver's environment, with this package where the driver found it (a checkout need not be installed)."""
     root = str(Path(errors.__file__).resolve().parents[1])
     paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}

@@ -1,8 +1,8 @@
-"""The controller as the cluster sees it: its process, told and asked over a pipe, and its answers to clients' calls.
+"""The controller as the cluster sees it: a process that takes commands over a pipe, and answers clients' calls.
 
 A controller whose process was killed is started again on the same port, under a higher epoch, and the brokers find it
-there. One that ended by itself is not, and the cluster ends with it: another driver may have taken over, and the two
-would depose each other.
+there. A controller that ended by itself is not started again, and the cluster ends with it: another driver may have
+taken over, and the two would depose each other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ControllerLink:
 
     def __init__(self, client: ControllerClient, config: ControllerConfig, settings: ClusterConfig) -> None:
         self._client = client
-        # From here on the directory is ours: one that took it over keeps it.
+        # Only the first start may take the directory over. A restart must not: another cluster may have taken it since.
         self._config = msgspec.structs.replace(config, port=client.port, take_over=False)
         self._on_failure: Callable[[SparkBrokerError], None] = _unwatched
         self._request_timeout_ms = settings.request_timeout_ms
@@ -43,7 +43,7 @@ class ControllerLink:
         self._lock = threading.Lock()  # held while the process is replaced or closed
         self._watch = threading.Thread(target=self._keep, name="controller-watch", daemon=True)
         self._connection = Connection(client.host, client.port)
-        # The log may name brokers of an earlier run as live: nobody has looked yet whether they are.
+        # The log may show brokers of an earlier run as live. Whether they are is not known yet.
         brokers = client.status().brokers
         self.earlier_launches = max((broker.launch for broker in brokers), default=-1)
 
@@ -57,8 +57,8 @@ class ControllerLink:
         shared_executor: bool,
         take_over: bool = False,
     ) -> Self:
-        """Start the controller's process. Raises what kept it from serving: ClusterInUseError, unless `take_over`,
-        InconsistentClusterIdError, and others."""
+        """Start the controller's process. Raises the error that kept it from serving: ClusterInUseError (unless
+        `take_over`), InconsistentClusterIdError, and others."""
         config = ControllerConfig(
             cluster=settings.cluster.to_dict(),
             topic=settings.topic.to_dict(),
@@ -78,7 +78,7 @@ class ControllerLink:
             raise
 
     def watch(self, on_failure: Callable[[SparkBrokerError], None]) -> None:
-        """Start the controller again when it is killed; tell this one, once, why it ended by itself."""
+        """Start the controller again when it is killed. Call `on_failure` once, with the reason, if it ends itself."""
         self._on_failure = on_failure
         self._watch.start()
 
@@ -96,7 +96,7 @@ class ControllerLink:
 
     @property
     def pid(self) -> int:
-        """Of the process that serves now."""
+        """The pid of the process that serves now."""
         return self._client.pid
 
     def new_launch(self) -> int:
@@ -116,7 +116,7 @@ class ControllerLink:
         return [b for b in self._client.status().brokers if not b.fenced and self._is_ours(b.launch)]
 
     def metadata(self) -> MetadataResponse:
-        """What a client's GetMetadata answers; brokers of an earlier run that are not back count as fenced."""
+        """The answer to a client's GetMetadata; brokers of an earlier run that are not back count as fenced."""
         answer = self._connection.call(MetadataRequest(), timeout_ms=self._request_timeout_ms)
         if not isinstance(answer, MetadataResponse):
             raise InvariantError(f"GetMetadata was answered with {type(answer).__name__}")
@@ -125,7 +125,7 @@ class ControllerLink:
         return msgspec.structs.replace(answer, brokers=brokers)
 
     def stop_brokers(self, timeout_s: float) -> None:
-        """Controlled shutdown of every broker. What goes wrong is logged: the launcher ends the rest by force."""
+        """Controlled shutdown of every broker. An error is only logged: the launcher ends the rest by force."""
         try:
             self._client.stop_brokers(timeout_s)
         except SparkBrokerError as error:
@@ -149,7 +149,7 @@ class ControllerLink:
                 return
 
     def _restart(self) -> SparkBrokerError | None:
-        """Start a killed controller again, now or later; what forbids it for good."""
+        """Start a killed controller again; the next call repeats a failed start. Returns what forbids it for good."""
         logger.warning("the controller's process, pid %d, was killed and is started again", self._client.pid)
         with self._lock:
             if self._closed.is_set():
@@ -172,5 +172,5 @@ class ControllerLink:
 
 
 def _unwatched(failure: SparkBrokerError) -> None:
-    """Nobody has asked yet."""
+    """Log a failure that comes before `watch`."""
     logger.error("the controller has ended: %s", failure)

@@ -12,7 +12,7 @@ from spark_broker.broker.log_format import fields_of
 from spark_broker.driver.controller_pipe import LogLine
 
 MAX_WAITING_LINES = 10_000
-"""Of a driver that does not read (a frozen one, or one in a long call without a breath)."""
+"""At most this many lines wait while the driver does not read: it is frozen, or in a call that lets no thread run."""
 
 CLOSE_TIMEOUT_S = 2.0
 

@@ -1,8 +1,8 @@
 """The controller's one thread: events in, records to the metadata log, effects after them.
 
 The log is written by another thread, because a store may be slow or fail for minutes. Decisions that wait while a file
-is being written share the next one; live brokers are told meanwhile that they may go on. Nothing of a decision is told
-to anybody before its records are committed.
+is being written share the next one. The heartbeats of live brokers are answered meanwhile, so they stay live. No part
+of a decision leaves the controller before its records are committed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.05
 LOOK_S = 2.0
-"""How often a controller looks whether it is still the newest; a write finds it out as well."""
+"""How often a controller checks that it is still the newest. Every write checks it as well."""
 MAX_WAITING_EVENTS = 100_000
 SLOW_S = 10.0
 """A store that has not answered for so long counts as one that fails."""
 
 
 class Carrier(Protocol):
-    """Who carries effects out. Neither method may block."""
+    """Carries effects out. Neither method may block."""
 
     def publish(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
         """These records were committed, the first at this offset."""
@@ -50,12 +50,12 @@ def now_ms() -> int:
 
 
 def wall_ms() -> int:
-    """UTC, as the driver's machine has it: only to be compared with the brokers' clocks."""
+    """UTC by the driver's clock. It is only compared with the brokers' clocks."""
     return time.time_ns() // 1_000_000
 
 
 class ControllerLoop(threading.Thread):
-    """Runs until `stop` or the first failure, of which `on_failure` is told."""
+    """Runs until `stop` or the first failure, with which `on_failure` is called."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class ControllerLoop(threading.Thread):
     def submit(self, event: Event) -> None:
         """Hand in an event, from any thread. Raises NotControllerError when it is a call and too many events wait.
 
-        What brokers' sessions say is never refused: it is little, and a broker that is not heard is fenced.
+        Events of brokers' sessions are never refused: they are few, and a broker whose heartbeats are lost is fenced.
         """
         if isinstance(event, CallReceived) and self._events.qsize() + len(self._decisions) >= MAX_WAITING_EVENTS:
             raise NotControllerError("the controller is overloaded")
@@ -98,7 +98,7 @@ class ControllerLoop(threading.Thread):
                 self.step(self._next_events())
                 self._look_for_another()
         except BaseException as error:  # noqa: BLE001 (it is handed on, and ends this process)
-            # Typed or not: what was decided and not committed must not be acted on, so nothing more is.
+            # Whatever the error is: no effect of an uncommitted decision may be carried out, so the loop ends.
             if self._stopped.is_set() and isinstance(error, MetadataStoreError):
                 logger.info("a decision was given up: %s", error)
                 return
@@ -108,7 +108,7 @@ class ControllerLoop(threading.Thread):
             self._store.shutdown(wait=False)
 
     def _next_events(self) -> list[Event]:
-        """Those that wait, up to a bound; then a tick, when it is due. Heartbeats that wait count before time does."""
+        """The events that wait, up to a bound, then a tick that is due: heartbeats count before their time-outs do."""
         events = self._decisions.next_events()
         try:
             if not events:
@@ -146,7 +146,7 @@ class ControllerLoop(threading.Thread):
             self._carrier.carry(effect)
 
     def _commit(self, records: Sequence[MetadataRecord], patience_s: float) -> int:
-        """Wait for the file. What comes meanwhile waits for the next one."""
+        """Wait until the file is written. Events that come meanwhile wait for the next file."""
         writing = self._store.submit(self._log.append, records, patience_s=patience_s)
         writing.add_done_callback(lambda _: self._events.put(None))
         began = time.monotonic()

@@ -23,7 +23,7 @@ class ControllerConfig(Struct, frozen=True, kw_only=True):
     `cluster` and `topic` are settings by dotted name. `metadata_dir` is an absolute path or fsspec URL. `host` is bound
     and given to brokers; `port` 0: any free one. `known_cluster_ids`: what the log directories carry.
     `shared_executor`: brokers may share one executor (plain `local[N]`). `run`: a uuid of this run of the cluster, the
-    same when its controller is started again. `take_over`: from another run, even if that is alive.
+    same when its controller is started again. `take_over`: take the directory from another run, even if that is alive.
     """
 
     cluster: dict[str, str]

@@ -2,7 +2,7 @@
 
 Its first line of input is a `ControllerConfig`, answered by `Started`; then each line of input is a `Command`,
 answered by an `Answer` with its id. Lines of its log come between. It ends at the end of its input, when its parent is
-gone, or when it cannot go on. A busy notebook cell in the driver therefore fences nobody.
+gone, or when it cannot go on. Because it is a process of its own, a busy notebook cell in the driver fences no broker.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ SWITCH_INTERVAL_S = 0.0002
 
 PARENT_CHECK_S = 0.5
 COMMAND_TIMEOUT_S = 20.0
-"""Less than the driver waits: what it then hears has a reason."""
+"""Shorter than the driver's own wait: the driver then gets an error that has a reason."""
 END_TIMEOUT_S = 8.0
 STOP_TIMEOUT_S = 3600.0
 """How long a stop is awaited at most; its asker gives up sooner."""
 WAITING_COMMANDS = frozenset({"new_launch", "stop_brokers", "stop_broker"})
-"""Those that wait for a decision, and may wait for a store that fails: each in a thread of its own."""
+"""Commands that wait for a decision, and perhaps for a store that fails. Each runs in a thread of its own."""
 
 
 class DriverPipe:
@@ -113,7 +113,7 @@ class ControllerProcess:
         logging.basicConfig(level=level, handlers=[self._log])
 
     def serve(self, config: ControllerConfig) -> ControllerService:
-        """Claim the metadata directory, take over its log, and serve. Raises what keeps it from that."""
+        """Claim the metadata directory, take over its log, and serve. Raises the error that prevents it."""
         settings = ClusterSettings(cluster=ClusterConfig.parse(config.cluster), topic=TopicConfig.parse(config.topic))
         store = open_store(config.metadata_dir)
         owner = Owner.here(config.run, self._parent)
@@ -161,7 +161,7 @@ class ControllerProcess:
         self._output.write(answer)
 
     def fail(self, error: BaseException) -> NoReturn:
-        """Deposed, no metadata store, or a bug: nothing that this process still says may count."""
+        """End the process: it is deposed, has no metadata store or has a bug. Nothing that it still sends may count."""
         is_bug = not isinstance(error, SparkBrokerError)
         if is_bug:
             logger.critical("the controller ends on a bug: %s", error, exc_info=error)
@@ -174,7 +174,7 @@ class ControllerProcess:
         self.end(1, ControllerFailed(code, message))
 
     def end_with_parent(self) -> None:
-        """The end of the input says that the driver is gone, unless a child of its own inherited the pipe.
+        """End the process when the driver is gone. The input does not end if a child of the driver inherited the pipe.
 
         PR_SET_PDEATHSIG would not do: it fires when the *thread* that started this process ends.
         """
@@ -185,9 +185,9 @@ class ControllerProcess:
         self.end(0)
 
     def end(self, status: int, last: ControllerFailed | None = None) -> NoReturn:
-        """Leave, soon: neither a driver that does not read nor a store that hangs may keep a deposed controller here.
+        """End the process soon, even if the driver does not read or the store hangs: a deposed controller must end.
 
-        Not by an ordinary exit: a Flight server with an idle stream cannot be shut down, and it would wait.
+        An ordinary exit would wait for the Flight server, which cannot be shut down while a stream is idle.
         """
         words = threading.Thread(target=self._last_words, args=(status, last), name="end", daemon=True)
         words.start()
@@ -214,7 +214,7 @@ class ControllerProcess:
 
 
 def _say(text: str) -> None:
-    """On standard error: the driver, to which the log goes, may be gone, and its terminal too."""
+    """Write to standard error: the log goes to the driver, which may be gone. Its terminal may be gone, too."""
     with contextlib.suppress(OSError):
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -80,15 +80,15 @@ SESSION_STREAM = "session"
 MAX_PROBES = 8
 CLOSE_TIMEOUT_S = 5.0
 OUTAGE_PATIENCE_S = 1.0
-"""How long a call waits while the metadata store fails: its sender hears why, and asks again."""
+"""How long a call waits while the metadata store fails. Its sender then gets the reason, and asks again."""
 
 Result = Message | LaunchNumber | StoppedBrokers
 
 
 class ControllerService:
-    """A controller that serves from `start` on. `on_failure` is told once, when it cannot go on: then end the process.
+    """A controller that serves from `start` on. `on_failure` is called once, when it cannot go on, to end the process.
 
-    `log` is replayed and checked (`check_cluster_id`); this controller takes it over under a higher epoch.
+    `log` has been replayed and checked (`check_cluster_id`); this controller takes it over under a higher epoch.
     """
 
     def __init__(
@@ -152,7 +152,10 @@ class ControllerService:
         self._loop.submit(SparkLost(launch))
 
     def stop_brokers(self, launch: int | None, timeout_s: float) -> tuple[int, ...]:
-        """Controlled shutdown of one launch, or of all brokers (None); returns who has left. RequestTimedOutError."""
+        """Controlled shutdown of one launch, or of all brokers (None); returns the ids of brokers that have left.
+
+        Raises RequestTimedOutError.
+        """
         result = self._ask(lambda call_id: StopRequested(call_id, launch), timeout_s, patience_s=timeout_s)
         return result.broker_ids if isinstance(result, StoppedBrokers) else ()
 
@@ -183,7 +186,7 @@ class ControllerService:
     def _ask(
         self, make_event: Callable[[int], Event], timeout_s: float, *, patience_s: float = OUTAGE_PATIENCE_S
     ) -> Result:
-        """Submit the event of a call and wait for its reply: so long while the metadata store fails.
+        """Submit the event of a call and wait for its reply, at most `patience_s` while the metadata store fails.
 
         Raises the reply's error, or RequestTimedOutError.
         """
@@ -230,7 +233,7 @@ class ControllerService:
             session.close()
             self._loop.submit(SessionEnded(session.session_id))
         if connected:
-            # The stream ends with this method. What the broker has not read is lost: why its session was closed.
+            # The stream ends with this method. Before that the broker has to read why its session was closed.
             session.wait_sent(CLOSE_TIMEOUT_S)
             stream.drain()
 
@@ -268,7 +271,7 @@ class ControllerService:
                     log_fields(logger, level, effect.text, effect.fields)
 
     def _send(self, session_id: int, message: Message) -> bool:
-        """False: the session is over."""
+        """Send the message. False: the session is over."""
         session = self._sessions.get(session_id)
         if session is None or session.closed:
             return False

@@ -66,25 +66,25 @@ def cores_of_executor(sc: SparkContext) -> int | None:
 
 
 def live_executors(sc: SparkContext) -> list[Executor]:
-    """The executors that Spark holds for alive, in order of their number."""
+    """The executors that Spark counts as alive, in order of their number."""
     listed = _scala_context(sc).statusStore().executorList(True)
     executors = [listed.apply(i) for i in range(listed.size())]
-    found = [
+    live = [
         Executor(str(e.id()), _host(str(e.hostPort())), int(e.totalCores()))
         for e in executors
         if e.isActive() and e.id() != LOCAL_EXECUTOR_ID
     ]
-    return sorted(found, key=lambda e: (len(e.id), e.id))
+    return sorted(live, key=lambda e: (len(e.id), e.id))
 
 
 def leaving_executors(sc: SparkContext, executors: Iterable[Executor]) -> set[str]:
-    """Ids of those that Spark is decommissioning: they get no more tasks, and end when theirs have."""
+    """Ids of the executors that Spark decommissions: they get no more tasks, and end when their tasks have ended."""
     scheduler = _scala_context(sc).taskScheduler()
     return {executor.id for executor in executors if scheduler.getExecutorDecommissionState(executor.id).isDefined()}
 
 
 def removal_reason(sc: SparkContext, executor_id: str) -> str:
-    """Why Spark holds this executor for lost, in a line; empty where it does not say."""
+    """Why Spark counts this executor as lost, in one line; empty where Spark does not say."""
     try:
         listed = _scala_context(sc).statusStore().executorList(False)
         gone = next((e for e in map(listed.apply, range(listed.size())) if str(e.id()) == executor_id), None)
@@ -98,7 +98,7 @@ def removal_reason(sc: SparkContext, executor_id: str) -> str:
 def with_environment(sc: SparkContext, name: str, value: str) -> SparkContext:
     """The same context, whose Python workers have one more variable in their environment.
 
-    Spark keys `pyspark.daemon` by that environment: tasks with another one have a daemon of their own on each executor.
+    Spark keys `pyspark.daemon` by that environment: on each executor, these tasks have a daemon of their own.
     """
     twin: SparkContext = object.__new__(type(sc))
     twin.__dict__.update(sc.__dict__)

@@ -1,4 +1,4 @@
-"""Where brokers run: what the launcher asks of a host, and what a host tells it. `KeeperHost` is Spark's executors."""
+"""The interface between the launcher and a host, which runs brokers. `KeeperHost` runs them on Spark's executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver's connections to keepers: one thread hears them all."""
+"""The driver's connections to keepers: one thread reads them all."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CLOSE_TIMEOUT_S = 5.0
 
 HELLO_TIMEOUT_S = 10.0
 MAX_STRANGERS = 100
-"""Connections that have not said yet of which job they are."""
+"""At most this many connections that have not named their job yet."""
 
 
 @dataclass(eq=False)
 class KeeperConnection:
-    """A connection from a keeper. `known`: it has said of which job it is; `since_s`: when it was accepted."""
+    """A connection from a keeper. `known`: it has named its job; `since_s`: when it was accepted."""
 
     socket: socket.socket
     since_s: float
@@ -38,7 +38,7 @@ class KeeperConnection:
     lines: Lines = field(default_factory=Lines)
 
     def send(self, *orders: FromDriver) -> bool:
-        """Send orders; whether the keeper takes them. It may hear of its connection's end later. From any thread."""
+        """Send orders, from any thread. True does not prove that the keeper lives: its end may be noticed later."""
         try:
             self.socket.sendall(b"".join(to_line(order) for order in orders))
         except OSError as error:
@@ -47,7 +47,7 @@ class KeeperConnection:
         return True
 
     def end(self) -> None:
-        """End it, from any thread: the keeper notices, and so does the thread that hears it."""
+        """End the connection, from any thread. The keeper notices, and so does the thread that reads it."""
         try:
             self.socket.shutdown(socket.SHUT_RDWR)
         except OSError as error:
@@ -55,13 +55,13 @@ class KeeperConnection:
 
 
 class KeeperListener(Protocol):
-    """Whom the connections tell, from their thread. Calls return quickly."""
+    """Is called by the connections, from their thread. Calls return quickly."""
 
     def welcome(self, connection: KeeperConnection, token: str) -> bool:
-        """A keeper's first words; whether it is one of ours."""
+        """A connection's first message has come. Returns whether it is from a keeper of this cluster."""
 
     def heard(self, connection: KeeperConnection, message: FromKeeper) -> None:
-        """What a welcome keeper says later."""
+        """A later message of a welcome keeper has come."""
 
     def gone(self, connection: KeeperConnection) -> None:
         """A welcome keeper's connection ended."""
@@ -89,7 +89,7 @@ class KeeperConnections(threading.Thread):
         return int(self._server.getsockname()[1])
 
     def close(self) -> None:
-        """End every connection, and hear no more."""
+        """End every connection, and accept no more."""
         self._closed.set()
         self._waker.close()
         if self.is_alive():

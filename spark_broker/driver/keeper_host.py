@@ -1,10 +1,10 @@
-"""Runs brokers on executors: a keeper's task on each that has one, and the orders that keepers carry out.
+"""Runs brokers on executors. On each executor with a broker runs a keeper's task, which carries out this host's orders.
 
-The launcher asks for a launch on an executor and waits for its end. Between the two stands a keeper
-(`driver.keeper_task`): a Spark job of one task, pinned to the executor, submitted again whenever it is lost while the
-executor lives. `local[N]` has one executor, whose keeper keeps all brokers; elsewhere each keeps one.
+The launcher asks for a launch on an executor and waits for its end. A keeper (`driver.keeper_task`) starts and watches
+the broker there. It is a Spark job of one task, pinned to the executor, which is submitted again whenever it is lost
+while the executor lives. `local[N]` has one executor, whose keeper keeps all brokers; elsewhere each keeper keeps one.
 
-Not one job with N tasks: a single lost executor uses up that job's retries and takes every keeper down.
+It is not one job with N tasks: a single lost executor would use up that job's retries and take every keeper down.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ from spark_broker.errors import SparkBrokerError
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.5
-"""The controller notices a broken session sooner; this finds executors that came, went, or are about to go."""
+"""How often executors that came, went, or are about to go are looked for. The controller notices a broken session
+sooner."""
 
 BACKOFF_FIRST_S = 0.05
 BACKOFF_MAX_S = 2.0
@@ -69,12 +70,12 @@ CLOSE_TIMEOUT_S = 5.0
 SUMMARY_CHARACTERS = 160
 
 JOB_FAILURES = (Py4JError, OSError, AssertionError, AttributeError)
-"""What a job raises when it fails; the last two once its context is stopped: the JVM behind it is None then."""
+"""What a job raises when it fails. The last two come from a stopped context, whose JVM is None."""
 
 
 @dataclass
 class _Launch:
-    """A launch that is to be kept. `ordered`: some keeper, perhaps a lost one, was told to start it."""
+    """A launch that is to be kept. `ordered`: some keeper, perhaps a lost one, was ordered to start it."""
 
     spec: BrokerSpec
     ordered: bool = False
@@ -108,7 +109,7 @@ class _Post:
         return not self.launches and time.monotonic() - self.idle_since_s >= IDLE_S
 
     def lose_keeper(self, why: str) -> None:
-        """The keeper is lost, or was already, and this is why."""
+        """Note why the keeper is lost, and end its connection if there still is one."""
         self.why_lost = why
         if self.connection is not None:
             self.connection.end()
@@ -130,12 +131,12 @@ class KeeperHost:
         self._entry = entry
         self._profile = _broker_profile() if resource else None
         self._name = secrets.token_hex(8)
-        # Spark keys its Python daemons by their environment: this one serves no users' tasks and no other cluster.
+        # Spark keys its Python daemons by their environment: the keepers' serves no users' tasks and no other cluster.
         self._keepers_sc = with_environment(sc, KEEPER_VARIABLE, self._name)
         self._changed = threading.Condition()
         self._executors: list[Executor] = []
         self._posts: dict[str, _Post] = {}  # by executor id
-        self._leaving: set[int] = set()  # launches whose executor Spark takes away, of which the listener was told
+        self._leaving: set[int] = set()  # launches whose executor Spark takes away; the listener was notified
         self._listener: HostListener | None = None
         self.trouble = ""
         self._closing = False
@@ -164,7 +165,7 @@ class KeeperHost:
                 return BrokerOutcome(reason=LOST, error_message="its executor is gone, or the cluster is being stopped")
             post.launches[spec.launch] = launch
             self._order(post, launch)
-            # No deadline: a broker runs as long as the cluster does. Its end wakes this, or its executor's.
+            # No deadline: a broker runs as long as the cluster does. Its end, or its executor's, wakes this thread.
             self._changed.wait_for(lambda: launch.outcome is not None)
             del post.launches[spec.launch]
             self._leaving.discard(spec.launch)
@@ -195,7 +196,7 @@ class KeeperHost:
             self._watch.join(CLOSE_TIMEOUT_S)
 
     def _give_up(self, post: _Post) -> None:
-        """No keeper was there to end these launches. On this machine that needs none."""
+        """Give up the launches that no keeper has ended. If their executor is on this machine, end them from here."""
         for number, launch in post.running.items():
             if launch.ordered and not (is_loopback(self._sc.master) and _ended_here(launch.spec)):
                 place = f"launch {number} on executor {post.executor.id}"
@@ -221,7 +222,10 @@ class KeeperHost:
                 self._changed.wait_for(lambda: post.over or self._closing, backoff_s)
 
     def _note_loss(self, post: _Post, why: str) -> None:
-        """A keeper that never came is worth a warning: nothing starts there. What follows another is told by `Kept`."""
+        """Log why a keeper was lost: as a warning if none ever came, because then nothing starts on this executor.
+
+        Otherwise the next keeper's `Kept` is logged as a warning.
+        """
         came = post.connection is not None or post.lost_at_s is not None
         if post.running and not self._closing:
             self.trouble = f"the keeper on executor {post.executor.id} was lost: {why}"
@@ -229,7 +233,7 @@ class KeeperHost:
         post.lose_keeper(why)
 
     def _is_closed(self, post: _Post) -> bool:
-        """Whether nobody needs this post any more; then it is gone. A launch that is to be ended needs a keeper."""
+        """Remove a post that is no longer needed; returns whether it is gone. A launch that must be ended needs it."""
         with self._changed:
             if post.running or not (post.over or self._closing or post.is_idle):
                 return False
@@ -245,7 +249,7 @@ class KeeperHost:
         order = KeeperOrder(self._address, self._connections.port, post.token, executor.id, self._entry)
         what = "brokers" if self.shared_executor else "a broker"
         try:
-            # Cancelled without an interrupt: one that meets the start of a Python worker ends the daemon it is of.
+            # Cancelled without an interrupt: one that comes while a Python worker starts would end the worker's daemon.
             self._sc.setJobGroup(self._group(executor.id), f"keeps {what} on executor {executor.id}", False)
             rdd = pinned_rdd(self._keepers_sc, executor, msgspec.json.encode(order)).mapPartitions(keeper_task())
             if self._profile is not None:
@@ -280,7 +284,7 @@ class KeeperHost:
         with self._changed:
             post = self._post_of(connection)
             if post is None:
-                return  # of a keeper in whose place another one is
+                return  # from a keeper that another one has replaced
             match message:
                 case Kept():
                     _log_kept(post, message)
@@ -300,7 +304,10 @@ class KeeperHost:
         return next((post for post in self._posts.values() if post.connection is connection), None)
 
     def _order(self, post: _Post, launch: _Launch) -> None:
-        """Start it; adopt it where somebody was told to start it before: a process that is gone is not begun again."""
+        """Order the keeper to start the launch, or only to adopt it if any keeper was ordered to start it before.
+
+        A launch whose process is gone is not started again.
+        """
         if post.connection is not None:
             start, launch.ordered = not launch.ordered, True
             self._send(post, Keep(launch.spec, start))
@@ -328,7 +335,7 @@ class KeeperHost:
             self._listener.session_ended()
 
     def _update(self, executors: list[Executor], leaving: set[str]) -> None:
-        """Tell the listener what is new: executors, those that are gone, those that Spark is about to take away."""
+        """Notify the listener of executors that are new or gone, and of those that Spark is about to take away."""
         if self._listener is None:
             return
         alive = {executor.id for executor in executors}
@@ -377,7 +384,7 @@ def _log_kept(post: _Post, kept: Kept) -> None:
 
 
 def _ended_here(spec: BrokerSpec) -> bool:
-    """End the launch's process on this machine; whether it is gone."""
+    """End the launch's process on this machine; returns whether it is gone."""
     try:
         broker = hosting.adopt(spec.cluster_id, spec.launch)
         if broker is None:
@@ -396,7 +403,7 @@ def _broker_profile() -> ResourceProfile:
 
 
 def _summary(error: BaseException) -> str:
-    """One line of what Spark says, and no long one; a Java exception's text is a page."""
+    """One short line of Spark's error. The text of a Java exception is a page long."""
     if isinstance(error, Py4JJavaError):
         text = str(error.java_exception.getMessage() or error.java_exception)
     else:

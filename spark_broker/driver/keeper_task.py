@@ -27,7 +27,7 @@ from spark_broker.errors import KafkaStorageError, SparkBrokerError
 logger = logging.getLogger(__name__)
 
 RUN_BROKER = "spark_broker.broker.process:run_broker"
-"""The broker's entry: `run_broker(spec, leave) -> reason`, returns when the broker has stopped."""
+"""The broker's entry: `run_broker(spec, leave) -> reason`. It returns when the broker has stopped."""
 
 CONNECT_TIMEOUT_S = 10.0
 SEND_TIMEOUT_S = 10.0
@@ -40,7 +40,7 @@ LEFT = b"left"
 
 
 class KeeperOrder(msgspec.Struct, frozen=True):
-    """The one row of a keeper's job. `token` tells the driver which job a connection is of."""
+    """The one row of a keeper's job. `token` tells the driver to which job a connection belongs."""
 
     host: str
     port: int
@@ -50,14 +50,14 @@ class KeeperOrder(msgspec.Struct, frozen=True):
 
 
 class KeeperHello(msgspec.Struct, frozen=True, tag=True):
-    """Keeper to driver, first of all."""
+    """Keeper to driver: the first message."""
 
     token: str
     jvm_pid: int
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
-    """Driver to keeper: keep this launch. `start`: start its process where there is none; else it has ended."""
+    """Driver to keeper: keep this launch. `start`: start a process if it has none; otherwise it has ended then."""
 
     spec: BrokerSpec
     start: bool
@@ -85,7 +85,7 @@ class BrokerEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 class Leave(msgspec.Struct, frozen=True, tag=True):
-    """Driver to keeper: end the task. Brokers that still run go on. `last`: no keeper of this cluster comes again."""
+    """Driver to keeper: end the task. Brokers that still run go on. `last`: no other keeper of this cluster follows."""
 
     last: bool
 
@@ -109,7 +109,7 @@ def run_keeper(rows: Iterable[bytes]) -> Iterator[bytes]:
     order = msgspec.json.decode(bytes(next(iter(rows))), type=KeeperOrder)
     executor = executor_identity()
     if executor.verified and executor.executor_id != order.executor_id:
-        # A preferred location is a wish: when no core is free there within spark.locality.wait, Spark goes elsewhere.
+        # Spark may ignore a preferred location: it does so when no core is free there within spark.locality.wait.
         yield MISPLACED
         return
     driver = socket.create_connection((order.host, order.port), CONNECT_TIMEOUT_S)
@@ -127,7 +127,8 @@ def run_keeper(rows: Iterable[bytes]) -> Iterator[bytes]:
 def _end_daemon(driver: socket.socket, daemon_pid: int) -> None:
     """End the keepers' `pyspark.daemon`, which serves this cluster alone, once the driver has this task's result.
 
-    That is when the driver closes the connection. Never for a task that was cancelled: another may be starting.
+    The driver closes the connection when it has the result. A cancelled task does not end the daemon, because another
+    task may be starting.
     """
     with driver:
         driver.settimeout(None)
@@ -155,7 +156,7 @@ class Keeper:
         self._is_last = False
 
     def run(self) -> bool:
-        """Until the driver lets go; whether it said that no other keeper comes. The brokers that run go on."""
+        """Run until the driver says `Leave` or is gone; returns whether no other keeper follows. The brokers go on."""
         self._driver.settimeout(SEND_TIMEOUT_S)
         self._selector.register(self._driver, selectors.EVENT_READ, None)
         try:

@@ -28,7 +28,7 @@ LASTED_S = 10.0
 """A launch that ran this long was not a failed start: the next one follows without a pause."""
 
 MAX_OVER = 100
-"""How many of the last launches that are over a new one is told of."""
+"""A new launch is given the numbers of at most this many earlier launches that are over."""
 
 EXECUTOR_WAIT_S = 5.0
 """How long one wait for a free executor lasts before the slot looks again whether it is still wanted."""
@@ -62,7 +62,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class LaunchFailure:
-    """How a launch ended that was meant to go on."""
+    """The end of a launch that was meant to go on."""
 
     launch: int
     executor_id: str
@@ -95,7 +95,7 @@ class BrokerLauncher:
         self._running: dict[int, Placement] = {}  # by slot
         self._moving: set[int] = set()  # running launches that leave an executor which Spark takes away
         self._failures: collections.deque[LaunchFailure] = collections.deque(maxlen=20)
-        # Launches that are over whose process may still be there, with its log directory: any slot may meet it.
+        # Launches that are over, but whose process may still run and hold its log directory, which any slot may need.
         self._over: collections.deque[int] = collections.deque(maxlen=MAX_OVER)
         host.open(self)
 
@@ -168,7 +168,7 @@ class BrokerLauncher:
         return self._host.trouble
 
     def fatal(self) -> SparkBrokerError | None:
-        """The last failure's error, where it is one that no repetition helps, such as another cluster's directory."""
+        """The last failure's error if no repetition can help, as with another cluster's directory; else None."""
         failures = self.failures()
         return _fatal_error(failures[-1].outcome) if failures else None
 
@@ -256,7 +256,7 @@ class BrokerLauncher:
         try:
             self._controller.stop_broker(launch)
         except SparkBrokerError as error:
-            # The broker goes with its executor then, and hands over in the moment that it has.
+            # The broker then ends with its executor, and hands over in the short time that it has.
             logger.warning("launch %d was not stopped in order: %s", launch, error)
 
     def _report_loss(self, launch: int) -> None:
@@ -284,7 +284,7 @@ class BrokerLauncher:
         return [executor for executor in executors if executor.id not in taken]
 
     def _most_distant(self, free: list[Executor]) -> Executor:
-        """On the host with the fewest brokers: replicas can then lie on different hosts."""
+        """A free executor on the host with the fewest brokers: replicas can then lie on different hosts."""
         brokers = collections.Counter(executor.host for executor in self._taken.values())
         return min(free, key=lambda executor: brokers[executor.host])
 
@@ -303,7 +303,7 @@ class BrokerLauncher:
 
 
 def _fatal_error(outcome: BrokerOutcome) -> SparkBrokerError | None:
-    """The broker's error where the same launch would fail again: a directory of another cluster, not a lock."""
+    """The broker's error if a new launch would fail as well (another cluster's directory); None otherwise (a lock)."""
     if outcome.reason != FAILED:
         return None
     error = error_from_code(outcome.error_code, outcome.error_message)

@@ -1,12 +1,12 @@
 """The claim on a metadata directory: which cluster uses it, and whether that one is still alive.
 
 Two controllers on one directory depose each other, and the second would take the first one's brokers. The metadata log
-keeps that safe; the claim keeps it from happening by mistake. It is one small file that the running controller writes
-again and again.
+makes that safe; the claim prevents it from happening by mistake. It is one small file that the running controller
+writes again and again.
 
 Whether its owner lives is never judged by a pid alone. On the same machine the process must have the pid, the start
-time and the pid namespace. From elsewhere only the beats count: a claim that does not change for a while is over. No
-clocks are compared.
+time and the pid namespace. From another machine only the beats count: a claim that does not change for a while is over.
+No clocks are compared.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Owner(msgspec.Struct, frozen=True):
 
     @classmethod
     def here(cls, run: str, pid: int) -> Owner:
-        """A driver of this machine, of which this process is."""
+        """The owner of a run whose driver is the process `pid` of this machine."""
         return cls(
             run=run,
             host=platform.node(),
@@ -108,7 +108,7 @@ def end_claim_of(url: str, run: str) -> None:
 
 
 def read_claim(store: ClaimStore) -> Claim | None:
-    """The claim, if there is one that can be read: what is no claim keeps nobody out."""
+    """The claim; None where there is none. A file that is no claim counts as none, and keeps no cluster out."""
     data = store.read(CLAIM)
     try:
         return None if data is None else msgspec.json.decode(data, type=Claim)
@@ -135,7 +135,7 @@ class ClaimKeeper(threading.Thread):
         self.start()
 
     def holder(self) -> str:
-        """Who has the directory now, for people."""
+        """Which owner has the directory now, as text for people."""
         try:
             claim = read_claim(self._store)
         except OSError as error:
@@ -162,7 +162,7 @@ class ClaimKeeper(threading.Thread):
                 failed = False
 
     def _beat(self) -> None:
-        """Not over another one's claim: a controller that was deposed must not look alive."""
+        """Renew the claim, but not over another owner's: a controller that was deposed must not look alive."""
         claim = read_claim(self._store)
         if self._over or (claim is not None and claim.owner.run != self._claim.owner.run):
             self._changed.set()

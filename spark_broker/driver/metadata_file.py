@@ -21,8 +21,8 @@ _CRC = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class MetadataFile:
-    """One file. Of a log file, `offset` is that of its first record; of a snapshot, the offset of the next record after
-    it, and `number` is that of the last log file that it covers. `writer`: UUID of the controller, 32 hex digits."""
+    """One file. `offset` is that of a log file's first record, or of the next record after a snapshot. A snapshot's
+    `number` is that of the last log file that it covers. `writer`: UUID of the controller, 32 hex digits."""
 
     number: int
     controller_epoch: int

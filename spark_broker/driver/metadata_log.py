@@ -1,7 +1,7 @@
 """The metadata log: numbered immutable files, each created exclusively, and snapshots.
 
-Two controllers cannot both go on: the number that one has created is taken for the other, which then is deposed. Until
-a writer knows what became of its file it acts on nothing. A store that fails is tried again until it works.
+Two controllers cannot both go on: when both create the same number, one finds it taken and is deposed. A writer acts on
+nothing until it knows whether its file was created. A store that fails is tried again until it works.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ logger = logging.getLogger(__name__)
 RETRY_FIRST_S = 0.1
 RETRY_MAX_S = 1.0
 START_PATIENCE_S = 15.0
-"""How long a start tries to write: somebody waits for it, who can be told."""
+"""How long a start tries to write. It then raises, because a user waits for it and sees the error."""
 
 
 class MetadataLog:
     """The log and the image that it builds. One thread appends.
 
-    `image` is the image of everything that is committed. `health` is how its store does.
+    `image` is the image of everything that is committed. `health` is the state of its store.
     A log that was deposed, or gave up, refuses everything from then on.
     """
 
@@ -61,7 +61,7 @@ class MetadataLog:
         self.writer = writer if writer is not None else uuid.uuid4().hex
         self.image: MetadataImage = EMPTY_IMAGE
         self.number = -1  # of the last file
-        self._last = b""  # that file
+        self._last = b""  # the bytes of that file
         self._guarded_replay()
 
     @classmethod
@@ -96,7 +96,7 @@ class MetadataLog:
             self._replay_file(number)
 
     def _newest_snapshot(self, numbers: Sequence[int]) -> MetadataFile | None:
-        """The newest snapshot that is whole: the log files from the oldest kept snapshot on are there, too."""
+        """The newest undamaged snapshot. Any kept one will do: the log files since the oldest of them are there."""
         damage: MetadataStoreError | None = None
         for number in sorted(numbers, reverse=True):
             try:
@@ -129,7 +129,7 @@ class MetadataLog:
     def check_cluster_id(self, found: Collection[str]) -> None:
         """`found`: the cluster ids that log directories carry. Raises InconsistentClusterIdError, MetadataStoreError.
 
-        A new cluster over old data would hand out its topics' names again while the data lies there unreachable.
+        A new cluster over old data would give the old topics' names to new topics, and nobody could reach the old data.
         """
         ids = {cluster_id for cluster_id in found if cluster_id}
         if not ids:
@@ -173,7 +173,7 @@ class MetadataLog:
         self._given_up.set()
 
     def _commit(self, name: str, data: bytes, patience_s: float) -> None:
-        """Create the file, or find out who did. Then check that its predecessor is the one that we know."""
+        """Create the file, or find out which controller did. Then check that the file before it is the one we know."""
         give_up_at_s, pause_s = time.monotonic() + patience_s, RETRY_FIRST_S
         while True:
             try:
@@ -187,7 +187,7 @@ class MetadataLog:
             else:
                 self.health.works()
                 return
-            # The name may be ours already: the next create answers "exists", and the file is then read.
+            # The create may have succeeded all the same: the next one answers "exists", and the file is then read.
             self._wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
@@ -202,8 +202,11 @@ class MetadataLog:
             )
 
     def _check_last(self) -> None:
-        """A writer that slept through a whole snapshot finds its number free, because it was cleaned up long ago; and
-        in the place of the file before it perhaps what another such writer has left."""
+        """Check that the last file is still the one that this log knows.
+
+        A writer that slept through a whole snapshot finds its next number free: another controller has used it and
+        deleted the file. The file before it is then gone, or is one that another such writer has left.
+        """
         if self.empty:
             return
         name = file_name(self.number)
@@ -215,17 +218,17 @@ class MetadataLog:
         raise FileNotFoundError(f"{name} is gone, and nothing newer is there: is this another directory?")
 
     def _has_newer(self) -> bool:
-        """Whether there is what only another controller can have written: a snapshot, or a file after our next."""
+        """Whether there is a file that only another controller can have written: a snapshot, or one after our next."""
         return any(
             (file_number(name) or 0) > self.number + 1 or (file_number(name, snapshot=True) or 0) > self.number
             for name in self._store.names()
         )
 
     def check_current(self) -> None:
-        """Look whether another controller has taken over: one that writes nothing would never learn it.
+        """Check whether another controller has taken over. One that writes nothing would not notice it otherwise.
 
-        Raises StaleControllerEpochError, after which the log takes nothing more. A store that does not answer says
-        nothing: the next look may.
+        Raises StaleControllerEpochError, after which the log takes nothing more. Where the store does not answer, the
+        next check decides.
         """
         if self._failure is not None:
             raise self._failure
@@ -242,7 +245,7 @@ class MetadataLog:
             self.health.works()
 
     def _snapshot(self) -> None:
-        """Write a snapshot and delete what lies behind it. Neither changes what the log says: a failure is no loss."""
+        """Write a snapshot and delete files that are no longer needed. A failure is harmless: the log stays whole."""
         image = self.image
         snapshot = MetadataFile(
             self.number, image.controller_epoch, image.next_offset, self.writer, tuple(to_records(image)), snapshot=True

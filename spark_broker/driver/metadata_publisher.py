@@ -1,6 +1,6 @@
-"""Which brokers hear of committed metadata, and what: a snapshot first, then every record once, in order.
+"""Publishes committed metadata: each subscribed session gets a snapshot first, then every record once, in order.
 
-It knows no thread and no stream: the controller's process and the simulated one send what it says.
+It has no thread and no stream: the controller's process, or the simulated one, sends the messages.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ class MetadataPublisher:
     """The subscribed sessions, in the order of their subscription. One thread uses it."""
 
     def __init__(self, committed: Callable[[], MetadataImage], send: Callable[[int, Message], bool]) -> None:
-        """`committed`: the image of all committed records. `send`: to a session; False where that is over."""
+        """`committed`: the image of all committed records. `send`: sends to a session; False: the session is over."""
         self._committed = committed
         self._send = send
         self._subscribed: dict[int, None] = {}
 
     def subscribe(self, session_id: int) -> None:
-        """The session hears the whole image now, and every commit from here on."""
+        """Send the session the whole image now, and every commit from here on."""
         if self._send(session_id, snapshot_update(self._committed())):
             self._subscribed[session_id] = None
 

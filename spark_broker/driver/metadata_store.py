@@ -1,7 +1,7 @@
-"""Where the metadata log's files lie: stores that create a name at most once, whoever asks and however many at a time.
+"""The stores of the metadata log's files. A store creates a name at most once, even if several writers try at a time.
 
-Exclusive create is one adapter per kind of store. fsspec's own `mode="create"` on local files checks and then writes:
-of two writers, both can win.
+Each kind of store has an adapter, which makes create exclusive. fsspec's own `mode="create"` on local files checks and
+then writes: two writers can both succeed.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class LocalStore:
         return self._path
 
     def _remove_left_overs(self) -> None:
-        """Of writers that crashed long ago; younger files may be those of one that is at work."""
+        """Remove the files of writers that crashed long ago. A younger file may belong to a writer that is at work."""
         for entry in os.scandir(self._path):
             if entry.name.startswith((TEMPORARY_PREFIX, PROBE_PREFIX)):
                 with contextlib.suppress(FileNotFoundError):
@@ -117,10 +117,10 @@ class LocalStore:
                 os.link(temporary, os.path.join(self._path, name))
                 created = True
             except FileExistsError:
-                created = False  # perhaps by an earlier try of ours, whose name was not synced
+                created = False  # it exists, perhaps by an earlier try of ours whose name was not synced
             self._sync_directory()
         finally:
-            with contextlib.suppress(OSError):  # of a store that fails: the next controller removes what is left over
+            with contextlib.suppress(OSError):  # if the store fails, a later controller removes the file
                 os.unlink(temporary)
         return created
 
@@ -148,7 +148,7 @@ class LocalStore:
             with open(os.path.join(self._path, name), "rb") as file:
                 return file.read()
         except FileNotFoundError:
-            os.stat(self._path)  # a directory that is gone says nothing of what is in it
+            os.stat(self._path)  # raises where the directory is gone: the file may exist all the same
             return None
 
     def names(self) -> list[str]:

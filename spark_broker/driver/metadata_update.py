@@ -1,4 +1,4 @@
-"""What a controller sends its brokers of the metadata; `broker.membership.read_update` reads it."""
+"""The metadata updates that a controller sends to its brokers; `broker.membership.read_update` reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the session's executors have room for the brokers and for queries: said early, with numbers."""
+"""Checks early whether the session's executors have room for the brokers and for queries. The errors give numbers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_broker.driver.executors import Executor, cores_of_executor, expected_
 from spark_broker.errors import ClusterStartError, UnsupportedSparkError
 
 SETTLE_S = 15.0
-"""Executors of one application come within seconds of each other: a number that stays this long is the number."""
+"""Executors of one application come within seconds of each other: a count that stays this long is the final one."""
 
 RESOURCE = "spark.executor.resource.broker.amount"
 
@@ -32,7 +32,7 @@ class ExecutorCount(Protocol):
 def check_settings_for_room(sc: SparkContext, brokers: int) -> None:
     """Raise ClusterStartError where the settings already say that there are too few executors for the brokers.
 
-    UnsupportedSparkError where they leave no slot for queries: those would wait for ever.
+    Raises UnsupportedSparkError where the settings leave no slot for queries, which would then wait for ever.
     """
     if brokers < 1:
         raise ClusterStartError(f"{brokers} brokers: at least one is needed")

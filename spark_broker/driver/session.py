@@ -1,4 +1,4 @@
-"""The Spark session that brokers run in: what it needs, set where the user did not, refused where it cannot work."""
+"""The Spark session that brokers run in: sets what the user has not set, and refuses settings that cannot work."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _DEFAULTS = {
     "spark.dynamicAllocation.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""Spark's own, of settings that we set."""
+"""Spark's own defaults of the settings that we set."""
 
 _SET_LATER = ("spark.sql.", "spark.databricks.", "spark.log.level")
-"""What `getOrCreate` does set on a session that exists, and what only says how it is to begin."""
+"""Settings that `getOrCreate` does set on an existing session, or that matter only when a session begins."""
 
 
 def _is_true(value: str) -> bool:
@@ -69,11 +69,11 @@ _RULES = (
 
 
 def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Set on a session's builder what brokers need and nobody should have to type.
+    """Set on a session's builder the settings that brokers need.
 
-    What the user set, on the builder or with `spark-submit --conf`, stays. Raises UnsupportedSparkError where that
+    A setting of the user, on the builder or with `spark-submit --conf`, stays. Raises UnsupportedSparkError where it
     cannot work, and MissingDependencyError where Java is missing. A session that exists already keeps its settings:
-    what is not in force there is logged.
+    those that are not in force there are logged.
     """
     explicit = {**submitted_settings(), **{k: str(v) for k, v in builder._options.items()}}
     check_settings(explicit.get)
@@ -84,7 +84,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
     elif "spark.remote" not in explicit:
         check_java()
     if is_loopback(master):
-        # Read by the JVM when it starts. Under spark-submit it runs already, and the caller's environment counts.
+        # The JVM reads this when it starts. Under spark-submit it runs already, and the caller's environment counts.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         # PySpark's driver takes the workers' interpreter from here and not from spark.pyspark.python.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -95,7 +95,7 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 
 def check_java() -> None:
-    """Raise MissingDependencyError where Spark would not find the Java that it starts. It looks in these two places."""
+    """Raise MissingDependencyError where Spark would find no Java, neither in JAVA_HOME nor on the PATH."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return  # under spark-submit Java runs already
     home = os.environ.get("JAVA_HOME")
@@ -111,7 +111,7 @@ def existing_context() -> SparkContext | None:
 
 
 def _warn_of_what_is_not_in_force(sc: SparkContext, explicit: Mapping[str, str]) -> None:
-    """A builder cannot change the settings of a context that exists, and says nothing of it."""
+    """Log the settings that are not in force: a builder cannot change those of an existing context, and is silent."""
     conf = sc.getConf()
     wanted = {**_settings(sc.master or ""), **explicit}
     ignored = {name: value for name, value in wanted.items() if conf.get(name, _DEFAULTS.get(name)) != value}
@@ -133,7 +133,7 @@ def check_settings(get: Callable[[str, str], str]) -> None:
 
 
 def check_session(spark: object) -> None:
-    """Raise UnsupportedSparkError where this session cannot host brokers; warn of what will be felt."""
+    """Raise UnsupportedSparkError where this session cannot host brokers; warn of a setting that will do harm later."""
     from pyspark.sql import SparkSession
 
     if not isinstance(spark, SparkSession):
@@ -157,7 +157,7 @@ def _settings(master: str) -> dict[str, str]:
         "spark.dynamicAllocation.enabled": "false",
         # A standalone master removes an application after ten lost executors; a cluster that heals loses more in time.
         "spark.deploy.maxExecutorRetries": "-1",
-        "spark.ui.showConsoleProgress": "false",  # the brokers' jobs never end: the bar would be all there is to see
+        "spark.ui.showConsoleProgress": "false",  # the brokers' jobs never end, and neither would the bar
         "spark.log.level": "WARN",
         "spark.pyspark.python": os.environ.get("PYSPARK_PYTHON", sys.executable),
         "spark.databricks.delta.snapshotPartitions": "2",
@@ -180,7 +180,7 @@ def _package_path() -> dict[str, str]:
 
 
 def submitted_settings() -> dict[str, str]:
-    """What spark-submit was given; where Python starts the JVM itself, what PYSPARK_SUBMIT_ARGS says."""
+    """The settings that spark-submit was given; those of PYSPARK_SUBMIT_ARGS where Python starts the JVM itself."""
     if _submitted_jvm() is None:
         return _given_settings(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     from pyspark import SparkConf
@@ -198,14 +198,14 @@ def _given_settings(arguments: str) -> dict[str, str]:
 
 
 def quiet_spark() -> None:
-    """Under spark-submit: warnings only, from before the session on. Elsewhere Spark logs as its shell does.
+    """Under spark-submit, let Spark log only warnings, even before the session. Elsewhere it logs as its shell does.
 
-    Of single tasks, errors only: for a task whose worker died Spark prints a page, and the launcher says it in a line.
+    Single tasks log only errors: for a dead worker, Spark's warning is a page of text and the launcher's is one line.
     """
     jvm = _submitted_jvm()
     if jvm is None:
         return
-    # spark-submit leaves its logging to be set up again by whoever logs first, which would undo what is set here.
+    # Under spark-submit the first class that logs sets the logging up again, which would undo what is set here.
     jvm.org.apache.spark.SparkConf().log()
     log4j, levels = jvm.org.apache.logging.log4j.core.config.Configurator, jvm.org.apache.logging.log4j.Level
     log4j.setRootLevel(levels.WARN)
@@ -245,7 +245,7 @@ def forward_jvm_signals(on_signal: Callable[[], None]) -> None:
 
 
 def _submitted_jvm() -> Any:
-    """The JVM that spark-submit started; None where Python starts it, or has."""
+    """The JVM that spark-submit started; None where Python starts the JVM, or has started it."""
     if "PYSPARK_GATEWAY_PORT" not in os.environ:
         return None
     from pyspark import SparkContext

@@ -1,4 +1,4 @@
-"""How the metadata store does: told when it begins to fail, once a minute while it fails, and when it works again."""
+"""Whether the metadata store works: logs when it begins to fail, then once a minute, and when it works again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FAILS = (
 
 
 class StoreHealth:
-    """For several threads. `store`: its address, for messages."""
+    """The health of one store. Safe for use by many threads. `store`: its address, for messages."""
 
     def __init__(self, store: str) -> None:
         self._store = store
@@ -33,7 +33,7 @@ class StoreHealth:
         return self._trouble
 
     def hangs(self, since_s: float) -> None:
-        """The store has not answered since this time (of the monotonic clock). Where it fails, that says more."""
+        """The store has not answered since this time (of the monotonic clock). Does not replace a failure's reason."""
         with self._lock:
             known = bool(self._trouble) and not self._hangs
         if not known:

@@ -1,4 +1,4 @@
-"""The schema of a new topic: what the controller's pure decisions take as given."""
+"""The schema of a new topic, checked here: the controller's pure decisions take it as given."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def stored_schema(schema: bytes, config: Mapping[str, str]) -> bytes:
 
 
 def check_columns(schema: pa.Schema, config: Mapping[str, str]) -> None:
-    """Whether `key.columns` and `timestamp.column` name columns that can be used so. Raises InvalidConfigError."""
+    """Check that `key.columns` and `timestamp.column` name columns of a suitable type. Raises InvalidConfigError."""
     settings = TopicConfig.parse({k: v for k, v in config.items() if k in ("key.columns", "timestamp.column")})
     for name in settings.key_columns:
         _check_exists(schema, "key.columns", name)

@@ -39,7 +39,7 @@ class ClusterStatus:
 
     @property
     def live_brokers(self) -> tuple[BrokerView, ...]:
-        """Those that are not fenced."""
+        """The brokers that are not fenced."""
         return tuple(status for status in self.brokers if not status.broker.fenced)
 
 

@@ -132,7 +132,7 @@ def _numbers(numbers: npt.NDArray[Any], kind: pa.DataType, valid: pa.Buffer | No
 def _lists(values: Sequence[object], kind: pa.DataType, valid: pa.Buffer | None) -> pa.Array:
     lists = cast("list[Sequence[object]]", [() if value is None else value for value in values])
     offsets = pa.py_buffer(_offsets(map(len, lists), len(lists)))
-    elements = array_of([element for one in lists for element in one], kind.value_type)
+    elements = array_of([element for values in lists for element in values], kind.value_type)
     return pa.Array.from_buffers(kind, len(lists), [valid, offsets], children=[elements])
 
 

@@ -188,6 +188,24 @@ def decode_frames(data: Buffer, *, verify: bool = True) -> list[Frame]:
     return frames
 
 
+def verified_frames(headers: Iterable[BatchHeader], messages: Buffer) -> list[Frame]:
+    """The frames of messages that lie one after the other, as views. Raises CorruptMessageError on a wrong CRC."""
+    view, buffer = memoryview(messages), pa.py_buffer(messages)
+    frames = []
+    at = 0
+    for header in headers:
+        if crc32c(buffer.slice(at, header.length)) != header.message_crc:
+            raise CorruptMessageError(f"the batch at offset {header.base_offset} fails its CRC")
+        frames.append(Frame(header, view[at : at + header.length]))
+        at += header.length
+    return frames
+
+
+def decode_headers(data: Buffer) -> list[BatchHeader]:
+    """Headers without messages, one after the other. Raises CorruptMessageError."""
+    return [unpack_header(data, at) for at in range(0, len(data), HEADER_BYTES)]
+
+
 def _checked(header: BatchHeader) -> BatchHeader:
     if header.length < 0 or header.row_count < 0 or header.last_offset_delta < 0:
         span = header.last_offset_delta

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_broker.client.fetch_machine import Fetch, FetchedPart, FetchMachine, FetchTarget
+from spark_broker.client.local_files import LocalFiles
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import InvalidRequestError
@@ -19,6 +20,7 @@ class RangeSession:
         self._target = target
         self._fetches = fetches
         self._settings = settings
+        self._files = LocalFiles()
         self._connection = Connection(address.host, address.port)
         self._stream = self._connection.open_stream("fetch")
         self._fetch: Fetch | None = None
@@ -32,14 +34,18 @@ class RangeSession:
         """The answer to the request under way: no frames, when there was nothing new to read within
         fetch.max.wait.ms, or nothing but markers and aborted batches, which `next_offset` is past.
 
-        Raises what refuses the request, NetworkError or RequestTimedOutError.
+        Raises what refuses the request, NetworkError or RequestTimedOutError; UnusableExtentError when the batches
+        are not in the leader's files as the answer says.
         """
         response, payload = self._stream.receive(timeout_ms=timeout_ms + self._settings.fetch_max_wait_ms)
         parts = self._fetches.parts(self._fetch, response, payload) if self._fetch is not None else []
         if not parts:
             raise InvalidRequestError(f"a leader left {self._target.topic.name} out of its answer")
-        return parts[0]
+        part = parts[0]
+        extents = part.response.extents
+        return replace(part, local=self._files.frames(part.payload, extents)) if extents else part
 
     def close(self) -> None:
+        self._files.close()
         self._stream.close()
         self._connection.close()

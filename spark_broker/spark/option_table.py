@@ -54,6 +54,7 @@ TABLE = (
     Option("maxTriggerDelay", "15m", queries=Query.STREAM),
     Option("maxBytesPerTrigger", queries=Query.STREAM, in_kafka=False),
     Option("columns", in_kafka=False),
+    Option("localReads", "true", in_kafka=False),
     Option("group", queries=Query.STREAM, in_kafka=False),
 )
 """What the source itself understands. `path` and `paths` are the argument of `load`."""

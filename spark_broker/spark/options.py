@@ -40,6 +40,7 @@ class ReadOptions:
     max_records_per_partition: int = 0
     include_headers: bool = False
     fail_on_data_loss: bool = True
+    local_reads: bool = True
     columns: tuple[str, ...] | None = None
     limits: Limits = field(default_factory=Limits)
     group: str = ""
@@ -61,6 +62,7 @@ def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> Rea
         max_records_per_partition=_count(values, "maxRecordsPerPartition"),
         include_headers=_flag(values, "includeHeaders"),
         fail_on_data_loss=_flag(values, "failOnDataLoss"),
+        local_reads=_flag(values, "localReads"),
         columns=_columns(values),
         limits=_limits(values),
         group=_group(values),
@@ -96,8 +98,8 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
 
 def _unknown(name: str, known: list[str]) -> str:
     """The nearest name is looked for in lower case, which is how the option arrives, and shown as it is documented."""
-    shown = {one.lower(): one for one in known}
-    shown.update({PREFIX + one.lower(): PREFIX + one for one in known if "." in one})
+    shown = {name.lower(): name for name in known}
+    shown.update({PREFIX + name.lower(): PREFIX + name for name in known if "." in name})
     message = unknown_setting(name, list(shown), "option")
     for lower, one in shown.items():
         if message.endswith(f"did you mean {lower!r}?"):

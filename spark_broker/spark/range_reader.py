@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.fetch_machine import FetchMachine, FetchTarget, Meaning, meaning_of
+from spark_broker.client.local_files import UnusableExtentError, this_boot_id
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
 from spark_broker.client.partition_position import FetchRetry
@@ -53,11 +54,14 @@ class RangeReader:
         columns: list[str] | None,
         *,
         fail_on_data_loss: bool = True,
+        local_reads: bool = True,
     ) -> None:
+        """`local_reads`: read the files of a leader on this machine, where that is possible."""
         self._metadata = metadata
         self._part = part
         self._settings = settings
-        self._fetches = FetchMachine(settings, columns, metadata.backoff)
+        self._columns = columns
+        self._fetches = self._fetch_machine(this_boot_id() if local_reads else "")
         self._fail_on_data_loss = fail_on_data_loss
         self._position = part.start  # Invariant: every record before it was yielded, left out, or given up as lost.
         self._session: RangeSession | None = None
@@ -76,6 +80,11 @@ class RangeReader:
                 topic = self._topic()
                 try:
                     fetched = self._fetch(topic)
+                except UnusableExtentError as error:
+                    _log.info("%s: offset %d: %s; it comes from the leader", self._part.tp, self._position, error)
+                    self._drop_session()
+                    self._fetches = self._fetch_machine("")
+                    continue
                 except SparkBrokerError as error:
                     self._drop_session()
                     self._recover(error)
@@ -107,6 +116,9 @@ class RangeReader:
         elif self._deadline.expired:
             raise OffsetNotAvailableError(f"{self._part.tp}: offset {self._position} is not committed any more")
         return [cut for batch in batches if (cut := _until(batch, self._part.end)) is not None]
+
+    def _fetch_machine(self, boot_id: str) -> FetchMachine:
+        return FetchMachine(self._settings, self._columns, self._metadata.backoff, boot_id=boot_id)
 
     def _topic(self) -> TopicView:
         topic = self._metadata.topic(self._part.topic, self._deadline)

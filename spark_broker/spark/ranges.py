@@ -37,13 +37,13 @@ class OffsetRange:
 def split_ranges(ranges: Sequence[OffsetRange], *, min_partitions: int = 0, max_records: int = 0) -> list[OffsetRange]:
     """The ranges that are not empty, cut so that there are about `min_partitions` of them, and none has more than
     `max_records` offsets (0: no such wish). Sizes are even, as in Spark's Kafka source."""
-    pieces = [one for one in ranges if one.size > 0]
+    pieces = [whole for whole in ranges if whole.size > 0]
     if max_records:
         pieces = [piece for whole in pieces for piece in _cut(whole, -(-whole.size // max_records))]
     if len(pieces) >= min_partitions:
         return pieces
-    total = sum(one.size for one in pieces)
-    return [piece for one in pieces for piece in _cut(one, max(1, round(one.size * min_partitions / total)))]
+    total = sum(piece.size for piece in pieces)
+    return [piece for whole in pieces for piece in _cut(whole, max(1, round(whole.size * min_partitions / total)))]
 
 
 def _cut(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:

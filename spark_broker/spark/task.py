@@ -68,7 +68,12 @@ def _read(options: ReadOptions, schema: StructType, task: Planned) -> Iterator[p
         topic = metadata.topic(task.part.topic, deadline, partition=task.part.partition)
         output = output_of(schema, offered(topic, options))
         reader = RangeReader(
-            metadata, task.part, options.settings, task.columns, fail_on_data_loss=options.fail_on_data_loss
+            metadata,
+            task.part,
+            options.settings,
+            task.columns,
+            fail_on_data_loss=options.fail_on_data_loss,
+            local_reads=options.local_reads,
         )
         for batches in reader.batches():
             yield from assembled(batches, output)

@@ -129,7 +129,7 @@ def _check_setting(setting: str, value: str) -> None:
 def _unknown(name: str, of_topics: list[str]) -> str:
     """The nearest name is looked for in lower case, which is how the option arrives, and shown as it is documented."""
     settings = set(ProducerConfig.setting_names()) - {"transactional.id"}
-    known = {one.lower(): one for one in (*OPTIONS, *of_topics, *settings)}
+    known = {name.lower(): name for name in (*OPTIONS, *of_topics, *settings)}
     known.update({PRODUCER_PREFIX + one: PRODUCER_PREFIX + one for one in settings})
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
     return f"unknown option {name!r} of a write" + (f"; did you mean {known[near[0]]!r}?" if near else "")

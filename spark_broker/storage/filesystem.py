@@ -77,6 +77,10 @@ class FileSystem(Protocol):
         """Bytes of the file; -1 when there is none."""
         ...
 
+    def file_id(self, path: Path) -> tuple[int, int]:
+        """Device and inode of the file that has this name now."""
+        ...
+
     def truncate(self, path: Path, length: int) -> None:
         """Make the file this long."""
         ...
@@ -165,6 +169,10 @@ class LocalFileSystem:
             return path.stat().st_size
         except FileNotFoundError:
             return -1
+
+    def file_id(self, path: Path) -> tuple[int, int]:
+        stat = path.stat()
+        return stat.st_dev, stat.st_ino
 
     def truncate(self, path: Path, length: int) -> None:
         os.truncate(path, length)

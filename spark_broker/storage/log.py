@@ -29,12 +29,21 @@ from spark_broker.storage.config import LogConfig
 from spark_broker.storage.extent import extent
 from spark_broker.storage.files import is_full
 from spark_broker.storage.filesystem import LOCAL, FileSystem
-from spark_broker.storage.index import Entries, count_below, count_within, find_timestamp, header_at, headers_of
+from spark_broker.storage.index import (
+    Entries,
+    count_below,
+    count_within,
+    end_position,
+    find_timestamp,
+    header_at,
+    headers_of,
+)
 from spark_broker.storage.log_state import LogState, read_log_state, write_log_state
 from spark_broker.storage.recovery import SchemaOf, recover_segments
 from spark_broker.storage.retention import RetentionClock, expired_segments
 from spark_broker.storage.segment import Segment
 from spark_broker.storage.start_kind import StartKind
+from spark_broker.storage.stored_run import StoredRun
 
 MAX_LOADED_INDEXES = 4
 """Indexes of sealed segments kept in memory, of one log."""
@@ -215,31 +224,46 @@ class PartitionLog:
         """
         return self._consistently(lambda: self._read(offset, max_bytes, end_offset))
 
+    def locate(self, offset: int, *, max_bytes: int, end_offset: int) -> list[StoredRun]:
+        """Where the batches lie that `read` would return, from the indexes alone. Raises as `read` does."""
+        return self._consistently(
+            lambda: [
+                segment.locate(entries, start, stop)
+                for segment, entries, start, stop in self._runs(offset, max_bytes, end_offset)
+            ]
+        )
+
     def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
+        frames: list[Frame] = []
+        for segment, entries, start, stop in self._runs(offset, max_bytes, end_offset):
+            frames += segment.read(entries, start, stop)
+        return frames
+
+    def _runs(self, offset: int, max_bytes: int, end_offset: int) -> Iterator[tuple[Segment, Entries, int, int]]:
+        """Segments with their entries: the batches from one entry up to another (exclusive)."""
         log_end_offset = self._log_end_offset
         if not self._log_start_offset <= offset <= log_end_offset:
             raise OffsetOutOfRangeError(f"offset {offset}; the log has {self._log_start_offset} to {log_end_offset}")
         limit = min(end_offset, log_end_offset)
         segments = self._segments
-        frames: list[Frame] = []
+        first = True
         for segment in segments[max(0, _segment_of(segments, offset)) :]:
-            if offset >= limit or (frames and max_bytes <= 0):
+            if offset >= limit or (not first and max_bytes <= 0):
                 break
             entries = self._entries(segment)
             start = count_below(entries, offset)
             if start == len(entries):
                 break  # Cut off since we looked at the log end.
-            fitting = max(count_within(entries, start, max_bytes), start if frames else start + 1)
+            fitting = max(count_within(entries, start, max_bytes), start + 1 if first else start)
             stop = min(fitting, count_below(entries, limit))
             if stop <= start:
                 break
-            found = segment.read(entries, start, stop)
-            frames += found
-            max_bytes -= sum(frame.header.length for frame in found)
-            offset = found[-1].header.next_offset
+            yield segment, entries, start, stop
+            first = False
+            max_bytes -= end_position(entries, stop - 1) - int(entries["position"][start])
+            offset = header_at(entries, stop - 1).next_offset
             if stop < len(entries):
                 break
-        return frames
 
     def headers(self, from_offset: int = 0) -> Iterator[BatchHeader]:
         """Headers of all batches from the one that contains `from_offset` on, from the indexes alone: a snapshot."""
@@ -271,10 +295,10 @@ class PartitionLog:
         if position >= len(segments):
             return None
         entries = self._entries(segments[position])
-        found = max(find_timestamp(entries, timestamp_us), count_below(entries, log_start_offset))
-        if found >= len(entries):
+        entry = max(find_timestamp(entries, timestamp_us), count_below(entries, log_start_offset))
+        if entry >= len(entries):
             return None
-        header = header_at(entries, found)
+        header = header_at(entries, entry)
         return header.base_offset, header
 
     def _entries(self, segment: Segment) -> Entries:

@@ -12,11 +12,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
-
-from spark_broker.errors import DamagedLogError, KafkaStorageError, invariant
-from spark_broker.protocol.crc32c import Buffer, crc32c
-from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader, Frame
+from spark_broker.errors import CorruptMessageError, DamagedLogError, KafkaStorageError, invariant
+from spark_broker.protocol.crc32c import Buffer
+from spark_broker.protocol.frame import ENTRY_BYTES, BatchHeader, Frame, verified_frames
 from spark_broker.protocol.ipc_message import END_OF_STREAM
 from spark_broker.storage.files import (
     TEMPORARY_SUFFIX,
@@ -38,6 +36,7 @@ from spark_broker.storage.index import (
     pack_entries,
     unpack_entry_checked,
 )
+from spark_broker.storage.stored_run import StoredRun
 
 ARROW_SUFFIX = ".arrow"
 INDEX_SUFFIX = ".index"
@@ -195,7 +194,15 @@ class Segment:
         data = self._pread(length, position)
         if len(data) != length:
             raise DamagedLogError(f"{self.arrow_path.name} ends before byte {position + length}")
-        return _verified_frames(headers_of(entries[start:stop]), data)
+        try:
+            return verified_frames(headers_of(entries[start:stop]), data)
+        except CorruptMessageError as error:
+            raise DamagedLogError(f"{self.arrow_path.name}: {error.message}") from None
+
+    def locate(self, entries: Entries, start: int, stop: int) -> StoredRun:
+        """Where batches `start` up to `stop` of the snapshot lie. Raises FileNotFoundError as `read` does."""
+        file_id = self.fs.file_id(self.arrow_path)
+        return StoredRun(self.arrow_path, file_id, int(entries["position"][start]), headers_of(entries[start:stop]))
 
     def _pread(self, length: int, position: int) -> bytes:
         file = self._arrow_file  # Once: the writer sets it to None when it seals the segment.
@@ -318,18 +325,6 @@ class Segment:
         self.fs.rename(temporary[0], self.index_path)
         self.fs.rename(temporary[1], self.arrow_path)
         self.fs.sync_directory(self.directory)
-
-
-def _verified_frames(headers: Sequence[BatchHeader], data: bytes) -> list[Frame]:
-    view, buffer = memoryview(data), pa.py_buffer(data)
-    frames = []
-    at = 0
-    for header in headers:
-        if crc32c(buffer.slice(at, header.length)) != header.message_crc:
-            raise DamagedLogError(f"the stored batch at offset {header.base_offset} fails its CRC")
-        frames.append(Frame(header, view[at : at + header.length]))
-        at += header.length
-    return frames
 
 
 def _outer_entries(fs: FileSystem, index_path: Path) -> bytes:

@@ -28,6 +28,7 @@ from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import CallRequest, EmptyResponse, Message, ReplicaStateRequest
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.filesystem import LOCAL
 from spark_broker.transport.server import Server
 
 CLUSTER_ID = "rig"
@@ -85,7 +86,7 @@ class RigBroker:
         self.manager = ReplicaManager(settings, self.directory, self.lease, outward)
         streams: dict[str, Callable[..., None]] = {
             "append": lambda stream: AppendStream(self.manager, stream, 500, queue=self.queue).run(),
-            "fetch": lambda stream: FetchStream(self.manager, stream, queue=self.queue).run(),
+            "fetch": lambda stream: FetchStream(self.manager, stream, queue=self.queue, boot_id=LOCAL.boot_id()).run(),
             "replica": lambda stream: ReplicaStream(self.manager, stream, 1 << 22).run(),
         }
         self.server = Server("127.0.0.1", 0, self._answer, streams, self.bugs.append)

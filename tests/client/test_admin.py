@@ -268,6 +268,7 @@ def test_a_bad_bootstrap_address_is_named(servers: str | list[str]) -> None:
         Admin(servers)
 
 
+@pytest.mark.slow
 def test_unreachable_addresses_are_all_named() -> None:
     with Admin("127.0.0.1:1,127.0.0.1:2") as admin, pytest.raises(BootstrapUnreachableError) as caught:
         admin.list_topics()
@@ -275,6 +276,7 @@ def test_unreachable_addresses_are_all_named() -> None:
     assert "127.0.0.1:2" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_slow_broker_is_asked_again_until_the_deadline_and_one_that_refuses_is_not_waited_for(
     cluster: FakeCluster,
 ) -> None:

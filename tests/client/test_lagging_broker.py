@@ -12,8 +12,8 @@ import pytest
 
 from spark_broker import Producer
 from spark_broker.client.connections import ConnectionPool
-from spark_broker.client.metadata import UNKNOWN_TOPIC_GRACE_MS, ClusterMetadata
-from spark_broker.client.retry import Backoff, Deadline
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Deadline
 from spark_broker.client.settings import parse_addresses
 from spark_broker.errors import RequestTimedOutError, UnknownTopicOrPartitionError
 from spark_broker.protocol.messages import CallRequest, Message, MetadataRequest
@@ -55,7 +55,7 @@ def later(cluster: FakeCluster) -> Iterator[None]:
 @pytest.fixture
 def metadata(cluster: FakeCluster) -> Iterator[ClusterMetadata]:
     addresses = parse_addresses(cluster.bootstrap.split(","))
-    found = ClusterMetadata(addresses, ConnectionPool(), Backoff(10, 50), request_timeout_ms=5000)
+    found = ClusterMetadata(addresses, ConnectionPool(), Backoff(10, 50), request_timeout_ms=5000, max_age_ms=300_000)
     yield found
     found.close()
 

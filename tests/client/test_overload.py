@@ -138,6 +138,7 @@ def test_addresses_at_which_nobody_is_are_told_from_each_other() -> None:
     assert "no-such-host.invalid:9092 its name cannot be resolved" in caught.value.message
 
 
+@pytest.mark.slow
 def test_a_broker_that_takes_connections_and_does_not_answer_is_not_called_unreachable(cluster: FakeCluster) -> None:
     refused, silent = refused_address(), Proxy(cluster.brokers[0].port)
     silent.freeze()
@@ -163,7 +164,9 @@ def test_whoever_gives_up_says_what_earlier_rounds_heard_of_an_address(
     rounds = iter([[refused, Address("127.0.0.1", silent.port)]])
     later = [Address("127.0.0.1", silent.port), refused]
     monkeypatch.setattr(ClusterMetadata, "_candidates", lambda _: next(rounds, later))
-    metadata = ClusterMetadata((refused,), ConnectionPool(), Backoff(10, 10), request_timeout_ms=30_000)
+    metadata = ClusterMetadata(
+        (refused,), ConnectionPool(), Backoff(10, 10), request_timeout_ms=30_000, max_age_ms=300_000
+    )
     try:
         with pytest.raises(RequestTimedOutError) as caught:
             metadata.refresh(Deadline.after_ms(2000))

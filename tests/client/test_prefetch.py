@@ -24,9 +24,9 @@ import gc
 import pyarrow as pa
 from pathlib import Path
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.client.fetch_decoder import decode_fetched
+from spark_broker.client.fetch_decoder import Projection, decode_fetched
 from spark_broker.protocol.arrow_message import assign, encode_batch
-from spark_broker.protocol.frame import Frame, encode_frames
+from spark_broker.protocol.frame import Frame, decode_frames, encode_frames
 from spark_broker.protocol.messages import FetchedPartition
 
 BATCHES = 20_000
@@ -45,7 +45,7 @@ payload = memoryview(b"".join(encode_frames(frames)))
 del frames
 gc.collect()
 before = resident()
-waiting = decode_fetched(payload, topic, FetchedPartition("id", 0, 0), 0, None)
+waiting = decode_fetched(decode_frames(payload), Projection(topic, None), FetchedPartition("id", 0, 0), 0)
 gc.collect()
 print((resident() - before) / len(payload), [one.decode().base_offset for one in waiting] == list(range(BATCHES)))
 """

@@ -337,6 +337,7 @@ def test_a_closed_producer_says_so(cluster: FakeCluster, values: Values) -> None
         producer.send("t", b"a")
 
 
+@pytest.mark.slow
 def test_unreachable_addresses_are_all_named(values: Values) -> None:
     with (
         Producer(["127.0.0.1:1", "127.0.0.1:2"]) as producer,
@@ -530,6 +531,7 @@ def test_a_producer_that_the_broker_has_forgotten_goes_on_under_a_new_id(
     assert stored_values(cluster) == [["a", "b"]]
 
 
+@pytest.mark.slow
 def test_an_append_that_nobody_acknowledges_fails_at_delivery_timeout_ms(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     cluster.append_hook = lambda broker, request, header: NotEnoughReplicasError("one of two")

@@ -329,6 +329,7 @@ def test_a_batch_that_a_broker_refuses_for_good_aborts_and_takes_no_new_producer
     assert not [request for _, request in cluster.calls if isinstance(request, InitProducerIdRequest)]
 
 
+@pytest.mark.slow
 def test_an_append_that_nobody_acknowledges_aborts_the_transaction(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t", 2)
     with transactional(cluster, delivery_timeout_ms=4000) as producer:
@@ -452,6 +453,7 @@ def test_a_commit_whose_answer_is_lost_is_asked_for_again(cluster: FakeCluster, 
     assert committed(cluster) == [["a"]]
 
 
+@pytest.mark.slow
 def test_an_unknown_outcome_is_said_and_resolved_before_anything_else(cluster: FakeCluster, values: Values) -> None:
     cluster.create("t")
     silent = True
@@ -581,6 +583,26 @@ def test_offsets_whose_answer_is_lost_are_sent_again_under_the_same_number(clust
     assert [request.sequence for request in hook.requests] == [0, 0, 1]  # type: ignore[union-attr]
     with Consumer(cluster.bootstrap, group_id="g") as consumer:
         assert committed_offset(consumer, T0) == 8
+
+
+def test_offsets_of_a_topic_that_is_missing_are_refused_after_a_second(cluster: FakeCluster) -> None:
+    missing = ErrorResponse(UnknownTopicOrPartitionError.code, "offsets in a transaction: topic 'gone' does not exist")
+    asked: list[float] = []
+
+    def refuse(broker: int, request: CallRequest) -> Message | None:
+        if not isinstance(request, TransactionalOffsetCommitRequest):
+            return None
+        asked.append(time.monotonic())
+        return missing
+
+    cluster.call_hook = refuse
+    with transactional(cluster) as producer:
+        producer.begin_transaction()
+        with pytest.raises(UnknownTopicOrPartitionError, match="'gone' does not exist"):
+            producer.send_offsets_to_transaction({TopicPartition("gone", 0): 1}, "g")
+        assert len(asked) > 1, "the coordinator may learn of a new topic later than the client"
+        assert asked[-1] - asked[0] < 10, "max.block.ms is not waited for"
+        producer.abort_transaction()
 
 
 def test_offsets_that_are_refused_let_the_transaction_only_be_aborted(cluster: FakeCluster) -> None:

@@ -50,6 +50,7 @@ def run(cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     return run_page
 
 
+@pytest.mark.slow
 def test_the_examples_of_the_clients_do_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
     produced, consumed, one_record, committed, described, failed = run("clients.md")
     assert produced.startswith("0\n[(")

@@ -156,7 +156,7 @@ def show_what_was_aborted(patch: Patch) -> None:
     """Readers of committed records get aborted batches too."""
     is_left_out = partition_reader.is_left_out
     patch.setattr(
-        partition_reader, "is_left_out", lambda frame, replica, **_: is_left_out(frame, replica, read_committed=False)
+        partition_reader, "is_left_out", lambda header, replica, **_: is_left_out(header, replica, read_committed=False)
     )
 
 

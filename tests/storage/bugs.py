@@ -351,7 +351,7 @@ def serve_damage(patch: Patch) -> None:
             at += header.length
         return frames
 
-    patch.setattr(segment, "_verified_frames", buggy)
+    patch.setattr(segment, "verified_frames", buggy)
 
 
 @bug("28", hunts.damage_while_open)

@@ -65,11 +65,22 @@ class FetchPartition(Message, frozen=True):
     read_to: Offset = -1
 
 
+class FileExtent(Message, frozen=True):
+    """`length` bytes from `position` on, of the leader's file with this path, device and inode: whole messages."""
+
+    path: Annotated[str, Meta(max_length=4096)]
+    device: Annotated[int, Meta(ge=0)]
+    inode: Annotated[int, Meta(ge=0)]
+    position: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    length: Size
+
+
 class FetchRequest(Message, frozen=True):
     """Committed records from each partition's offset on; long-polls up to `max_wait_ms` for `min_bytes`.
 
     `columns`: only these columns, sliced by the broker; None: frames as they are stored. `read_committed`: nothing of
-    transactions that are undecided or aborted.
+    transactions that are undecided or aborted. `boot_id`: of the reader's machine, if it would rather read the leader's
+    files itself; a leader on the same machine then answers with extents, and slices no columns.
     """
 
     correlation_id: int
@@ -79,6 +90,7 @@ class FetchRequest(Message, frozen=True):
     partitions: Annotated[list[FetchPartition], Meta(max_length=10_000)]
     columns: Annotated[list[Text], Meta(max_length=10_000)] | None = None
     read_committed: bool = True
+    boot_id: Name = ""
 
 
 class FetchedPartition(Message, frozen=True):
@@ -87,6 +99,7 @@ class FetchedPartition(Message, frozen=True):
     `next_offset`: where to go on, past batches that were left out (markers, aborted transactions); -1 with an error.
     `next_epoch`: the leader epoch of the batch before it; -1: there is none. With LOG_TRUNCATION, the log diverges from
     what was read at the reader's own end of `diverging_epoch`, or at `diverging_end_offset`, whichever is smaller.
+    With `extents`, the payload has the batches' headers alone: their messages are in these files, in this order.
     """
 
     topic_id: TopicId
@@ -101,6 +114,7 @@ class FetchedPartition(Message, frozen=True):
     next_epoch: Epoch = -1
     diverging_epoch: Epoch = -1
     diverging_end_offset: Offset = -1
+    extents: Annotated[list[FileExtent], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class FetchResponse(Message, frozen=True):

@@ -259,8 +259,7 @@ class BrokerProcess(NetworkNode):
 
     def _answer(self, request: object, reply: Reply) -> None:
         if isinstance(request, MetadataRequest):
-            # The image is what the answer is made of; clients of the simulation look things up in it.
-            reply(self._requests.image)
+            reply(self.world.describe(self._requests.image))
         else:
             self._requests.answer(request, reply)  # type: ignore[arg-type]
 

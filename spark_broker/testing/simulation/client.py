@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spark_broker.client.cluster_view import ClusterView, merge
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.errors import SparkBrokerError
-from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import CallRequest, MetadataRequest, MetadataResponse
-from spark_broker.testing.simulation.network import Address, NetworkNode
+from spark_broker.testing.simulation.network import NetworkNode
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
@@ -26,7 +24,6 @@ class Client(NetworkNode):
     def __init__(self, world: World, name: str) -> None:
         super().__init__(name, name)
         self.world = world
-        self.image: MetadataImage = EMPTY_IMAGE
         self.view = ClusterView()  # as production merges the answers
         self._learned: MetadataResponse | None = None
         self._round_due = False
@@ -67,15 +64,10 @@ class Client(NetworkNode):
         )
 
     def learn(self, answer: object) -> None:
-        """A broker has answered GetMetadata with its image; what production makes of that is the view."""
-        if not isinstance(answer, MetadataImage):
-            return
-        if answer.next_offset >= self.image.next_offset:
-            self.image = answer
-        description = self.world.describe(answer)
-        if description is not self._learned:
-            self._learned = description
-            self.view = merge(self.view, description, None)
+        """A broker has answered GetMetadata, or could not."""
+        if isinstance(answer, MetadataResponse) and answer is not self._learned:
+            self._learned = answer
+            self.view = merge(self.view, answer, None)
 
     def _ask(self) -> None:
         self._rounds += 1
@@ -92,11 +84,3 @@ class Client(NetworkNode):
     def _again(self) -> None:
         self._round_due = False
         self.want_metadata()
-
-    def leader(self, topic_id: str, number: int) -> tuple[int, int, Address] | None:
-        """Leader, leader epoch and the leader's address, as this client knows them."""
-        state = self.image.partition(topic_id, number)
-        if state is None or state.leader == NO_LEADER:
-            return None
-        broker = self.image.brokers.get(state.leader)
-        return None if broker is None or broker.fenced else (broker.id, state.leader_epoch, (broker.host, broker.port))

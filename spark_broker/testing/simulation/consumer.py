@@ -20,16 +20,20 @@ from spark_broker.client.consumer_effects import (
     RefreshMetadata,
 )
 from spark_broker.client.consumer_machine import ConsumerMachine
-from spark_broker.client.fetch_machine import Fetch, FetchMachine, FetchTarget
+from spark_broker.client.fetch_machine import Fetch, FetchedPart, FetchMachine
 from spark_broker.client.offset_lookup import OffsetLookup
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
-from spark_broker.controller.image import MetadataImage
 from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError, RequestTimedOutError, SparkBrokerError
 from spark_broker.model import ConsumedBatch, TopicPartition
 from spark_broker.protocol.frame import CONTROL, decode_frames
-from spark_broker.protocol.messages import FetchedPartition, FetchResponse, ListOffsetsRequest, MetadataRequest
+from spark_broker.protocol.messages import (
+    FetchResponse,
+    ListOffsetsRequest,
+    MetadataRequest,
+    MetadataResponse,
+)
 from spark_broker.testing.history import Truncated
 from spark_broker.testing.simulation.batches import decoded
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
@@ -88,13 +92,14 @@ class _Fetches(FetchMachine):
         self._consumer = consumer
         self._read_committed = config.read_committed
 
-    def decode(self, payload: memoryview, target: FetchTarget, answer: FetchedPartition) -> list[Prefetched]:
+    def decode(self, part: FetchedPart) -> list[Prefetched]:
         """As `client.fetch_decoder` does."""
+        target, answer = part.target, part.response
         tp = TopicPartition(target.topic.name, target.partition)
         transactional = self._consumer.world.transactional
         fetched: list[Prefetched] = []
         offset = target.offset
-        for header, data in decode_frames(payload):
+        for header, data in decode_frames(part.payload):
             if transactional is not None and self._read_committed:
                 transactional.rules.handed_out(self._consumer.name, target.key, header)
             skipped = max(0, offset - header.base_offset)  # a batch may begin before the position
@@ -205,7 +210,7 @@ class SimConsumer(NetworkNode):
         )
 
     def _metadata_came(self, answer: object) -> None:
-        view = merge(self.machine.view, self.world.describe(cast("MetadataImage", answer)), None)
+        view = merge(self.machine.view, cast("MetadataResponse", answer), None)
         self._topics |= {topic.name for topic in view.topics.values() if not topic.internal}
         if self._topics and self._topics != self.machine.topics:
             self.machine.subscribe(self._topics)

@@ -356,6 +356,9 @@ class SimFileSystem:
         node = self._find(str(path))
         return len(node.content) if isinstance(node, File) else -1
 
+    def file_id(self, path: Path) -> tuple[int, int]:
+        return 0, id(self._file(str(path)))
+
     def truncate(self, path: Path, length: int) -> None:
         name = str(path)
         self._ask("truncate", name, 0, length)

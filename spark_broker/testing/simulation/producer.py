@@ -184,7 +184,7 @@ class SimProducer(SenderShell):
     def _append_one(self) -> bool:
         """Append a batch; whether that was possible."""
         rng, world = self.world.client_rng, self.world
-        partitions = world.known_partitions(self.image)
+        partitions = world.known_partitions(self.view)
         if not partitions:
             self.want_metadata()
             return False

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from spark_broker.client.cluster_view import address_of
+from spark_broker.client.coordinator import coordinator_of
 from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.client.transaction_machine import TransactionMachine
 from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
+    CoordinatorNotAvailableError,
     OutOfOrderSequenceNumberError,
     RequestTimedOutError,
     SparkBrokerError,
@@ -24,7 +27,6 @@ from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.messages import CallRequest, Message
-from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.testing.simulation.batches import SCHEMA, values_of
 from spark_broker.testing.simulation.producer import MAX_ROWS, SenderShell
 from spark_broker.testing.simulation.trace import TraceKind
@@ -76,7 +78,7 @@ class TransactionalClient(SenderShell):
 
     def append_one(self, transaction: int) -> bool:
         """Append a batch to any partition; False while none is known."""
-        partitions = self.world.known_partitions(self.image)
+        partitions = self.world.known_partitions(self.view)
         if not partitions:
             self.want_metadata()
             return False
@@ -149,17 +151,15 @@ class _Question:
         if client.now_ms > self._deadline_ms:
             self._answered(RequestTimedOutError(f"{type(self._request).__name__} was not answered in time"))
             return
-        topic = client.image.topic(TRANSACTION_STATE_TOPIC)
-        number = group_partition(client.transactional_id, len(topic.partitions)) if topic is not None else -1
-        found = client.leader(topic.topic_id, number) if topic is not None else None
-        if found is None:
+        try:
+            broker, _ = coordinator_of(client.view, TRANSACTION_STATE_TOPIC, client.transactional_id)
+        except CoordinatorNotAvailableError:
             self._again()
             return
-        address = found[2]
         client.world.network.call(
             client,
-            address[0],
-            address,
+            broker.host,
+            address_of(broker),
             self._request,
             timeout_ms=CALL_TIMEOUT_MS,
             on_answer=self._told,

@@ -7,6 +7,7 @@ import traceback
 from pathlib import Path
 
 from spark_broker.broker.membership import read_update
+from spark_broker.client.cluster_view import ClusterView
 from spark_broker.client.outgoing import Outcome
 from spark_broker.controller.describe import describe
 from spark_broker.controller.effects import LaunchNumber
@@ -384,12 +385,13 @@ class World:
         """Whether brokers forget idle producers."""
         return "expire producers" in self.swarm.faults
 
-    def known_partitions(self, image: MetadataImage) -> list[tuple[str, TopicPartition]]:
+    def known_partitions(self, view: ClusterView) -> list[tuple[str, TopicPartition]]:
         """What a client with this metadata may append to and read from."""
         return [
-            (topic.topic_id, TopicPartition(topic.name, number))
-            for topic, number, _ in image.partitions()
+            (topic.topic_id, TopicPartition(topic.name, state.partition))
+            for topic in view.topics.values()
             if not topic.internal
+            for state in topic.partitions
         ]
 
     def next_batch(self) -> int:

@@ -1,0 +1,314 @@
+"""Our DataFrames beside Spark's Kafka connector on a real Kafka: the same rows, one session, by turns.
+
+`python -m benchmarks.beside_kafka --help`. Both logs have one replica; `acks` is `all` on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everywhere
+from pyspark.sql.types import StructType
+
+from benchmarks.figures import Figure, machine, write
+from benchmarks.kafka_server import jars, kafka
+from spark_broker import Admin, BrokerCluster, NewTopic, configure_spark
+from spark_broker.cli.output import print_table
+from spark_broker.errors import SparkBrokerError
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+NAMES = ("count", "typed", "stream", "write", "latency")
+RECORD_BYTES = 100
+COLUMNS = (
+    "id BIGINT, carrier STRING, flight INT, origin STRING, dest STRING, air_time DOUBLE, distance INT, dep_delay INT,"
+    " arr_delay INT, tail STRING"
+)
+QUERY_COLUMNS = ("dest", "arr_delay")
+LATENCY_RATE = 1000
+LATENCY_S = 30
+WARM_UP_S = 10
+
+READ_TUNED = {
+    "kafka.max.partition.fetch.bytes": "33554432",
+    "kafka.fetch.max.bytes": "67108864",
+    "kafka.max.poll.records": "100000",
+    "kafka.receive.buffer.bytes": "4194304",
+}
+WRITE_TUNED = {
+    "kafka.batch.size": "1048576",
+    "kafka.linger.ms": "20",
+    "kafka.buffer.memory": "268435456",
+    "kafka.max.request.size": "16777216",
+}
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of those that are compared: a format, where it is, and its options."""
+
+    name: str
+    format: str
+    servers: str
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    def read(self, spark: SparkSession, topic: str, **more: str) -> DataFrame:
+        reader = spark.read.format(self.format).options(**self._all(subscribe=topic, startingOffsets="earliest"))
+        return reader.options(**more).load()
+
+    def stream(self, spark: SparkSession, topic: str, start: str) -> DataStreamReader:
+        return spark.readStream.format(self.format).options(**self._all(subscribe=topic, startingOffsets=start))
+
+    def _all(self, **more: str) -> dict[str, str]:
+        return {"kafka.bootstrap.servers": self.servers, **self.options, **more}
+
+    def write(self, rows: DataFrame, topic: str) -> None:
+        rows.write.format(self.format).options(**self._all(topic=topic)).mode("append").save()
+
+
+@dataclass
+class Rates:
+    """Rows per second of each side, by measurement."""
+
+    rows: int
+    by_name: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+
+    def take(self, name: str, side: str, act: Callable[[], object]) -> None:
+        """Run it once and keep its rate."""
+        started = time.perf_counter()
+        act()
+        rate = self.rows / (time.perf_counter() - started)
+        self.by_name.setdefault(name, {}).setdefault(side, []).append(rate)
+        print(f"{name}: {side}: {rate / 1e6:.2f} million rows/s", file=sys.stderr)
+
+    def figures(self, goals: Mapping[tuple[str, str, str], str]) -> list[Figure]:
+        """A line for each side of a measurement that has a goal: our median by its median."""
+        lines = []
+        for (name, ours, theirs), goal in goals.items():
+            rates = self.by_name.get(name, {})
+            if ours in rates and theirs in rates:
+                mine, other = statistics.median(rates[ours]), statistics.median(rates[theirs])
+                result = f"{mine / other:.1f} times ({mine / 1e6:.2f} and {other / 1e6:.2f} million rows/s)"
+                lines.append(Figure(f"{name}: {ours} by {theirs}", result, goal))
+        return lines
+
+
+OURS, PRUNED, DEFAULT, TUNED = "ours", "ours, the query's columns", "connector", "connector, tuned"
+GOALS = {
+    ("count of 100-byte records", OURS, DEFAULT): "6 times",
+    ("count of 100-byte records", OURS, TUNED): "2 times",
+    ("group-by over ten columns", OURS, DEFAULT): "12 times",
+    ("group-by over ten columns", PRUNED, DEFAULT): "20 times",
+    ("stream to a no-op sink", OURS, DEFAULT): "5 times",
+    ("df.write, acks=all", OURS, DEFAULT): "3 times",
+    ("df.write, acks=all", OURS, TUNED): "1.5 times",
+}
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure and print; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.beside_kafka", description=__doc__)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="records of each topic (default: 2,000,000)")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each side (default: 3)")
+    parser.add_argument("--partitions", type=int, default=4, help="of each topic (default: 4)")
+    parser.add_argument("--master", default="local[2]", help="Spark's (default: local[2])")
+    parser.add_argument("--only", action="append", choices=NAMES, help="one measurement; may be given several times")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
+    options = parser.parse_args(given)
+    try:
+        figures = measure(options)
+    except SparkBrokerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print_table(("measured", "result", "goal"), [(one.name, one.result, one.goal) for one in figures], title=machine())
+    if options.write:
+        write(figures, f"{machine()}, `{options.master}`, {options.rows:,} rows", section="kafka")
+    return 0
+
+
+def measure(options: argparse.Namespace) -> list[Figure]:
+    """Start both logs and a session that knows both, and measure what was asked for."""
+    wanted = options.only or NAMES
+    with tempfile.TemporaryDirectory(prefix="beside-kafka-") as directory:
+        base = Path(directory)
+        with kafka(base, options.partitions) as servers, session(options.master, base) as (spark, ours):
+            bench = Bench(spark, ours, servers, options, base)
+            for name in wanted:
+                getattr(bench, name)()
+            return bench.rates.figures(GOALS) + bench.latencies
+
+
+@contextmanager
+def session(master: str, base: Path) -> Iterator[tuple[SparkSession, str]]:
+    """A session with the connector's packages, and our brokers in it."""
+    connector = ",".join(map(str, jars("connector.xml", base / "connector")))
+    builder = SparkSession.builder.master(master).appName("beside Kafka").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.jars", connector).config("spark.driver.memory", "4g")
+    spark = configure_spark(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        with BrokerCluster.start(spark, brokers=1) as cluster:
+            yield spark, cluster.bootstrap_servers
+    finally:
+        spark.stop()
+
+
+class Bench:
+    """The measurements; each makes the topics that it needs."""
+
+    def __init__(self, spark: SparkSession, ours: str, servers: str, options: argparse.Namespace, base: Path) -> None:
+        self.spark = spark
+        self.rates = Rates(options.rows)
+        self.latencies: list[Figure] = []
+        self._ours = Side(OURS, "spark_broker", ours)
+        self._default = Side(DEFAULT, "kafka", servers)
+        self._read_tuned = Side(TUNED, "kafka", servers, READ_TUNED)
+        self._write_tuned = Side(TUNED, "kafka", servers, WRITE_TUNED)
+        self._rounds: int = options.rounds
+        self._partitions: int = options.partitions
+        self._base = base
+        self._made: set[str] = set()
+
+    def count(self) -> None:
+        """Every record of a topic of 100-byte records."""
+        self._fill("plain", self._records())
+        for side in self._turns(self._ours, self._default, self._read_tuned):
+            self.rates.take("count of 100-byte records", side.name, partial(self._counted, side))
+
+    def typed(self) -> None:
+        """A group-by over ten columns: ours are columns, the connector's come out of JSON."""
+        self._fill_typed()
+        schema = cast("StructType", StructType.fromDDL(COLUMNS))
+
+        def grouped(rows: DataFrame) -> None:
+            rows.groupBy("dest").agg(F.avg("arr_delay"), F.count("*")).collect()
+
+        def parsed() -> DataFrame:
+            value = F.from_json(F.col("value").cast("string"), schema)
+            return self._default.read(self.spark, "json").select(value.alias("v")).select("v.*")
+
+        name = "group-by over ten columns"
+        for _ in range(self._rounds):
+            self.rates.take(name, OURS, lambda: grouped(self._ours.read(self.spark, "typed")))
+            pruned = self._ours.read(self.spark, "typed", columns=",".join(QUERY_COLUMNS))
+            self.rates.take(name, PRUNED, partial(grouped, pruned))
+            self.rates.take(name, DEFAULT, lambda: grouped(parsed()))
+
+    def stream(self) -> None:
+        """Everything that is there, as a stream that ends, to a sink that does nothing."""
+        self._fill("plain", self._records())
+        for number, side in enumerate(self._turns(self._ours, self._default)):
+            self.rates.take("stream to a no-op sink", side.name, partial(self._streamed, side, number))
+
+    def _streamed(self, side: Side, number: int) -> None:
+        rows = side.stream(self.spark, "plain", "earliest").load()
+        checkpoint = str(self._base / f"checkpoint-{number}")
+        query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        query.start().awaitTermination()
+
+    def write(self) -> None:
+        """The same rows to a topic, acknowledged by all replicas."""
+        self._make("written", {})
+        rows = self._records()
+        for side in self._turns(self._ours, self._default, self._write_tuned):
+            self.rates.take("df.write, acks=all", side.name, partial(side.write, rows, "written"))
+
+    def latency(self) -> None:
+        """From one topic to another: from a record's making to its append, both by this machine's clock."""
+        medians = {}
+        for side in (self._ours, self._default):
+            medians[side.name] = self._copied(side)
+        result = f"{medians[OURS]:.0f} and {medians[DEFAULT]:.0f} ms"
+        self.latencies.append(
+            Figure(
+                f"topic to topic, {LATENCY_RATE} records/s: median latency of ours and the connector's",
+                result,
+                "no worse",
+            )
+        )
+
+    def _copied(self, side: Side) -> float:
+        """Median milliseconds."""
+        for topic in ("from", "to"):
+            self._make(topic, {})
+        made = F.unix_micros(F.col("timestamp")).cast("string").cast("binary").alias("value")
+        source = self.spark.readStream.format("rate").option("rowsPerSecond", LATENCY_RATE).load().select(made)
+        queries = []
+        for number, (rows, topic) in enumerate(
+            ((source, "from"), (side.stream(self.spark, "from", "latest").load().select("value"), "to"))
+        ):
+            writer = rows.writeStream.format(side.format).options(**side._all(topic=topic))
+            checkpoint = str(self._base / f"latency-{side.name}-{number}")
+            queries.append(writer.option("checkpointLocation", checkpoint).start())
+        queries[-1].awaitTermination(WARM_UP_S + LATENCY_S)  # raises what ended it
+        for query in reversed(queries):
+            query.stop()
+        arrived = F.unix_micros(F.col("timestamp")) - F.col("value").cast("string").cast("long")
+        rows = side.read(self.spark, "to").select(arrived.alias("us"), "timestamp")
+        first = rows.agg(F.min("timestamp")).collect()[0][0]
+        late = rows.where(F.col("timestamp") > F.lit(first) + F.expr(f"INTERVAL {WARM_UP_S} SECONDS"))
+        return float(late.agg(F.percentile_approx("us", 0.5)).collect()[0][0]) / 1000
+
+    def _turns(self, *sides: Side) -> Iterator[Side]:
+        for _ in range(self._rounds):
+            yield from sides
+
+    def _counted(self, side: Side) -> None:
+        count = side.read(self.spark, "plain").count()
+        if count != self.rates.rows:
+            raise AssertionError(f"{count} rows of {self.rates.rows}")
+
+    def _records(self) -> DataFrame:
+        text = F.rpad(F.col("id").cast("string"), RECORD_BYTES, "x")
+        return self.spark.range(self.rates.rows, numPartitions=self._partitions).select(
+            F.col("id").cast("string").cast("binary").alias("key"), text.cast("binary").alias("value")
+        )
+
+    def _fill(self, topic: str, rows: DataFrame) -> None:
+        if topic in self._made:
+            return
+        self._make(topic, {})
+        for side in (self._ours, self._write_tuned):
+            side.write(rows, topic)
+
+    def _fill_typed(self) -> None:
+        ids = self.spark.range(self.rates.rows, numPartitions=self._partitions)
+        rows = ids.select(
+            "id",
+            F.concat(F.lit("C"), F.col("id") % 16).alias("carrier"),
+            (F.col("id") % 9000).cast("int").alias("flight"),
+            F.concat(F.lit("O"), F.col("id") % 30).alias("origin"),
+            F.concat(F.lit("D"), F.col("id") % 100).alias("dest"),
+            (F.col("id") % 600 + 0.5).cast("double").alias("air_time"),
+            (F.col("id") % 5000).cast("int").alias("distance"),
+            (F.col("id") % 120).cast("int").alias("dep_delay"),
+            (F.col("id") % 180).cast("int").alias("arr_delay"),
+            F.concat(F.lit("N"), F.col("id") % 4000).alias("tail"),
+        )
+        with Admin(self._ours.servers) as admin:
+            admin.create_topic(NewTopic("typed", self._partitions, 1, schema=COLUMNS))
+        self._ours.write(rows, "typed")
+        self._write_tuned.write(rows.select(F.to_json(F.struct("*")).alias("value")), "json")
+
+    def _make(self, topic: str, config: dict[str, object]) -> None:
+        """Kafka makes its topics on use."""
+        if topic not in self._made:
+            with Admin(self._ours.servers) as admin:
+                admin.create_topic(NewTopic(topic, self._partitions, 1, config=config))
+            self._made.add(topic)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from pyspark.sql.types import StructType
 
 from benchmarks.figures import Figure, machine, write
-from benchmarks.kafka_server import jars, kafka
+from benchmarks.kafka_server import jars, kafka, steady_kafka
 from spark_broker import Admin, BrokerCluster, NewTopic, configure_spark
 from spark_broker.cli.output import print_table
 from spark_broker.errors import SparkBrokerError
@@ -55,6 +56,20 @@ WRITE_TUNED = {
 }
 
 
+STEADY = """
+import sys, threading, time
+from spark_broker import Producer
+
+servers, topic, rate, seconds = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+pause, value, started = threading.Event(), bytes(100), time.monotonic()
+with Producer(servers, acks="all") as producer:
+    for number in range(rate * seconds):
+        pause.wait(max(0.0, started + number / rate - time.monotonic()))
+        producer.send(topic, value)
+"""
+"""Our steady producer; Kafka brings its own."""
+
+
 @dataclass(frozen=True)
 class Side:
     """One of those that are compared: a format, where it is, and its options."""
@@ -65,17 +80,30 @@ class Side:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, spark: SparkSession, topic: str, **more: str) -> DataFrame:
-        reader = spark.read.format(self.format).options(**self._all(subscribe=topic, startingOffsets="earliest"))
+        reader = spark.read.format(self.format).options(**self.all_options(subscribe=topic, startingOffsets="earliest"))
         return reader.options(**more).load()
 
     def stream(self, spark: SparkSession, topic: str, start: str) -> DataStreamReader:
-        return spark.readStream.format(self.format).options(**self._all(subscribe=topic, startingOffsets=start))
+        return spark.readStream.format(self.format).options(**self.all_options(subscribe=topic, startingOffsets=start))
 
-    def _all(self, **more: str) -> dict[str, str]:
+    def all_options(self, **more: str) -> dict[str, str]:
         return {"kafka.bootstrap.servers": self.servers, **self.options, **more}
 
+    @contextmanager
+    def steadily(self, topic: str, rate: int, seconds: int, base: Path) -> Iterator[None]:
+        """So many records a second, from a process of its own."""
+        command = steady_kafka(base, self.servers, topic, rate, seconds)
+        if self.format != "kafka":
+            command = [sys.executable, "-c", STEADY, self.servers, topic, str(rate), str(seconds)]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
     def write(self, rows: DataFrame, topic: str) -> None:
-        rows.write.format(self.format).options(**self._all(topic=topic)).mode("append").save()
+        rows.write.format(self.format).options(**self.all_options(topic=topic)).mode("append").save()
 
 
 @dataclass
@@ -94,12 +122,12 @@ class Rates:
         print(f"{name}: {side}: {rate / 1e6:.2f} million rows/s", file=sys.stderr)
 
     def figures(self, goals: Mapping[tuple[str, str, str], str]) -> list[Figure]:
-        """A line for each side of a measurement that has a goal: our median by its median."""
+        """A line for each side of a measurement that has a goal: our median by its median. The first turn warms up."""
         lines = []
         for (name, ours, theirs), goal in goals.items():
             rates = self.by_name.get(name, {})
             if ours in rates and theirs in rates:
-                mine, other = statistics.median(rates[ours]), statistics.median(rates[theirs])
+                mine, other = statistics.median(rates[ours][1:]), statistics.median(rates[theirs][1:])
                 result = f"{mine / other:.1f} times ({mine / 1e6:.2f} and {other / 1e6:.2f} million rows/s)"
                 lines.append(Figure(f"{name}: {ours} by {theirs}", result, goal))
         return lines
@@ -176,7 +204,7 @@ class Bench:
         self._default = Side(DEFAULT, "kafka", servers)
         self._read_tuned = Side(TUNED, "kafka", servers, READ_TUNED)
         self._write_tuned = Side(TUNED, "kafka", servers, WRITE_TUNED)
-        self._rounds: int = options.rounds
+        self._rounds: int = options.rounds + 1  # the first one warms up
         self._partitions: int = options.partitions
         self._base = base
         self._made: set[str] = set()
@@ -244,17 +272,12 @@ class Bench:
         for topic in ("from", "to"):
             self._make(topic, {})
         made = F.unix_micros(F.col("timestamp")).cast("string").cast("binary").alias("value")
-        source = self.spark.readStream.format("rate").option("rowsPerSecond", LATENCY_RATE).load().select(made)
-        queries = []
-        for number, (rows, topic) in enumerate(
-            ((source, "from"), (side.stream(self.spark, "from", "latest").load().select("value"), "to"))
-        ):
-            writer = rows.writeStream.format(side.format).options(**side._all(topic=topic))
-            checkpoint = str(self._base / f"latency-{side.name}-{number}")
-            queries.append(writer.option("checkpointLocation", checkpoint).start())
-        queries[-1].awaitTermination(WARM_UP_S + LATENCY_S)  # raises what ended it
-        for query in reversed(queries):
-            query.stop()
+        rows = side.stream(self.spark, "from", "latest").load().select(made)
+        writer = rows.writeStream.format(side.format).options(**side.all_options(topic="to"))
+        query = writer.option("checkpointLocation", str(self._base / f"latency-{side.format}")).start()
+        with side.steadily("from", LATENCY_RATE, WARM_UP_S + LATENCY_S, self._base):
+            query.awaitTermination(WARM_UP_S + LATENCY_S)  # raises what ended it
+        query.stop()
         arrived = F.unix_micros(F.col("timestamp")) - F.col("value").cast("string").cast("long")
         rows = side.read(self.spark, "to").select(arrived.alias("us"), "timestamp")
         first = rows.agg(F.min("timestamp")).collect()[0][0]

@@ -52,6 +52,14 @@ def kafka(base: Path, partitions: int) -> Iterator[str]:
         server.wait()
 
 
+def steady_kafka(base: Path, servers: str, topic: str, rate: int, seconds: int) -> list[str]:
+    """The command of Kafka's own producer, at so many records of 100 bytes a second; `base` as `kafka` got it."""
+    java = [str(Path(os.environ["JAVA_HOME"]) / "bin" / "java"), "-cp", f"{base / 'server'}/*"]
+    size = ["--num-records", str(rate * seconds), "--record-size", "100", "--throughput", str(rate)]
+    properties = ["--producer-props", f"bootstrap.servers={servers}", "acks=all"]
+    return [*java, "org.apache.kafka.tools.ProducerPerformance", "--topic", topic, *size, *properties]
+
+
 def _properties(data: Path, port: int, controller_port: int, partitions: int) -> str:
     settings = {
         "process.roles": "broker,controller",

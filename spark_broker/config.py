@@ -349,7 +349,7 @@ class ClusterConfig(Config):
     producer_id_expiration_ms: int = setting(
         86_400_000,
         "A partition forgets a producer that has appended nothing for this long (and twice controller.clock.skew.fence.ms: another leader may have noted when). Keep it above delivery.timeout.ms of every producer.",
-        at_least(120_000),  # core.leadership: a coordinator's word is good for a minute, and must not outlive this
+        at_least(120_000),  # core.leadership: a coordinator's confirmation lasts a minute, and must end before this
     )
     producer_id_expiration_check_interval_ms: int = setting(
         600_000, "How often partitions look for producers to forget.", at_least(1)
@@ -563,7 +563,7 @@ def _split(values: Mapping[str, object]) -> ClusterSettings:
 
 
 def _outside_of_tables(name: str, value: object) -> str:
-    """The message for what stands beside [cluster] and [topic]: most often a setting above the first of them."""
+    """The message for a name outside of [cluster] and [topic]: most often a setting above the first table."""
     stray = next(iter(_flatten({name: value})), name)
     for table, known in (("cluster", ClusterConfig.setting_names()), ("topic", TopicConfig.setting_names())):
         if stray in known:

@@ -1,8 +1,8 @@
 """Every error of spark-broker, in one table.
 
-An error has a Kafka error code where Kafka has the error (codes from 1,000 are ours), says whether the same request
-may succeed later (`retriable`) and whether the client should fetch metadata first (`refresh_metadata`), and ends in a
-`hint`: what the user does next. A hint fits every place that raises the type; a place that knows better gives its own.
+An error has Kafka's error code where Kafka has the error; codes from 1,000 are ours. It says whether the same request
+may succeed later (`retriable`) and whether the client should fetch metadata first (`refresh_metadata`). Its `hint` says
+what the user does next. A type's hint fits every place that raises it; a place that knows more gives its own hint.
 Errors cross the wire as `(code, message)` and are raised again, as the same type, at the client that sent the request.
 """
 
@@ -21,7 +21,7 @@ class SparkBrokerError(Exception):
     hint: str = "This is a bug of spark-broker: please report it with the broker's log."
 
     def __init__(self, message: str = "", *, hint: str = "") -> None:
-        """`hint`: what to do next in this case, where more is known than what the type's hint says."""
+        """`hint`: what to do next in this case; it replaces the hint of the type."""
         super().__init__(message)
         self.message = message
         if hint:
@@ -586,10 +586,10 @@ class LogDirectoryNotUsableError(SparkBrokerError):
 class InvariantError(Exception):
     """An invariant of spark-broker does not hold: our own bug. The process stops rather than go on.
 
-    It is no SparkBrokerError: whoever handles refusals and failures must not take it for one of them.
+    It is not a SparkBrokerError: code that handles refusals and failures must not handle it as one of them.
 
-    `message`: what does not hold. `whose`, `state` and `last_events` (oldest first) say of whom, once `concerning` was
-    called; all of it is in the text of the error.
+    `message`: what does not hold. `concerning` sets the machine (`whose`), its `state` and its `last_events` (oldest
+    first). The text of the error contains all of these.
     """
 
     def __init__(self, message: str) -> None:
@@ -600,7 +600,7 @@ class InvariantError(Exception):
         self.last_events: tuple[str, ...] = ()
 
     def concerning(self, whose: str, state: str, last_events: Iterable[str] = ()) -> None:
-        """Say whose invariant it is. The innermost machine that says so is right; later calls change nothing."""
+        """Set whose invariant it is. The innermost machine calls first; later calls change nothing."""
         if not self.whose:
             self.whose, self.state, self.last_events = whose, state, tuple(last_events)
 
@@ -637,14 +637,14 @@ def error_from_code(code: int, message: str) -> SparkBrokerError:
 
 
 def invariant(condition: bool, message: str, *values: object) -> None:
-    """Stop on a bug of our own: raises InvariantError(message % values). Not `assert`, which `python -O` removes.
+    """Stop on a bug of our own: raises InvariantError(message % values). `python -O` would remove an `assert`.
 
-    The text is made only when the condition is false, so that a check on the path of every batch costs a call.
+    The text is formatted only when the condition is false: a check on the path of every batch costs only a call.
     """
     if not condition:
         broken(message, *values)
 
 
 def broken(message: str, *values: object) -> NoReturn:
-    """Raises InvariantError(message % values): for conditions that are checked many times for each batch."""
+    """Raises InvariantError(message % values). For callers that test a condition often for each batch."""
     raise InvariantError(message % values if values else message)

@@ -1,4 +1,4 @@
-"""The nouns of the public interface: frozen, typed values that clients hand in and get back."""
+"""The values of the public interface: frozen, typed objects that clients pass in and get back."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_EPOCH = -1
 
 
 def known_epoch(leader_epoch: int) -> int | None:
-    """None where none is known."""
+    """The epoch, or None for NO_EPOCH."""
     return None if leader_epoch == NO_EPOCH else leader_epoch
 
 
@@ -46,7 +46,8 @@ class TopicPartition:
 class RecordMetadata:
     """Where an acknowledged micro-batch (or record) is: rows `base_offset` up to `base_offset + count`, exclusive.
 
-    `base_offset`: None where no broker said it: with acks=0, and for a retry of what was stored too long ago.
+    `base_offset` is None where no broker returned it: with acks=0, and for a retry of a batch that was stored too long
+    ago.
     """
 
     topic: str
@@ -56,7 +57,7 @@ class RecordMetadata:
 
     @property
     def offset(self) -> int | None:
-        """Offset of the first record; of the record itself where `send` made it."""
+        """Offset of the first record. In a result of `send` it is the offset of the record itself."""
         return self.base_offset
 
 
@@ -64,7 +65,7 @@ class RecordMetadata:
 class BrokerInfo:
     """A registered broker. `pid` is its process, `executor_pid` the executor's JVM; `fenced` brokers lead nothing.
 
-    `log`: the file where it logs, on its machine; None where that is not known.
+    `log`: path of the broker's log file on its machine; None where it is not known.
     """
 
     id: int
@@ -85,9 +86,10 @@ class BrokerInfo:
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. `schema`: Arrow's, a Spark StructType, or its DDL ("dest STRING NOT NULL, delay INT").
+    """A topic to create.
 
-    None is Kafka's record (key, value, headers, timestamp).
+    `schema`: an Arrow schema, a Spark StructType, or its DDL ("dest STRING NOT NULL, delay INT"). None: Kafka's record
+    (key, value, headers, timestamp).
     """
 
     name: str
@@ -102,8 +104,8 @@ class PartitionInfo:
     """One partition as its leader sees it. `high_watermark` is exclusive.
 
     `leader`: None while there is none. Both offsets are None when the leader did not answer.
-    `elr`: eligible leader replicas (KIP-966), outside of an ISR below the minimum, with all that was committed.
-    `last_known_elr`: those that were in either, and may have lost records since.
+    `elr`: eligible leader replicas (KIP-966). They have left an ISR that is below the minimum, and have everything that
+    was committed. `last_known_elr`: replicas that were in the ISR or the ELR and may have lost records since.
     """
 
     topic: str
@@ -142,7 +144,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ControllerInfo:
-    """The current controller: its epoch, the machine and pid of its driver, and when it took over by its clock."""
+    """The current controller: its epoch, its driver's machine and pid, and when it took over (by its clock)."""
 
     epoch: int
     host: str
@@ -155,7 +157,7 @@ class ControllerInfo:
 
 
 def local_time(at_ms: int) -> str:
-    """A time (UTC milliseconds since 1970) as people on this machine read it."""
+    """A time (UTC milliseconds since 1970) as text, in the time zone of this machine."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
@@ -179,9 +181,9 @@ class ClusterDescription:
 
 @dataclass(frozen=True, slots=True)
 class TransactionInfo:
-    """A transactional id, or an application with many writers, as its coordinator has it.
+    """A transactional id, or an application with many writers, as its coordinator knows it.
 
-    `state`: Empty, Ongoing, PrepareCommit or PrepareAbort. `version`: None with one writer, and while nothing is open.
+    `state`: Empty, Ongoing, PrepareCommit or PrepareAbort. `version`: None with one writer, and while none is open.
     `execution`: None with one writer. `last_committed`: the newest version, None before the first. `timeout`, `idle`:
     seconds. `writers` are producer ids with their epochs. A deleted topic shows as its id.
     """
@@ -212,7 +214,7 @@ class OffsetAndMetadata:
 
 
 class ConsumedRecord(NamedTuple):
-    """One record of a topic. Of a typed topic, `value` is a dict by column, without key and headers.
+    """One record of a topic. In a typed topic `value` is a dict by column, `key` is None and `headers` is empty.
 
     `timestamp` has the zone UTC. `headers` are pairs of a name and a value.
     """
@@ -227,7 +229,7 @@ class ConsumedRecord(NamedTuple):
 
 
 RECORDS_AT_ONCE = 1000
-"""Rows of a batch that become Python's objects at once."""
+"""How many rows of a batch are converted to Python objects at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +260,7 @@ class ConsumedBatch:
         return replace(self, base_offset=self.base_offset + offset, data=data, timestamps=timestamps)
 
     def records(self) -> Iterator[ConsumedRecord]:
-        """The records one at a time. `data` is a hundred times faster where columns will do."""
+        """The records one at a time. Where columns are enough, `data` is a hundred times faster."""
         for start in range(0, self.data.num_rows, RECORDS_AT_ONCE):
             part = self.slice(start, RECORDS_AT_ONCE)
             times = part.timestamps.cast("int64").to_pylist()
@@ -275,7 +277,7 @@ def _typed_record(
 
 
 def _kafka_record(topic: str, partition: int, offset: int, timestamp: datetime, row: dict[str, Any]) -> ConsumedRecord:
-    """A column that the consumer did not ask for is missing."""
+    """`row` lacks the columns that the consumer did not ask for."""
     headers = tuple((header["key"], header["value"]) for header in row.get("headers") or ())
     return ConsumedRecord(topic, partition, offset, timestamp, row.get("key"), row.get("value"), headers)
 

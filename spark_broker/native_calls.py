@@ -1,9 +1,9 @@
-"""No thread is inside Arrow's C++ when the interpreter ends.
+"""Keeps threads out of Arrow's C++ while the interpreter ends.
 
-A daemon thread that comes back from Arrow after that wants the interpreter's lock. Python ends such a thread where it
-stands; the end unwinds Arrow's C++ frames, which do not allow it, and the process aborts (SIGABRT, "terminate called
-without an active exception"). It happens in calls of Flight, and where a stream, a reader or a writer is freed: Arrow
-lets go of the lock meanwhile.
+A daemon thread that returns from Arrow after the end of the interpreter asks for the interpreter's lock. Python then
+ends the thread, which unwinds Arrow's C++ frames. They do not allow that, and the process aborts (SIGABRT, "terminate
+called without an active exception"). This happens in calls of Flight, and where a stream, a reader or a writer is
+freed: Arrow releases the lock in both cases.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import threading
 
 
 class NativeCalls:
-    """Counts the threads inside: `with native_calls:` around such a call, and around what frees such an object.
+    """Counts the threads inside. Each such call, and code that frees such an object, runs in `with native_calls:`.
 
-    Invariants, under the lock: `_inside >= 0`; once `_refused`, no other thread than the last one comes in.
+    Invariants, under the lock: `_inside >= 0`; once `_refused` is set, only `_last_thread` enters.
     """
 
     def __init__(self) -> None:
-        # One thread may come twice: a collection of garbage inside frees other objects.
+        # One thread may enter twice: garbage collection inside frees other objects.
         self._lock = threading.RLock()
         self._nobody_inside = threading.Condition(self._lock)
         self._inside = 0
         self._refused = False
-        self._last_thread = 0  # who ends the process goes on making calls
+        self._last_thread = 0  # the thread that ends the process still makes calls
         self._kept: list[object] = []
 
     def __enter__(self) -> None:
@@ -45,12 +45,12 @@ class NativeCalls:
             self._refused = True
 
     def wait_until_nobody_is_inside(self, timeout_s: float) -> bool:
-        """Returns whether nobody is. Only after `refuse` does it stay so."""
+        """Returns whether no thread is inside. Only after `refuse` does that stay true."""
         with self._lock:
             return self._nobody_inside.wait_for(lambda: not self._inside, timeout_s)
 
     def keep(self, *objects: object) -> None:
-        """These are freed by the main thread, at the very end."""
+        """Keep these objects until the very end, when the main thread frees them."""
         self._kept.extend(objects)
 
 

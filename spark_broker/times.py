@@ -22,7 +22,7 @@ def to_ms(moment: datetime) -> int:
 
 
 def to_ms_rounded_up(moment: datetime) -> int:
-    """Milliseconds since 1970: the first at or after the time."""
+    """Milliseconds since 1970, rounded up."""
     return -(-to_us(moment) // 1000)
 
 

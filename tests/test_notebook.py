@@ -33,12 +33,9 @@ def test_a_notebook_is_valid_and_kept_without_output(path: Path) -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.full
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[] if path.stem == "quickstart" else [pytest.mark.full]) for path in NOTEBOOKS],
-    ids=lambda path: path.stem,
-)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_and_shows_what_it_promises(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,8 +47,8 @@ class DamagedReplicas:
     def is_unheard(self, key: PartitionKey) -> bool:
         """Whether the controller may still count on a log that this process has quarantined.
 
-        Until it does not, no new log may take its place. This broker is live, so it might be elected with the empty
-        log, and every other replica would truncate to it.
+        Meanwhile no new log may take its place: this broker is live, so it might be elected with the empty log, and all
+        other replicas would truncate to it.
         """
         return self._numbers.get(key, BEFORE_THIS_PROCESS) > BEFORE_THIS_PROCESS and key not in self._taken_out
 

@@ -70,7 +70,7 @@ def is_running(pid: int, start_time: int | None = None) -> bool:
 
 
 class WatchedProcess:
-    """A process of this machine. A later process with the same pid is not taken for it.
+    """A process of this machine. A later process with the same pid is not mistaken for it.
 
     `descriptor` becomes readable when the process ends. It is None where the system has no such descriptors (Linux
     before 5.3): then poll `has_ended`.
@@ -114,7 +114,7 @@ class WatchedProcess:
                 os.kill(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Watch it no longer."""
+        """Stop watching it."""
         if self.descriptor is not None:
             os.close(self.descriptor)
             self.descriptor = None
@@ -162,7 +162,7 @@ class ExecutorLog:
     def of(cls, jvm_pid: int) -> ExecutorLog:
         """The stderr of this JVM.
 
-        The stderr of `pyspark.daemon` would not do. It is a pipe to the JVM, which breaks when the daemon ends, and a
+        The stderr of `pyspark.daemon` cannot be used. It is a pipe to the JVM, which breaks when the daemon ends, and a
         broker outlives the daemon.
         """
         handle = _PROC / str(jvm_pid) / "fd" / str(_STDERR)

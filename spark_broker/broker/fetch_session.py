@@ -77,8 +77,8 @@ class FetchSession:
         self._pending: dict[PartitionKey, None] = dict.fromkeys(partitions)  # to be named in the next request
         self._retry_at_ms: dict[PartitionKey, int] = {}
         self._asked: dict[PartitionKey, FetchPosition] = {}  # what the leader was last asked on this stream
-        self._untaken: set[PartitionKey] = set()  # an answer was not applied; the leader believes it was
-        self._no_room: set[PartitionKey] = set()  # the last batches did not fit on the disk
+        self._untaken: set[PartitionKey] = set()  # their last answer was not applied; the leader believes it was
+        self._no_room: set[PartitionKey] = set()  # their last batches did not fit on the disk
         self._rebuilds: deque[_Rebuild] = deque()
         self._requests = 0
 

@@ -30,7 +30,7 @@ EXTENTS_MAX = 10_000
 """An answer with more pieces of files than this sends the batches instead."""
 
 TURN_WAIT_S = 10.0
-"""How long a fetch waits for its turn: longer than overload should last, shorter than its client waits for it."""
+"""How long a fetch waits for its turn: longer than overload should last, less than its client waits for an answer."""
 
 
 class FetchStream:

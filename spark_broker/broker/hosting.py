@@ -122,7 +122,7 @@ class KeptBroker:
         return None
 
     def close(self) -> None:
-        """Keep it no longer."""
+        """Stop keeping it."""
         self._connection.close()
         self._process.close()
         if self._child is not None and self._child.poll() is None:

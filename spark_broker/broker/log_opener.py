@@ -79,7 +79,7 @@ class LogOpener:
         self._map_all = map_all
 
     def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
-        """Returns each log, or the error why it cannot be used. All names are durable by then."""
+        """Returns each log, or the error that says why it cannot be used. All names are durable by then."""
         slow = {key: log for key, log in wanted.items() if self._has_syncs(log)}
         quick = {key: log for key, log in wanted.items() if key not in slow}
         opened = dict(zip(slow, self._map_all(self._try_open, slow.values()), strict=True))

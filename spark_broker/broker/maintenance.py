@@ -29,7 +29,7 @@ class _Chore:
 
 
 class Maintenance(threading.Thread):
-    """Runs until `stop`. A failing disk takes its replica offline and leaves the others alone."""
+    """Runs until `stop`. A replica whose disk fails stops itself; the others are looked after as before."""
 
     def __init__(
         self,

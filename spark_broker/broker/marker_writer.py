@@ -74,7 +74,7 @@ class _Gathered:
 
 
 class _MarkerToken:
-    """One marker of one partition, on its way. Its first outcome counts."""
+    """One marker of one partition, on its way. It gets exactly one outcome."""
 
     def __init__(self, gathered: _Gathered, producer_id: int, topic_id: str, partition: int) -> None:
         self.topic_id = topic_id

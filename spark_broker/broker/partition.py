@@ -305,7 +305,7 @@ class Partition:
             return PartitionRead([], *self.position(0)[1:])
 
     def replica_state(self, leader_epoch: int) -> ReplicaStateResponse:
-        """The state from which a follower is rebuilt that begins at this log's start."""
+        """The state that a follower needs to begin at this log's start."""
         with self.lock:
             self.replica.check_leader(leader_epoch)
             producers = self.guard_storage(self._log.producers_at_log_start)
@@ -368,7 +368,7 @@ class Partition:
                     self.lines.restarted(began, why)
 
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
-        """Apply retention, if this replica leads and has a lease, so that its clock is checked.
+        """Apply retention if this replica leads and its broker has a lease: then the controller has checked its clock.
 
         The clocks of earlier leaders may have been `clock_skew_max_ms` behind this one.
 

@@ -42,7 +42,7 @@ class PartitionGrant:
 
 
 def is_left_out(header: BatchHeader, replica: Replica, *, read_committed: bool) -> bool:
-    """Whether readers do not get the batch: a marker, or with `read_committed` an aborted batch.
+    """Whether a batch is withheld from a reader: a marker always, an aborted batch with `read_committed`.
 
     Called under the partition's lock, for a batch for which `can_judge` is true.
     """
@@ -54,7 +54,7 @@ def is_left_out(header: BatchHeader, replica: Replica, *, read_committed: bool) 
 
 
 def can_judge(header: BatchHeader, replica: Replica, leader_epoch: int) -> bool:
-    """Whether the replica still knows of the aborted transactions at a frame that was read in this leader epoch.
+    """Whether the replica still knows if a frame that was read in this leader epoch was aborted.
 
     The log is read without the lock. Meanwhile retention may have removed the frame, and with it the knowledge that it
     was aborted. Or the replica has become a follower and was rebuilt.
@@ -91,7 +91,7 @@ class PartitionReader:
         read = self.read_all(leader_epoch, offset, max_bytes, read_committed=read_committed)
         with self._lock:
             if read.frames and not can_judge(read.frames[0].header, self._replica, read.leader_epoch):
-                return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request raises why.
+                return replace(read, frames=[], next_offset=offset, next_epoch=-1)  # The next request raises the error.
             frames = [f for f in read.frames if not is_left_out(f.header, self._replica, read_committed=read_committed)]
         return replace(read, frames=frames)
 
@@ -103,7 +103,7 @@ class PartitionReader:
             return PartitionGrant([], replace(read, next_offset=offset))
         with self._lock:
             if not can_judge(runs[0].headers[0], self._replica, read.leader_epoch):
-                return PartitionGrant([], replace(read, next_offset=offset))  # The next request raises why.
+                return PartitionGrant([], replace(read, next_offset=offset))  # The next request raises the error.
             left_out = partial(is_left_out, replica=self._replica, read_committed=read_committed)
             kept = [piece for run in runs for piece in run.without(left_out)]
         last = runs[-1].headers[-1]

@@ -47,7 +47,7 @@ SWITCH_INTERVAL_S = 0.0002
 
 
 def run_broker(spec: BrokerSpec, leave: LeaveRequest) -> str:
-    """Run a broker until it is stopped or superseded; returns which. Raises the error that kept it from going on.
+    """Run a broker until it is stopped or superseded; returns which. Raises the error that ended it otherwise.
 
     The Flight server is never joined (it hangs on open streams): the caller ends the process afterwards.
     """

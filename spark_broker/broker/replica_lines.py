@@ -54,7 +54,7 @@ class ConnectionLines:
 
 
 class ReplicaLines:
-    """The lines about one replica. `name`: its topic-partition. Under the partition's lock, except for fetches."""
+    """The lines about one replica. `name` is its topic-partition. One thread writes at a time."""
 
     def __init__(self, name: str, replica: Replica) -> None:
         self._name = name

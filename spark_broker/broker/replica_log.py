@@ -209,7 +209,7 @@ class ReplicaLog:
         self._log.truncate_to(offset)
 
     def flush(self) -> None:
-        """Sync. Raises DamagedLogError when the directory was removed, with which the files would be lost."""
+        """Sync. Raises DamagedLogError when the directory was removed, because its files cannot be found again."""
         self.check()
         self._log.flush()
         self._save_epochs_if_there_is_room()

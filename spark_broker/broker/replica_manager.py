@@ -99,7 +99,7 @@ class ReplicaManager:
         self.broker_id = -1
         self.broker_epoch = -1
         self.image = EMPTY_IMAGE
-        self.applied_offset = EMPTY_IMAGE.next_offset  # metadata before it is carried out, so every log is open
+        self.applied_offset = EMPTY_IMAGE.next_offset  # metadata before this offset is carried out: every log is open
 
     def partition(self, topic_id: str, number: int) -> Partition:
         """The replica. Raises the error that says why it is not here."""
@@ -408,7 +408,7 @@ class ReplicaManager:
 
 
 def _last_high_watermarks(directory: LogDirectory) -> dict[PartitionKey, int]:
-    """They are only hints: a damaged file stops no replica, and the next checkpoint replaces it."""
+    """High watermarks are only hints: a damaged file stops no replica, and the next checkpoint replaces it."""
     try:
         return directory.read_high_watermarks()
     except DamagedLogError as error:

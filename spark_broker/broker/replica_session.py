@@ -28,9 +28,9 @@ IDLE_REPORT_MAX_MS = 1000
 
 
 def idle_report_ms(lag_max_ms: int) -> int:
-    """How often partitions that requests do not name are counted as still pulled, from their last position.
+    """The interval (ms) at which partitions that requests do not name count as fetched, from their last position.
 
-    Its cost grows with the number of partitions. It must happen in time, so that no follower counts as lagging.
+    The cost grows with the number of partitions. The interval is short enough that no follower counts as lagging.
     """
     return max(1, min(lag_max_ms // 10, IDLE_REPORT_MAX_MS))
 

@@ -89,7 +89,7 @@ class RequestQueue:
         # The turn came at the last moment: the thread that took `mine` out of the lane has handed its turn over.
 
     def leave(self) -> None:
-        """Used by `Turn`: the turn goes to a request that waits, whose kind is then last in the order of kinds."""
+        """Used by `Turn`: the turn goes to a request that waits. Its kind becomes the last in the order."""
         with self._lock:
             invariant(self._working > 0, "a turn ends that nobody had")
             for place, kind in enumerate(self._order):

@@ -166,7 +166,7 @@ class _ProducerIds:
         )
 
     def _answered(self, block: Answer) -> None:
-        """Each waiting request gets an id of the block, or the error. Another block is asked for if some are left."""
+        """Each waiting request gets an id of the block, or the error. If some are left, another block is asked for."""
         answers: list[tuple[Reply, Answer]] = []
         with self._lock:
             if isinstance(block, AllocateProducerIdsResponse):

@@ -38,7 +38,7 @@ class Room:
         on_change: Callable[[], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """A process that begins with less than `room_bytes` free has no room: the one before it may have run out."""
+        """A process that begins with less than `room_bytes` free has no room: the last one may have run out of it."""
         self._path = path
         self._fs = fs
         self._room_bytes = room_bytes

@@ -31,7 +31,7 @@ TURN_WAIT_S = 0.5
 """How long a call waits for its turn. Clients ask the next broker after a second: the refusal comes before that."""
 
 PASS_ON_WAIT_S = 5.0
-"""How long an administrative call waits while the controller has as many as it may. Clients wait half a minute."""
+"""How long an administrative call waits while as many as allowed are at the controller. Clients wait half a minute."""
 
 GRACE_MS = 1000
 """A thread waits this much longer than the deadline of the request that it waits for."""

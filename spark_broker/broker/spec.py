@@ -60,7 +60,7 @@ STOPPED = "stopped"
 """A broker's end: it was asked to leave and left in order."""
 
 MOVED = "moved"
-"""A broker's end: it left in order, because its executor is going; another launch takes its place."""
+"""A broker's end: it left in order, because its executor is going away; another launch takes its place."""
 
 SUPERSEDED = "superseded"
 """A broker's end: a later launch has taken its place."""
@@ -69,7 +69,7 @@ FAILED = "failed"
 """The broker refused to start, or stopped on an error: `error_code` and `error_message` say which."""
 
 LOST = "lost"
-"""The process or its executor is gone, or it left because its executor went: another launch takes its place."""
+"""The process or its executor is gone, or it left because its executor went away: another launch takes its place."""
 
 
 @dataclass(frozen=True, kw_only=True)

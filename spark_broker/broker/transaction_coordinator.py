@@ -106,7 +106,7 @@ class TransactionCoordinator:
         self._queue = MarkerQueue()
         self._markers_due = False
         self._producer_ids = ProducerIdPool()
-        self._allocation_due_ms = 0  # none is asked for before; while a request is out, it counts as lost then
+        self._allocation_due_ms = 0  # when to ask again; a request that is out counts as lost then
 
     def handle(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
         """Answer a request, now or later. `deadline_ms`: on the boot-time clock."""

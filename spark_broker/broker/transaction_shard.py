@@ -24,7 +24,7 @@ FOR_EVER_MS = 2**62
 class LedShard:
     """The shard of one leadership. Invariant: until it is dropped, nothing else appends to the partition.
 
-    `snapshot_first` is the token of a snapshot's first batch, until its last append (`snapshot_end`) is committed.
+    `snapshot_first` is the token of a snapshot's first batch, until the last append (`snapshot_end`) is committed.
     """
 
     def __init__(

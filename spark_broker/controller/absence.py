@@ -8,8 +8,8 @@ from spark_broker.controller.image import MetadataImage
 class Absences:
     """Since when each broker without a session has been away.
 
-    The clock runs only while some broker is live: after a restart, or after the loss of all, the first one that is back
-    must not at once drop the others, which Spark is still starting.
+    Time counts only while some broker is live. After a restart, or after the loss of all brokers, the first one that is
+    back must not drop the others at once: Spark is still starting them.
     """
 
     def __init__(self) -> None:
@@ -27,19 +27,19 @@ class Absences:
         self._since_ms.pop(broker_id, None)
 
     def note_live(self, image: MetadataImage, now_ms: int) -> None:
-        """To be told of every image in which brokers changed."""
+        """Must be called with every image in which brokers changed."""
         if not image.live_brokers():
             self._someone_live_since_ms = None
         elif self._someone_live_since_ms is None:
             self._someone_live_since_ms = now_ms
 
     def just_begun(self, duration_ms: int, now_ms: int) -> bool:
-        """Whether nobody has been live for this long: the others are being started, too."""
+        """Whether no broker is live, or the first has been for less than this: the others are still being started."""
         start = self._someone_live_since_ms
         return start is None or now_ms - start < duration_ms
 
     def away_for(self, duration_ms: int, now_ms: int) -> frozenset[int]:
-        """Brokers that have been away for this long while others lived; with a negative duration none."""
+        """Brokers that have been away for this long while some broker was live; none with a negative duration."""
         start = self._someone_live_since_ms
         if duration_ms < 0 or start is None:
             return frozenset()

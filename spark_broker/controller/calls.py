@@ -45,7 +45,7 @@ from spark_broker.protocol.messages import (
 class CallContext:
     """What a call's decision needs beside the image.
 
-    `expected_brokers`: those that live or may soon be back. `full`: those without room on their disks.
+    `expected_brokers`: how many are live or may soon be back. `full`: brokers without room on their disks.
     """
 
     settings: ClusterSettings
@@ -85,7 +85,7 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
 
 
 def reason(request: CallRequest) -> str:
-    """What the log says of the partitions that the call changes."""
+    """The reason that the log gives for the partitions that the call changes."""
     match request:
         case AlterPartitionRequest():
             return f"proposed by broker {request.broker_id}, which leads"

@@ -1,15 +1,15 @@
-"""Whose wall clock is wrong: what heartbeats show of the brokers' clocks, and the verdict on each.
+"""Which wall clocks are wrong: heartbeats show the brokers' clocks, and each clock gets a verdict.
 
     RIGHT   near most clocks
     OFF     further than `warn_ms` from them, or from the controller's where no majority agrees: it is noted
     WRONG   further than `fence_ms` from a majority that agrees: the broker is fenced, until it is within `warn_ms`
 
 Records get their time from the leader's clock, and retention compares it with the clock of a later leader. The
-controller's own clock is one among the others, and may be the wrong one: the majority decides, so that only a minority
-is ever fenced. Where no majority agrees (one broker alone, two halves), nobody can say whose clock is wrong.
+controller's clock counts like any other and may itself be wrong. The majority decides, so only a minority is ever
+fenced. Where no majority agrees (one broker alone, two halves), it is unknown which clock is wrong.
 
-Two messages give the interval in which a skew lies, whatever their delays: the heartbeat was sent before it came, and
-says how far ahead the broker is at least; the answer before it said how far at most.
+Two messages bound a skew, whatever their delays. A heartbeat was sent before it was received, so it shows how far the
+broker's clock is ahead at least. The controller's previous answer showed how far it is ahead at most.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClockBounds:
 
 
 def measured_skew_ms(at_least_ms: int, at_most_ms: int, error_max_ms: int) -> int | None:
-    """The middle of the interval; None where it says too little.
+    """The middle of the interval; None where its error may exceed `error_max_ms`.
 
     A clock that was set between the two messages gives an interval that is wide, or ends before it begins.
     """
@@ -47,9 +47,9 @@ def measured_skew_ms(at_least_ms: int, at_most_ms: int, error_max_ms: int) -> in
 
 
 def agreed_ms(skews_ms: Sequence[int], within_ms: int) -> int | None:
-    """The median, where more than half of the clocks are within the bound of it; None: no majority agrees.
+    """The median, if more than half of the clocks are within `within_ms` of it; None: no majority agrees.
 
-    Of the two in the middle of an even number it is the one nearer to the controller's clock, which is 0.
+    Of an even number of clocks, the median is the one of the middle two that is nearer to the controller's clock (0).
     """
     middle = sorted(skews_ms)[(len(skews_ms) - 1) // 2 : len(skews_ms) // 2 + 1]
     median = min(middle, key=abs)
@@ -58,9 +58,9 @@ def agreed_ms(skews_ms: Sequence[int], within_ms: int) -> int | None:
 
 
 def judge(before: Verdict, distance_ms: int, bounds: ClockBounds, *, agreed: bool) -> Verdict:
-    """The verdict on a clock so far from the majority (`agreed`), or from the controller's clock.
+    """The verdict on a clock at this distance from the majority (`agreed`), or else from the controller's clock.
 
-    What is OFF or WRONG comes back at a smaller distance than it left: a clock near a bound must not flap.
+    A clock leaves OFF or WRONG at a smaller distance than it enters: a clock near a bound must not flap.
     """
     if distance_ms > bounds.fence_ms and agreed:
         return Verdict.WRONG
@@ -74,8 +74,8 @@ def judge(before: Verdict, distance_ms: int, bounds: ClockBounds, *, agreed: boo
 class Clocks:
     """The clocks of the brokers that have sessions, as their heartbeats show them.
 
-    `_skews_ms`: ahead of the controller's clock, by broker id. A verdict of WRONG lasts until the clock is right again
-    or the session is over, also while others leave: what a majority has seen is not forgotten with it.
+    `_skews_ms`: how far each clock is ahead of the controller's, by broker id. A verdict of WRONG lasts until the clock
+    is right again or the session is over. It stays even if the brokers that formed the majority leave.
     """
 
     def __init__(self, bounds: ClockBounds) -> None:
@@ -90,7 +90,7 @@ class Clocks:
         return self._verdicts.get(broker_id) is Verdict.WRONG
 
     def reason(self, broker_id: int) -> str:
-        """Why the broker stays fenced; empty: its clock does not keep it so."""
+        """Why the broker's clock keeps it fenced; empty where it does not."""
         return self._reasons.get(broker_id, "")
 
     def forget(self, broker_id: int) -> None:
@@ -99,7 +99,7 @@ class Clocks:
             known.pop(broker_id, None)
 
     def heard(self, broker_id: int, event: HeartbeatReceived) -> list[SessionEffect]:
-        """Take the clock of a heartbeat in; returns what changes by it, for any broker."""
+        """Take in the clock that a heartbeat shows. Returns the effects, which may concern any broker."""
         beat = event.heartbeat
         if event.wall_ms < 0 or beat.wall_ms < 0 or beat.ahead_max_ms is None:
             return []
@@ -115,7 +115,7 @@ class Clocks:
         return effects
 
     def _notice_step(self, event: HeartbeatReceived) -> None:
-        """Skews that were measured before the controller's clock was set must not be compared with later ones."""
+        """Forget the skews from before the controller's clock was set: they must not be compared with later ones."""
         offset_ms = event.wall_ms - event.received_ms
         if self._offset_ms is not None and abs(offset_ms - self._offset_ms) > self._bounds.warn_ms:
             self._skews_ms.clear()
@@ -142,7 +142,7 @@ class Clocks:
                 return [FenceBrokers((broker_id,), self._reasons[broker_id])]
 
     def _judge_own(self, agreed: int | None) -> list[SessionEffect]:
-        """The controller's clock gives no record its time: one that is wrong is only noted."""
+        """A wrong clock of the controller is only noted: no record gets its time from it."""
         before, bounds = self._own, self._bounds
         self._own = judge(before, abs(agreed or 0), bounds, agreed=False)
         if self._own is before:

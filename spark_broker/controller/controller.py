@@ -1,8 +1,8 @@
 """The controller as one state machine: events and the time go in; records, and the effects after them, come out.
 
 The shell hands in one event after the other, appends the records of each outcome to the metadata log, and only then
-carries out its effects. `image` is ahead of the log by the outcomes that are not written yet, and is never shown to
-anyone before they are.
+carries out its effects. `image` is ahead of the log by the outcomes that are not written yet. It is never shown to
+brokers or clients before they are.
 """
 
 from __future__ import annotations
@@ -94,15 +94,15 @@ class ControllerStanding(NamedTuple):
 class Controller(Machine[ControllerStanding]):
     """The cluster's decisions. `shared_executor`: brokers may share one executor (plain `local[N]`).
 
-    Invariants: a session is of the registered epoch of its broker; a broker that is not fenced has a session; the
-    controller epoch and the metadata offset never fall; who is elected is not fenced.
+    Invariants: a session has the registered epoch of its broker; a broker that is not fenced has a session; the
+    controller epoch and the metadata offset never fall; an elected leader is not fenced.
     """
 
     def __init__(self, image: MetadataImage, settings: ClusterSettings, *, shared_executor: bool = False) -> None:
         super().__init__("the controller")
         cluster = settings.cluster
         self.image = image
-        self._began = False  # until then the image says who was live under an earlier controller
+        self._began = False  # until then, the image says which brokers were live under an earlier controller
         self.sessions = Sessions(SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms))
         self._settings = settings
         self._shared_executor = shared_executor
@@ -113,8 +113,8 @@ class Controller(Machine[ControllerStanding]):
         self._log_ends = LogEnds()
         self._full: set[int] = set()  # brokers that said that their disks have no room
         self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends, self._full)
-        self._lost_launches: dict[int, None] = {}  # in order of their loss, the oldest goes when there are too many
-        self._shutdown_offsets: dict[int, int] = {}  # broker id to the end of the decision that began its shutdown
+        self._lost_launches: dict[int, None] = {}  # in order of loss; beyond the bound the oldest is dropped
+        self._shutdown_offsets: dict[int, int] = {}  # by broker id: end offset of the decision that began its shutdown
         # (broker epoch, topic id, partition, number of the damage)
         self._damage_known: dict[int, frozenset[tuple[int, str, int, int]]] = {}
         self._pending_stops: list[_PendingStop] = []
@@ -142,7 +142,7 @@ class Controller(Machine[ControllerStanding]):
         return ControllerStanding(self.image.controller_epoch, self.image.next_offset)
 
     def check_step(self, name: str, before: ControllerStanding, after: ControllerStanding) -> bool:
-        """What never falls, and who was elected. It moved where it decided something."""
+        """Check what never falls, and each election. The controller has moved if it has decided something."""
         risen = after.controller_epoch >= before.controller_epoch and after.next_offset >= before.next_offset
         invariant(risen, "%s takes the controller back from %s to %s", name, before, after)
         counted = after.next_offset - before.next_offset == len(self._records)
@@ -154,7 +154,7 @@ class Controller(Machine[ControllerStanding]):
 
     def _check_elected(self, record: PartitionChangeRecord) -> None:
         state = self.image.partition(record.topic_id, record.partition)
-        if state is not None and state.leader == record.leader:  # Else a later record of the outcome says otherwise.
+        if state is not None and state.leader == record.leader:  # Else a later record of the outcome changed it.
             leads = not self.image.brokers[state.leader].fenced
             invariant(leads, "%s-%d: a fenced broker is elected: %s", record.topic_id, record.partition, state)
 
@@ -165,12 +165,12 @@ class Controller(Machine[ControllerStanding]):
         return f"epoch {self.image.controller_epoch}, live brokers {live}, {sessions}, {partitions} partitions"
 
     def remember(self, name: str, arguments: Sequence[object], outcome: object, *, moved: bool = False) -> None:
-        """Ticks come all the time: they are remembered where something follows from them."""
+        """Ticks are frequent: one is remembered only if something followed from it."""
         if moved or not isinstance(arguments[0], Tick):
             super().remember(name, arguments, outcome, moved=moved)
 
     def _kept(self, value: object) -> object:
-        """Of an event, what it is and whose: messages may be large."""
+        """Only an event's kind and the session, launch or call that it concerns: messages may be large."""
         match value:
             case CallReceived():
                 return f"call {type(value.request).__name__}"
@@ -191,7 +191,7 @@ class Controller(Machine[ControllerStanding]):
         self._dispatch(event, now_ms)
         self._began = self._began or isinstance(event, ControllerStarted)
         if self._elections_wait and (self._records or self._full != full):
-            # Whoever would rather lead may have left the ISR since, or its disk be full.
+            # A preferred replica that is waited for may have left the ISR, or its disk may have become full.
             records = fencing.elect_leaders(self.image, others_come=True, full=self._full)
             self._apply(records, "nobody is left who would rather lead")
         self._answer_stops()
@@ -223,7 +223,7 @@ class Controller(Machine[ControllerStanding]):
                 self._start(event, now_ms)
 
     def _apply(self, records: Sequence[MetadataRecord], why: str, *, leaderless_expected: bool = False) -> None:
-        """`why`: what the log says of the partitions that change."""
+        """`why`: the reason that the log gives for the partitions that change."""
         if records:
             before, self.image = self.image, self.image.apply(records)
             self._records += records
@@ -236,7 +236,7 @@ class Controller(Machine[ControllerStanding]):
         self._effects.append(Note(text, expected=expected, fields=fields))
 
     def _start(self, event: ControllerStarted, now_ms: int) -> None:
-        """A higher epoch; what an older controller still says is refused from here on."""
+        """Begin a higher epoch: messages of an older controller are refused from now on."""
         why = "a controller begins"
         if not self.image.cluster_id:
             self._apply([ClusterRecord(event.cluster_id)], why)
@@ -400,10 +400,10 @@ class Controller(Machine[ControllerStanding]):
         self._effects.append(Send(event.session_id, answer))
 
     def answer_meanwhile(self, event: HeartbeatReceived, committed: MetadataImage) -> HeartbeatResponse | None:
-        """What a live broker is told while decisions are being written: that it goes on. None: it has to wait.
+        """The answer to a live broker while decisions are being written: it stays live. None: the broker has to wait.
 
-        The heartbeat is handled later, too, with the time at which it came: the broker's session lasts longer than the
-        lease that this answer extends. A broker that the waiting decisions fence hears nothing.
+        The heartbeat is also handled later, with the time at which it came: the broker's session then outlasts the
+        lease that this answer extends. A broker that the waiting decisions fence gets no answer.
         """
         session, beat = self.sessions.of_stream(event.session_id), event.heartbeat
         if session is None or session.state is not SessionState.OPEN or session.broker_epoch != beat.broker_epoch:
@@ -414,7 +414,7 @@ class Controller(Machine[ControllerStanding]):
         return HeartbeatResponse(beat.sent_ms, fenced=False, wall_ms=event.wall_ms)
 
     def _quarantine_damaged(self, session: Session, beat: HeartbeatRequest) -> None:
-        """Once for each report: the replica may be rebuilt, and in sync again, while the broker repeats it."""
+        """Decide once on each report: the broker may still repeat it when the replica is rebuilt and in sync again."""
         known = self._damage_known.get(session.broker_id, frozenset())
         reported = {(session.broker_epoch, *damaged) for damaged in beat.damaged}
         if reported - known:
@@ -424,7 +424,7 @@ class Controller(Machine[ControllerStanding]):
             self._apply(damage.quarantine(self.image, session.broker_id, new, self._full), why)
 
     def _hear_of_room(self, session: Session, beat: HeartbeatRequest) -> None:
-        """With every heartbeat, too: others that have room may have joined ISRs, or got room, since the last."""
+        """A full broker resigns anew with every heartbeat: others may have joined ISRs, or got room, since the last."""
         broker_id = session.broker_id
         was_full = broker_id in self._full
         if not beat.full:
@@ -454,7 +454,7 @@ class Controller(Machine[ControllerStanding]):
             self._returned(broker.id, now_ms)
 
     def _shut_down(self, session: Session) -> bool:
-        """Begin the broker's shutdown; True once every live broker has heard who took over from it."""
+        """Begin the broker's shutdown. Returns True once every other live broker knows the new leaders."""
         broker_id = session.broker_id
         name = f"broker {broker_id} of launch {session.launch}"
         if not self.image.brokers[broker_id].in_controlled_shutdown:

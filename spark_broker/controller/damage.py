@@ -1,10 +1,10 @@
-"""Replicas whose log was found damaged and quarantined: they leave ISR and ELR, and never lead with what is left.
+"""Replicas whose log was found damaged and quarantined leave ISR and ELR, and never lead with what is left.
 
-Where such a replica was the last that had everything, electing it, empty, would make every other replica throw its
-records away. The partition has no leader until somebody accepts the loss by an unclean election.
+Such a replica may have been the last one that had everything. Elected with an empty log, it would make every other
+replica truncate its records. The partition then has no leader until an unclean election accepts the loss.
 
-The leader epoch rises in any case: the broker may be live, so that what it fetched with the log that it has lost, and
-proposals to let it in that rest on that, may still be under way. They name the older epoch and count no more.
+The leader epoch rises in any case. The broker may be live: fetches that it made with the lost log, and ISR proposals
+that rest on them, may still be under way. They name the older epoch and no longer count.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One decision at a time: its records are committed before anybody is told of it, and what comes meanwhile waits.
+"""One decision at a time: its records are committed before its effects are carried out, and other events wait.
 
-A shell writes the records that `decide` gives, and then carries out the effects that `committed` gives: the
-controller's thread in production, events in simulation.
+A shell writes the records that `decide` returns, and then carries out the effects that `committed` returns. The shell
+is the controller's thread in production, and events in simulation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_broker.controller.records import MetadataRecord
 from spark_broker.errors import invariant
 
 MAX_BATCH: Final = 1000
-"""Events of one decision, which share one file of the metadata log."""
+"""Most events of one decision. Their records share one file of the metadata log."""
 
 
 class Decisions:
@@ -35,7 +35,10 @@ class Decisions:
         return len(self._waiting)
 
     def decide(self, events: Sequence[Event], committed: MetadataImage, now_ms: int) -> list[MetadataRecord]:
-        """What is to be committed, in one file; nothing: go on with `committed`. `committed`: the image before it."""
+        """The records to commit, in one file; with none, call `self.committed` at once.
+
+        The parameter `committed` is the image before the decision.
+        """
         invariant(not self.is_writing, "a decision is made while another is being written")
         results = [self._controller.handle(event, now_ms) for event in events]
         self._effects = [effect for result in results for effect in result.effects]
@@ -46,15 +49,15 @@ class Decisions:
         return records
 
     def committed(self) -> list[Effect]:
-        """The decision's records are committed, if it has any: what is to be done, in order."""
+        """The decision's records, if any, are committed. Returns its effects, in order."""
         self.is_writing = False
         effects, self._effects = self._effects, []
         return effects
 
     def let_wait(self, event: Event, now_ms: int) -> Send | None:
-        """An event that comes while a decision is being written; returns what its sender is told meanwhile."""
+        """Let an event wait while a decision is being written. Returns an interim answer to its sender, if any."""
         return self._waiting.take(event, now_ms)
 
     def next_events(self) -> list[Event]:
-        """Those that have waited longest, up to MAX_BATCH. They wait no longer."""
+        """Take out the events that have waited longest, up to MAX_BATCH."""
         return self._waiting.release(MAX_BATCH)

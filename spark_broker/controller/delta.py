@@ -1,4 +1,4 @@
-"""What changed between two images: what a broker has to act on after a metadata update."""
+"""What changed between two images. A broker acts on it after a metadata update."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from spark_broker.protocol.messages import (
 
 
 def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> MetadataResponse:
-    """The answer to GetMetadata; a name that does not exist is absent from it."""
+    """The answer to a MetadataRequest; a name that does not exist is absent from it."""
     if topics is None:
         described = [image.topics[image.topic_ids[name]] for name in sorted(image.topic_ids)]
     else:

@@ -76,9 +76,9 @@ class FenceBrokers:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth a line in the controller's log. `expected`: it is the ordinary course of things.
+    """Something worth a line in the controller's log. `expected`: it belongs to ordinary operation.
 
-    `fields`: who and which epoch, by name, for machines that read the log.
+    `fields`: broker, epoch and the like, by name, for programs that read the log.
     """
 
     text: str
@@ -100,7 +100,7 @@ class ControllerResult:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Records, and the response to whoever asked."""
+    """Records, and the response to the caller."""
 
     records: tuple[MetadataRecord, ...]
     response: Message

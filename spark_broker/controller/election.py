@@ -1,6 +1,6 @@
-"""Who leads a partition: a member of its ISR, else an eligible leader replica (KIP-966), and nobody else.
+"""Elections: a member of the ISR leads, else an eligible leader replica (KIP-966), and no other broker.
 
-Both have everything that was committed. Elections that may lose records are in `unclean.py`.
+Members of both sets have everything that was committed. Elections that may lose records are in `unclean.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Election:
 def elect(state: PartitionRegistration, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
     """The first electable member of the ISR, else of the ELR, in order of preference.
 
-    An eligible replica leads alone: the ISR that it takes over from has no electable member. `full`: brokers without
-    room, which come last in either set: they serve readers at least.
+    An eligible replica leads alone, because no member of the ISR is electable. `full`: brokers without room. They come
+    last in either set, but are not excluded: they can serve readers.
     """
     members = [broker for broker in state.replicas if broker in state.isr and electable(broker)]
     if members:
@@ -39,7 +39,7 @@ def elect(state: PartitionRegistration, electable: Callable[[int], bool], full: 
 
 
 def awaits_a_better(state: PartitionRegistration, electable: Callable[[int], bool], full: Collection[int] = ()) -> bool:
-    """Whether somebody else would lead, were everybody back."""
+    """Whether another replica would be elected if all brokers were back."""
     return elect(state, electable, full).leader != elect(state, lambda _: True, full).leader
 
 
@@ -50,7 +50,7 @@ def lead_again(
     electable: Callable[[int], bool],
     full: Collection[int] = (),
 ) -> tuple[PartitionChangeRecord, ...]:
-    """The election of a partition that has no leader; no record where nobody is electable."""
+    """The election of a partition that has no leader; no record where no replica is electable."""
     election = elect(state, electable, full)
     if election.leader == NO_LEADER:
         return ()

@@ -65,7 +65,7 @@ class SparkLost:
 
 @dataclass(frozen=True, slots=True)
 class CallReceived:
-    """A call; `new_topic` for those that may create one."""
+    """A call. `new_topic` comes with calls that may create a topic."""
 
     call_id: int
     request: CallRequest

@@ -11,18 +11,18 @@ from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord, 
 from spark_broker.model import NO_LEADER
 
 OTHERS_COME_MS = 2_000
-"""After a start of the controller, or of all brokers, the first that is back would lead everything: for so long, a
-partition waits for whoever leads it rather. It loses little: the others are in its ISR, so nothing is committed without
-them for as long as they are not dropped (`broker.session.timeout.ms`)."""
+"""How long a partition waits for a replica that it prefers to those that are back. After a start of the controller, or
+of all brokers, the first broker that is back would lead everything otherwise. Waiting costs little: the others are in
+the ISR, so nothing is committed without them until they are dropped (`broker.session.timeout.ms`)."""
 
 
 def fence(
     image: MetadataImage, gone: Collection[int], *, shrink: bool = True, full: Collection[int] = ()
 ) -> tuple[MetadataRecord, ...]:
-    """Fence these brokers, as one decision: they leave the ISRs that have a live leader without them.
+    """Fence these brokers, as one decision. They leave the ISRs of partitions that have a live leader without them.
 
     A partition that is left without a leader keeps its ISR and its ELR: each member has everything that was committed,
-    so whoever of them is back first may lead. `shrink=False` (the whole cluster stops) keeps every ISR. `full`: see
+    so the first member that is back may lead. `shrink=False` (the whole cluster stops) keeps every ISR. `full`: see
     `elect`.
     """
     fenced = [
@@ -43,7 +43,7 @@ def leave(
 ) -> list[PartitionChangeRecord]:
     """Elections and ISR changes when these brokers stop being electable.
 
-    `keep_last_leader`: a leader that nobody can follow stays (controlled shutdown: it still serves).
+    `keep_last_leader`: a leader that no other replica can replace stays (controlled shutdown: it still serves).
     """
     gone = frozenset(gone)
     records = []
@@ -65,14 +65,14 @@ def leave(
 
 
 def fence_all(image: MetadataImage) -> tuple[MetadataRecord, ...]:
-    """A new controller knows of no session: everyone is fenced until it registers, and no ISR shrinks."""
+    """A new controller has no sessions: each broker is fenced until it registers, and no ISR shrinks."""
     return fence(image, [id_ for id_, broker in image.brokers.items() if not broker.fenced], shrink=False)
 
 
 def unfence(
     image: MetadataImage, broker_id: int, *, others_come: bool = False, full: Collection[int] = ()
 ) -> tuple[MetadataRecord, ...]:
-    """The broker is ready: it leads what has no leader and has it in its ISR or ELR. Rest: `elect_leaders`."""
+    """The broker is ready: it may lead partitions without a leader that have it in ISR or ELR. See `elect_leaders`."""
     record = BrokerChangeRecord(broker_id, image.brokers[broker_id].epoch, fenced=False)
     return (record, *elect_leaders(image.apply([record]), others_come=others_come, full=full))
 
@@ -80,9 +80,9 @@ def unfence(
 def elect_leaders(
     image: MetadataImage, *, others_come: bool = False, full: Collection[int] = ()
 ) -> tuple[MetadataRecord, ...]:
-    """Whoever is live leads what has no leader.
+    """Elect live leaders for the partitions that have none.
 
-    `full`: see `elect`. `others_come`: not what somebody leads rather who is not back yet. See `OTHERS_COME_MS`.
+    `full`: see `elect`. `others_come`: leave out partitions that wait for another replica; see `OTHERS_COME_MS`.
     """
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
@@ -92,7 +92,7 @@ def elect_leaders(
 
 
 def drop_absent(image: MetadataImage, absent: Collection[int]) -> tuple[MetadataRecord, ...]:
-    """Brokers that stay away leave the ISRs of the partitions that have a leader; the others keep waiting for them."""
+    """Brokers that stay away leave the ISRs of partitions that have a leader. Other partitions still wait for them."""
     gone = frozenset(absent)
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():

@@ -1,4 +1,4 @@
-"""Self-healing: the replicas of brokers that stay away are rebuilt on brokers that live."""
+"""Self-healing: the replicas of brokers that stay away are rebuilt on live brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def heal(
 ) -> tuple[MetadataRecord, ...]:
     """Start to move replicas off the brokers `gone`, at most `max_moves` partitions being moved at once.
 
-    A partition without a leader has nobody to copy from, and one for which no other live broker is left stays as it is.
+    A partition stays as it is where it has no leader to copy from, or where no other live broker is left.
     """
     if not gone:
         return ()
@@ -35,7 +35,7 @@ def heal(
 
 
 def _healed(image: MetadataImage, state: PartitionRegistration, gone: Collection[int], loads: Loads) -> list[int]:
-    """The replicas with each that is gone replaced in its place, so that preferred leaders stay spread."""
+    """The target replicas. Each one that is gone is replaced at its position, so preferred leaders stay spread."""
     target = list(state.target_replicas)
     for position, broker in enumerate(target):
         if broker in gone:

@@ -1,4 +1,4 @@
-"""What the controller does of itself as time passes: one decision after the other, each on the image of the last."""
+"""The controller's timed decisions, one after the other. Each uses the image that the last one made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_broker.controller.unclean import elect_allowed
 
 INTERVAL_MS = 250
 FIRST_BALANCE_MS = 10_000
-"""Leaders are first balanced so long after a start, when the last brokers are back (Kafka: 5 s)."""
+"""Time from a start to the first balancing of leaders: the last brokers are back by then (Kafka: 5 s)."""
 
 
 Decide = Callable[[MetadataImage, int], tuple[MetadataRecord, ...]]
@@ -27,7 +27,7 @@ Decide = Callable[[MetadataImage, int], tuple[MetadataRecord, ...]]
 
 @dataclass(frozen=True, slots=True)
 class TimedDecision:
-    """Records, and what the log says of the partitions that they change."""
+    """Records, and the reason that the log gives for the partitions that they change."""
 
     why: str
     records: tuple[MetadataRecord, ...]
@@ -93,7 +93,7 @@ class Housekeeping:
             return ()
         records = balance_replicas(image, live, self.config.replica_reassignment_max_partitions, self.full)
         if not records and not moves_in_progress(image):
-            # Balanced, or nothing can be moved without loss of failure domains: it is a broker like the others now.
+            # Replicas are balanced, or no move keeps the failure domains: these brokers are now like the others.
             self.joined.difference_update(live)
         return records
 

@@ -21,8 +21,8 @@ class BrokerIdentity:
 def identify(image: MetadataImage, request: RegisterBrokerRequest, lost: Collection[int]) -> BrokerIdentity:
     """The id of the directory that asks.
 
-    `lost`: brokers whose directories count as lost; an empty directory may take such an id over. A directory that
-    claims an id that is not registered to it is refused, and kept: InconsistentClusterIdError.
+    `lost`: brokers whose directories count as lost; an empty directory may take such an id over. Raises
+    InconsistentClusterIdError for a directory that claims an id that is not its own; the directory is kept.
     """
     owner = image.broker_of_directory(request.directory_id)
     if owner is not None and request.broker_id in (-1, owner.id):
@@ -37,8 +37,10 @@ def identify(image: MetadataImage, request: RegisterBrokerRequest, lost: Collect
 
 
 def _may_take_over(image: MetadataImage, broker_id: int) -> bool:
-    """Never the id of a partition's last ISR or ELR member, nor, where all are lost, of any replica: what is left of
-    the records may be in its directory, and an empty successor would be taken for it."""
+    """Whether an empty directory may get this id: not while a partition has no other member in ISR and ELR.
+
+    What is left of such a partition may be in the lost directory, and the empty one would count as its replica.
+    """
     broker = image.brokers.get(broker_id)
     if broker is None or not broker.fenced:
         return False

@@ -60,23 +60,23 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True)
 class PartitionRegistration:
-    """A partition. `replicas` is in order of preference; while it moves: the new replicas, then `removing`.
+    """A partition. `replicas` is in order of preference. In a reassignment the new ones come first, then `removing`.
 
     `isr`, `elr` and `last_known_elr` are disjoint subsets of `replicas`. Every member of the ISR and of the ELR has
-    everything that was committed (KIP-966): a replica that leaves an ISR which then is below the minimum had it, and
-    the high watermark stands still from then on. The minimum is `min(min.insync.replicas, len(replicas))`.
+    everything that was committed (KIP-966). A replica joins the ELR when it leaves an ISR that is then below the
+    minimum: the high watermark stands still from then on. The minimum is `min(min.insync.replicas, len(replicas))`.
     """
 
     replicas: tuple[int, ...]
-    isr: tuple[int, ...]  # Invariant: empty only without a leader, and only when each last copy may lack records
+    isr: tuple[int, ...]  # Invariant: empty only without a leader, and when its last member may lack records
     leader: int  # Invariant: a member of isr, or NO_LEADER
     leader_epoch: int  # Invariant: rises with every election and with every replica that leaves, never falls
     partition_epoch: int  # Invariant: rises with every change, never falls
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
-    damaged: tuple[int, ...] = ()  # of last_known_elr: the log was quarantined, and may hold more than any other
+    damaged: tuple[int, ...] = ()  # of last_known_elr: the quarantined log may hold more than any other
     elr: tuple[int, ...] = ()  # Invariant: empty while the ISR has the minimum
-    last_known_elr: tuple[int, ...] = ()  # were in ISR or ELR below the minimum, and may have lost records since
+    last_known_elr: tuple[int, ...] = ()  # left ISR or ELR and may lack records; empty while the ISR has the minimum
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
@@ -107,7 +107,7 @@ class MetadataImage:
     cluster_id: str = ""
     controller_epoch: int = NO_EPOCH
     controller_writer: str = ""
-    controller_host: str = ""  # of the controller's driver, as is its pid
+    controller_host: str = ""  # host and pid are those of its driver
     controller_pid: int = -1
     controller_started_ms: int = 0
     next_offset: int = 0
@@ -119,7 +119,7 @@ class MetadataImage:
     topic_ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # name to topic id
 
     def apply(self, records: Sequence[MetadataRecord]) -> MetadataImage:
-        """The image after these records, of which the first has the offset `next_offset`."""
+        """The image after these records. The first of them has the offset `next_offset`."""
         builder = _Builder(self)
         for record in records:
             builder.replay(record)
@@ -236,7 +236,7 @@ def _topic_records(topic: TopicState) -> list[MetadataRecord]:
 
 
 def partition_record(topic_id: str, partition: int, state: PartitionRegistration) -> PartitionRecord:
-    """The record that makes this partition."""
+    """The record that creates this partition."""
     return PartitionRecord(
         topic_id=topic_id,
         partition=partition,
@@ -254,7 +254,7 @@ def partition_record(topic_id: str, partition: int, state: PartitionRegistration
 
 
 class _Builder:
-    """Replays records on copies of only those maps that they change."""
+    """Replays records. Copies only the maps that they change."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
@@ -429,7 +429,7 @@ def _checked(state: PartitionRegistration) -> PartitionRegistration:
 
 
 def _without_damaged_members(state: PartitionRegistration) -> PartitionRegistration:
-    """Records that were written before there was an ELR kept a damaged last member in the ISR."""
+    """Take damaged members out of the ISR: records from before the ELR existed kept a damaged last member there."""
     damaged = tuple(broker for broker in state.isr if broker in state.damaged)
     if not damaged:
         return state

@@ -1,4 +1,4 @@
-"""ISR changes that leaders ask for: each a compare-and-set on the partition's epochs."""
+"""ISR changes that leaders ask for. Each is a compare-and-set on the partition's epochs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from spark_broker.protocol.messages import (
 
 
 def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) -> None:
-    """Whether the registered incarnation asks. Raises BrokerIdNotRegisteredError, StaleBrokerEpochError."""
+    """Check that the registered incarnation asks. Raises BrokerIdNotRegisteredError, StaleBrokerEpochError."""
     broker = image.brokers.get(broker_id)
     if broker is None:
         raise BrokerIdNotRegisteredError(f"broker {broker_id} is not registered")
@@ -79,7 +79,7 @@ def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr, full: Collecti
 
 
 def _lacking(asked: AlterIsr) -> list[int]:
-    """Replicas that told the leader that they do not have all that is committed: not eligible either (KIP-966)."""
+    """Replicas whose fetches showed that they lack committed records: they are not eligible either (KIP-966)."""
     members = {member.broker_id for member in asked.isr}
     return [broker_id for broker_id in asked.lacking if broker_id not in members]
 
@@ -105,7 +105,7 @@ def _check_epochs(state: PartitionRegistration, leader_id: int, asked: AlterIsr)
 
 
 def _check_joins(image: MetadataImage, member: IsrMember) -> None:
-    """KIP-903: an older incarnation, perhaps with an empty disk, never joins on what its predecessor had fetched."""
+    """KIP-903: a new incarnation, perhaps with an empty disk, never joins on what its predecessor had fetched."""
     broker = image.brokers.get(member.broker_id)
     if broker is None or not broker.live:
         raise IneligibleReplicaError(f"broker {member.broker_id} is not live")

@@ -1,4 +1,4 @@
-"""Elections on demand, and of the preferred leader by themselves."""
+"""Elections on demand, and automatic elections of preferred leaders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def elect_leaders(
 ) -> Decision:
     """Every partition is judged by itself; one that stays as it is has the reason in its result.
 
-    Of all partitions (none named) those that need no election are left out. Raises UnknownTopicOrPartitionError.
+    Where none is named, all are judged, and those that need no election are left out. Raises
+    UnknownTopicOrPartitionError.
     """
     records: list[MetadataRecord] = []
     results: list[ElectionResult] = []
@@ -81,7 +82,7 @@ def _elect_preferred(
 def balance_leaders(
     image: MetadataImage, imbalance_percentage: int, full: Collection[int] = ()
 ) -> tuple[MetadataRecord, ...]:
-    """The automatic election: for brokers of whose preferred partitions more than this share is led elsewhere."""
+    """The automatic election: a broker regains its preferred partitions if others lead more than this share of them."""
     preferred: Counter[int] = Counter()
     elsewhere: Counter[int] = Counter()
     for _, _, state in image.partitions():

@@ -1,4 +1,4 @@
-"""How far the replicas of partitions without a leader reach, as their brokers say with their heartbeats."""
+"""How far the replicas of partitions without a leader reach. Brokers report it in heartbeats."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Key = tuple[str, int]
 
 @dataclass
 class LogEnds:
-    """The newest word of each broker. While a partition has no leader, no log of it changes; a word that names an
-    older leader epoch or another incarnation of the broker is void."""
+    """The newest report of each broker. While a partition has no leader, none of its logs changes. A report that names
+    an older leader epoch or another incarnation of the broker does not count."""
 
     _said: dict[Key, dict[int, tuple[int, LogEnd]]] = field(default_factory=dict)
 
     def report(self, image: MetadataImage, broker_id: int, ends: Iterable[LogEnd]) -> list[Key]:
-        """Take note; returns the partitions that this is about and that have no leader."""
+        """Take in a broker's report. Returns the reported partitions that have no leader."""
         told: list[Key] = []
         for end in ends:
             key = (end.topic_id, end.partition)
@@ -32,10 +32,10 @@ class LogEnds:
         return told
 
     def known(self, image: MetadataImage, key: Key, state: PartitionRegistration) -> dict[int, tuple[int, int]]:
-        """(leader epoch of the last batch, log end) by live broker; the larger one has more of what was committed.
+        """(leader epoch of the last batch, log end) by live broker. The larger pair has more of what was committed.
 
-        Logs that were led by elections of ISR and ELR members agree up to the end of the smaller one, where the last
-        epochs are the same, and else up to where the later epoch began, which then had all that was committed.
+        This holds where only ISR and ELR members were elected. Two logs with the same last epoch agree up to the
+        smaller end. Other logs agree up to the start of the later epoch, whose leader had all that was committed.
         """
         ends: dict[int, tuple[int, int]] = {}
         for broker_id, (broker_epoch, end) in self._said.get(key, {}).items():
@@ -46,7 +46,7 @@ class LogEnds:
         return ends
 
     def forget_led(self, image: MetadataImage) -> None:
-        """Drop what is said of partitions that have a leader again, or are gone."""
+        """Drop the reports about partitions that have a leader again, or are gone."""
         for key in list(self._said):
             state = image.partition(*key)
             if state is None or state.leader != NO_LEADER:
@@ -54,14 +54,14 @@ class LogEnds:
 
 
 def is_asked_for(state: PartitionRegistration | None, broker_id: int) -> bool:
-    """Whether the broker is to say how far its replica reaches: nobody leads, and it does not lead by itself."""
+    """Whether the broker reports its log end: the partition has no leader, and the broker is in neither ISR nor ELR."""
     if state is None or state.leader != NO_LEADER:
         return False
     return broker_id in state.replicas and broker_id not in state.isr and broker_id not in state.elr
 
 
 def most_complete(candidates: Sequence[int], ends: dict[int, tuple[int, int]], last: Iterable[int] = ()) -> int:
-    """The candidate that reaches furthest, the first of equals; those in `last` only where there are no others."""
+    """The candidate that reaches furthest, or the first of equals. Those in `last` come after all others."""
     unwanted = frozenset(last)
     unknown = (-1, -1)
     return max(candidates, key=lambda b: (b not in unwanted, ends.get(b, unknown), -candidates.index(b)))

@@ -1,6 +1,6 @@
-"""What happens while a decision is being written, which may take as long as a metadata store fails: events wait.
+"""Events that wait while a decision is being written, perhaps for as long as a metadata store fails.
 
-Nothing is decided then, but brokers that are live go on being live: their heartbeats are answered after a while.
+Nothing is decided meanwhile, but live brokers stay live: their heartbeats are answered after a while.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from spark_broker.controller.events import Event, HeartbeatReceived
 from spark_broker.controller.image import MetadataImage
 
 ANSWER_AFTER_MS = 500
-"""An ordinary write is over by then, and heartbeats that wait for it are answered after it."""
+"""Heartbeats are answered before the write ends if it takes longer than this. An ordinary write does not."""
 
 
 class Meanwhile:
     """The events that wait, in the order in which they came.
 
-    Of each session's heartbeats that were answered only the last waits: it says everything anew.
+    Of each session's answered heartbeats only the last one waits: it repeats what the earlier ones said.
     """
 
     def __init__(self, controller: Controller) -> None:
@@ -37,7 +37,7 @@ class Meanwhile:
         self._committed, self._began_ms = committed, now_ms
 
     def take(self, event: Event, now_ms: int) -> Send | None:
-        """Let the event wait; returns what its sender is told meanwhile."""
+        """Let the event wait. Returns an interim answer to its sender, if any."""
         answer = None
         if isinstance(event, HeartbeatReceived) and now_ms - self._began_ms >= ANSWER_AFTER_MS:
             answer = self._controller.answer_meanwhile(event, self._committed)
@@ -50,5 +50,5 @@ class Meanwhile:
         return Send(event.session_id, answer)
 
     def release(self, limit: int) -> list[Event]:
-        """The first of those that wait, which wait no longer."""
+        """Take out the first `limit` events."""
         return [self._events.pop(key) for key in list(itertools.islice(self._events, limit))]

@@ -1,15 +1,15 @@
-"""Every change of a partition, with what it means for the eligible leader replicas (KIP-966).
+"""Every change of a partition, with its consequences for the eligible leader replicas (KIP-966).
 
-Whoever decides on a leader, an ISR or replicas says only that, and who may have lost records; who is eligible
-follows here, in one place:
+A decision names only the new leader, ISR or replicas, and the brokers that may have lost records. Which replicas are
+eligible is computed here, in one place:
 
-    the ISR has the minimum            -> no ELR, and nothing to remember
-    else, left ISR or ELR with its log -> ELR
-    else, left ISR or ELR without it   -> last known ELR
+    the ISR has the minimum                       -> ELR and last known ELR are empty
+    else, a replica left ISR or ELR with its log  -> ELR
+    else, a replica left them without its log     -> last known ELR
 
-and so does the leader epoch, which rises with every word on the leader and with every replica that leaves: it may come
-back before its broker hears that it was gone. What that broker has fetched until then, with a log that it is about to
-delete, names the older epoch and counts no more.
+The leader epoch rises with every election and with every replica that is removed. A removed replica may be added again
+before its broker learns that it was removed. What that broker fetches until then, with a log that it is about to
+delete, names the older epoch and no longer counts.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def change(
     damaged: Collection[int] = (),
     unclean: bool = False,
 ) -> PartitionChangeRecord | None:
-    """The record that makes these values the partition's (None: as they are); None when nothing changes.
+    """The record that gives the partition these values (None: unchanged). None when nothing changes.
 
     `lost`: brokers whose replica may lack committed records; they leave the ISR and the ELR. `damaged`: those of them
-    whose log was quarantined. `unclean`: the election accepts the loss, so nobody is eligible but the new leader.
+    whose log was quarantined. `unclean`: the election accepts the loss, so only the new leader is eligible.
     """
     members = state.isr if isr is None else tuple(isr)
     target = PartitionRegistration(

@@ -18,7 +18,7 @@ NAMES |= {"last_known_elr": "last known ELR"}
 class PartitionChanged:
     """`before` None: the partition is new. `expected`: as in Note.
 
-    Text and fields are made by whoever writes the line: where INFO is off, a change costs this object.
+    Text and fields are computed only when the line is written: where INFO is off, a change costs only this object.
     """
 
     topic_partition: str
@@ -38,7 +38,7 @@ class PartitionChanged:
 
     @property
     def fields(self) -> Mapping[str, object]:
-        """The same for machines: each value, and as `old_...` what it was before, where that is another."""
+        """The same for programs: each value, and its former value as `old_...` where it has changed."""
         fields: dict[str, object] = {"topic_partition": self.topic_partition, "why": self.why}
         for name in self._shown():
             value, was = getattr(self.after, name), self._was(name)

@@ -1,10 +1,10 @@
-"""What the controller's log says of a decision on partitions: elections and ISR changes, with epochs and the reason.
+"""The controller's log lines about a decision on partitions: elections and ISR changes, with epochs and the reason.
 
-Each change of a partition is one line (`PartitionChanged`). A decision on many partitions has a line of each kind of
-change above them: a broker that is fenced may have led hundreds, and who reads only warnings reads one.
+Each change of a partition is one line (`PartitionChanged`). A decision on many partitions has one line for each kind
+of change above them. A fenced broker may have led hundreds of partitions: a reader of warnings then sees one line.
 
-Lines are bounded by the metadata log: a change is a committed record, and what a flapping partition may ask for is at
-most one change for each answer of the controller's.
+The metadata log bounds the number of lines: each change is a committed record, and a flapping partition gets at most
+one change for each answer of the controller.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_broker.controller.records import MetadataRecord, PartitionChangeRecor
 from spark_broker.model import NO_LEADER
 
 EXAMPLES = 3
-"""How many partitions a line names that is about many."""
+"""How many partitions are named in a line about many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class _Change:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of change: the words for many partitions. `expected`: as in Note."""
+    """A kind of change. `many`: the text about many partitions. `expected`: as in Note."""
 
     many: Callable[[Sequence[_Change]], str]
     expected: bool = True
@@ -47,9 +47,9 @@ def notes(
     *,
     leaderless_expected: bool = False,
 ) -> list[Note | PartitionChanged]:
-    """The lines about these records, which made `after` of `before`.
+    """The lines about these records, which turned `before` into `after`.
 
-    `leaderless_expected`: the cluster begins or ends, so that nobody leads is the ordinary course of things.
+    `leaderless_expected`: the cluster starts or stops, so partitions without a leader are expected.
     """
     by_kind: dict[_Kind | None, list[_Change]] = {kind: [] for kind in (*KINDS, None)}
     for change in _changes(before, after, records):
@@ -59,7 +59,7 @@ def notes(
         expected = kind is None or kind.expected or (kind is LEADERLESS and leaderless_expected)
         if kind is not None and (len(changes) > 1 or (changes and kind is UNCLEAN)):
             lines.append(Note(_line(kind, changes, why), expected=expected))
-            expected = True  # Who reads only warnings has read it.
+            expected = True  # The line above is the warning.
         lines += [PartitionChanged(c.name, c.before, c.after, why, c.unclean, expected) for c in changes]
     return lines + _created(after, records, why)
 
@@ -74,7 +74,7 @@ def _created(after: MetadataImage, records: Iterable[MetadataRecord], why: str) 
 
 
 def _changes(before: MetadataImage, after: MetadataImage, records: Iterable[MetadataRecord]) -> list[_Change]:
-    """What became of each partition in sum, in the order of the first change."""
+    """The total change of each partition, in the order of the first changes."""
     changed = [record for record in records if isinstance(record, PartitionChangeRecord)]
     unclean = {(record.topic_id, record.partition) for record in changed if record.unclean}
     changes = []

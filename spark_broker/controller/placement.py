@@ -12,11 +12,11 @@ from spark_broker.errors import InvalidReplicationFactorError
 
 @dataclass
 class Loads:
-    """How many replicas and preferred leaders each broker has, and who stands second behind which leader."""
+    """How many replicas and preferred leaders each broker has, and how often it is second after each leader."""
 
     replicas: Counter[int] = field(default_factory=Counter)
     leaders: Counter[int] = field(default_factory=Counter)
-    seconds: Counter[tuple[int, int]] = field(default_factory=Counter)  # (leader, who takes over): spreads a failover
+    seconds: Counter[tuple[int, int]] = field(default_factory=Counter)  # by (leader, its successor): spreads a failover
 
     def add(self, replicas: Sequence[int]) -> None:
         self.replicas.update(replicas)
@@ -61,7 +61,7 @@ def _place_one(brokers: Sequence[BrokerState], loads: Loads, replication_factor:
 def _follower_rank(broker: BrokerState, chosen: Sequence[BrokerState], loads: Loads) -> tuple[object, ...]:
     leader = chosen[0].id
     behind = loads.seconds[leader, broker.id] if len(chosen) == 1 else 0
-    # Ids above the leader's first: equal brokers take turns instead of all following in the order of their ids.
+    # Ids above the leader's come first: equal brokers take turns instead of always following in the order of ids.
     return (*conflicts(broker, chosen), loads.replicas[broker.id], behind, broker.id < leader, broker.id)
 
 

@@ -28,7 +28,7 @@ def reassign(image: MetadataImage, request: ReassignPartitionRequest, full: Coll
 
 
 def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
-    """Whether these may be a partition's replicas: distinct, registered brokers."""
+    """Check that these are distinct, registered brokers. Raises InvalidReplicaAssignmentError."""
     unknown = [id_ for id_ in replicas if id_ not in image.brokers]
     if not replicas or unknown or len(set(replicas)) != len(replicas):
         problem = f"unknown brokers {unknown}" if unknown else "not distinct brokers"
@@ -43,9 +43,9 @@ def move(
     target: Sequence[int],
     full: Collection[int] = (),
 ) -> list[MetadataRecord]:
-    """The records that start the move (and end it, where no replica has to be made). A move that runs is replaced.
+    """The records that start the move (and end it, where no replica has to be created). It replaces a running move.
 
-    Current replicas that are no targets stay until the end as `removing`; so do ISR members of a move that is replaced.
+    Current replicas that are not targets stay until the end as `removing`; so do ISR members of a replaced move.
     """
     record = change(
         topic,
@@ -62,7 +62,7 @@ def move(
 
 
 def _stays(state: PartitionRegistration, replica: int) -> bool:
-    """A replica that a replaced move was still making has nothing that anybody needs."""
+    """Whether a replica that is not a target stays. One that a replaced move was still building is not needed."""
     return replica not in state.adding or replica in (*state.isr, *state.elr, *state.last_known_elr)
 
 
@@ -71,7 +71,8 @@ def complete(
 ) -> PartitionChangeRecord | None:
     """The end of the move, once every added replica is in sync and one that stays can lead; else None.
 
-    Those that stay must be as many in sync as the topic demands: those that go can be no eligible leaders (KIP-966).
+    Of the replicas that stay, enough for min.insync.replicas must be in sync: those that leave are not eligible
+    (KIP-966).
     """
     if not state.reassigning or not set(state.adding) <= set(state.isr):
         return None

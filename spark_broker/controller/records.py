@@ -85,7 +85,7 @@ class RegisterBrokerRecord(Record, frozen=True, tag=3):
 
 
 class BrokerChangeRecord(Record, frozen=True, tag=4):
-    """None: unchanged. `broker_epoch` names the incarnation that the change is about."""
+    """A change of a broker; None: unchanged. `broker_epoch` names the incarnation that the change is about."""
 
     broker_id: BrokerId
     broker_epoch: Epoch
@@ -150,7 +150,7 @@ class PartitionRecord(Record, frozen=True, tag=10):
 class PartitionChangeRecord(Record, frozen=True, tag=11):
     """A change of a partition; None: unchanged. It raises the partition epoch.
 
-    `leader` that is not None is an election: it raises the leader epoch even if the same broker wins (KAFKA-7164).
+    A `leader` that is not None is an election: it raises the leader epoch even if the same broker wins (KAFKA-7164).
     `unclean`: the elected leader is not known to have everything that was committed; the loss was accepted.
     """
 

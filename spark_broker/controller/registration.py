@@ -24,7 +24,7 @@ START_KINDS = ("clean", "process_crash", "machine_crash")
 
 @dataclass(frozen=True, slots=True)
 class RegistrationRules:
-    """What the image does not say.
+    """What a registration needs beside the image.
 
     connected: brokers with a session. lost_launches: launches that Spark reported as lost. lost_brokers: brokers whose
     directories count as lost. shared_executor: all brokers run in one executor (plain `local[N]`).
@@ -106,7 +106,7 @@ def _check_launch(previous: BrokerState, request: RegisterBrokerRequest, rules: 
 def _check_executor(
     image: MetadataImage, broker_id: int, request: RegisterBrokerRequest, rules: RegistrationRules
 ) -> None:
-    """One broker per executor: Spark may put two tasks on one, and the replicas of both would die together."""
+    """One broker per executor: Spark may put two tasks on one executor, and their replicas would die together."""
     for other in rules.connected:
         broker = image.brokers.get(other)
         if broker is None or other == broker_id:
@@ -140,10 +140,10 @@ def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBro
 def _end_previous_incarnation(
     image: MetadataImage, identity: BrokerIdentity, start_kind: str, full: Collection[int]
 ) -> list[PartitionChangeRecord]:
-    """Its leaderships end: (epoch, offset) then names one batch, whatever the new process still has of them.
+    """Its leaderships end. An (epoch, offset) then still names one batch, even if the new process has lost batches.
 
-    Only a machine crash or an empty directory takes the broker out of ISRs and ELRs. Where it was the last of both,
-    nobody leads before its log has been compared with the others' (`unclean.recover`), or the loss is accepted.
+    Only a machine crash or an empty directory takes the broker out of ISRs and ELRs. Where it was the last of both, the
+    partition has no leader before all logs have been compared (`unclean.recover`), or the loss is accepted.
     """
     broker_id = identity.broker_id
     lost = (broker_id,) if identity.new_directory or start_kind == "machine_crash" else ()

@@ -1,4 +1,4 @@
-"""A broker that joins gets its share: replicas move to it from those that have the most."""
+"""A broker that joins gets its share: replicas move to it from the brokers that have the most."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _account(loads: Loads, state: PartitionRegistration, source: int, receiver: 
 def _next_move(
     image: MetadataImage, joined: Collection[int], loads: Loads, moved: Collection[tuple[str, int]]
 ) -> tuple[_Candidate, int, int] | None:
-    """The partition to move, from where, to where; None when no move makes the spread smaller."""
+    """The partition to move, its source and its receiver. None when no move makes the spread smaller."""
     if not joined:
         return None
     receiver = min(joined, key=lambda b: (loads.replicas[b], b))

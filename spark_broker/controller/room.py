@@ -1,7 +1,7 @@
-"""Brokers whose disks have no room: they hand leaderships over, and are elected only where nobody else can be.
+"""Brokers whose disks have no room: they hand leaderships over, and are elected only where no other replica can be.
 
-Who has no room is what heartbeats say; it is not in the metadata log. Such a broker stays in the ISRs as long as it
-keeps up, and goes on leading what no other in-sync replica with room can lead: reads go on, and nothing gets worse.
+Heartbeats say which brokers have no room; the metadata log does not. Such a broker stays in the ISRs as long as it
+keeps up. It still leads partitions that no in-sync replica with room can lead: reads go on, and nothing gets worse.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def resign(image: MetadataImage, broker_id: int, full: Collection[int]) -> list[
     for topic, number, state in image.partitions():
         if state.leader != broker_id:
             continue
-        # No eligible replica outside the ISR: it would lead alone, while the broker is live and in sync.
+        # Without the ELR: a replica outside of the ISR would lead alone, although this broker is live and in sync.
         election = elect(replace(state, elr=()), lambda other: other not in full and image.is_live(other))
         if election.leader != NO_LEADER:
             record = change(topic, number, state, leader=election.leader)

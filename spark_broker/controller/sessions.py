@@ -1,12 +1,12 @@
-"""Sessions of brokers: who is there, who is in doubt, and who has to be fenced.
+"""Sessions of brokers: which brokers are connected, in doubt, or to be fenced.
 
-A session is a stream. When it ends, the broker's port is probed: refused means that the process is gone, so the broker
-is fenced now; while it answers, the same process has `controller.reconnect.grace.ms` to come back. If several streams
-end within that time, or this controller was late itself, the fault may be ours: then only those whose port is refused
-are fenced before `broker.session.timeout.ms`.
+A session is a stream. When it ends, the broker's port is probed. If it refuses the connection, the process is gone,
+and the broker is fenced at once. While the port answers, the same process has `controller.reconnect.grace.ms` to come
+back. If several streams end within that time, or this controller itself was late, the fault may be the controller's.
+Then only brokers whose port refuses are fenced before `broker.session.timeout.ms`.
 
-A fence by time-out counts from the *receipt* of the last heartbeat. The broker's lease counts from its sending, so the
-lease has ended by then; the other fences rest on epochs alone.
+A fence by time-out counts from the *receipt* of the last heartbeat. The broker's lease counts from the sending, so it
+has ended by then. The other fences rest on epochs alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class SessionState(Enum):
     OPEN = auto()  # the stream is there
     STOPPING = auto()  # the broker was told that it may stop: the end of its stream is expected
     BROKEN = auto()  # the stream ended; the same process may come back for a moment
-    UNCERTAIN = auto()  # the stream ended while others did, or while we were late: wait for the time-out
-    FENCED = auto()  # over
+    UNCERTAIN = auto()  # the stream ended when others did, or when the controller was late: wait for the time-out
+    FENCED = auto()  # the session is over
 
 
 class Signal(Enum):
@@ -81,8 +81,8 @@ IN_DOUBT = (
 
 @dataclass(frozen=True, slots=True)
 class SessionTimes:
-    """How long things may take. `probe_interval_ms`: a port that answered is tried again (a dying process closes its
-    sockets one by one). `late_ms`: ticks further apart than this mean that the controller itself was late."""
+    """How long things may take. `probe_interval_ms`: wait before a port that answered is probed again (a dying process
+    closes its sockets one by one). `late_ms`: ticks further apart than this mean that the controller was late."""
 
     session_timeout_ms: int
     reconnect_grace_ms: int
@@ -92,7 +92,7 @@ class SessionTimes:
 
 @dataclass(slots=True)
 class Session:
-    """A broker's session. `deadline_ms`: when it is fenced unless it is heard of."""
+    """A broker's session. `deadline_ms`: when the broker is fenced unless a heartbeat comes."""
 
     session_id: int
     broker_id: int
@@ -120,7 +120,7 @@ class Sessions:
         self._sessions: dict[int, Session] = {}
         self._last_tick_ms: int | None = None
         self._late_at_ms: int | None = None
-        self._breaks: dict[int, int] = {}  # broker id to the time of its last break, for as long as the grace
+        self._breaks: dict[int, int] = {}  # broker id to the time of its last break, for twice the grace
 
     @property
     def connected(self) -> frozenset[int]:
@@ -137,7 +137,7 @@ class Sessions:
         return list(self._sessions.values())
 
     def opened(self, session_id: int, broker: BrokerState, now_ms: int) -> list[SessionEffect]:
-        """A process registered on this stream. An earlier stream of the broker is told to stop."""
+        """A process registered on this stream. An earlier stream of the broker is closed."""
         effects: list[SessionEffect] = []
         previous = self._sessions.get(broker.id)
         if previous is not None:
@@ -195,14 +195,14 @@ class Sessions:
         return []
 
     def lost(self, launch: int) -> list[SessionEffect]:
-        """Spark reports the loss of this launch: its broker is fenced, and nobody else."""
+        """Spark reports the loss of this launch: its broker is fenced, and no other."""
         session = next((s for s in self._sessions.values() if s.launch == launch), None)
         if session is None:
             return []
         return self._signal([session], Signal.SPARK_LOST, "Spark reported its executor or task as lost")
 
     def tick(self, now_ms: int) -> list[SessionEffect]:
-        """Time passed: what is due. All fences that are due are one decision."""
+        """Time passed: returns what is due. Fences that are due for one reason are one decision."""
         self._notice_lateness(now_ms)
         due = [s for s in self._sessions.values() if now_ms >= s.deadline_ms]
         effects = self._signal(due, Signal.TIMED_OUT, "it was not heard of for broker.session.timeout.ms")
@@ -213,7 +213,7 @@ class Sessions:
         return effects
 
     def _notice_lateness(self, now_ms: int) -> None:
-        """If we were late, heartbeats may lie unread: everybody gets the time that we lost."""
+        """If the controller was late, heartbeats may be unread: every deadline moves by the time that was lost."""
         last, self._last_tick_ms = self._last_tick_ms, now_ms
         if last is None or now_ms - last <= self._times.late_ms:
             return

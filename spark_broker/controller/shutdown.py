@@ -10,9 +10,9 @@ from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord
 
 
 def begin_shutdown(image: MetadataImage, broker_id: int, full: Collection[int] = ()) -> tuple[MetadataRecord, ...]:
-    """The broker's leaderships move to other ISR members and it leaves the ISRs where others remain.
+    """The broker's leaderships move to other ISR members, and it leaves the ISRs where others remain.
 
-    A partition that nobody else can lead stays with it until it stops. Empty when it is shutting down already.
+    Until it stops, it still leads partitions that no other broker can lead. Empty when it is shutting down already.
     """
     broker = image.brokers[broker_id]
     if broker.in_controlled_shutdown:
@@ -22,9 +22,9 @@ def begin_shutdown(image: MetadataImage, broker_id: int, full: Collection[int] =
 
 
 def begin_cluster_shutdown(image: MetadataImage, broker_ids: Iterable[int]) -> tuple[MetadataRecord, ...]:
-    """All brokers stop: nobody is left to hand anything to, so no leader moves and no ISR shrinks.
+    """All brokers stop: none is left to take over, so no leader moves and no ISR shrinks.
 
-    Were they stopped in turn, every ISR would end as its last member, and a restart would depend on that one directory.
+    If they stopped in turn, each ISR would shrink to its last member, and a restart would depend on that one directory.
     """
     brokers = [image.brokers[id_] for id_ in sorted(broker_ids) if id_ in image.brokers]
     return tuple(

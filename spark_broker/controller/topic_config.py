@@ -1,4 +1,4 @@
-"""Settings of topics: validated by `config.TopicConfig`; what differs from the built-in defaults is stored."""
+"""Settings of topics, validated by `config.TopicConfig`. Only what differs from the built-in defaults is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the controller's log says of topics: one line for each that is created, changed or deleted."""
+"""The controller's log lines about topics: one for each topic that is created, changed or deleted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OF_TOPICS = TopicRecord | SchemaRecord | TopicConfigRecord | RemoveTopicRecord |
 
 
 def topic_notes(before: MetadataImage, after: MetadataImage, records: Sequence[MetadataRecord]) -> list[Note]:
-    """The lines about these records, which made `after` of `before`."""
+    """The lines about these records, which turned `before` into `after`."""
     ids = dict.fromkeys(record.topic_id for record in records if isinstance(record, OF_TOPICS))
     return [note for topic_id in ids for note in _notes(before.topics.get(topic_id), after.topics.get(topic_id))]
 

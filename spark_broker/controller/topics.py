@@ -41,7 +41,7 @@ MAX_PARTITIONS = 10_000
 """Most partitions of one topic: one careless request must not fill the metadata log."""
 
 INTERNAL_INDEX_BYTES = 65_536
-"""Of a segment of an internal topic: about 800 batches."""
+"""`segment.index.bytes` of internal topics: about 800 batches."""
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -61,7 +61,7 @@ def create_topic(
     settings: ClusterSettings,
     full: Collection[int] = (),
 ) -> Decision:
-    """Create a topic, led where there is room (`full`: brokers without).
+    """Create a topic. Brokers with room lead it where possible (`full`: brokers without room).
 
     Raises InvalidTopicError, TopicAlreadyExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
     InvalidReplicaAssignmentError or InvalidConfigError.
@@ -80,7 +80,7 @@ def create_topic(
 
 
 def check_topic_name(name: str, *, internal: bool) -> None:
-    """Raises InvalidTopicError unless the name is legal; names that begin with `__` are internal topics'."""
+    """Raises InvalidTopicError unless the name is legal; names that begin with `__` belong to internal topics."""
     if not _LEGAL_NAME.fullmatch(name) or name in (".", ".."):
         raise InvalidTopicError(f"topic name {name[:300]!r}")
     if name.startswith(INTERNAL_PREFIX) != internal:
@@ -133,14 +133,14 @@ def internal_topic_request(
 ) -> CreateTopicRequest | None:
     """The request that creates `__consumer_offsets` or `__transaction_state`; None when it exists.
 
-    `expected_brokers`: those that live or are likely to be back soon. Raises CoordinatorNotAvailableError while fewer
-    live than it is to have replicas: made too early, it would keep a single replica for good.
+    `expected_brokers`: how many are live or likely to be back soon. Raises CoordinatorNotAvailableError while fewer
+    brokers are live than the topic is to have replicas: created too early, it would keep a single replica for good.
     """
     if image.topic(name) is not None:
         return None
     cluster = settings.cluster
-    # What they hold does not expire with retention: their coordinator moves the log start behind its snapshots. Their
-    # batches are small and many, and every broker keeps the newest segment's index in memory.
+    # Retention does not delete their records: their coordinator moves the log start up to its snapshots. Their batches
+    # are small and many, and every broker keeps the newest segment's index in memory.
     config = {"retention.ms": "-1", "retention.bytes": "-1", "segment.index.bytes": str(INTERNAL_INDEX_BYTES)}
     partitions, factor = cluster.offsets_topic_num_partitions, cluster.offsets_topic_replication_factor
     if name == TRANSACTION_STATE_TOPIC:
@@ -166,7 +166,7 @@ def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:
 
 
 def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, full: Collection[int] = ()) -> Decision:
-    """Grow a topic to `total` partitions, with the replication factor of its first.
+    """Grow a topic to `total` partitions, with the replication factor of its first partition.
 
     Raises UnknownTopicOrPartitionError, InvalidTopicError, InvalidPartitionsError or InvalidReplicationFactorError."""
     topic = _existing(image, request.name)
@@ -192,7 +192,7 @@ def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, s
 
 
 def _eligible_anew(topic: TopicState) -> list[MetadataRecord]:
-    """Under a lower min.insync.replicas high watermarks move on with fewer replicas: nobody else is eligible then."""
+    """Under a lower min.insync.replicas the high watermark advances with fewer replicas, so ELRs may end."""
     changes = (change(topic, number, state) for number, state in enumerate(topic.partitions))
     return [record for record in changes if record is not None]
 

@@ -1,11 +1,11 @@
-"""Leaders for partitions of which no replica is left that is known to have everything that was committed.
+"""Leaders for partitions without a replica that is known to have everything that was committed.
 
-Three ways out, all of which are noted, raise the leader epoch and leave the winner alone in the ISR; consumers that
-know the epoch of what they read learn that the log was cut (KIP-320):
+There are three such elections. Each is noted, raises the leader epoch and leaves the winner alone in the ISR. Consumers
+that know the epoch of what they read notice that the log was truncated (KIP-320).
 
     recover          nothing more can be lost: every replica is back, none is quarantined, none has more than the winner
-    elect_allowed    the topic's unclean.leader.election.enable; those who may soon be back are waited for
-    elect_uncleanly  somebody asks for it (ElectLeaders with `unclean`)
+    elect_allowed    the topic's unclean.leader.election.enable; it waits for replicas that may soon be back
+    elect_uncleanly  on demand (ElectLeadersRequest with `unclean`)
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from spark_broker.model import NO_LEADER
 def recover(image: MetadataImage, ends: LogEnds, keys: Iterable[Key]) -> tuple[MetadataRecord, ...]:
     """Elect the most complete replica of partitions that lost every complete copy, once all replicas can be compared.
 
-    A last replica that started after a machine crash has then proved that it has whatever is left (KIP-966). With one
-    replica, or where every append was synced, waiting for an operator would save nothing.
+    The comparison proves that the winner has whatever is left, even if the last replica's machine crashed (KIP-966).
+    With one replica, or where every append was synced, waiting for an operator would save nothing.
     """
     records: list[MetadataRecord] = []
     for key in keys:

@@ -116,10 +116,10 @@ class ControllerLink:
         return [b for b in self._client.status().brokers if not b.fenced and self._is_ours(b.launch)]
 
     def metadata(self) -> MetadataResponse:
-        """The answer to a client's GetMetadata; brokers of an earlier run that are not back count as fenced."""
+        """The answer to a client's MetadataRequest; brokers of an earlier run that are not back count as fenced."""
         answer = self._connection.call(MetadataRequest(), timeout_ms=self._request_timeout_ms)
         if not isinstance(answer, MetadataResponse):
-            raise InvariantError(f"GetMetadata was answered with {type(answer).__name__}")
+            raise InvariantError(f"a MetadataRequest was answered with {type(answer).__name__}")
         back = {broker.id for broker in self._client.status().brokers if self._is_ours(broker.launch)}
         brokers = [b if b.id in back else msgspec.structs.replace(b, fenced=True) for b in answer.brokers]
         return msgspec.structs.replace(answer, brokers=brokers)

@@ -1,8 +1,8 @@
-"""Arrow arrays from Python's values and numpy's, and back, without a look for pandas.
+"""Converts values of Python and numpy to Arrow arrays, and back, without importing pandas.
 
 `pa.array`, `pa.scalar`, `np.asarray(array)` and every kernel that is given a Python number import pandas where it is
-installed, which takes seconds in the middle of a process's first append. The functions here build the buffers. What
-they do not know goes to `pa.array`: the result and the errors are always those of `pa.array`.
+installed, which takes seconds in the middle of a process's first append. The functions here build the buffers. Values
+that they do not know go to `pa.array`: the result and the errors are always those of `pa.array`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ _TYPES: dict[str, pa.DataType] = {
     **{f"uint{bits}": getattr(pa, f"uint{bits}")() for bits in (8, 16, 32, 64)},
     **{f"float{bits}": getattr(pa, f"float{bits}")() for bits in (32, 64)},
 }
-"""By the name of numpy's type."""
+"""Arrow's types by the names of numpy's."""
 
 _DTYPES = {kind: np.dtype(name) for name, kind in _TYPES.items()}
 
 
 class _UnknownValuesError(TypeError):
-    """Left to `pa.array`."""
+    """The values are left to `pa.array`."""
 
 
 def array_of(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """`pa.array(values, kind)`, errors included.
 
-    Known are text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores,
-    from values that are exactly of the Python type that belongs to them.
+    Known are text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores.
+    The values must be exactly of the Python type that belongs to the Arrow type; others go to `pa.array`.
     """
     try:
         return _build(values, kind)
@@ -51,13 +51,13 @@ def scalar_of(value: object, kind: pa.DataType) -> pa.Scalar:
 
 
 def from_numpy(values: npt.NDArray[Any]) -> pa.Array:
-    """One-dimensional integers or floats as an array of the same type, without a copy; none is null."""
+    """One-dimensional integers or floats as an array of the same type, without a copy. No value is null."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(_TYPES[values.dtype.name], len(values), [None, pa.py_buffer(values)])
 
 
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
-    """Booleans, integers or floats as numpy's, read-only. Where a value is null, the number means nothing."""
+    """Booleans, integers or floats as a numpy array that is only read. The number of a null means nothing."""
     dtype = np.dtype(np.uint8) if pa.types.is_boolean(array.type) else _DTYPES[array.type]
     if not len(array):
         return np.empty(0, np.bool_ if pa.types.is_boolean(array.type) else dtype)

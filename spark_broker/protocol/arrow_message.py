@@ -1,8 +1,9 @@
 """The stored form of a micro-batch: one encapsulated Arrow IPC RecordBatch message.
 
-Its only custom metadata entry holds, in fixed-width hexadecimal, every field of the index entry but the position, a
-CRC-32C of the body and one of the head (everything before the body, without the CRC itself). The producer writes it
-with placeholders; the leader overwrites those bytes in place and never encodes the batch again.
+Its only custom metadata entry is in fixed-width hexadecimal. It holds every field of the index entry except the
+position and the CRCs, then a CRC-32C of the body, and one of the head (everything before the body, without itself).
+The producer writes the entry with placeholders; the leader overwrites its bytes in place and never encodes the batch
+again.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def encode_marker(
 ) -> bytes:
     """The message of a marker that ends a transaction: a batch without rows, which takes one offset.
 
-    The segment stays an Arrow stream. `producer_epoch` is the one that begins after the marker (KIP-890).
+    A segment with markers is still an Arrow stream. `producer_epoch` is the one that begins after the marker (KIP-890).
     """
     header = BatchHeader(
         base_offset=-1,
@@ -160,7 +161,7 @@ def _write_stream(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
 
 
 def renumber(head: bytearray, *, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-    """Give an encoded batch its place in a producer's sequence, in place.
+    """Write a batch's place in its producer's sequence into the encoded batch.
 
     `head` is the message, or its part before the body. A producer numbers a batch when it is first sent, which is after
     it was encoded.
@@ -180,7 +181,7 @@ def assign(
     first_of_segment: bool = False,
     schema_id: int | None = None,
 ) -> tuple[BatchHeader, bytearray]:
-    """The leader's part of a *validated* message: fill in its fields and compute the CRC.
+    """Fill the leader's fields into a *validated* message, and compute the CRC.
 
     `max_timestamp_us` is the running maximum of the partition, this batch included. A bytearray is changed in place and
     returned; anything else is copied once.

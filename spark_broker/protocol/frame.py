@@ -1,8 +1,8 @@
 """The index entry of a batch, and the frame in which a batch crosses the wire.
 
-A batch has one fixed-width little-endian entry of 80 bytes beside it on disk. Its first 72 bytes, everything but the
-position, are the batch's header on the wire, verbatim; a frame is that header and the message's bytes. `entry_crc`
-covers the 68 bytes before it, so it is the same on disk and on the wire; a wrong position shows as a gap.
+On disk, each batch has one fixed-width little-endian entry of 80 bytes. The entry's first 72 bytes, everything but the
+position, are also the batch's header on the wire. A frame is that header and the message's bytes. `entry_crc` covers
+the 68 bytes before it, so it is the same on disk and on the wire. A wrong position shows as a gap.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Attributes(IntFlag):
     ROW_OFFSETS = 8
     """Compacted: the rows' offsets are in the metadata and are not consecutive."""
     FIRST_OF_SEGMENT = 16
-    """The leader rolled here; followers roll here and nowhere else."""
+    """The leader began a segment here; followers begin theirs here and nowhere else."""
     ABORT = 32
     """Of a control batch: it ends its producer's transaction as aborted; without the flag, as committed."""
 

@@ -1,8 +1,8 @@
 """A bounded reader of the metadata of an encapsulated Arrow IPC message.
 
-The bytes come from clients, and the leader later overwrites some of them in place, so every offset is checked against
-the buffer before it is followed, and nothing that the reader followed may overlap the bytes that are overwritten:
-otherwise a crafted message could pass validation and change its own shape when the leader assigns its offset.
+The bytes come from clients, so every offset is checked against the buffer before it is followed. The leader later
+overwrites some of the bytes in place. Nothing that the reader followed may overlap those: otherwise a crafted message
+could pass validation and change its own shape when the leader assigns its offset.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Reader:
         return metadata
 
     def _value(self, root: _Table) -> tuple[int, int]:
-        """Position and length of the value of the only custom metadata key. Not in `touched`."""
+        """Position and length of the value of the only custom metadata key. The value itself is not in `touched`."""
         start, count = self._vector(self._field(root, 4, 4), 4)
         if count != 1:
             raise CorruptMessageError(f"the batch has {count} custom metadata keys; it must have one")

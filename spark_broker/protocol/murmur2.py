@@ -13,10 +13,10 @@ _M = 0x5BD1E995
 _MASK = 0xFFFFFFFF
 
 _UNPACK_WORDS = [struct.Struct(f"<{words}I").unpack_from for words in range(33)]
-"""Reads the whole words of a key, by their number: keys of up to 131 bytes."""
+"""Functions that read the whole words of a key, by the number of words; for keys of up to 131 bytes."""
 
 LONG_KEY_BYTES = 1024
-"""Keys longer than this are hashed one by one: a step over the column costs more than its words are worth."""
+"""Keys longer than this are hashed one by one: a step over the whole column for each of their words costs more."""
 
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partitions: int) -> int:
-    """The partition of a key, as Kafka's default partitioner has it."""
+    """The partition of a key, as Kafka's default partitioner computes it."""
     return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 

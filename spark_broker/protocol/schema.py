@@ -1,7 +1,7 @@
 """Topic schemas: which Arrow types the log stores, their stored form, and the cast of a user's batch.
 
-Types are stored as Spark and Arrow readers both take them without a conversion: plain (not large, view or dictionary)
-types, signed integers, microseconds. Nested fields are nullable; metadata is stripped.
+The stored types are those that both Spark and Arrow readers take without a conversion: plain (not large, view or
+dictionary) types, signed integers, microseconds. Nested fields are nullable; metadata is stripped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def schema_to_bytes(schema: pa.Schema) -> bytes:
 
 
 def schema_from_bytes(data: bytes) -> pa.Schema:
-    """The schema of an IPC schema message. Raises InvalidSchemaError for bytes that are not one, or more than one."""
+    """The schema of an IPC schema message. Raises InvalidSchemaError unless the bytes are exactly one."""
     if not 8 <= len(data) <= MAX_SCHEMA_BYTES:
         raise InvalidSchemaError(f"a schema message of {len(data)} bytes; the limit is {MAX_SCHEMA_BYTES}")
     if data[:4] != b"\xff\xff\xff\xff" or int.from_bytes(data[4:8], "little") != len(data) - 8:
@@ -68,7 +68,7 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
 
 
 def _check_text(field: pa.Field, depth: int) -> None:
-    """Look at every text: pyarrow decodes late, and then raises UnicodeDecodeError (a ValueError)."""
+    """Read every text now: pyarrow decodes it only when it is read, and raises UnicodeDecodeError (a ValueError)."""
     if depth > MAX_NESTING:
         raise InvalidSchemaError(f"a column nests deeper than {MAX_NESTING}")
     texts = [field.name, field.type.tz if pa.types.is_timestamp(field.type) else None]
@@ -77,7 +77,7 @@ def _check_text(field: pa.Field, depth: int) -> None:
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch under this (normalized) schema: columns by name, missing nullable ones null, safe casts only.
+    """The batch with this (normalized) schema: columns match by name, missing nullable ones are null, casts are safe.
 
     Raises SchemaMismatchError, naming the column and both types, for an unknown or missing column, nulls where none may
     be, or a cast that could lose or reinterpret values.
@@ -122,7 +122,7 @@ def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
 
 def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
     """The first row that the cast refuses, in a column that it refuses."""
-    low, high = 0, len(column)  # the rows before `low` are cast; one from `low` to `high` (exclusive) is not
+    low, high = 0, len(column)  # rows before `low` can be cast; one from `low` to `high` (exclusive) cannot
     while high - low > 1:
         middle = (low + high) // 2
         try:

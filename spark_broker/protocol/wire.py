@@ -14,7 +14,7 @@ MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message, payload not counted (metadata of very large clusters is the largest)."""
 
 UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are no message: text that is not UTF-8 has an error that is not msgspec's own."""
+"""What msgspec raises for bytes that are not a message. For text that is not UTF-8 it raises UnicodeDecodeError."""
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

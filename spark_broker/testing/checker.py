@@ -1,4 +1,4 @@
-"""Judges a history: is everything that was promised there, once, in order, whole, for every reader, for good?
+"""Judges a history: is all that was promised there for every reader, once, in order, whole, and for good?
 
 The topic must keep everything: no retention, no compaction. `checks/` has one file for each idea.
 """
@@ -29,7 +29,7 @@ def check_history(history: History, stored: Iterable[Stored] = ()) -> CheckResul
     it is read only when a value is missing.
 
     Raises InvalidDataError for a history that cannot be judged: a value appended twice, no final snapshot, an outcome
-    of what nobody began.
+    of an operation that never began.
     """
     facts = Facts(history.events)
     violations = [

@@ -14,7 +14,7 @@ BLOCK_END_S = 10.0
 
 
 class ClientThread(ABC):
-    """Runs `step` again and again. An error of the log's is counted, and the client replaced; any other ends it.
+    """Runs `step` again and again. Keeps a SparkBrokerError in `errors` and replaces the client. Other errors end it.
 
     `step` returns within seconds while the cluster is well.
     """

@@ -1,6 +1,6 @@
 """Consume, transform, produce: copies a partition into another topic in transactions that carry the group's offsets.
 
-Whatever happens, each record is to have exactly one committed copy: `check_copies` looks for others.
+Each record must have exactly one committed copy, whatever happens: `check_copies` checks it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ MARK = b"-of-"
 class Copier(ClientThread):
     """Copies `source` to the partition `target`, a poll's batches in a transaction.
 
-    After an error it begins anew, where the group's committed offset says. A copy's value names the transaction that
-    made it and the original's offset, so that values stay unique, and after `-of-` what it is a copy of.
+    After an error it starts again at the group's committed offset. A copy's value names the transaction that made it
+    and the original's offset, which keeps values unique. The original's value follows after `-of-`.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Copier(ClientThread):
         self._new_producer = partial(Producer, bootstrap_servers, config=settings, transactional_id=name)
 
     def step(self) -> None:
-        # The producer first: taking the transactional id over ends what may still change the committed offset.
+        # The producer first: it ends the id's open transaction, which could still change the committed offset.
         if self._producer is None:
             self._producer = self._new_producer()
             self._producer.init_transactions()
@@ -113,7 +113,7 @@ class Copier(ClientThread):
 
 
 def check_copies(originals: Sequence[bytes], copies: Sequence[bytes]) -> Iterator[str]:
-    """What is wrong with the copies of a partition, in order: they are the originals, each once, up to some point."""
+    """What is wrong with a partition's copies. In order, they must be the originals, each once, up to some point."""
     copied = [copy.partition(MARK)[2] for copy in copies]
     if len(copied) > len(originals):
         yield f"{len(copied)} copies of {len(originals)} records"

@@ -64,12 +64,12 @@ def kill_broker(processes: BrokerProcesses) -> None:
 
 
 def kill_executor(processes: BrokerProcesses) -> None:
-    """SIGKILL to the executor's JVM; the broker hands over in the moment that it has left."""
+    """SIGKILL to the executor's JVM; the broker hands over in the short time that it then has."""
     _kill(processes.jvm)
 
 
 def kill_executor_and_broker(processes: BrokerProcesses) -> None:
-    """SIGKILL to both at once, as when a container goes."""
+    """SIGKILL to both at once, as when a container dies."""
     _kill(processes.broker, processes.jvm)
 
 
@@ -97,7 +97,7 @@ def _kill(*pids: int | None) -> None:
 
 @contextmanager
 def stopped(*pids: int | None) -> Iterator[None]:
-    """SIGSTOP to these, and SIGCONT at the end of the block to those that are still there."""
+    """SIGSTOP to these processes; at the end of the block, SIGCONT to those that are still there."""
     there = [pid for pid in pids if pid is not None]
     for pid in there:
         os.kill(pid, signal.SIGSTOP)

@@ -16,9 +16,9 @@ from spark_broker.testing.workload import record_poll
 
 
 class GroupMember(ClientThread):
-    """Reads its partitions for a group, commits, and from time to time leaves; another then takes over where it was.
+    """Reads its partitions for a group, commits, and leaves from time to time. Another member then takes its place.
 
-    Every member of a group is to have partitions of its own.
+    Every member of a group must have partitions of its own.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class GroupMember(ClientThread):
 
 
 class LatestObserver(ClientThread):
-    """Asks for the latest offsets again and again: for one who asks, they never fall (KIP-207)."""
+    """Asks for the latest offsets again and again: for one observer they must never fall (KIP-207)."""
 
     def __init__(
         self,

@@ -1,13 +1,13 @@
 """What clients did and saw, as plain data: appends, transactions, polls, committed offsets, whole reads.
 
-One format for simulated and real runs, so that one checker (`checker.check_history`) judges both. Values must be
-unique: that is what makes a lost, a doubled and a moved record visible. `recorder.HistoryRecorder` collects events from
-many threads; `history_file` keeps them as JSON lines.
+Simulated and real runs have the same format, and one checker (`checker.check_history`) judges both. Values must be
+unique: otherwise a lost, a doubled or a moved record would not be visible. `recorder.HistoryRecorder` collects events
+from many threads; `history_file` keeps them as JSON lines.
 
-The order of events. What a client is about to do is recorded before it does it (`Invoked`, `CommitInvoked`,
-`SnapshotBegan`), and what came of it after it was told (`Acknowledged`, `TransactionCommitted`, `Polled`). So an
-outcome that comes before an invocation in the list was known before it, whoever the two belong to. The checker relies
-on it.
+The order of events: an action is recorded before its client begins it (`Invoked`, `CommitInvoked`, `SnapshotBegan`),
+and its outcome after the client has learned it (`Acknowledged`, `TransactionCommitted`, `Polled`). If an outcome comes
+before an invocation in the list, it was known before that invocation began, even if they belong to different clients.
+The checker relies on this.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Isolation(StrEnum):
 
 
 class Stored(NamedTuple):
-    """One record where somebody found it. `where`: in whose files, when it was read from there ("broker 1")."""
+    """One record and its place. `where`: whose files it was read from ("broker 1"), if it was read from files."""
 
     partition: TopicPartition
     offset: int
@@ -93,9 +93,9 @@ class TransactionBegan(_Event, frozen=True):
 
 
 class CommitInvoked(_Event, frozen=True):
-    """A commit was asked for: of one transaction, or in the many-writer form of the `winners`, all or none of them.
+    """A commit was requested: of one transaction, or in the many-writer form of the `winners`, all or none of them.
 
-    A commit that is asked for again after an unclear outcome is a commit of its own that names the same transactions.
+    A commit that is requested again after an unclear outcome is a commit of its own that names the same transactions.
     `app` and `version` are needed where there are no winners.
     """
 
@@ -114,7 +114,7 @@ class TransactionCommitted(_Event, frozen=True):
 class CommitRefused(_Event, frozen=True):
     """The commit certainly did not happen.
 
-    `already_committed`: this version or a later one is committed; perhaps by this very asking, sent twice.
+    `already_committed`: this version or a later one is committed, perhaps by this very request, which was sent twice.
     """
 
     commit: int
@@ -123,7 +123,7 @@ class CommitRefused(_Event, frozen=True):
 
 
 class CommitUnknown(_Event, frozen=True):
-    """Nobody knows whether it was committed: all of it is there, or nothing. A commit without outcome is the same."""
+    """It is unknown whether it was committed: all of it is there, or nothing. No outcome event means the same."""
 
     commit: int
     error: str
@@ -132,14 +132,14 @@ class CommitUnknown(_Event, frozen=True):
 class TransactionAborted(_Event, frozen=True):
     """abort() returned: nothing of it will ever be shown to a reader of committed records.
 
-    An abort of which nobody knows needs no event: what nobody asked to commit may not be shown either way.
+    An abort of unknown outcome needs no event: what was never requested to be committed may not be shown anyway.
     """
 
     transaction: int
 
 
 class ReaderOpened(_Event, frozen=True):
-    """What sort of reader `reader` is. One without this event reads committed records and belongs to no group."""
+    """The isolation and group of `reader`. A reader without this event reads committed records and has no group."""
 
     reader: str
     isolation: Isolation = Isolation.READ_COMMITTED
@@ -147,9 +147,9 @@ class ReaderOpened(_Event, frozen=True):
 
 
 class Positioned(_Event, frozen=True):
-    """A reader was assigned a partition or sought in it: its next poll begins at `offset`; anywhere when it is None.
+    """A reader's next poll of a partition begins at `offset` (None: anywhere), after an assignment or a seek.
 
-    A reader of a group is positioned by what the group has committed; it does not seek.
+    A reader of a group begins at the offset that the group has committed; it does not seek.
     """
 
     reader: str
@@ -167,7 +167,7 @@ class Polled(_Event, frozen=True):
 
 
 class Truncated(_Event, frozen=True):
-    """A reader was told that the log was cut at `offset`: what it had read from there on may be gone (KIP-320)."""
+    """A reader was notified of a truncation at `offset`: the records read from there on may be gone (KIP-320)."""
 
     reader: str
     partition: TopicPartition
@@ -175,7 +175,7 @@ class Truncated(_Event, frozen=True):
 
 
 class LatestShown(_Event, frozen=True):
-    """An observer that asks one question after the other was shown this latest offset (high watermark)."""
+    """An observer, which sends one request after the other, was shown this latest offset (high watermark)."""
 
     observer: str
     partition: TopicPartition
@@ -185,7 +185,7 @@ class LatestShown(_Event, frozen=True):
 class OffsetsCommitted(_Event, frozen=True):
     """A group's offset was stored: `offset` is the next to be read.
 
-    `transaction`: it counts only when that transaction is committed; the event is then of the sending.
+    `transaction`: the offset counts only when that transaction is committed. The event then comes when it is sent.
     """
 
     group: str
@@ -195,7 +195,7 @@ class OffsetsCommitted(_Event, frozen=True):
 
 
 class OffsetsFetched(_Event, frozen=True):
-    """A group's committed offset, as it was asked for after every commit recorded before. None: there is none."""
+    """A group's committed offset, requested after every commit that is recorded before. None: there is none."""
 
     group: str
     partition: TopicPartition
@@ -209,7 +209,7 @@ class SnapshotBegan(_Event, frozen=True):
 
 
 class Snapshot(_Event, frozen=True):
-    """Everything that was there, read until caught up. `source`: who read it; a name of its own for each.
+    """Everything that was there, read until caught up. `source`: its reader, with a name that no other snapshot has.
 
     `final`: after the last outcome, with every transaction ended and everything healed. Others are taken on the way:
     each holds all that was visible below its ends.
@@ -222,7 +222,7 @@ class Snapshot(_Event, frozen=True):
 
 
 class UncleanElection(_Event, frozen=True):
-    """An operator let a replica lead that may lack records: the partition may lose, and its readers must be told."""
+    """An operator let a replica lead that may lack records: they may be lost, and readers must be notified."""
 
     partition: TopicPartition
 
@@ -252,7 +252,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Events, in an order that the module's first lines describe."""
+    """Events, in the order that the module's docstring describes."""
 
     events: tuple[Event, ...]
 

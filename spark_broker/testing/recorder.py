@@ -121,7 +121,7 @@ class HistoryRecorder:
         with self._changed:
             self._events.append(TransactionCommitted(commit))
             for transaction in self._committing.pop(commit):
-                self._committed.add(transaction)  # The news of one of its appends may still be on the way.
+                self._committed.add(transaction)  # One of its appends may be acknowledged only after this.
                 self._acknowledged_values += self._in_transactions.pop(transaction, 0)
             self._changed.notify_all()
 

@@ -79,7 +79,7 @@ def _segments(path: Path) -> list[int]:
 def _segment_batches(path: Path, base_offset: int, up_to_offset: int) -> Iterator[Frame]:
     arrow_path, index_path = segment_paths(path, base_offset)
     packed = index_path.read_bytes()
-    # A broker may be writing: a last entry of which only a part is there is not yet an entry.
+    # A broker may be writing: a last entry that is there only in part is not an entry yet.
     entries = EntryIndex.from_bytes(packed[: len(packed) // ENTRY_BYTES * ENTRY_BYTES]).entries
     count = sum(header_at(entries, at).next_offset <= up_to_offset for at in range(len(entries)))
     if not count:
@@ -100,8 +100,8 @@ def compare_replicas(
 ) -> tuple[ReplicaDifference, ...]:
     """How the replicas on these brokers differ below `up_to_offset`, the high watermark; empty when they do not.
 
-    Compared are the index entries but for the position, the messages, and where segments begin. Raises DamagedLogError
-    for a replica that cannot be read.
+    It compares the index entries (except the position), the messages, and the base offsets of the segments. Raises
+    DamagedLogError for a replica that cannot be read.
     """
     here = {replica.broker_id: replica for replica in find_replicas(log_dirs, partition)}
     missing = [ReplicaDifference(partition, 0, f"broker {b} has no replica") for b in brokers if b not in here]
@@ -146,7 +146,7 @@ def _compare(one: ReplicaDirectory, other: ReplicaDirectory, up_to_offset: int) 
 
 
 def stored_values(replica: ReplicaDirectory, column: str, up_to_offset: int) -> Iterator[Stored]:
-    """Every record's value of a binary column, as it lies on the disk: whether it was lost or only not delivered.
+    """Every record's value of a binary column, as it lies on the disk, to tell a lost value from one not delivered.
 
     Raises UnknownTopicOrPartitionError when the replica is not there, InvalidDataError for a column of another type.
     """

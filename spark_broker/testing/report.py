@@ -48,7 +48,7 @@ def explain_violation(history: History, violation: Violation) -> str:
     invoked = {event.operation: event for event in history.events if isinstance(event, Invoked)}
     reads = list(_reads(history.events, violation.partition, first, last))
     values = {value for _, _, run in reads for offset, value in _rows(run) if first <= offset <= last}
-    # A violation names the values that it is about as Python writes them.
+    # The detail of a violation contains the `repr` of its values.
     operations = [
         operation
         for operation, event in invoked.items()

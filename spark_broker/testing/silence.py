@@ -1,4 +1,4 @@
-"""Brokers that are broken on purpose, thousands of times, need not tell of it each time."""
+"""Silences the logs of brokers that a test breaks on purpose, thousands of times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that appends in transactions and records what it was told of each."""
+"""A client that appends in transactions and records the outcome of each."""
 
 from __future__ import annotations
 

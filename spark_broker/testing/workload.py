@@ -27,8 +27,8 @@ CLOSE_S = 5.0
 class RecordingWriter:
     """Appends small batches of unique values (column `value`) to all partitions in turn, in a thread, until stopped.
 
-    `interval_s`: between two batches; it may be changed at any time. At most `max_outstanding` wait for their
-    acknowledgement; when that many do, the writer waits too. `settings` are the Producer's.
+    `interval_s`: between two batches; it may be changed at any time. At most `max_outstanding` batches wait for their
+    acknowledgement; at that number the writer waits. `settings` are the Producer's.
     """
 
     def __init__(
@@ -241,9 +241,9 @@ def snapshot_with_consumer(
     isolation: Isolation = Isolation.READ_COMMITTED,
     final: bool = True,
 ) -> None:
-    """Read the partitions from their beginning to the ends of now, with a consumer of its own.
+    """Read the partitions from their beginning to their present ends, with a consumer of its own.
 
-    Raises RequestTimedOutError when it does not get there.
+    Raises RequestTimedOutError when it does not reach the ends in time.
     """
     deadline = time.monotonic() + timeout_s
     runs: list[Run] = []

@@ -29,12 +29,12 @@ from spark_broker.protocol.messages import (
 )
 
 END_TIMEOUT_S = 2.0
-"""How long the end of the process waits for calls, which nobody can cancel."""
+"""How long the end of the process waits for calls, which cannot be cancelled."""
 
 _TRANSPORT_ERRORS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 _NOBODY = ("Connection refused", "DNS resolution failed", "Domain name not found")
-"""What gRPC says of an address at which no process is."""
+"""Texts in gRPC's errors for an address at which no process listens."""
 
 _CHANNEL_OPTIONS = [
     # A broker comes back on its port within milliseconds; gRPC's own first wait is a second, shared by all channels.
@@ -48,14 +48,14 @@ _CHANNEL_OPTIONS = [
 class Connection:
     """A connection to `host:port`. Safe for use by many threads. Nothing is sent before the first call or stream.
 
-    Flight frees a client's channel when the client is closed, also under a call of another thread, which then crashes
-    the process. So nobody closes one: each call holds it, and the last to let go of it frees it.
+    Flight frees a client's channel when the client is closed. A call of another thread on that channel then crashes the
+    process. So a client is never closed: each call holds a reference to it, and it is freed with the last reference.
     """
 
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._client: flight.FlightClient | None = None  # also when the next line raises
+        self._client: flight.FlightClient | None = None  # for `__del__`, if the next line raises
         self._client = flight.FlightClient(f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS)
 
     @property
@@ -78,7 +78,7 @@ class Connection:
         return wire.decode_response(memoryview(body))
 
     def _do_action(self, action: flight.Action, options: flight.FlightCallOptions) -> pa.Buffer:
-        # A function of its own: the last reference to a client is let go of while the call still counts.
+        # A function of its own: its reference to the client, perhaps the last, ends while the call still counts.
         return next(iter(self._held().do_action(action, options))).body
 
     def open_stream(self, kind: str) -> ClientStream:
@@ -140,7 +140,7 @@ class ClientStream:
                 self.send_deadline = 0.0
 
     def receive(self, *, timeout_ms: int | None) -> tuple[StreamMessage, memoryview]:
-        """The next message and its payload; `timeout_ms=None` waits until `close`, from whichever thread.
+        """The next message and its payload. With `timeout_ms=None`, only `close` in another thread ends the wait early.
 
         Raises NetworkError, RequestTimedOutError (the stream is then broken) or the error that ended the stream.
         """
@@ -172,7 +172,7 @@ class ClientStream:
             self.cancel()
 
     def cancel(self) -> None:
-        """As `close`, also while the process ends."""
+        """As `close`. This also works while the process ends."""
         self.closed = True
         if (reader := self._reader) is not None:
             reader.cancel()  # type: ignore[attr-defined]
@@ -185,7 +185,7 @@ class ClientStream:
             native_calls.keep(self._writer, self._reader)
 
     def free(self) -> None:
-        """Break the stream and let go of it. Nobody may be inside it."""
+        """Break the stream and free it. No thread may be inside it."""
         # Arrow prints to stderr about a broken stream that is freed without a close; after `cancel` a close does not
         # wait.
         if (writer := self._writer) is not None:
@@ -198,8 +198,8 @@ class ClientStream:
 class _Reaper:
     """Cancels streams whose deadline has passed: one thread for the whole process, started by the first stream.
 
-    It sleeps until the earliest deadline that it knows of. A stream sets its deadline first and then says so; the
-    reaper forgets when it is to look before it looks. So whichever comes first, no deadline is missed.
+    It sleeps until the earliest deadline that it knows of. A stream sets its deadline before it calls `look_at`; the
+    reaper resets `_next_look_s` before it looks at the streams. So no deadline is missed, in whichever order they run.
     """
 
     def __init__(self) -> None:
@@ -217,7 +217,7 @@ class _Reaper:
                 self._thread.start()
 
     def look_at(self, deadline_s: float) -> None:
-        """A stream has this deadline now."""
+        """Look at the streams when this deadline has passed, or sooner."""
         if deadline_s < self._next_look_s:
             with self._sooner:
                 self._next_look_s = min(deadline_s, self._next_look_s)
@@ -236,9 +236,9 @@ class _Reaper:
             self.look_at(self._look())
 
     def _look(self) -> float:
-        """Cancel what is late; the earliest deadline of the others.
+        """Cancel the streams that are late. Returns the earliest deadline of the others.
 
-        A function of its own: a local of the loop above would keep the streams that it names for ever.
+        A function of its own: a local variable of the loop above would keep the streams for ever.
         """
         streams = self.streams()
         now, earliest = time.monotonic(), math.inf
@@ -257,7 +257,7 @@ _reaper = _Reaper()
 
 @atexit.register
 def _end_all() -> None:
-    """The process ends: break all streams, and let nobody into Flight."""
+    """The process ends: break all streams, and let no thread into Flight."""
     native_calls.refuse()
     streams = _reaper.streams()
     for stream in streams:

@@ -1,8 +1,8 @@
 """The Flight server: hands calls and streams of messages to handlers.
 
-Import this module only in the process that serves (a Spark task after its fork, the controller's process): gRPC does
-not survive a fork. Never join or shut a server down in order: `FlightServerBase.shutdown()` hangs while an idle client
-stream is open. The process reports that it is done and then exits.
+Import this module only in the process that serves (a broker's or the controller's): gRPC does
+not survive a fork. Never shut a server down, and never wait for its end: `FlightServerBase.shutdown()` hangs while an
+idle client stream is open. The process reports that it is done and then exits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _LEFT = "%s left before it was answered: %s"
 class ServerStream:
     """One client's stream of messages. `receive` belongs to the handler's thread; `send` may be called from any.
 
-    `on_gone` is called, from another thread and perhaps several times, when the client has left: a handler that waits
-    for something else than its client sets it.
+    A handler that waits for something other than its client sets `on_gone`. It is called when the client has left, from
+    another thread and perhaps several times.
     """
 
     def __init__(self, context: object, reader: object, writer: object, max_bytes: int) -> None:
@@ -80,9 +80,9 @@ class ServerStream:
             self._write(data)
 
     def send_now(self, message: Message) -> bool:
-        """Send a message unless another thread is sending, which may wait for the client; returns whether that is done.
+        """Send a message, unless another thread is sending (it may wait for the client). Returns whether it was sent.
 
-        A message to a client that is gone is done, too.
+        A message to a client that is gone counts as sent.
         """
         if not self._lock.acquire(blocking=False):
             return False
@@ -95,7 +95,7 @@ class ServerStream:
         return True
 
     def _write(self, data: pa.Buffer) -> None:
-        """Under the lock."""
+        """Send under the lock."""
         if not self._open:
             raise NetworkError("the stream is closed")
         self._sending_since_s = time.monotonic()
@@ -108,8 +108,8 @@ class ServerStream:
             self._sending_since_s = 0.0
 
     def post(self, message: Message, sent: Callable[[], object]) -> None:
-        """Have a message sent by a thread of this stream, after what was posted before; `sent` is called after that,
-        also when the client is gone. Never waits for the client: the caller bounds what it posts by `sent`."""
+        """Have a thread of this stream send a message, after those that were posted before. It then calls `sent`, even
+        if the client is gone. `post` never waits for the client: the caller counts `sent` to bound what it posts."""
         with self._context_lock:
             if self._served and self._posts is None:
                 self._posts = queue.SimpleQueue()
@@ -128,8 +128,8 @@ class ServerStream:
             sent()
 
     def drain(self) -> None:
-        """Read on, unheeded, until the client leaves: if the stream ended under a client that still writes, Flight
-        would throw away what the client has not read yet, the error that ended it among that. Bounded."""
+        """Read and ignore messages until the client leaves, up to a bound. If the stream ended while the client still
+        writes, Flight would discard what the client has not read yet, including the error that ended the stream."""
         for _ in range(MAX_DRAINED_MESSAGES):
             try:
                 self._reader.read_chunk()  # type: ignore[attr-defined]
@@ -174,8 +174,8 @@ StreamHandler = Callable[[ServerStream], None]
 class Server(flight.FlightServerBase):  # type: ignore[misc]
     """Serves calls and streams on `host:port` (0: any free port) from the moment it is made.
 
-    A handler's typed errors go to its client. Anything else is our own bug: `on_bug` is told, and the client gets
-    UnknownServerError.
+    A handler's typed errors go to its client. Anything else is our own bug: `on_bug` is called, and the client
+    gets UnknownServerError.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""Looks after a server's streams: whose client has left is woken, whose client takes nothing is disconnected.
+"""Looks after a server's streams: wakes those whose client has left, disconnects clients that take nothing.
 
-One thread for all of them, so that a stream that waits costs nothing. gRPC tells of neither by itself.
+One thread serves all streams, so a stream that waits costs nothing. gRPC reports neither case by itself.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 LOOK_S = 0.5
 
 RESET = struct.pack("ii", 1, 0)
-"""What waits in the kernel for a peer that takes nothing is thrown away: an end behind it would wait as well."""
+"""SO_LINGER with 0 s: the kernel discards bytes that wait for the peer. The end would wait behind them otherwise."""
 
 
 class Watched(Protocol):
@@ -35,7 +35,7 @@ class Watched(Protocol):
         """How long the message that is being sent has waited for the client to take it; 0: none is being sent."""
 
     def look(self) -> None:
-        """Wake whoever waits on this stream, if its client has left."""
+        """Wake the handler that waits on this stream, if its client has left."""
 
 
 class StreamWatch(threading.Thread):
@@ -43,7 +43,7 @@ class StreamWatch(threading.Thread):
 
     def __init__(self, send_timeout_s: float) -> None:
         super().__init__(name="stream-watch", daemon=True)
-        self.port = 0  # of the server; its connections are told from others by it
+        self.port = 0  # the server's port, by which its connections are recognised
         self._send_timeout_s = send_timeout_s
         self._streams: set[Watched] = set()
         self._changed = threading.Condition()
@@ -69,7 +69,7 @@ class StreamWatch(threading.Thread):
             self._pause.wait(LOOK_S)
 
     def _look(self) -> None:
-        """A function of its own: a local of the loop above would keep streams that have ended."""
+        """A function of its own: a local variable of the loop above would keep streams that have ended."""
         with self._changed:
             streams = list(self._streams)
         slow = {}
@@ -84,7 +84,7 @@ class StreamWatch(threading.Thread):
 
 
 def disconnect(port: int, peer: str) -> bool:
-    """Shut this process's connection from `peer` to its own `port` down; whether there was one.
+    """Shut down the connection from `peer` to this process's `port`. Returns whether there was one.
 
     gRPC has no call for it. To gRPC it is as if the client's machine had gone: every stream of that connection breaks.
     """

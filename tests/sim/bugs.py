@@ -316,7 +316,7 @@ def keep_producers_over_a_cut(patch: Patch) -> None:
     patch.setattr(Replica, "truncated", buggy)
 
 
-@bug("20")
+@bug("20", quick=False)
 def forget_producers_of_deleted_records(patch: Patch) -> None:
     """KIP-360: retention erases the state of producers whose records it removes."""
     start_at = ProducerStates.start_at

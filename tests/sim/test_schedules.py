@@ -12,7 +12,7 @@ from spark_broker.testing.simulation.many import run_many
 from spark_broker.testing.simulation.schedule import run_schedule
 from tests.sim.regressions import REGRESSIONS, Regression
 
-SCHEDULES = 700
+SCHEDULES = 500
 ALL_SCHEDULES = 2_000
 STORIES = 6
 

@@ -217,7 +217,7 @@ def forget_the_last_version_at_a_fail_over(patch: Patch) -> None:
     _after_loading(patch, forget)
 
 
-@bug("24")
+@bug("24", quick=False)
 def abort_what_was_decided_at_a_fail_over(patch: Patch) -> None:
     """The next coordinator aborts what its predecessor had decided to commit."""
 

@@ -129,6 +129,7 @@ def test_a_cluster_that_is_taken_over_ends_with_the_reason_and_the_other_has_its
     deposed.stop()
 
 
+@pytest.mark.full
 def test_after_a_controller_that_was_killed_with_its_cluster_the_directories_are_free(
     spark: SparkSession, tmp_path: Path
 ) -> None:

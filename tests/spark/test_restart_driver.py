@@ -68,6 +68,7 @@ def whole_executor(processes: BrokerProcesses) -> Iterator[None]:
         yield
 
 
+@pytest.mark.full
 def test_a_killed_driver_comes_back_with_every_partition_and_its_data(tmp_path: Path, spark: SparkSession) -> None:
     restart(tmp_path, spark, "jvm+python")
 

@@ -163,6 +163,7 @@ def test_a_stream_writes_to_the_topics_of_its_rows(
     assert_df_equality(stored, rows, ignore_row_order=True, ignore_nullable=True)
 
 
+@pytest.mark.full
 def test_a_streams_output_mode_is_append_or_complete(
     spark: SparkSession, servers: str, admin: Admin, tmp_path: Path
 ) -> None:

@@ -2,7 +2,7 @@
 
 Requests and responses are msgspec structs, sent as arrays with a tag; `wire.py` encodes them. Bounds are part of the
 types, so that a hostile message fails in the decoder. `topic_id` is the 32 hex digits of a topic's UUID: a topic that
-was deleted and created again is another one. `error_code` 0 means success; others are in `errors.py`.
+is deleted and created again gets a new one. `error_code` 0 means success; others are in `errors.py`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class DeleteTopicRequest(Message, frozen=True):
 
 
 class CreatePartitionsRequest(Message, frozen=True):
-    """`total`: how many partitions the topic is to have. Fewer than it has is refused."""
+    """`total`: how many partitions the topic is to have. A number that is not larger than it has is refused."""
 
     name: Text
     total: int
@@ -63,13 +63,13 @@ class ElectionResult(Message, frozen=True):
 
 
 class ElectLeadersResponse(Message, frozen=True):
-    """One for each partition that was named; of all partitions, those where an election was needed."""
+    """A result for each named partition; if none was named, for each one that needed an election."""
 
     results: list[ElectionResult]
 
 
 class ReassignPartitionRequest(Message, frozen=True):
-    """Move a partition's replicas; done when the new ones are in sync. Preferred leader first."""
+    """Move a partition to `replicas`, preferred leader first. The move ends when the new ones are in sync."""
 
     topic: Name
     partition: PartitionId

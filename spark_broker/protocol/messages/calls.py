@@ -43,7 +43,7 @@ class BrokerMetadata(Message, frozen=True):
     log: LogPlace = ""
 
     def to_info(self) -> BrokerInfo:
-        """The same as a public noun."""
+        """The same as a value of the public interface."""
         return BrokerInfo(
             id=self.id,
             host=self.host,
@@ -66,7 +66,7 @@ class ControllerMetadata(Message, frozen=True):
     started_ms: int = 0
 
     def to_info(self, epoch: int) -> ControllerInfo | None:
-        """The same as a public noun; None from a broker that has never heard of a controller."""
+        """The same as a value of the public interface; None if the broker knows no controller yet."""
         if self.pid < 0:
             return None
         return ControllerInfo(epoch, self.host, self.pid, from_ms(self.started_ms))
@@ -94,7 +94,7 @@ class TopicMetadata(Message, frozen=True):
 
 
 class MetadataResponse(Message, frozen=True):
-    """`metadata_offset`: the answer is what the metadata log says before it; -1: the broker does not tell."""
+    """`metadata_offset`: the answer shows the metadata log up to it (exclusive); -1: the broker does not say."""
 
     cluster_id: Name
     controller_epoch: Epoch
@@ -104,7 +104,7 @@ class MetadataResponse(Message, frozen=True):
     metadata_offset: Offset = -1
 
     def to_description(self, *, include_fenced: bool) -> ClusterDescription:
-        """The cluster as a public noun."""
+        """The cluster as a value of the public interface."""
         brokers = (broker.to_info() for broker in self.brokers if include_fenced or not broker.fenced)
         return ClusterDescription(
             cluster_id=self.cluster_id,
@@ -117,8 +117,9 @@ class MetadataResponse(Message, frozen=True):
 class ListOffsetsPartition(Message, frozen=True):
     """`timestamp_ms`: -1 latest (the high watermark), -2 earliest (the log start), else the first at or after it.
 
-    `read_committed`: latest is the last stable offset. `start`: where the caller is; the answer has the epoch of the
-    record before. With `max_bytes` it says too how much is stored from there to the offset, and how far they reach.
+    `read_committed`: latest is the last stable offset. `start`: the caller's position; the answer has the leader epoch
+    of the record before it. With `max_bytes`, it also says how many bytes are stored from `start` to the offset, and
+    how far `max_bytes` of them reach.
     """
 
     topic_id: TopicId
@@ -139,8 +140,9 @@ class ListOffsetsRequest(Message, frozen=True):
 class ListedOffset(Message, frozen=True):
     """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`.
 
-    `start_epoch`: of the one before the caller's `start`. `size_bytes`: stored from `start` to `offset`; the batches up
-    to `fitting_offset` are no more than `max_bytes`, or one batch. -1: not known, or not asked for.
+    `start_epoch`: leader epoch of the record before the caller's `start`. `size_bytes`: bytes stored from `start` to
+    `offset`. `fitting_offset`: the batches from `start` up to it fit into `max_bytes`, or are a single larger batch.
+    -1: not known, or not asked for.
     """
 
     topic_id: TopicId
@@ -163,7 +165,7 @@ class ListOffsetsResponse(Message, frozen=True):
 
 
 class InitProducerIdRequest(Message, frozen=True):
-    """A producer id that was never given out before."""
+    """Asks for a producer id that was never given out before."""
 
 
 class InitProducerIdResponse(Message, frozen=True):
@@ -198,4 +200,4 @@ class OffsetFetchResponse(Message, frozen=True):
 
 
 class EmptyResponse(Message, frozen=True):
-    """Success, and nothing to say."""
+    """Success, without a result."""

@@ -25,7 +25,7 @@ Epoch = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Milliseconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TimestampMs = Annotated[int, Meta(ge=-2, le=(2**63 - 1) // 1000)]
-"""Milliseconds since 1970 that are an int64 as microseconds too, or LATEST_TIMESTAMP_MS, or EARLIEST_TIMESTAMP_MS."""
+"""Milliseconds since 1970 (in microseconds they fit an int64), LATEST_TIMESTAMP_MS or EARLIEST_TIMESTAMP_MS."""
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Brokers = Annotated[list[BrokerId], Meta(max_length=1000)]
@@ -43,5 +43,5 @@ class ErrorResponse(Message, frozen=True):
 
 
 def known(value: int) -> int | None:
-    """None for the wire's -1, which stands for what is not known or not there."""
+    """The value, or None for -1: on the wire it means "unknown" or "absent"."""
     return None if value < 0 else value

@@ -1,4 +1,4 @@
-"""Between broker and controller: registration, heartbeats, metadata, ISR changes; and what a new follower asks."""
+"""Broker and controller: registration, heartbeats, metadata, ISR changes. Also what a new follower asks its leader."""
 
 from __future__ import annotations
 
@@ -62,9 +62,10 @@ class RegisterBrokerResponse(Message, frozen=True):
 
 
 class LogEnd(Message, frozen=True):
-    """How far a replica reaches while its partition has no leader: `last_epoch` wrote its last batch (-1: it is empty).
+    """How far a replica reaches while its partition has no leader.
 
-    `leader_epoch`: the newest that the replica has heard of; it takes nothing from leaders of an older one any more.
+    `last_epoch`: leader epoch of its last batch (-1: it is empty). `leader_epoch`: the newest that the replica knows;
+    it no longer takes batches from leaders of older epochs.
     """
 
     topic_id: TopicId
@@ -75,13 +76,13 @@ class LogEnd(Message, frozen=True):
 
 
 class HeartbeatRequest(Message, frozen=True):
-    """`sent_ms`: the broker's own clock, sent back. `ready`: its logs are open up to `metadata_offset`.
+    """`sent_ms`: by the broker's own clock; the answer returns it. `ready`: its logs are open up to `metadata_offset`.
 
     `damaged`: replicas whose log was quarantined, each with the number that this process gave to the damage; they leave
-    ISR and ELR. Those that were found when they were opened do so before the broker is unfenced.
+    ISR and ELR. Those that were found damaged at their opening leave before the broker is unfenced.
     `log_ends`: replicas of partitions that have no leader, where this broker is neither in the ISR nor in the ELR.
-    `wall_ms`: the broker's wall clock (UTC); -1: not said. `ahead_max_ms`: it is ahead of the controller's by so much
-    at most, as the last answer showed when it came; None: not known yet. `full`: its disk has no room.
+    `wall_ms`: the broker's wall clock (UTC); -1: not said. `ahead_max_ms`: how far that clock is ahead of the
+    controller's at most, as the last answer showed; None: not known yet. `full`: the broker's disk has no room.
     """
 
     broker_epoch: Epoch
@@ -99,9 +100,9 @@ class HeartbeatRequest(Message, frozen=True):
 
 
 class HeartbeatResponse(Message, frozen=True):
-    """`fenced`: the controller does not (yet) count this broker as live. `shut_down`: it may stop now.
+    """`fenced`: the controller does not (yet) count this broker as live. `shut_down`: the broker may stop now.
 
-    `damage_heard`: the highest number of damage in the heartbeat; what was decided on it was sent before this answer.
+    `damage_heard`: the highest damage number in the heartbeat. The decision on it was sent before this answer.
     `wall_ms`: the controller's wall clock (UTC) when the heartbeat came; -1: not said. `reason`: why the broker stays
     fenced although it is ready.
     """
@@ -117,7 +118,7 @@ class HeartbeatResponse(Message, frozen=True):
 class MetadataUpdate(Message, frozen=True):
     """Committed metadata records `first_offset` up to `next_offset` (exclusive), encoded by `controller.records`.
 
-    `snapshot`: they rebuild the whole image, which replaces what the broker has.
+    `snapshot`: the records rebuild the whole image, which replaces the broker's.
     """
 
     controller_epoch: Epoch

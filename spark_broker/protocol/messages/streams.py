@@ -24,8 +24,8 @@ from spark_broker.protocol.messages.common import (
 class AppendRequest(Message, frozen=True):
     """One micro-batch for one partition; the payload is the encapsulated Arrow message with its placeholders.
 
-    acks: 0 (no response is sent), 1 or -1 (all). `answers_read`: how many answers of this stream the client has read; a
-    client that has read nearly all of them is answered without a detour.
+    acks: 0 (no response is sent), 1 or -1 (all). `answers_read`: how many answers of this stream the client has read.
+    A client that has read nearly all of them is answered at once, not by way of the stream's queue.
     """
 
     correlation_id: int
@@ -53,7 +53,8 @@ class AppendResponse(Message, frozen=True):
 class FetchPartition(Message, frozen=True):
     """`last_fetched_epoch`: the leader epoch of the record before `read_to`, as the reader knows it (-1: it does not).
 
-    The leader compares it with its log, and answers LOG_TRUNCATION where they diverge. `read_to` -1: `offset`.
+    The leader compares it with its log, and answers LOG_TRUNCATION where they diverge. `read_to`: end (exclusive) of
+    what was read; -1: `offset`.
     """
 
     topic_id: TopicId
@@ -66,7 +67,7 @@ class FetchPartition(Message, frozen=True):
 
 
 class FileExtent(Message, frozen=True):
-    """`length` bytes from `position` on, of the leader's file with this path, device and inode: whole messages."""
+    """Whole messages: `length` bytes from `position` on, in the leader's file with this path, device and inode."""
 
     path: Annotated[str, Meta(max_length=4096)]
     device: Annotated[int, Meta(ge=0)]
@@ -78,9 +79,9 @@ class FileExtent(Message, frozen=True):
 class FetchRequest(Message, frozen=True):
     """Committed records from each partition's offset on; long-polls up to `max_wait_ms` for `min_bytes`.
 
-    `columns`: only these columns, sliced by the broker; None: frames as they are stored. `read_committed`: nothing of
-    transactions that are undecided or aborted. `boot_id`: of the reader's machine, if it would rather read the leader's
-    files itself; a leader on the same machine then answers with extents, and slices no columns.
+    `columns`: only these columns, sliced by the broker; None: frames as they are stored. `read_committed`: no
+    records of transactions that are undecided or aborted. `boot_id`: of the reader's machine; set if the reader prefers
+    to read the leader's files itself. A leader on the same machine then answers with extents, and slices no columns.
     """
 
     correlation_id: int
@@ -96,10 +97,10 @@ class FetchRequest(Message, frozen=True):
 class FetchedPartition(Message, frozen=True):
     """`length` bytes of the payload are this partition's frames.
 
-    `next_offset`: where to go on, past batches that were left out (markers, aborted transactions); -1 with an error.
-    `next_epoch`: the leader epoch of the batch before it; -1: there is none. With LOG_TRUNCATION, the log diverges from
-    what was read at the reader's own end of `diverging_epoch`, or at `diverging_end_offset`, whichever is smaller.
-    With `extents`, the payload has the batches' headers alone: their messages are in these files, in this order.
+    `next_offset`: where to read on, past batches that were left out (markers, aborted transactions); -1 with an error.
+    `next_epoch`: the leader epoch of the batch before `next_offset`; -1: there is none. With LOG_TRUNCATION, the log
+    and what was read diverge at the reader's own end of `diverging_epoch`, or at `diverging_end_offset`, whichever is
+    smaller. With `extents`, the payload has only the batches' headers. Their messages are in the files, in this order.
     """
 
     topic_id: TopicId
@@ -118,7 +119,7 @@ class FetchedPartition(Message, frozen=True):
 
 
 class FetchResponse(Message, frozen=True):
-    """The payload is the frames of all partitions, in order. A whole-request error is in `error_code`."""
+    """The payload is the frames of all partitions, in order. `error_code` is an error of the whole request."""
 
     correlation_id: int
     partitions: Annotated[list[FetchedPartition], Meta(max_length=10_000)]
@@ -129,7 +130,7 @@ class FetchResponse(Message, frozen=True):
 class ReplicaPartition(Message, frozen=True):
     """`fetch_offset`: the follower's log end; `last_fetched_epoch`: the leader epoch of the batch before it, or -1.
 
-    `no_room`: what follows did not fit on the follower's disk when it was sent last.
+    `no_room`: the batches from `fetch_offset` on did not fit on the follower's disk when they were last sent.
     """
 
     topic_id: TopicId
@@ -142,9 +143,9 @@ class ReplicaPartition(Message, frozen=True):
 
 
 class ReplicaFetchRequest(Message, frozen=True):
-    """A follower's pull. The stream is the fetch session: `partitions` are those that are new or changed since the last
-    request on it, `forgotten` those that it no longer follows. One that is in both begins anew: nothing counts
-    of what the session told of it."""
+    """A follower's fetch. The stream is the fetch session: `partitions` are those that are new or changed since its
+    last request, `forgotten` those that the follower no longer follows. A partition in both begins anew: what the
+    session has said about it no longer counts."""
 
     correlation_id: int
     broker_id: BrokerId
@@ -173,7 +174,7 @@ class ReplicaFetched(Message, frozen=True):
 
 
 class ReplicaFetchResponse(Message, frozen=True):
-    """Partitions with something to say; the payload is their frames, in order."""
+    """Partitions with news; the payload is their frames, in order."""
 
     correlation_id: int
     partitions: Annotated[list[ReplicaFetched], Meta(max_length=100_000)]

@@ -1,8 +1,8 @@
 """Transactions: calls to their coordinator, from clients and from leaders, and from it to the leaders.
 
 The coordinator of a transactional id is the leader of partition `murmur2(id) mod n` of `__transaction_state`. A
-transaction has one writer (Kafka's form: a producer with a transactional id) or many (the id is then an application's,
-whose `version`s are committed one after the other).
+transaction has one writer (Kafka's form: a producer with a transactional id) or many. With many, the id belongs to an
+application, whose `version`s are committed one after the other.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class EnsureTransactionsTopicRequest(Message, frozen=True):
 
 
 class InitTransactionsRequest(Message, frozen=True):
-    """The producer id of a transactional id, in a new epoch; answered with a ProducerIdentity.
+    """Asks for the producer id of a transactional id, in a new epoch. Answered with InitProducerIdResponse.
 
     Fences every earlier producer of the id, and aborts what it left open.
     """
@@ -34,10 +34,10 @@ class InitTransactionsRequest(Message, frozen=True):
 
 
 class AddPartitionToTransactionRequest(Message, frozen=True):
-    """Leader to coordinator, before it takes a transaction's first batch: the partition becomes part of it (KIP-890).
+    """Leader to coordinator: the partition becomes part of the transaction (KIP-890).
 
-    Repeated from time to time while batches come, which renews the transaction's time-out. Answered with
-    AddedToTransaction.
+    The leader sends this before it takes the transaction's first batch, and repeats it from time to time while batches
+    come. A repetition renews the transaction's time-out. Answered with AddPartitionToTransactionResponse.
     """
 
     transactional_id: Name
@@ -48,15 +48,15 @@ class AddPartitionToTransactionRequest(Message, frozen=True):
 
 
 class AddPartitionToTransactionResponse(Message, frozen=True):
-    """The partition is in the open transaction. Ask again when batches still come after `repeat_after_ms`: a
-    transaction that goes on does not time out."""
+    """The partition is in the open transaction. The leader asks again if batches still come after `repeat_after_ms`:
+    this renews the transaction's time-out."""
 
     repeat_after_ms: Milliseconds
 
 
 class EndTransactionRequest(Message, frozen=True):
-    """Commit or abort a producer's transaction; answered, once every partition shows the outcome, with the
-    ProducerIdentity of its next one. A repetition gets the same answer."""
+    """Commit or abort a producer's transaction. It is answered once every partition shows the outcome, with the
+    InitProducerIdResponse of the producer's next transaction. A repetition gets the same answer."""
 
     transactional_id: Name
     producer_id: ProducerId
@@ -65,9 +65,9 @@ class EndTransactionRequest(Message, frozen=True):
 
 
 class JoinTransactionRequest(Message, frozen=True):
-    """A task attempt becomes a writer of an application's version; answered with its ProducerIdentity.
+    """A task attempt becomes a writer of an application's version. Answered with the attempt's InitProducerIdResponse.
 
-    The first join opens the transaction. One of a new execution aborts what older executions left open.
+    The first join opens the transaction. A join of a new execution aborts what older executions left open.
     """
 
     application: Name
@@ -79,7 +79,7 @@ class JoinTransactionRequest(Message, frozen=True):
 class CommitTransactionRequest(Message, frozen=True):
     """Commit what `winners` (producer ids of joins) wrote for the version, and abort every other writer.
 
-    Answered with Empty once every partition shows it. ALREADY_COMMITTED when the version is not above the last one.
+    Answered with EmptyResponse once every partition shows it. ALREADY_COMMITTED: the version is not above the last.
     """
 
     application: Name
@@ -135,9 +135,9 @@ class TransactionalOffsetCommitRequest(Message, frozen=True):
 
 
 class DescribeTransactionsRequest(Message, frozen=True):
-    """To any broker: the transactional ids that it coordinates (`None`: all of them).
+    """To any broker: describe transactional ids that it coordinates (`None`: all of them).
 
-    Ids that are named go to their coordinator; another broker refuses. One that is not known is absent in the answer.
+    Only their coordinator describes ids that are named; another broker refuses. The answer lacks unknown ids.
     """
 
     transactional_ids: Annotated[list[Name], Meta(max_length=10_000)] | None = None

@@ -12,13 +12,13 @@ from spark_broker.testing.checks.violations import Violation, ViolationKind
 from spark_broker.testing.history import Invoked, Isolation, Stored
 
 NOT_KNOWN = -1
-"""Offset of a value that nobody was told."""
+"""The offset of a value whose append was not acknowledged."""
 
 
 def check_required(facts: Facts, stored: Iterable[Stored]) -> Iterator[Violation]:
-    """Every value that was promised is there at the end, where its writer was told.
+    """Every value that was promised is there at the end, at the offset that its writer was given.
 
-    `stored` is consumed only when something is missing: whether it lies in a replica's files.
+    `stored` is consumed only when a value is missing, to see whether it lies in a replica's files.
     """
     doubtful: dict[bytes, Place] = {}
     for invoked in facts.required():
@@ -70,7 +70,7 @@ def check_order(facts: Facts) -> Iterator[Violation]:
 
 
 def check_whole_batches(facts: Facts) -> Iterator[Violation]:
-    """A micro-batch of which nobody knows is there whole, in its partition and in one piece, or not at all."""
+    """A micro-batch of unknown outcome is there whole, in its partition and in one piece, or not at all."""
     unclear = [
         invoked
         for operation, invoked in facts.invoked.items()

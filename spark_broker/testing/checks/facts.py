@@ -1,4 +1,4 @@
-"""A history, arranged by what the checks look things up by. Made in one pass; rows are handled a run at a time."""
+"""A history, indexed for the checks. It is built in one pass; rows are handled a run at a time."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class Commit:
-    """One asking for a commit. `position`, `ended_position`: in the list of events; -1: no outcome."""
+    """One request for a commit. `position`, `ended_position`: indexes in the list of events; -1: no outcome."""
 
     invoked: CommitInvoked
     position: int
@@ -63,7 +63,7 @@ class Transaction:
     commits: list[Commit] = field(default_factory=list)
     aborted: bool = False
     began_position: int = -1
-    ended_position: int = -1  # Where it was certain: committed, or aborted. -1: it may be open.
+    ended_position: int = -1  # Of the event that commits or aborts it. -1: it may be open.
 
     @property
     def outcome(self) -> Outcome:
@@ -75,7 +75,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One run of what somebody read."""
+    """One run that a reader read."""
 
     source: str
     isolation: Isolation
@@ -179,7 +179,7 @@ class Facts:
             commit.already_committed = event.already_committed
 
     def _settle_commits(self) -> None:
-        """ALREADY_COMMITTED says that an asking has succeeded: which one, where only one can be meant."""
+        """ALREADY_COMMITTED says that some commit has succeeded: mark it where it can be only one."""
         for commit in self.commits.values():
             if commit.already_committed and commit.app:
                 candidates = self.same_or_later_commits(commit)
@@ -236,7 +236,7 @@ class Facts:
                 yield invoked
 
     def outcome_of(self, value: bytes) -> Outcome | None:
-        """Outcome of the transaction that appended the value; None for a plain append, or when nobody did."""
+        """Outcome of the transaction that appended the value; None for a plain append, or a value never appended."""
         operation = self.owners.get(value)
         transaction = None if operation is None else self.invoked[operation].transaction
         return None if transaction is None else self.transactions[transaction].outcome
@@ -248,7 +248,7 @@ class Facts:
                 yield from self.invoked[operation].values
 
     def same_or_later_commits(self, commit: Commit) -> list[Commit]:
-        """Commits of this application's version or a later one that happened or may have; perhaps this very one."""
+        """Commits of the application, of this version or a later one, that happened or may have; `commit` included."""
         return [
             other
             for other in self.commits.values()

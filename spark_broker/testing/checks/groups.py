@@ -19,7 +19,7 @@ class _Progress:
     """What one group has read and committed of one partition."""
 
     isolation: Isolation
-    checked: int  # Everything to be seen below was handed out, or lies before the group's beginning.
+    checked: int  # All visible records below were handed out, or lie before the group's beginning.
     handed_out: list[tuple[int, int]] = field(default_factory=list)
     committed: int = -1
 
@@ -61,7 +61,7 @@ def _follow(facts: Facts, groups: dict[Key, _Progress], event: Positioned | Poll
 
 
 def _cut(progress: _Progress | None, offset: int) -> None:
-    """A member was told that the log was cut there (KIP-320): what the group read and committed past it is undone."""
+    """A member was notified of a truncation (KIP-320): what the group read and committed past it counts no more."""
     if progress is not None:
         progress.checked = min(progress.checked, offset)
         progress.committed = min(progress.committed, offset)

@@ -1,4 +1,4 @@
-"""Where values lie: one value an offset, one offset a value, and everybody reads the same, for good."""
+"""Where values lie: one value an offset, one offset a value, and every reader reads the same, for good."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_promises(facts: Facts) -> Iterator[Violation]:
 
 
 def check_reads(facts: Facts) -> Iterator[Violation]:
-    """Every read of an offset gives one value and goes on giving it; every value was appended, and is at one offset."""
+    """All reads of an offset give the same value. Every value that is read was appended, and is at one offset."""
     seen: Table = {}
     others: list[tuple[Place, bytes]] = []
     for read in settled_reads(facts):
@@ -69,7 +69,7 @@ def _changed(facts: Facts, source: str, place: Place, first: bytes, value: bytes
 
 
 def _gone(facts: Facts, seen: Table) -> Iterator[Violation]:
-    """What a reader was given is there at the end, but for what readers of uncommitted records must expect."""
+    """What a reader was given is there at the end, except what a reader of uncommitted records saw of an abort."""
     gone = {p: offsets for p, rows in seen.items() if (offsets := rows.keys() - facts.final_rows(p).keys())}
     if not gone:
         return
@@ -112,12 +112,12 @@ def _doubled_or_unknown(facts: Facts, seen: Table, others: list[tuple[Place, byt
             yield Violation(ViolationKind.UNKNOWN_VALUE, *first, f"{value!r}")
         for place in further:
             if place[0] in facts.unclean:
-                continue  # What was known of the producer went with the records: a retry is stored once more.
+                continue  # The producer's state was lost with the records, so a retry is stored once more.
             yield Violation(ViolationKind.DUPLICATE, *place, f"{value!r} is also at {first[0]}, offset {first[1]}")
 
 
 def check_snapshots(facts: Facts) -> Iterator[Violation]:
-    """No row comes twice in one whole read, and whoever reads everything reads the same."""
+    """No row comes twice in one whole read, and all whole reads agree."""
     for isolation in Isolation:
         snapshots = [snapshot for snapshot in facts.finals if snapshot.isolation is isolation]
         tables = [table_of(snapshot.runs) for snapshot in snapshots]

@@ -1,4 +1,4 @@
-"""How readers move: on, without a gap, and never behind what was acknowledged before they asked."""
+"""How readers move: forward, without a gap, and never behind what was acknowledged before their request."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Key = tuple[str, TopicPartition]
 def check_polls(facts: Facts) -> Iterator[Violation]:
     """Inside one assignment a reader is given every offset that it may see, one after the other.
 
-    A poll may jump over offsets that are nobody's to see: of markers, and of aborted batches.
+    A poll may skip offsets that no reader may see: those of markers, and of aborted batches.
     """
     due: dict[Key, int] = {}
     for event in facts.events:
@@ -92,7 +92,7 @@ def check_snapshots_on_the_way(facts: Facts) -> Iterator[Violation]:
 
 
 def _hold_back(facts: Facts, position: int, bounds: dict[TopicPartition, int]) -> None:
-    """Lower the bounds to where transactions that may be open at this event begin: nobody reads past the first."""
+    """Lower each bound to the first transaction that may be open at this event: no reader gets past its beginning."""
     for transaction in facts.transactions.values():
         if transaction.began_position > position or 0 <= transaction.ended_position < position:
             continue
@@ -123,11 +123,11 @@ def _check_snapshot(facts: Facts, snapshot: Snapshot, bounds: Mapping[TopicParti
 
 
 def check_noticed(facts: Facts) -> Iterator[Violation]:
-    """KIP-320: where an election was unclean, nobody reads on after records that are gone, untold, or skips others.
+    """KIP-320: after an unclean election no reader reads on past lost records unnotified, and none skips records.
 
-    A group's members are one reader: each knows of what was read before the offset at which it was positioned, but no
-    more than the epoch of the last record. It learns that the log was cut, not always how far down: of what members
-    before it had read, nothing is judged then.
+    A group's members are one reader. Of the records before the offset at which it was positioned, a member knows only
+    the epoch of the last one. It is notified that the log was truncated, but not always from which offset on. What
+    earlier members had read is not judged after such a notification.
     """
     kept: dict[Key, list[tuple[str, Run]]] = {}
     if not facts.unclean:
@@ -147,7 +147,7 @@ def check_noticed(facts: Facts) -> Iterator[Violation]:
             runs.clear()  # It seeks: what it has read counts no more.
     for (reader, partition), found in kept.items():
         runs_of_all = [run for _, run in found]
-        # After the last one it has read nothing: it may be told yet.
+        # After its last run the reader has read nothing: it may still be notified.
         yield from _gone(facts, reader, runs_of_all[:-1])
         yield from _passed_over(facts, reader, partition, runs_of_all)
 
@@ -155,7 +155,7 @@ def check_noticed(facts: Facts) -> Iterator[Violation]:
 def _gone(facts: Facts, reader: str, runs: Iterable[Run]) -> Iterator[Violation]:
     for run in runs:
         rows = facts.final_rows(run.partition)
-        begins = min(rows, default=run.next_offset)  # what was deleted on purpose is before
+        begins = min(rows, default=run.next_offset)  # records deleted on purpose lie below
         for offset, value in enumerate(run.values, run.base_offset):
             if offset >= begins and rows.get(offset) != value:
                 detail = f"{reader} read {value!r}, was not told of a cut, and read on"
@@ -164,7 +164,7 @@ def _gone(facts: Facts, reader: str, runs: Iterable[Run]) -> Iterator[Violation]
 
 
 def _passed_over(facts: Facts, reader: str, partition: TopicPartition, runs: Sequence[Run]) -> Iterator[Violation]:
-    """What lies between the first and the last that it was handed, and it was not."""
+    """Records between the first and the last that the reader was handed, which it was not handed."""
     if not runs:
         return
     handed_out = {offset for run in runs for offset in range(run.base_offset, run.next_offset)}
@@ -180,7 +180,7 @@ def _passed_over(facts: Facts, reader: str, partition: TopicPartition, runs: Seq
 
 
 def _group(facts: Facts, reader: str) -> str:
-    """Empty for a reader of its own."""
+    """The reader's group; empty for a reader without one."""
     opened = facts.readers.get(reader)
     return opened.group if opened is not None else ""
 

@@ -46,7 +46,7 @@ def _shown(source: str, run: Run, forbidden: set[bytes], undecided: set[bytes]) 
 
 
 def check_whole_transactions(facts: Facts) -> Iterator[Violation]:
-    """Whatever one commit names is there whole, or not at all."""
+    """All values that one commit names are there, or none of them."""
     judged: set[frozenset[int]] = set()
     for commit in facts.commits.values():
         named = frozenset(commit.invoked.transactions)
@@ -85,14 +85,14 @@ def check_versions(facts: Facts) -> Iterator[Violation]:
 
 
 def _happened(facts: Facts, commit: Commit) -> bool:
-    """Whether it was told, or shows."""
+    """Whether the commit happened: its outcome says so, or its values are there."""
     if commit.outcome is Outcome.UNKNOWN:
         return not facts.final_values.isdisjoint(facts.values_of(commit.invoked.transactions))
     return commit.outcome is Outcome.COMMITTED
 
 
 def _check_pair(facts: Facts, app: str, first: Commit, second: Commit) -> Iterator[Violation]:
-    """Two commits that happened, `first` asked for first. The same winners again are one commit, asked for twice."""
+    """Two commits that happened; `first` was requested first. With the same winners they are one, requested twice."""
     if set(first.invoked.transactions) == set(second.invoked.transactions) and first.version == second.version:
         return
     overtaken = 0 <= first.ended_position < second.position and second.version < first.version

@@ -59,7 +59,7 @@ class Violation:
 class CheckResult:
     """The violations, and how much was there to check: a run that acknowledged nothing proves nothing.
 
-    `acknowledged_values`: of acknowledged plain appends and of committed transactions: those that must be there.
+    `acknowledged_values`: the values that must be there, of acknowledged plain appends and committed transactions.
     `whole_reads`: snapshots taken on the way.
     """
 

@@ -26,7 +26,7 @@ MAX_PARTITIONS = 4
 
 
 class Administration:
-    """Each kind is a method, drawn by `Faults`. `leader` draws a machine that leads a partition."""
+    """Each kind of administration is a method, drawn by `Faults`. `leader` draws a machine that leads a partition."""
 
     def __init__(self, world: World, rng: random.Random, leader: Callable[[], SimulatedMachine | None]) -> None:
         self._world = world

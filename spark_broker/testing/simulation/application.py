@@ -1,6 +1,6 @@
 """Simulated applications with many writers: a driver, task attempts that run twice, and versions, as Spark's sink does.
 
-A driver belongs to one execution. One that was killed or frozen is followed by another, of a new execution.
+A driver belongs to one execution. A driver that was killed or frozen is followed by one of a new execution.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Report = Callable[[Attempt | AlreadyCommittedError | None], None]
 
 
 class SimTask(TransactionalClient):
-    """One attempt: it joins, appends, and reports. `client.transaction_group.JoinedProducer` in events."""
+    """One attempt: it joins, appends, and reports, as `client.transaction_group.JoinedProducer` does, but in events."""
 
     def __init__(
         self,
@@ -153,7 +153,10 @@ class SimDriver(TransactionalClient):
             self._later(self._run_version)
 
     def replaced(self) -> None:
-        """The next execution remembers a version, as Spark's checkpoint does, perhaps one that is done; or it asks."""
+        """Begin the next execution. It remembers a version, as Spark's checkpoint does, or asks for it.
+
+        The version that it remembers may be committed already.
+        """
         replace, self._replace = self._replace, _nobody
         remembered = None if self.version is None else max(0, self.version - self.rng.randint(0, 1))
         replace(remembered if self.rng.random() < 0.6 else None)
@@ -195,7 +198,7 @@ class SimDriver(TransactionalClient):
         self.transactional.start_client(SimTask(self.world, self.transactional, name, join, self, report))
 
     def _reported(self, version: int | None, task: _Task, attempt: Attempt | AlreadyCommittedError | None) -> None:
-        """An attempt has ended. Of earlier versions, the driver does not want to know."""
+        """An attempt has ended. The driver ignores attempts of earlier versions."""
         if version != self.version:
             return
         task.running -= 1
@@ -257,7 +260,7 @@ class SimDriver(TransactionalClient):
             self._restart(f"what came of its commit is not known: {answer}")
 
     def _repeated(self, commit: int, answer: Answer) -> None:
-        """A commit that is asked for again after it has happened."""
+        """The answer to a commit that was requested again after it had happened."""
         if isinstance(answer, AlreadyCommittedError):
             self.world.history.commit_refused(commit, answer, already_committed=True)
             self._next_version()

@@ -31,7 +31,7 @@ def encoded(number: int, rows: int) -> bytes:
 
 
 def decoded(message: Buffer) -> tuple[bytes, ...]:
-    """The values in a stored batch, remembered by the bytes of its body, which nobody changes after the producer."""
+    """The values in a stored batch, cached by the bytes of its body, which only the producer writes."""
     view = memoryview(message)
     body = bytes(view[head_length(view) :])
     values = _decoded.get(body)

@@ -1,8 +1,8 @@
-"""Bit flips: files of a replica rot while its broker runs, on a minority of each partition's replicas (known bug 28).
+"""Bit flips damage files of replicas while their brokers run, on a minority of a partition's replicas (known bug 28).
 
-Nothing rotten is served or cleaned up, and in the end all replicas agree. Damage of the only complete replica is beyond
-the promise, so a bit flips only where another intact one is in sync, and where no record is ever committed by fewer
-than two: min.insync.replicas is 2 in such a schedule, and stays so.
+Nothing damaged is served or "cleaned up", and in the end all replicas agree. The promise does not cover damage of the
+only complete replica. A bit therefore flips only where another, intact replica is in sync, and where at least two
+replicas commit every record: min.insync.replicas is 2 in such a schedule, and stays so.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 SHARE = 0.12
-"""Of the schedules, how many have bit flips."""
+"""Share of the schedules that have bit flips."""
 
 READ_SOON = 0.5
-"""Of the flips, how many somebody meets soon, also in a follower, whose files are read when it cuts its log."""
+"""Share of the flips that are soon met by a read, also in a follower, which reads its files when it truncates."""
 
 HEARD_LATE = 0.4
-"""Of those, how many the controller hears of only after the leader is gone, and another one elected."""
+"""Share of those that the controller learns of only after the leader is gone and another one is elected."""
 
 LOG_FILES = (".arrow", ".index")
 
 
 def with_bit_flips(seed: int, swarm: Swarm) -> Swarm:
-    """The draw of a seed, with bit flips where it has them: a draw of its own, so that other seeds stay as they are."""
+    """The draw of a seed, with bit flips if it has them. A generator of its own leaves the other seeds as they are."""
     rng = random.Random(f"{seed}/bit flips draw")
     if rng.random() >= SHARE:
         return swarm
@@ -58,7 +58,7 @@ def with_bit_flips(seed: int, swarm: Swarm) -> Swarm:
 
 
 class BitFlips:
-    """`latent`: what has rotted and nobody has found yet. What was ever damaged may be quarantined, nothing else."""
+    """`latent`: damage that no broker has found yet. Only a replica that was ever damaged may be quarantined."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -68,7 +68,7 @@ class BitFlips:
         self._seen: set[tuple[str, Key, int]] = set()
 
     def strike(self, rng: random.Random) -> str:
-        """Flip one bit of one replica; what was done, or nothing."""
+        """Flip one bit of one replica; returns what was done, empty if nothing."""
         running = [(m, m.process) for m in self._world.machines if m.running and not m.incomplete]
         found = [(m, p) for m, process in running if process for p in process.manager.partitions()]
         found = [(machine, partition) for machine, partition in found if self._may_rot(machine, partition)]
@@ -94,7 +94,7 @@ class BitFlips:
         return f"a bit in byte {byte} of {partition}/{path.name} on {machine}"
 
     def _hush(self, machine: SimulatedMachine, key: Key) -> None:
-        """The leader goes, and what this broker says of its damage comes to the controller when it has decided."""
+        """Kill the leader, and delay this broker's report of its damage until the controller has elected another."""
         world = self._world
         state = world.invariants.image.partition(*key)
         leader = world.machine_of(state.leader) if state is not None else None
@@ -105,7 +105,7 @@ class BitFlips:
         world.scheduler.after(self._rng.choice([1, 10, 50]), world.operator, "lose the leader", kill)
 
     def _may_rot(self, machine: SimulatedMachine, partition: Partition) -> bool:
-        """No other replica of the partition has rotted, and an intact one is in sync."""
+        """Whether no replica of the partition is damaged, and another one is in sync."""
         world, replica = self._world, partition.replica
         state = world.invariants.image.partition(*partition.key)
         if state is None or replica.role is Role.STOPPED or replica.effective_min_isr < 2 or state.reassigning:
@@ -128,25 +128,25 @@ class BitFlips:
         return [directory / name for name in chosen if machine.fs.size_of(directory / name) > 0]
 
     def is_affected(self, machine: SimulatedMachine, key: Key) -> bool:
-        """Whether this replica may not be counted on: it has rotted, or was quarantined and is not in sync again."""
+        """Whether the replica cannot be relied on: it is damaged, or was quarantined and is not in sync again."""
         return (machine.number, key) in self.latent or self.is_quarantined(machine, key)
 
     def forbids_loss(self, machine: SimulatedMachine, key: Key, state: PartitionRegistration) -> bool:
-        """Whether another replica of the partition has rotted: to lose this one as well is beyond the promise."""
+        """Whether another replica of the partition is damaged: the promise does not cover the loss of both."""
         if machine.broker_id not in state.replicas:
             return False
         others = [self._world.machine_of(broker) for broker in state.replicas if broker != machine.broker_id]
         return any(other is not None and self.is_affected(other, key) for other in others)
 
     def is_quarantined(self, machine: SimulatedMachine, key: Key) -> bool:
-        """Whether its broker names it to the controller."""
+        """Whether the machine's broker reports the replica to the controller as damaged."""
         return machine.process is not None and key in machine.process.manager.damaged
 
     def was_damaged(self, machine: SimulatedMachine, key: Key) -> bool:
         return (machine.number, key) in self._ever
 
     def look(self, process: BrokerProcess) -> list[Key]:
-        """Replicas that this process has quarantined, or found on the list, since the last look."""
+        """Replicas that this process has quarantined since the last look, or has found on its list of damaged ones."""
         if not process.manager.damaged:
             return []
         found = []
@@ -169,7 +169,7 @@ class BitFlips:
         return f"to be read: {sorted(self.latent)}, quarantined on {aside}" if self.latent or aside else ""
 
     def _read_everything(self) -> None:
-        """What nobody happened to read is read by somebody: there is no scrub, in Kafka neither."""
+        """Read the damage that no client or follower has met: as in Kafka, nothing scrubs the logs."""
         for number, key in list(self.latent):
             machine = self._world.machines[number]
             if machine.process is not None and machine.running:
@@ -178,7 +178,7 @@ class BitFlips:
 
 
 class _Reading:
-    """Reads a replica from its start to its end, as followers would. `final`: what that does not find is harmless."""
+    """Reads a replica from its start to its end, as followers would. `final`: damage that it misses is harmless."""
 
     def __init__(self, flips: BitFlips, process: BrokerProcess, key: Key, *, final: bool) -> None:
         self._flips = flips
@@ -196,7 +196,7 @@ class _Reading:
     @staticmethod
     def _is_intact(partition: Partition) -> bool:
         for segment in partition.log._log._segments:
-            segment.unload()  # An index that was loaded before its file has rotted would be read from memory.
+            segment.unload()  # An index that was loaded before its file was damaged would be read from memory.
         offset, end_offset = partition.replica.log_start_offset, partition.replica.log_end_offset
         try:
             while offset < end_offset:

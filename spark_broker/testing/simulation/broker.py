@@ -82,7 +82,7 @@ class BrokerProcess(NetworkNode):
             self.manager, self.lease, events, machine.clock, world.read_update, REGISTRATION_TIMEOUT_MS
         )
         self._session: End | None = None
-        self._stalled: list[object] | None = None  # what the session's thread has not come to yet
+        self._stalled: list[object] | None = None  # messages that the session's thread has not taken yet
         self._heard = Timer(world.scheduler, self, "session timed out", self._session_timed_out)
         self._beat = Timer(world.scheduler, self, "heartbeat", self._send_heartbeat)
         self._proposals = ProposalQueue()
@@ -155,7 +155,7 @@ class BrokerProcess(NetworkNode):
 
     def _go_on(self, session: End | None) -> None:
         if self._session is not session:
-            return  # what waits now, if anything does, belongs to the session after it
+            return  # the messages that wait now belong to a later session
         messages, self._stalled = self._stalled or [], None
         for message in messages:
             if self._session is session:
@@ -184,7 +184,7 @@ class BrokerProcess(NetworkNode):
             self._beat.set(interval_ms)
 
     def _beat_soon(self) -> None:
-        """From within a partition's lock, where the thread of the heartbeats would have to wait."""
+        """Send a heartbeat in an event of its own: the caller has a partition's lock, for which a thread would wait."""
         self.world.scheduler.after(0, self, "heartbeat", self._send_heartbeat)
 
     def _session_timed_out(self) -> None:
@@ -292,7 +292,7 @@ class BrokerProcess(NetworkNode):
         raise error
 
     def _end(self, reason: str) -> None:
-        """As `broker.process`: in order only when it was asked to stop."""
+        """End as `broker.process` does: in order only when it was asked to stop."""
         self.lease.drop()
         try:
             self.manager.stop(clean=reason == STOPPED)
@@ -308,6 +308,6 @@ class BrokerProcess(NetworkNode):
 
 
 def _serves_none(request: CallRequest, reply: Answered) -> bool:
-    """Of a schedule without transactions: nobody asks."""
+    """Stands in for the coordinator of a schedule without transactions, which has no transactional requests."""
     del reply
     raise InvariantError(f"a {type(request).__name__} in a schedule without transactions")

@@ -1,4 +1,4 @@
-"""What simulated clients share: metadata from any broker, and a pace of asking for it."""
+"""What simulated clients share: they get metadata from any broker, and back off between requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFRESH_TIMEOUT_MS = 500
 
 
 class Client(NetworkNode):
-    """Asks one broker after the other until one answers; `refreshed` hears of it."""
+    """Asks one broker after the other until one answers, and then calls `refreshed`."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(name, name)
@@ -34,11 +34,11 @@ class Client(NetworkNode):
         raise NotImplementedError
 
     def refreshed(self) -> bool:
-        """New metadata is there; whether more has to follow."""
+        """New metadata is there. Returns whether more is needed."""
         raise NotImplementedError
 
     def want_metadata(self) -> None:
-        """Ask soon; at most one question is out."""
+        """Ask soon; at most one request is under way."""
         if not self._round_due:
             self._round_due = True
             wait_ms = min(BACKOFF_MAX_MS, BACKOFF_MS * 2 ** min(self._rounds, 6))
@@ -64,7 +64,7 @@ class Client(NetworkNode):
         )
 
     def learn(self, answer: object) -> None:
-        """A broker has answered GetMetadata, or could not."""
+        """A broker has answered a MetadataRequest, or could not."""
         if isinstance(answer, MetadataResponse) and answer is not self._learned:
             self._learned = answer
             self.view = merge(self.view, answer, None)

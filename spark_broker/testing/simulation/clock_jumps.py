@@ -1,4 +1,4 @@
-"""Wall clocks that are set wrong while brokers run, and right again: the controller notices, and may fence."""
+"""Wall clocks are set wrong while brokers run, and right again: the controller notices, and may fence a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 SHARE = 0.1
-"""Of the schedules without transactions, how many have clocks that jump."""
+"""Share of the schedules without transactions that have clocks that jump."""
 
 FAULT = "clock jumps"
 JUMPS_MS = (3_000, 60_000, 3_600_000)
@@ -22,9 +22,9 @@ JUMPS_MS = (3_000, 60_000, 3_600_000)
 
 
 def with_clock_jumps(seed: int, swarm: Swarm) -> Swarm:
-    """The draw of a seed, with clocks that jump where it has them: a draw of its own, so that other seeds stay.
+    """The draw of a seed, with clock jumps if it has them. A generator of its own leaves the other seeds as they are.
 
-    But for jumps all clocks agree then: one that was always wrong would stay fenced once it was fenced.
+    All clocks agree except for the jumps: a broker whose clock is always wrong would stay fenced.
     """
     rng = random.Random(f"{seed}/clock jumps draw")
     if rng.random() >= SHARE:
@@ -42,5 +42,5 @@ def jump(world: World, machine: SimulatedMachine, rng: random.Random, for_ms: fl
 
 
 def set_right(machine: SimulatedMachine) -> None:
-    """As of all machines of a schedule with jumps."""
+    """Set the machine's clock right: in a schedule with jumps, all machines then have the same time."""
     machine.clock.skew_ms = 0

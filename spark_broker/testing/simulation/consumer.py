@@ -1,6 +1,6 @@
 """Simulated consumers: the production `ConsumerMachine`, with events for its threads and streams to the leaders.
 
-It fetches when it polls, and a leader answers at once with what there is: that stands for a long poll.
+It fetches when it polls. The leader answers at once with the records that it has, instead of a long poll.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class SimConsumer(NetworkNode):
         backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, rng=world.client_rng)
         self.machine = ConsumerMachine(config, None, backoff, fetches=_Fetches(self, config, backoff))
         self._config = config
-        self._topics: set[str] = set()  # that there are, as far as it has heard
+        self._topics: set[str] = set()  # the topics that it knows of
         self._addresses: dict[int, Address] = {}
         self._streams: dict[int, _Stream] = {}
         self._polls = 0
@@ -166,17 +166,17 @@ class SimConsumer(NetworkNode):
 
     @property
     def unnotified(self) -> PartitionPosition | None:
-        """A partition with a truncation of which the next poll notifies."""
+        """A partition whose truncation the next poll will raise."""
         return next((p for p in self.machine.partitions.values() if p.truncation is not None), None)
 
     def noticed(self) -> None:
-        """There is such a partition."""
+        """There is an `unnotified` partition."""
 
     def handed_out(self) -> None:
         """A position has moved."""
 
     def advance(self) -> None:
-        """Begin what the machine wants now. The next poll is soon enough to look at the time."""
+        """Carry out what the machine wants now. What is due later begins with a later poll, which is soon enough."""
         for effect in self.machine.step(self.now_ms):
             self.carry_out(effect)
 
@@ -257,7 +257,7 @@ class SimConsumer(NetworkNode):
         self.advance()
 
     def positioned(self, generations: Mapping[TopicPartition, int]) -> None:
-        """Write down which of these positions were found."""
+        """Record those of these positions that were found."""
         for tp, generation in generations.items():
             position = self.machine.partitions[tp]
             if position.generation == generation + 1 and position.has_position:
@@ -292,7 +292,7 @@ class SimConsumer(NetworkNode):
         return moved
 
     def _take_records(self) -> bool:
-        """A few of them, one at a time: a position may then lie inside a batch, until the next poll takes the rest."""
+        """Take a few records, one at a time. The position may then lie inside a batch until the next poll."""
         moved = False
         for _ in range(RECORDS_AT_ONCE):
             record, has_room = cast("tuple[_Record | None, bool]", self.machine.next_record())

@@ -1,6 +1,6 @@
 """The controller's process: the production state machines and metadata log, with sessions over the simulated network.
 
-A crash may come between a decision, its file in the metadata log and the moment at which anybody is told.
+A crash may come between a decision and its file in the metadata log, or between that file and the decision's effects.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class SimulatedController(NetworkNode):
         if not records:
             self._carry()
             return
-        written = self._world.rng.random() < 0.5  # the file may be there long before anybody hears of it
+        written = self._world.rng.random() < 0.5  # the file may be there long before its effects
         first_offset = self._append(records) if written else -1
         delay_ms = self._world.swarm.store_latency_ms * (0.5 + self._world.rng.random()) + self._retry_ms
         self._retry_ms = 0.0
@@ -195,7 +195,7 @@ class SimulatedController(NetworkNode):
             self._session_over(session_id)
 
     def _probe(self, effect: ProbePort) -> None:
-        """True only for a refusal: a machine that cannot be reached may have a live broker."""
+        """Submit whether the port refuses. A machine that cannot be reached does not: it may have a live broker."""
         network = self._world.network
         reachable = effect.host not in network.down and not network.is_blocked(self.host, effect.host)
         listener = network.listeners.get((effect.host, effect.port))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.transactional import Transactional
 
 PEER_TIMEOUT_MS = 1000
-"""A coordinator that gives a call up sooner than in production hears less, and has to ask more often."""
+"""Shorter than in production: a coordinator that gives a call up sooner misses answers, and has to ask more often."""
 
 PUMP_DELAY_MS = 0.05
 
@@ -77,7 +77,7 @@ class Coordination:
         deadline_ms: int,
         done: Callable[[SparkBrokerError | None], None],
     ) -> None:
-        """As `TransactionService.confirm`; `done` hears the error that refuses the batch, or None."""
+        """As `TransactionService.confirm`. `done` is called with the error that refuses the batch, or None."""
 
         def take(answer: Message | SparkBrokerError) -> None:
             try:
@@ -93,12 +93,12 @@ class Coordination:
         self._confirmations.ask(partition, awaited, transactional_id, deadline_ms, answered)
 
     def _later(self, action: Callable[[], None], label: str) -> None:
-        """A thread with an answer in its hands may be kept from carrying it out."""
+        """Do `action`, perhaps late: a thread may be delayed between receiving an answer and acting on it."""
         late_ms = self._transactional.late_ms()
         self._process.world.scheduler.after(late_ms, self._process, label, action)
 
     def send(self, broker: BrokerState, request: Message, timeout_ms: int, answered: Reply) -> None:
-        """Sent twice at times: the second copy is one that the network or a frozen machine had kept."""
+        """Send a request, at times twice: the late copy stands for one that the network or a frozen machine kept."""
         send = partial(self._call, broker, request, min(timeout_ms, PEER_TIMEOUT_MS), answered)
         if isinstance(request, WriteTransactionMarkersRequest):
             self.send_markers(send)
@@ -134,7 +134,7 @@ class Coordination:
         )
 
     def send_markers(self, send: Callable[[], None]) -> None:
-        """Unless a fault comes between the decision and its markers, or keeps them for a while."""
+        """Send markers, unless a fault comes between the decision and its markers, or delays them."""
         match self._transactional.faults.before_markers(self._process):
             case Strike.NONE:
                 send()

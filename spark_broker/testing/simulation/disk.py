@@ -1,7 +1,7 @@
 """What a simulated disk holds: for each file and directory, what is visible, what is durable, and what lies between.
 
-A change is visible at once and *pending* until it is synced. A crash of the machine keeps, of each node's pending
-changes, what a `Survival` says; the rest never happened.
+A change is visible at once and *pending* until it is synced. A crash of the machine keeps those of a node's pending
+changes that a `Survival` chooses; the rest never happened.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def apply(content: bytearray, change: Content) -> None:
 
 
 def rename(entries: dict[str, Node], change: Rename) -> None:
-    """Carry a change of names out, as far as it makes sense where changes before it were lost."""
+    """Carry a change of names out, as far as possible where earlier changes were lost."""
     if change.source and entries.get(change.source) is change.node:
         del entries[change.source]
     if change.target:
@@ -131,12 +131,12 @@ class Survival(Protocol):
         ...
 
     def begin(self, node: Node) -> None:
-        """The questions that follow are about this node."""
+        """The calls that follow are about this node."""
         ...
 
 
 class RandomSurvival:
-    """Draws, for each file, a manner of loss: nothing, everything, a suffix, or any of it, writes torn at that."""
+    """Draws for each node what is lost: nothing, everything, a suffix, or any of the changes. Writes may be torn."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

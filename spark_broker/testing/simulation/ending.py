@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 ENDING_EVENTS_MAX = 200_000
-"""A hundred times what it takes: somebody goes on at once, for ever, and no time passes."""
+"""A hundred times what it takes. At this number some process acts again at once, for ever, and no time passes."""
 
 QUIET_MS = 30_000
 """Virtual time within which everything has to be in its place again."""

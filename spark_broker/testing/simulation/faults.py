@@ -70,7 +70,7 @@ class Faults:
         return self._rng.choice(running) if running else None
 
     def _leader(self) -> SimulatedMachine | None:
-        """A leader, as the metadata log says; mostly one that has more than its followers: its end is the worst."""
+        """A leader according to the metadata log; mostly one with uncommitted records, whose end does the most harm."""
         image = self._world.invariants.image
         states = [(topic.topic_id, number, state) for topic, number, state in image.partitions()]
         led = [(m, (topic_id, n)) for topic_id, n, s in states if (m := self._world.machine_of(s.leader)) and m.running]
@@ -100,7 +100,7 @@ class Faults:
         return f"kill -9 of {name}"
 
     def _bounce_broker(self) -> str:
-        """Killed and back at once: it stays in the ISR, with the high watermark of its last checkpoint."""
+        """Kill a broker that is back at once: it stays in the ISR, with the high watermark of its last checkpoint."""
         return self._killed(self._any_running(), restart_ms=1.0)
 
     def _bounce_follower_kill_leader(self) -> str:
@@ -148,7 +148,7 @@ class Faults:
             self._world.scheduler.resume(process)
 
     def _lose_machine(self) -> str:
-        """Only while another intact replica holds what this machine may lose: more is beyond the promise."""
+        """A machine fails only while another intact replica holds what it may lose: the promise covers no more."""
         machine = self._rng.choice(self._world.machines)
         if not machine.powered or not self._may_lose(machine):
             return ""
@@ -249,7 +249,7 @@ class Faults:
         return f"nothing gets from {source} to {target} for {self._heal_later():.0f} ms"
 
     def _cut_from_controller(self) -> str:
-        """Known bug 9: the leader goes on serving, fenced or not, and does not hear what was decided."""
+        """Known bug 9: the leader goes on serving, fenced or not, and does not receive the controller's decisions."""
         machine = self._leader() if self._rng.random() < 0.7 else self._rng.choice(self._world.machines)
         if machine is None:
             return ""
@@ -302,7 +302,7 @@ class Faults:
         return f"the next {kind} on {machine} fails"
 
     def _failed_sync_lost_power(self) -> str:
-        """Known bug 27: what a failed fsync was to save is lost with the power, whatever the next fsync says."""
+        """Known bug 27: the data of a failed fsync is lost with the power, even if the next fsync succeeds."""
         machine = self._any_running()
         if machine is None:
             return ""
@@ -347,7 +347,7 @@ class Faults:
         return f"{machine} fetches only every {self._pauses[machine.number]:.0f} ms"
 
     def pause_fetches(self, machine: SimulatedMachine, pause_ms: float) -> None:
-        """From now on this machine's fetchers wait so long between two fetches; 0: as long as usual."""
+        """From now on this machine's fetchers wait `pause_ms` between two fetches; 0: as long as usual."""
         self._pauses.pop(machine.number, None)
         if pause_ms:
             self._pauses[machine.number] = pause_ms
@@ -363,7 +363,7 @@ class Faults:
     def proposal_delay_ms(self, key: Key, proposal: ProposeIsr) -> float:
         """How long an ISR proposal waits in its broker.
 
-        known bug 9: the follower that it lets in comes back meanwhile, with less than it had.
+        known bug 9: the follower that the proposal lets in restarts meanwhile, and has lost records.
         """
         world = self._world
         state = world.invariants.image.partition(*key)

@@ -10,10 +10,10 @@ The model is POSIX's, where it promises least:
 - `crash_process()`: the process's handles and locks are gone; everything that was written stays.
 - `crash_machine(rng)`: every process is gone. Each file is its durable content with an arbitrary part of its pending
   changes: each write whole, lost, a prefix of it, or some of its sectors (gaps are zeros); each directory keeps a
-  prefix (as a journal would) or any subset of its pending names. The boot id changes. Files and directories are drawn
-  for separately, so the index may survive without the batches it speaks of, and the other way round.
-- Both return the file system of the process that comes next. The old one is dead: whatever still holds it (a zombie's
-  objects, a `finally`) gets `ProcessKilled`, and changes nothing. `another_process()` is one beside this one.
+  prefix (as a journal would) or any subset of its pending names. The boot id changes. The loss is drawn separately for
+  each file and directory, so the index may survive without its batches, and the other way round.
+- Both return the file system of the process that comes next. The old one is dead: code that still holds it (a zombie's
+  objects, a `finally`) gets `ProcessKilled`, and changes nothing. `another_process()` adds a process beside this one.
 
 Faults:
 
@@ -26,8 +26,8 @@ Faults:
 - `flip_bit(path, byte, bit)`: damage at rest.
 
 `journal`, when it is a list, gets every operation that may change something. `copy()` is the same machine once more, to
-be crashed in another way. Faults, journal, capacity and processes belong to the machine: they are the same through
-whichever process's file system they are set. Paths are absolute.
+be crashed in another way. Faults, journal, capacity and processes belong to the machine: the file systems of all its
+processes share them. Paths are absolute.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class SimFileSystem:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Operations within meet no fault and are not recorded: somebody looks who is no part of the machine."""
+        """Operations in this block meet no fault and are not recorded: an observer reads, not the machine."""
         machine = self._machine
         kept = machine.planned, machine.on_operation, machine.journal
         machine.planned, machine.on_operation, machine.journal = [], None, None
@@ -233,7 +233,7 @@ class SimFileSystem:
             self._machine.used_bytes -= len(file.content)
 
     def _ask(self, kind: str, path: str, position: int = 0, detail: bytes | int | str | None = None) -> Fault | None:
-        """Whether the operation happens. Raises what a fault says; returns one that only cuts a write short."""
+        """Raise the error of a fault that prevents the operation; return a fault that only cuts a write short."""
         if not self._alive:
             raise ProcessKilled(f"process {self._pid}: {kind} {path}")
         machine = self._machine

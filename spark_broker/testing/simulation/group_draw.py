@@ -11,14 +11,14 @@ from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from spark_broker.testing.simulation.unclean import SHARE as UNCLEAN_SHARE
 
 SHARE = 0.12
-"""Of the schedules."""
+"""Share of the schedules that have groups."""
 
 SHARE_OF_UNCLEAN = 0.5
-"""Of those with unclean elections: that is where a committed offset needs its leader epoch (known bug 17)."""
+"""The share where elections are unclean: there a committed offset needs its leader epoch (known bug 17)."""
 
 LEFT_OUT = frozenset({"delete records"})
-"""A group that is moved on by deleted records has committed past what nobody was handed out, by design; and the log of
-committed offsets is for its coordinator alone to shorten."""
+"""A group whose position is moved on by deleted records commits past records that were not handed out, by design. And
+only its coordinator may shorten the log of committed offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class GroupDraw:
     groups: int
     commit_ms: float  # from a poll that has moved the position to the commit
     life_ms: float  # after which a member goes; its successor resumes from what is committed
-    crash_share: float  # of the members: they go without a last commit
-    restart_share: float  # of the changes of leaders that a member hears of: it is killed and another resumes
+    crash_share: float  # of the members that go, those that go without a last commit
+    restart_share: float  # of the leader changes that a member sees: it is killed then, and another resumes
     rest_ms: float  # until the successor begins
     offsets_partitions: int
     offsets_replicas: int
@@ -58,8 +58,8 @@ class GroupDraw:
         return drawn._hasty() if unclean else drawn
 
     def _hasty(self) -> GroupDraw:
-        """For unclean elections: the group has committed what only the leader has, though followers fall behind, and
-        it is a successor who meets the next leader."""
+        """For unclean elections: the group commits records that only the leader has, even if followers fall behind, and
+        a successor of the member meets the next leader."""
         return replace(self, commit_ms=10.0, restart_share=0.9, offsets_replicas=1, offsets_min_isr=1)
 
     def adapt(self, swarm: Swarm) -> Swarm:
@@ -70,7 +70,7 @@ class GroupDraw:
             offsets_topic_replication_factor=self.offsets_replicas,
             offsets_topic_snapshot_records=self.snapshot_records,
         )
-        # User topics name their own minimum; this default is for what the cluster makes by itself.
+        # User topics name their own minimum; this default is for topics that the cluster creates by itself.
         topic = replace(swarm.settings.topic, min_insync_replicas=min(self.offsets_min_isr, self.offsets_replicas))
         return replace(
             swarm,

@@ -38,7 +38,7 @@ class SimGroupMember(SimConsumer):
         self._commit_generations: dict[TopicPartition, int] | None = None  # of the commit that is under way
         self._settled = False  # it has found its first positions
         self._leaving = False
-        self._last_commit = False  # on its way, before it leaves
+        self._last_commit = False  # the last commit before it leaves is under way
         self._coordinator_epoch = -1
         self._leader_epochs: dict[TopicPartition, int] = {}
         self._seen_at_end = False
@@ -59,7 +59,7 @@ class SimGroupMember(SimConsumer):
         return -1 if offset is None else offset.offset
 
     def refreshed(self) -> None:
-        """Perhaps it does not live to see a new leader: its successor is the first to ask there."""
+        """The member may be killed when it sees a new leader. Its successor is then the first to ask that leader."""
         moved = [tp for tp in self.machine.partitions if self._has_moved(tp)]
         draw, chance = self._groups.draw, self._groups.rng.random() if moved else 1.0
         if chance < draw.restart_share and not self._groups.stopped:
@@ -91,7 +91,7 @@ class SimGroupMember(SimConsumer):
     def _ask_coordinator(
         self, request: OffsetCommitRequest | OffsetFetchRequest, answered: Callable[[object], None]
     ) -> None:
-        """`answered` with the coordinator's answer, or an error."""
+        """Ask the coordinator; `answered` is called with its answer or an error."""
         try:
             broker, state = coordinator_of(self.machine.view, CONSUMER_OFFSETS_TOPIC, self.group)
         except CoordinatorNotAvailableError as error:
@@ -136,11 +136,14 @@ class SimGroupMember(SimConsumer):
         self._commit_soon()
 
     def noticed(self) -> None:
-        """Perhaps it commits, and does not live to be notified: its successor is to be notified then."""
+        """The member may commit, and be killed before it is notified: then its successor must be notified."""
         self._commit_soon()
 
     def _ends_unnotified(self) -> bool:
-        """Once a group, also at the end of a schedule: that is when most leaders are elected that lack records."""
+        """Whether the member ends before it is notified, at most once a group.
+
+        This may be at the end of a schedule, too, when most of the leaders that lack records are elected.
+        """
         if self.unnotified is None or self.group in self._groups.ended_unnotified:
             return False
         self._groups.ended_unnotified.add(self.group)
@@ -174,7 +177,7 @@ class SimGroupMember(SimConsumer):
         if isinstance(answer, EmptyResponse):
             self.world.trace.count("offsets committed")
             for tp, offset in commit.offsets.items():
-                if self.machine.partitions[tp].generation == generations[tp]:  # else it was notified: this is gone
+                if self.machine.partitions[tp].generation == generations[tp]:  # else it was notified, and this is gone
                     self.world.history.offsets_committed(self.group, tp, offset.offset)
             self.machine.commit_ended(commit)
         else:
@@ -209,7 +212,7 @@ class SimGroupMember(SimConsumer):
         self._groups.replace(self)
 
     def missing(self) -> str:
-        """At the end: what is not committed, or was not asked for again; empty when all is as it should be."""
+        """What is not committed at the end, or was not fetched again; empty when all is as it should be."""
         if not self.alive:
             return f"{self.group} has no member"
         if self.machine.uncommitted_positions() or not self.machine.committed:

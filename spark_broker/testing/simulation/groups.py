@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 class Groups:
-    """Members are consumers of the world. `stopped`: nobody leaves any more."""
+    """Members are consumers of the world. `stopped`: no member leaves any more."""
 
     def __init__(self, world: World, draw: GroupDraw) -> None:
         self._world = world
         self.draw = draw
         self.rng = random.Random(f"{world.seed}/groups")
         self.stopped = False
-        self.ended_unnotified: set[str] = set()  # groups with a member that a truncation met at its last moment
+        self.ended_unnotified: set[str] = set()  # groups for which `_ends_unnotified` was drawn
         self._lives: dict[str, int] = {}
         self._members: dict[str, SimGroupMember] = {}
         self._counted = False
@@ -36,7 +36,7 @@ class Groups:
         return member
 
     def create_topic(self) -> None:
-        """Have the internal topic made, as the first client that needs it does."""
+        """Create the internal topic, as the first client that needs it does."""
         self._world.call_controller(EnsureOffsetsTopicRequest(), "create __consumer_offsets", again=self.create_topic)
 
     @property
@@ -56,7 +56,7 @@ class Groups:
         successor.start()
 
     def stop(self) -> None:
-        """The members that there are stay."""
+        """From now on no member leaves."""
         self.stopped = True
 
     def missing(self) -> str:
@@ -68,7 +68,7 @@ class Groups:
         return missing
 
     def _count_snapshots(self) -> None:
-        """Logs of committed offsets that were shortened."""
+        """Count the logs of committed offsets that were shortened."""
         topic = self._world.invariants.image.topic(CONSUMER_OFFSETS_TOPIC)
         for number in range(len(topic.partitions) if topic is not None else 0):
             if topic is not None and self._world.unclean.log_start((topic.topic_id, number)):

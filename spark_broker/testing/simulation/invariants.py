@@ -1,7 +1,7 @@
 """What must hold after every event. Each rule is a function that names its bug (docs/known-bugs.md).
 
-Cheap because it is incremental: only the process to which the event happened is looked at, and of it only replicas
-whose offsets, role or epoch changed.
+The checks are cheap because they are incremental: they look only at the process to which the event happened, and there
+only at replicas whose offsets, role or epoch changed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Invariants:
         self._acknowledged: list[tuple[BrokerProcess, AppendRequest, Buffer, int]] = []
 
     def check(self, process: BrokerProcess) -> None:
-        """After an event of this broker."""
+        """Check the rules after an event of this broker."""
         image = process.manager.image
         if self._seen_images.get(process.name) is not image:
             self._seen_images[process.name] = image
@@ -77,7 +77,7 @@ class Invariants:
     def _check_readable(
         self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow | None, state: tuple[object, ...]
     ) -> bool:
-        """False where we have met damage before the process did: what the replica holds is not known until it does."""
+        """Check a replica. False: we met damage before its process did, and do not know what the replica holds."""
         place = process.machine.number, partition.key
         if self._unreadable.get(place) == state:
             return False
@@ -93,21 +93,21 @@ class Invariants:
         return True
 
     def is_blind(self, key: Key) -> bool:
-        """Whether a replica has damage that nobody but us has met: what it took for committed was not looked at."""
+        """Whether a replica has damage that only we have met: what it took for committed was not checked."""
         return any(found == key for _, found in self._unreadable)
 
     def interrupted(self, machine: SimulatedMachine) -> None:
-        """Its process ended in the middle of changing its files."""
+        """The machine's process ended while it changed its files."""
         for (number, _), shadow in self.shadows.items():
             if number == machine.number:
                 shadow.interrupted = True
 
     def died(self, process: BrokerProcess) -> None:
-        """It died within an event: what it acknowledged there is judged by the history alone, its files are gone."""
+        """The process died within an event. Its files are gone: only the history judges what it acknowledged there."""
         self._acknowledged = [answer for answer in self._acknowledged if answer[0] is not process]
 
     def acknowledged(self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int) -> None:
-        """A broker answers an append: looked at after the event."""
+        """A broker answers an append. The answer is checked after the event."""
         self._acknowledged.append((process, request, message, base_offset))
 
     def metadata_committed(self, image: MetadataImage) -> None:
@@ -127,7 +127,7 @@ class Invariants:
                 self._check_joined(key, before, image)
 
     def _note_unclean(self, key: Key, before: PartitionRegistration | None, state: PartitionRegistration) -> None:
-        """Known bug 16: where it was asked for, an election may lose records; elsewhere the winner has all of them."""
+        """Known bug 16: only an unclean election may lose records; in any other the winner has all of them."""
         unclean = self._world.unclean
         if unclean.allowed and before is not None and unclean.is_unclean(before, state):
             unclean.elected(key, TopicPartition(self.image.topics[key[0]].name, key[1]))
@@ -138,7 +138,7 @@ class Invariants:
         """Known bug 7: a fenced replica never rejoins the ISR by itself."""
         was, state = before.partition(*key), image.partition(*key)
         if was is None or state is None or state.leader_epoch != was.leader_epoch:
-            return  # who was elected meanwhile did not join by itself, and may be fenced again in the same commit
+            return  # a broker that was elected did not join by itself, and may be fenced again in the same commit
         joined = set(state.isr) - set(was.isr)
         if not all(before.is_live(broker_id) or image.is_live(broker_id) for broker_id in joined):
             raise ViolationError("who joins the ISR is live", f"{was} -> {state}", self._name(key))
@@ -161,9 +161,9 @@ class Invariants:
             )
 
     def _check_damage(self, process: BrokerProcess) -> None:
-        """Known bugs 26, 27: what a crash leaves is no damage, and what was synced is not lost: a replica is intact.
+        """Known bugs 26, 27: a crash leaves no damage, and what was synced is not lost. Every replica is intact.
 
-        known bug 28: but for one that has rotted, which is then another replica, and not in sync.
+        known bug 28: except one with a bit flip, which then counts as another replica, and is not in sync.
         """
         for key in self._world.bit_flips.look(process):
             if not self._world.bit_flips.was_damaged(process.machine, key):
@@ -207,13 +207,13 @@ class Invariants:
             raise ViolationError("the leader is in sync", f"leader {state.leader}, ISR {state.isr}", name)
 
     def _check_member(self, key: Key, broker_id: int, state: PartitionRegistration) -> None:
-        """Known bugs 1, 2, 9, 10, 11, 12: whoever may be elected has everything that was ever committed."""
+        """Known bugs 1, 2, 9, 10, 11, 12: every broker that may be elected has everything that was ever committed."""
         committed = self.committed.get(key)
         machine = self._world.machine_of(broker_id)
         if committed is None or machine is None or machine.incomplete:
             return
         if self._world.bit_flips.is_quarantined(machine, key) or (machine.number, key) in self._unreadable:
-            return  # the controller is about to hear of it
+            return  # the damage is about to be reported to the controller
         shadow = self.shadows.get((machine.number, key))
         if shadow is not None:
             shadow.match(committed)
@@ -251,7 +251,7 @@ class Invariants:
             self._check_latest_offset(key, replica, name)
 
     def _check_committed(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
-        """What this replica takes for committed is what everybody does, or is committed now."""
+        """What this replica takes for committed agrees with all other replicas, or is committed by it now."""
         high_watermark = partition.replica.high_watermark
         committed = self.committed.setdefault(partition.key, CommittedLog(str(partition)))
         different = shadow.match(committed)
@@ -279,7 +279,7 @@ class Invariants:
         after_machine_crash = process.directory.start_kind is StartKind.MACHINE_CRASH
         lost_by_design = after_machine_crash or process.machine.incomplete
         if before is not None and not lost_by_design:
-            start = max(shadow.start_offset, before.start_offset)  # a full disk may have kept what was deleted
+            start = max(shadow.start_offset, before.start_offset)  # on a full disk, deleted records may still be there
             kept, found = ([h for h in of.headers if h.base_offset >= start] for of in (before, shadow))
             kept = kept[: len(found)] if before.interrupted else kept
             if found[: len(kept)] != kept:
@@ -291,12 +291,12 @@ class Invariants:
         return shadow
 
     def _follow_log(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
-        """Bring the shadow up to date. Known bugs 19 and 20 are looked at whenever the log became shorter."""
+        """Bring the shadow up to date. Known bugs 19 and 20 are checked whenever the log became shorter."""
         replica = partition.replica
         if replica.log_start_offset > shadow.start_offset:
             shadow.begin_at(replica.log_start_offset)
             self._check_producers(process, partition)
-        another = replica.log_start_offset < shadow.start_offset  # dropped, and there again
+        another = replica.log_start_offset < shadow.start_offset  # the replica was dropped, and added again
         if replica.log_end_offset == replica.log_start_offset and (shadow.headers or another):
             shadow.headers.clear()  # rebuilt, or all of it removed
             shadow.start_offset = shadow.end_offset = shadow.matched = replica.log_end_offset
@@ -319,7 +319,7 @@ class Invariants:
             )
 
     def _check_still_member(self, process: BrokerProcess, partition: Partition) -> None:
-        """Known bugs 1, 9: an electable replica does not cut off what is committed, nor come back without it."""
+        """Known bugs 1, 9: an electable replica does not truncate committed records, nor restart without them."""
         state = self.image.partition(*partition.key)
         if state is not None and process.machine.broker_id in (*state.isr, *state.elr):
             self._check_member(partition.key, process.machine.broker_id, state)
@@ -363,7 +363,7 @@ class Invariants:
     def _commit(
         self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow, committed: CommittedLog
     ) -> None:
-        """Known bug 10: what is committed is at once on every member that may be elected."""
+        """Known bug 10: when a record is committed, every member that may be elected has it already."""
         first_new = len(committed.headers)
         committed.extend(shadow.headers, partition.replica.high_watermark, process.name)
         if self._world.transactional is not None:
@@ -395,7 +395,7 @@ class Invariants:
             raise ViolationError("one leader an epoch", f"{first} and {process.name} lead in epoch {epoch}", name)
 
     def _check_latest_offset(self, key: Key, replica: Replica, name: str) -> None:
-        """Known bug 14, KIP-207: whoever goes from a leader to a newer one is never shown less."""
+        """Known bug 14, KIP-207: a client that goes from a leader to a newer one is never shown a smaller offset."""
         epoch = replica.assignment.leader_epoch
         try:
             latest = replica.latest_offset(epoch)
@@ -414,14 +414,14 @@ class Invariants:
     def _check_acknowledged(
         self, process: BrokerProcess, request: AppendRequest, message: Buffer, base_offset: int
     ) -> None:
-        """Known bugs 8, 10, 22: committed (acks=all), at the offset that the client is told, in the epoch it named."""
+        """Known bugs 8, 10, 22: an acknowledged batch is committed (acks=all), at its offset, in the epoch it named."""
         key = (request.topic_id, request.partition)
         partition = process.manager.find(*key)
         committed = self.committed.get(key)
         if partition is None or committed is None or partition.replica.role is Role.STOPPED:
-            return  # its disk failed in the same event, and what it held is not looked at any more
+            return  # its disk failed in the same event, and what it held is not checked any more
         if (process.machine.number, key) in self._unreadable:
-            return  # damaged: what of it is committed is not known here
+            return  # damaged: which of its records are committed is not known here
         if base_offset < partition.replica.log_start_offset:
             return
         if request.acks == ACKS_ALL and committed.at(base_offset) is None:
@@ -452,7 +452,7 @@ class Invariants:
         return f"{topic.name if topic else key[0]}-{key[1]}"
 
     def _forget_dropped(self, process: BrokerProcess, image: MetadataImage) -> None:
-        """A process that hears late of a move drops its replica later than the metadata says."""
+        """A process that receives the metadata of a move late drops its replica late."""
         for number, key in list(self.shadows):
             state = image.partition(*key)
             if number != process.machine.number or state is None or process.machine.broker_id in state.replicas:
@@ -461,7 +461,7 @@ class Invariants:
                 self.forget(process.machine, key)
 
     def forget(self, machine: SimulatedMachine, key: Key) -> None:
-        """The replica was deleted or quarantined: what comes in its place is another one."""
+        """The replica was deleted or quarantined: the next one in its place is another replica."""
         self.shadows.pop((machine.number, key), None)
         self._unreadable.pop((machine.number, key), None)
 

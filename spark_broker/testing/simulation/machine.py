@@ -34,7 +34,7 @@ class MachineClock:
 
 
 class SimulatedMachine:
-    """`incomplete`: what was not synced was lost, and the controller has not heard of it yet."""
+    """`incomplete`: unsynced data was lost, and the controller does not know it yet."""
 
     def __init__(self, number: int, scheduler: Scheduler, skew_ms: int) -> None:
         self.number = number

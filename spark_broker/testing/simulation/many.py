@@ -70,7 +70,7 @@ def run_many(
 ) -> Summary:
     """Run this many seeds from `first_seed` on. With `stop_at_first`, end soon after a seed that breaks a rule.
 
-    `progress` and `found` are told while it runs: how many are done, and each seed that breaks a rule.
+    While it runs, `progress` is called with the number of seeds done, and `found` with each seed that breaks a rule.
     """
     summary = Summary(first_seed, events)
     began = time.monotonic()
@@ -129,7 +129,7 @@ def _pooled(pool: ProcessPoolExecutor, parts: list[range], events: int, processe
 def run_chunk(seeds: range, events: int) -> Chunk:
     """Run these seeds in this process; returns their results and the processor time."""
     began = time.process_time()
-    gc.disable()  # a schedule's objects go as a whole; looking for cycles all the time costs a fifth
+    gc.disable()  # a schedule's objects are freed as a whole; looking for cycles all the time costs a fifth
     try:
         results = [run_schedule(seed, events)[0] for seed in seeds]
     finally:

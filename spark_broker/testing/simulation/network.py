@@ -29,7 +29,7 @@ class NetworkNode(Process):
         super().__init__(name)
         self.host = host
         self.ends: dict[End, None] = {}
-        self.calls: dict[Call, None] = {}  # that it has been asked and has not answered
+        self.calls: dict[Call, None] = {}  # calls to this process that it has not answered
 
     def accept(self, kind: str, end: End) -> None:
         """A new stream: set its `on_message` and `on_break`."""
@@ -41,7 +41,7 @@ class NetworkNode(Process):
 
 
 class End:
-    """One end of a stream. `on_break` is told once, unless this end closed the stream itself."""
+    """One end of a stream. `on_break` is called once, unless this end closed the stream itself."""
 
     __slots__ = (
         "_closed",
@@ -77,7 +77,7 @@ class End:
         return self._closed
 
     def send(self, message: object) -> None:
-        """Raises NetworkError when this end is closed; that the other one is gone only shows later."""
+        """Raises NetworkError when this end is closed. If the other end is gone, that shows only later."""
         if self._closed:
             raise NetworkError("the stream is broken")
         self._put(message)
@@ -91,14 +91,14 @@ class End:
             self._forget()
 
     def cut(self) -> None:
-        """This end's process is gone: of what it sent last, some may be lost; then the peer sees the end."""
+        """This end's process is gone. Some of its last messages may be lost; then the peer sees the end."""
         if not self._closed:
             self._drop_tail()
             self._put(_END)
             self._forget()
 
     def vanish(self) -> None:
-        """This end's machine is gone: the peer hears nothing at all."""
+        """This end's machine is gone: the peer is not notified."""
         self._outgoing.clear()
         self.vanished = True
         self._forget()
@@ -171,14 +171,14 @@ class Call:
 
     @property
     def is_void(self) -> bool:
-        """Whether nobody is to serve it any more."""
+        """Whether the server must not serve it any more."""
         return self.taken_back and (self._done or not self.caller.alive)
 
     def _timed_out(self) -> None:
         self.finish(RequestTimedOutError("the call was not answered in time"))
 
     def finish(self, result: object) -> None:
-        """The caller hears the result, unless it has heard one already."""
+        """Give the caller the result, unless it has one already."""
         if self._done:
             return
         self._done = True
@@ -240,7 +240,7 @@ class Network:
         return (source, target) in self._blocked
 
     def open(self, owner: NetworkNode, host: Host, address: Address, kind: str) -> End:
-        """A stream to whoever listens at the address when the first message gets there."""
+        """A stream to the process that listens at the address when the first message arrives."""
         here = End(self, owner, host, kind)
         there = End(self, None, owner.host, kind)
         here.peer, there.peer = there, here
@@ -294,10 +294,10 @@ class Network:
         on_error: Callable[[SparkBrokerError], None],
         taken_back: bool = False,
     ) -> None:
-        """Ask; exactly one of `on_answer` and `on_error` is told.
+        """Send a request; exactly one of `on_answer` and `on_error` is called.
 
         `taken_back`: once the caller has given the call up, or is gone, it is not served any more, as if it were lost.
-        Over one connection nothing overtakes; calls here have none, and an old one would come after newer ones.
+        In production a connection keeps calls in order. Here they have none, and an old call could follow newer ones.
         """
         call = Call(self, caller, timeout_ms, on_answer, on_error)
         if self._lost(caller.host, host):
@@ -333,7 +333,7 @@ class Network:
         return (source, target) in self._blocked or self.rng.random() < self._loss_rate
 
     def process_died(self, process: NetworkNode, *, silently: bool) -> None:
-        """Its streams end: at once for its peers, or, when its machine went, without a sound."""
+        """The process's streams end. Its peers notice at once, unless its machine lost power (`silently`)."""
         for address, listener in list(self.listeners.items()):
             if listener is process:
                 del self.listeners[address]

@@ -1,4 +1,4 @@
-"""What a process asks of a simulated disk, and what may come of it instead."""
+"""What a process asks of a simulated disk, and the faults that may happen instead."""
 
 from __future__ import annotations
 

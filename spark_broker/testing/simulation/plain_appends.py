@@ -1,4 +1,4 @@
-"""Appends without numbers, with acks 0, 1 or all, each sent once: load from clients that promise themselves nothing.
+"""Appends without sequence numbers, with acks 0, 1 or all, each sent once: the load of clients without idempotence.
 
 Only what is acknowledged with acks=all is promised; the outcome of the others is "failed" at once.
 """
@@ -34,7 +34,7 @@ class _Stream:
 
 
 class PlainAppends:
-    """Of one client."""
+    """The plain appends of one client."""
 
     def __init__(self, client: Client) -> None:
         self._client = client

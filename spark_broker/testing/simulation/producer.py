@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 REQUEST_TIMEOUT_MS = 800
 MAX_ROWS = 3
 BLOCKED_FACTOR = 4
-"""How much seldomer a producer tries that had to hold back."""
+"""How much longer a producer waits before its next append when it could not append."""
 
 
 class SenderShell(Client):
-    """`client.sender.Sender` in events: it carries out what the machine decides, and rules nothing."""
+    """`client.sender.Sender` without its threads: it carries out what the machine decides, and decides nothing."""
 
     def __init__(self, world: World, name: str, *, delivery_timeout_ms: int, transactional_id: str = "") -> None:
         super().__init__(world, name)
@@ -182,7 +182,7 @@ class SimProducer(SenderShell):
             self._produce_later(blocked=not self._append_one())
 
     def _append_one(self) -> bool:
-        """Append a batch; whether that was possible."""
+        """Append a batch; returns whether that was possible."""
         rng, world = self.world.client_rng, self.world
         partitions = world.known_partitions(self.view)
         if not partitions:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SimFetcher:
-    """`broker.fetcher.ReplicaFetcherThread` in events: runs a `ReplicaFetcher`."""
+    """Runs a `ReplicaFetcher`, as `broker.fetcher.ReplicaFetcherThread` does, but in events."""
 
     def __init__(self, process: BrokerProcess, address: Address, settings: FetcherSettings) -> None:
         self._process = process
@@ -50,7 +50,7 @@ class SimFetcher:
         self._close()
 
     def _after(self, delay_ms: float, session: FetchSession | None, action: Callable[[], None]) -> None:
-        """Unless the session is over by then."""
+        """Call `action` after the delay, unless the session is over by then."""
         due = partial(self._unless_over, session, action)
         self._world.scheduler.after(delay_ms, self._process, "fetch", due)
 
@@ -113,11 +113,11 @@ class SimFetcher:
         diverging = any(answer.diverging_end_offset >= 0 for answer in response.partitions)
         late_ms = self._world.late_ms(overtaken=diverging)
         if late_ms:
-            # A thread that has the answer in its hands carries it out, also when it was told to stop meanwhile.
+            # A thread that has received an answer applies it, even if it was stopped meanwhile.
             late = partial(self._apply, session, *message)
             self._world.scheduler.after(late_ms, self._process, "late answer", late)
             if diverging:
-                # The worst that can be late: another fetcher cuts the log meanwhile, and fills it again.
+                # This answer does the most harm when late: another fetcher truncates the log meanwhile, and fills it.
                 self._failed(session, NetworkError("the fetcher was replaced"))
         else:
             self._apply(session, *message)
@@ -127,7 +127,7 @@ class SimFetcher:
         self._go_on(session)
 
     def _go_on(self, session: FetchSession) -> None:
-        """The next request, after the pause of a slow follower."""
+        """Send the next request, after the pause of a slow follower."""
         pause_ms = self._world.fetch_pause_ms(self._process)
         if pause_ms:
             self._after(pause_ms, session, partial(self._ask, session))
@@ -148,7 +148,7 @@ class SimFetcher:
 
 
 class _Waker(Notifier):
-    """Tells the simulated stream at once, where a thread would be woken."""
+    """Wakes the simulated stream at once, where production wakes a thread."""
 
     def __init__(self, server: _FollowerServer) -> None:
         super().__init__()

@@ -14,7 +14,7 @@ from spark_broker.testing.simulation.world import World
 DEFAULT_EVENTS = 500
 MAX_BOOT_EVENTS = 5_000
 MAX_BEGIN_EVENTS = 200
-"""For the first transactions to begin, before there are faults."""
+"""Events within which the first transactions may begin, before there are faults."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class ScheduleResult:
 
 
 def run_schedule(seed: int, events: int = DEFAULT_EVENTS, *, story: bool = False) -> tuple[ScheduleResult, Trace]:
-    """Run a seed: start a cluster, `events` events with faults, then heal and judge. `story`: with notes and digest."""
+    """Run a seed: start a cluster, run `events` events with faults, heal, and judge. `story`: with notes and digest."""
     with silent_brokers():  # the trace tells what they would log
         world = World(seed, keep_notes=story)
         violation = _run(world, events)

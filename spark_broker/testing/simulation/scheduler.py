@@ -18,7 +18,7 @@ _Event = tuple[int, int, "Process", str, Action]
 class Process:
     """Something that acts: a broker's process, the controller, a client, the world itself.
 
-    Dead, nothing happens to it any more. Paused (SIGSTOP), what would happen waits, and all comes late with `resume`.
+    Nothing happens to a dead process any more. The events of a paused one (SIGSTOP) wait until `resume`.
     """
 
     def __init__(self, name: str) -> None:
@@ -68,13 +68,13 @@ class Timer:
 
 
 class Scheduler:
-    """The queue. `events` counts what really happened: moved timers and what came to the dead are no events."""
+    """The queue. `events` counts what really happened: a moved timer, or an action of a dead process, is no event."""
 
     def __init__(self, trace: Trace) -> None:
         self.now_us = 0
         self.events = 0
         self.trace = trace
-        self.acting: Process | None = None  # to whom the last event happened
+        self.acting: Process | None = None  # the process to which the last event happened
         self._queue: list[_Event] = []
         self._pushed = 0
 
@@ -88,7 +88,7 @@ class Scheduler:
         heapq.heappush(self._queue, (self.now_us + int(delay_ms * 1000), self._pushed, owner, label, action))
 
     def push_quiet(self, time_us: int, owner: Process, action: Action) -> None:
-        """What counts itself as an event, if it becomes one."""
+        """Queue an action that counts itself as an event, if it becomes one."""
         self._pushed += 1
         heapq.heappush(self._queue, (max(time_us, self.now_us), self._pushed, owner, "", action))
 

@@ -26,7 +26,7 @@ MAX_WAITING = 500
 class _ServerStream:
     """Stands in for `transport.server.ServerStream`: `receive` gives what has come, then says that nothing is left.
 
-    `cancelled`: always, so that a long poll answers at once with what there is.
+    `cancelled` is always true, which lets a long poll answer at once with what there is.
     """
 
     cancelled = True
@@ -45,7 +45,7 @@ class _ServerStream:
         return self._taken
 
     def put_back(self) -> None:
-        """What was received last is received again."""
+        """Let the next `receive` give the last message again."""
         if self._taken is not None:
             self.inbox.appendleft(self._taken)
 
@@ -86,7 +86,7 @@ class _AppendServer:
             confirm=self._confirm,
         )
         self._held = False
-        self._asked = 0  # about the batch at the front
+        self._asked = 0  # how often, about the batch at the front
         self._refusal: SparkBrokerError | None = None
 
     def received(self, message: object) -> None:
@@ -100,7 +100,7 @@ class _AppendServer:
             try:
                 _run(self._server, self._end)
             except _HeldError:
-                # The batch begins anew once the answer is there: it has no token yet, and nothing is stored.
+                # The batch is received again once the answer is there: it has no token yet, and nothing is stored.
                 self._server.answers.waiting.release()
                 self._stream.put_back()
             else:
@@ -109,7 +109,7 @@ class _AppendServer:
     def _confirm(
         self, partition: Partition, awaited: AwaitedTransaction, transactional_id: str, deadline_ms: int
     ) -> None:
-        """`confirmation.Confirm`: it raises what the coordinator has answered, or holds the stream until it does."""
+        """`confirmation.Confirm`: raises the coordinator's refusal, or holds the stream until there is an answer."""
         refusal, self._refusal = self._refusal, None
         if refusal is not None:
             self._asked = 0

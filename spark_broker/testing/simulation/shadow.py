@@ -14,7 +14,7 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class CommittedLog:
-    """Every batch that anybody ever saw below a high watermark. It only grows.
+    """Every batch that ever was below a replica's high watermark. It only grows.
 
     `values`: by base offset, kept only where retention may remove them from every replica.
     """
@@ -31,7 +31,7 @@ class CommittedLog:
         return found if found is not None and found.base_offset == base_offset else None
 
     def extend(self, headers: Iterable[BatchHeader], high_watermark: int, who: str) -> bool:
-        """Take in what lies below a replica's high watermark; whether that is new."""
+        """Add the batches below a replica's high watermark; returns whether any of them is new."""
         grown = False
         for header in headers:
             if header.base_offset >= high_watermark:
@@ -51,8 +51,8 @@ class CommittedLog:
 class ReplicaShadow:
     """One machine's replica as it was after the last event.
 
-    `matched`: up to there it holds exactly what is committed; below `start_offset` that is taken for granted.
-    `interrupted`: its process ended in the middle of changing the files, which may be ahead of it or behind.
+    `matched`: up to this offset it holds exactly what is committed; below `start_offset` that is assumed.
+    `interrupted`: its process ended while it changed the files, which may be ahead of this shadow or behind it.
     """
 
     headers: list[BatchHeader] = field(default_factory=list)
@@ -71,18 +71,18 @@ class ReplicaShadow:
         self.matched = min(self.matched, end_offset)
 
     def begin_at(self, start_offset: int) -> None:
-        """The log begins there now; nothing below is looked at any more."""
+        """The log begins there now; nothing below is checked any more."""
         self.start_offset = start_offset
         self.matched = max(self.matched, start_offset)
 
     def append(self, headers: Iterable[BatchHeader]) -> None:
-        """What was written since."""
+        """Add the batches that were written since."""
         self.headers += headers
         if self.headers:
             self.end_offset = self.headers[-1].next_offset
 
     def match(self, committed: CommittedLog) -> BatchHeader | None:
-        """Compare with what is committed; returns the first batch here that is another one there."""
+        """Compare with what is committed; returns the first batch that differs from the committed one."""
         if self.matched >= committed.end_offset:
             return None
         index = bisect_left(self.headers, self.matched, key=_base)

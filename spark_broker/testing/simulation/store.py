@@ -9,11 +9,11 @@ from dataclasses import replace
 from spark_broker.testing.simulation.swarm import Swarm
 
 SHARE = 0.1
-"""Of the schedules, how many have outages of the store."""
+"""Share of the schedules that have outages of the store."""
 
 
 def with_store_outages(seed: int, swarm: Swarm) -> Swarm:
-    """The draw of a seed, with outages where it has them: a draw of its own, so that other seeds stay as they are."""
+    """The draw of a seed, with outages if it has them. A generator of its own leaves the other seeds as they are."""
     rng = random.Random(f"{seed}/store outages draw")
     if rng.random() >= SHARE:
         return swarm
@@ -24,7 +24,7 @@ def with_store_outages(seed: int, swarm: Swarm) -> Swarm:
 class SimStore:
     """`fault_rate`: how often an operation raises, before or after it was done.
 
-    `waited_ms`: how long whoever uses it now has waited for it, within one step of the simulation.
+    `waited_ms`: how long its present user has waited for it, within one step of the simulation.
     """
 
     def __init__(self, rng: random.Random, fault_rate: float, now_ms: Callable[[], float]) -> None:
@@ -63,7 +63,7 @@ class SimStore:
             raise OSError("the store's answer was lost")
 
     def fail_for(self, ms: float) -> str:
-        """An outage, perhaps longer than brokers' leases last: who is live must go on."""
+        """Begin an outage, perhaps longer than brokers' leases last: live brokers must go on."""
         self.fails_until_ms = max(self.fails_until_ms, self._now_ms() + ms)
         return f"the metadata store fails for {ms:.0f} ms"
 

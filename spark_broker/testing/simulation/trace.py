@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class TraceKind(StrEnum):
-    """What a note is about: how the transcript shows it."""
+    """What a note is about. It decides how the transcript shows the note."""
 
     FAULT = "fault"
     PROCESS = "process"
@@ -48,7 +48,7 @@ class Trace:
 
     @property
     def wants_notes(self) -> bool:
-        """Whether it is worth to make up a text."""
+        """Whether notes are kept: otherwise nobody need compose a text."""
         return self._keep_notes
 
     def note(self, who: str, kind: TraceKind, text: str, partition: str = "") -> None:

@@ -10,10 +10,10 @@ from spark_broker.config import ClusterSettings
 from spark_broker.testing.simulation.swarm import Swarm
 
 SHARE = 0.25
-"""Of the schedules."""
+"""Share of the schedules that have transactions."""
 
 EXPIRY_MS = 1500
-"""What the fault "expire producers" calls idle. Longer than a coordinator's word is good for (`core.leadership`)."""
+"""What the fault "expire producers" calls idle. Longer than a coordinator's confirmation holds (`core.leadership`)."""
 
 FAULTS: Mapping[str, float] = {
     "kill coordinator before markers": 4,
@@ -94,13 +94,13 @@ class TransactionDraw:
             swarm,
             settings=ClusterSettings(cluster=cluster, topic=swarm.settings.topic),
             faults={**swarm.faults, **self.faults},
-            # Of what is not about transactions, less: a schedule has so many events, and a transaction takes fifty.
+            # Less of everything else: the events of a schedule are limited, and a transaction takes fifty.
             producers=self.plain_producers,
             consumers=1,
             produce_interval_ms=max(swarm.produce_interval_ms, 25.0),
             fault_interval_ms=max(swarm.fault_interval_ms, 120.0),
-            # What is not transactional has no coordinator to tell a late batch from a new producer's first one: its
-            # expiry must be longer than every retry, and here it is not.
+            # Without transactions no coordinator tells a late batch from a new producer's first one: the expiry must be
+            # longer than every retry, and here it is not.
             plain_share=1.0 if expires else swarm.plain_share,
             clock_skew_ms=0 if expires else swarm.clock_skew_ms,
         )

@@ -1,4 +1,4 @@
-"""Faults that aim at transactions: at the moments between a decision, its markers, and who hears of them."""
+"""Faults that aim at transactions: at the moments between a decision and its markers, and at clients and producers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TransactionFaults:
         return strike
 
     def kills_leader(self, process: BrokerProcess) -> bool:
-        """A leader has been asked to write markers; whether it does not come to it."""
+        """A leader has been asked to write markers. Returns whether it is killed before it writes them."""
         kills, self._kills_leader = self._kills_leader and not self._world.faults.over, False
         if kills:
             self._kill_soon(process)
@@ -121,7 +121,7 @@ class TransactionFaults:
         return f"producers that appended nothing for {EXPIRY_MS} ms are forgotten"
 
     def kill_coordinators(self) -> None:
-        """Those that are there, at the very end: others have to find what is open."""
+        """Kill the present coordinators, at the very end: others have to find the open transactions."""
         topic = self._world.invariants.image.topic(TRANSACTION_STATE_TOPIC)
         for broker_id in sorted({state.leader for state in topic.partitions} if topic is not None else ()):
             machine = self._world.machine_of(broker_id)

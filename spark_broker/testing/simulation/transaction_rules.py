@@ -1,6 +1,6 @@
-"""What must hold of transactions after every event, against a small model that knows committed headers and no more.
+"""What must hold of transactions after every event, compared with a small model that knows only committed headers.
 
-Incremental: a batch is looked at once, when it is first seen to be committed.
+The checks are incremental: a batch is checked once, when it is first seen to be committed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Decided:
         return min((one.first_offset for one in self.open.values()), default=self.end_offset)
 
     def last_stable_offset_at(self, high_watermark: int) -> int:
-        """Of a replica that knows less to be committed."""
+        """The last stable offset of a replica with this high watermark, which may be behind."""
         stable = min(high_watermark, self.last_stable_offset)
         for first_offset, marker_offset in reversed(self.ended):
             if marker_offset < high_watermark:
@@ -73,7 +73,7 @@ class TransactionRules:
         self._versions: dict[tuple[str, int], str] = {}  # the execution that committed it
 
     def committed(self, key: Key, name: str, headers: Iterable[BatchHeader]) -> None:
-        """These batches are committed, for the first time that anybody saw it."""
+        """These batches are seen to be committed for the first time."""
         known = self._partitions.setdefault(key, _Decided(name))
         for header in headers:
             known.end_offset = header.next_offset
@@ -87,7 +87,7 @@ class TransactionRules:
                 )
 
     def _batch(self, known: _Decided, header: BatchHeader) -> None:
-        """Known bug 24: a late batch never joins a newer transaction, and begins none that is over."""
+        """Known bug 24: a late batch never joins a newer transaction, and never reopens one that is over."""
         producer_id, epoch = header.producer_id, header.producer_epoch
         found = known.open.setdefault(producer_id, _Open(epoch, header.base_offset))
         found.batches.append(header.base_offset)
@@ -164,7 +164,7 @@ class TransactionRules:
 
     @staticmethod
     def _check_shown(known: _Decided, partition: Partition) -> None:
-        """It never falls for anyone who goes from a leader to a newer one."""
+        """The last stable offset never falls for a client that goes from a leader to a newer one."""
         epoch = partition.replica.assignment.leader_epoch
         try:
             stable = partition.replica.latest_offset(epoch, read_committed=True)
@@ -180,7 +180,7 @@ class TransactionRules:
                 )
 
     def check_opened(self, process: BrokerProcess, partition: Partition, headers: list[BatchHeader]) -> None:
-        """Known bug 19: what a snapshot and the rest of the log give is what the whole log gives."""
+        """Known bug 19: a snapshot and the rest of the log give the same producers' state as the whole log."""
         if partition.replica.log_start_offset > 0:
             return
         rebuilt = ProducerStates()
@@ -192,7 +192,7 @@ class TransactionRules:
             )
 
     def joined(self, producer_id: int, join: JoinTransactionRequest) -> None:
-        """A task attempt was told its producer id: nobody else has it."""
+        """A task attempt was given its producer id: no other attempt has it."""
         if producer_id in self._joins:
             raise ViolationError(
                 "producer ids are given once", f"{join} has {producer_id}, as {self._joins[producer_id]}"
@@ -200,7 +200,7 @@ class TransactionRules:
         self._joins[producer_id] = join
 
     def repeated(self, client: Process, first: InitProducerIdResponse, second: InitProducerIdResponse) -> None:
-        """The same end was asked for twice."""
+        """The same end of a transaction was requested twice."""
         if first != second:
             raise ViolationError("a repetition gets the same answer", f"{client}: {first}, then {second}")
 
@@ -208,7 +208,7 @@ class TransactionRules:
         """A reader of committed records was given this batch."""
         known = self._partitions.get(key)
         if self._world.invariants.is_blind(key):
-            return  # what is decided may not be known here
+            return  # not every decision is known here
         if known is None or header.base_offset >= known.last_stable_offset:
             message = f"{reader}: the batch at {header.base_offset} of {known}"
             raise ViolationError("nothing undecided is handed out", message, str(key))
@@ -223,7 +223,7 @@ class TransactionRules:
         return known is not None and base_offset in known.aborted
 
     def undecided(self) -> str:
-        """A transaction that nobody has ended; empty: there is none."""
+        """A transaction that has not ended; empty: there is none."""
         if self._world.invariants.image.topic(TRANSACTION_STATE_TOPIC) is None:
             return f"there is no {TRANSACTION_STATE_TOPIC}"
         for known in self._partitions.values():
@@ -234,7 +234,7 @@ class TransactionRules:
 
 def same_producers(partition: Partition, rebuilt: ProducerStates, *, expire: bool) -> bool:
     """Whether a replica's state is the one that was rebuilt; with `expire`, it may have forgotten producers."""
-    rebuilt.start_at(partition.replica.log_start_offset)  # a full disk may have kept what is below it
+    rebuilt.start_at(partition.replica.log_start_offset)  # on a full disk, records below it may still be there
     producers, there = partition.replica.producers, dict(rebuilt.entries())
     here = dict(producers.entries())
     if producers.transactions != rebuilt.transactions or any(there.get(one) != entry for one, entry in here.items()):

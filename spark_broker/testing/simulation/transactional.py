@@ -56,18 +56,18 @@ class Transactional:
             reader.start()
 
     def create_topic(self) -> None:
-        """Have the internal topic made."""
+        """Create the internal topic."""
         self._world.call_controller(
             EnsureTransactionsTopicRequest(), "create __transaction_state", again=self.create_topic
         )
 
     @property
     def has_begun(self) -> bool:
-        """Whether everyone has begun a first transaction: before that, faults would hit nothing."""
+        """Whether every client has begun a first transaction: before that, faults would hit nothing."""
         return all(worker.begun for worker in self._workers.values())
 
     def start_client(self, client: TransactionalClient) -> None:
-        """Somebody has a new process."""
+        """Start a client's process."""
         self._clients = [one for one in self._clients if one.alive]
         self._clients.append(client)
         client.start()
@@ -105,7 +105,7 @@ class Transactional:
             self._world.scheduler.after(delay_ms, self._world.operator, "start client", start)
 
     def late_ms(self) -> float:
-        """How long a leader is kept from using the coordinator's answer; mostly not at all."""
+        """How long a leader is kept from using the coordinator's answer; mostly 0."""
         return self._chance(self.draw.late_rate, LATE_MS)
 
     def copy_ms(self) -> float:
@@ -122,7 +122,7 @@ class Transactional:
         self._stopped = True
         self.faults.heal()
         for client in self.live_clients(frozen=True):
-            client.stopped = True  # zombies too: one whose successor has not begun is no zombie yet
+            client.stopped = True  # zombies too: a client whose successor has not begun is no zombie yet
             client.want_metadata()
         if self.draw.abrupt_end:
             for client in self.live_clients():

@@ -71,7 +71,7 @@ class TransactionalClient(SenderShell):
         raise NotImplementedError
 
     def take_identity(self, identity: ProducerIdentity) -> None:
-        """Nothing of the transaction before is on its way any more; numbers begin anew."""
+        """Begin an epoch: no batch of the last transaction is under way any more, and sequence numbers start again."""
         self.machine.begin_epoch(identity)
         self.state.identified()
         self._has_failed.clear()
@@ -96,7 +96,7 @@ class TransactionalClient(SenderShell):
                 raise ViolationError("a retry gets its own offset", f"append {operation} was answered without one")
             self.world.append_acknowledged(operation, outcome.base_offset)
             return
-        # Numbers are missing only behind a batch that has failed: otherwise acknowledged ones were lost.
+        # Sequence numbers are missing only behind a failed batch: otherwise acknowledged batches were lost.
         if isinstance(outcome, OutOfOrderSequenceNumberError) and key not in self._has_failed:
             raise ViolationError("no acknowledged batch is forgotten", f"append {operation} of {self}: {outcome}")
         self._has_failed.add(key)
@@ -107,7 +107,7 @@ class TransactionalClient(SenderShell):
             self.carry_out(self.machine.refuse(refusal))
 
     def discard(self) -> None:
-        """What is not acknowledged is given up; it may arrive all the same, and late."""
+        """Give up the batches that are not acknowledged. They may arrive all the same, and late."""
         error = TransactionAbortableError("the transaction was aborted before the append was acknowledged")
         self.carry_out(self.machine.refuse(error))
 
@@ -118,16 +118,16 @@ class TransactionalClient(SenderShell):
         return bool(self._waiting)
 
     def look_again(self, again: Callable[[], None]) -> None:
-        """Once newer metadata is there."""
+        """Call `again` once newer metadata is there."""
         self._waiting.append(again)
         self.want_metadata()
 
     def ask(self, request: CallRequest, answered: Callable[[Answer], None], patience_ms: float = PATIENCE_MS) -> None:
-        """Ask, as often as it takes: `answered` hears the answer, an error that is final, or that time is up."""
+        """Ask until there is an answer: `answered` is called with it, a final error, or RequestTimedOutError."""
         _Question(self, request, answered, self.now_ms + patience_ms).attempt()
 
     def look_later(self, look: Callable[[], None]) -> None:
-        """In production somebody is woken: looking is no event."""
+        """Call `look` a little later. It counts as no event: in production a thread is woken instead."""
         scheduler = self.world.scheduler
         scheduler.push_quiet(scheduler.now_us + FLUSH_LOOK_US, self, look)
 

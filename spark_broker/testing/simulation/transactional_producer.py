@@ -23,7 +23,7 @@ Replace = Callable[[], None]
 class SimTransactionalProducer(TransactionalClient):
     """One instance of a transactional id, as `client.transactions`. `busy`: it has a transaction that is not ended.
 
-    `begun`: it has, or had, one."""
+    `begun`: it has, or had, a transaction."""
 
     def __init__(
         self, world: World, transactional: Transactional, name: str, transactional_id: str, replace: Replace
@@ -45,7 +45,7 @@ class SimTransactionalProducer(TransactionalClient):
         replace()
 
     def _give_way(self, error: SparkBrokerError | None) -> None:
-        """Nothing is left but to begin anew, as another instance (in production: another Producer)."""
+        """Quit, and begin again as another instance (in production: another Producer)."""
         self.quit(str(error))
         self.replaced()
 
@@ -82,7 +82,7 @@ class SimTransactionalProducer(TransactionalClient):
             self._pause_then("end", self._decide)
 
     def _gives_up(self) -> bool:
-        """Whether an append has failed: the transaction is aborted, or another instance has taken over."""
+        """Whether an append has failed. Then abort the transaction, or, if that is impossible, give way to another."""
         if self.state.phase is Phase.ABORTABLE:
             self._abort()
         elif self.state.phase is Phase.FAILED:
@@ -125,7 +125,7 @@ class SimTransactionalProducer(TransactionalClient):
             history.committed(self._commit)
             self.world.trace.count("transactions committed")
             if self.rng.random() < self.transactional.draw.repeat_share:
-                # Its answer was lost, for all that the coordinator knows.
+                # For the coordinator this is as if its answer was lost.
                 self.ask(self._end_request(committed=True), partial(self._repeated, answer))
             else:
                 self._ready(answer)
@@ -139,7 +139,7 @@ class SimTransactionalProducer(TransactionalClient):
                 self._give_way(answer)
 
     def _repeated(self, first: InitProducerIdResponse, answer: Answer) -> None:
-        """The same answer, unless another instance has taken over."""
+        """The answer to the repeated request: the same one, unless another instance has taken over."""
         if isinstance(answer, InitProducerIdResponse):
             self.transactional.rules.repeated(self, first, answer)
             self._ready(first)

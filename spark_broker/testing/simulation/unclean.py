@@ -1,8 +1,8 @@
-"""Unclean elections: a replica that may lack committed records is let lead, on purpose (known bugs 16, 17).
+"""Unclean elections: a replica that may lack committed records is elected on purpose (known bugs 16, 17).
 
-Such a partition may lose what was committed, so the rules that say otherwise end for it (`released`). What stays: its
-replicas agree in the end, and no reader goes on after records that are gone without having been told (KIP-320), which
-the checker judges. In a schedule without such elections every rule holds for every election.
+Such a partition may lose what was committed, so the rules that forbid it no longer apply to it (`released`). Two rules
+stay. Its replicas agree in the end. No reader reads on past lost records without being notified (KIP-320), which the
+checker judges. In a schedule without such elections every rule holds for every election.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 SHARE = 0.1
-"""Of the schedules without transactions and bit flips, how many have unclean elections."""
+"""Share of the schedules without transactions and bit flips that have unclean elections."""
 
 FAULT = "elect uncleanly"
 
@@ -43,7 +43,7 @@ UNREAD_LOOKS = 20
 
 
 def with_unclean_elections(seed: int, swarm: Swarm) -> Swarm:
-    """The draw of a seed, with unclean elections where it has them: a draw of its own, so that other seeds stay."""
+    """The draw of a seed, with unclean elections if it has them. A generator of its own leaves the other seeds."""
     rng = random.Random(f"{seed}/unclean draw")
     if rng.random() >= SHARE or "bit flip" in swarm.faults:
         return swarm
@@ -72,30 +72,30 @@ class UncleanElections:
 
     @property
     def topic_config(self) -> Mapping[str, str]:
-        """What a topic's creation says of it."""
+        """The setting of unclean elections with which a topic is created."""
         allowed = self._world.swarm.topic_allows_unclean_election
         return {"unclean.leader.election.enable": "true"} if allowed else {}
 
     def is_unclean(self, before: PartitionRegistration, state: PartitionRegistration) -> bool:
-        """Whether somebody was elected who was not known to have everything; it may be fenced again by now."""
+        """Whether a broker was elected that was not known to have everything. It may be fenced again by now."""
         elected = state.isr if state.leader == NO_LEADER else (state.leader,)
         return state.leader_epoch > before.leader_epoch and not {*elected} <= {*before.isr, *before.elr}
 
     def elected(self, key: Key, tp: TopicPartition) -> None:
-        """The rules of what is committed end for this partition."""
+        """The rules about committed records no longer apply to this partition."""
         self._world.trace.count("unclean elections")
         self._world.history.add(UncleanElection(tp))
         self.released.add(key)
 
     def told_of_a_cut(self, key: Key, reader: str, error: LogTruncationError) -> None:
-        """A reader is told that what it has read is gone: there has to be a reason."""
+        """A reader is notified that records it has read are gone: the partition must have had an unclean election."""
         self._world.trace.count("readers told of a cut")
         self._world.note(reader, TraceKind.CLIENT, f"is told: {error.message}")
         if key not in self.released:
             raise ViolationError("what was read stays", f"{reader}: {error.message}")
 
     def log_start(self, key: Key) -> int:
-        """Where the leader's log begins: what a reader is told that asks for the earliest offset."""
+        """Where the leader's log begins: the answer to a reader that asks for the earliest offset."""
         invariants = self._world.invariants
         state = invariants.image.partition(*key)
         leader = self._world.machine_of(state.leader) if state is not None else None
@@ -103,7 +103,7 @@ class UncleanElections:
         return shadow.start_offset if shadow is not None else 0
 
     def strike(self, rng: random.Random) -> str:
-        """Followers fall behind until their leader is alone in the ISR; then it goes, and one of them has to lead."""
+        """Followers fall behind until the leader is alone in the ISR. Then it is killed, and a follower has to lead."""
         image = self._world.invariants.image
         found = [
             ((topic.topic_id, number), leader, TopicPartition(topic.name, number))
@@ -137,7 +137,7 @@ class UncleanElections:
             self._world.scheduler.after(delay_ms, self._world.operator, "lose the leader", lose)
 
     def _is_read_ahead(self, key: Key, leader: SimulatedMachine) -> bool:
-        """Whether somebody has read (and where there are groups, committed) what only the leader has."""
+        """Whether a consumer has read (and where there are groups, committed) records that only the leader has."""
         partitions = (m.process.manager.find(*key) for m in self._world.machines if m is not leader and m.process)
         ends = [partition.replica.log_end_offset for partition in partitions if partition is not None]
         places = [consumer.kept_position(key) for consumer in self._world.consumers]

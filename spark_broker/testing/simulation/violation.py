@@ -14,6 +14,6 @@ class ViolationError(Exception):
 
 
 def require(condition: bool, rule: str, message: str, partition: str = "") -> None:
-    """Raises ViolationError unless the condition holds. Costly messages: check first, raise yourself."""
+    """Raises ViolationError unless the condition holds. Where the message is costly, check and raise without this."""
     if not condition:
         raise ViolationError(rule, message, partition)

@@ -60,7 +60,7 @@ class World:
     def __init__(
         self, seed: int, *, keep_notes: bool = True, swarm: Swarm | None = None, groups: GroupDraw | None = None
     ) -> None:
-        """`swarm` and `groups`: instead of what the seed draws, for a scene that is set by hand."""
+        """`swarm` and `groups` replace what the seed draws, for a scene that is set by hand."""
         self.seed = seed
         draw = random.Random(f"{seed}/draw")
         self.swarm = swarm or Swarm.draw(draw)
@@ -115,7 +115,7 @@ class World:
         self.scheduler.after(50, self.operator, "create topic", self._create_topic)
 
     def step(self) -> None:
-        """One event, and the rules after it. Raises ViolationError."""
+        """Let one event happen, and check the rules after it. Raises ViolationError."""
         scheduler = self.scheduler
         try:
             if not scheduler.step():
@@ -140,7 +140,7 @@ class World:
         self.trace.note(who, kind, text, partition)
 
     def start_controller(self) -> None:
-        """A (further) controller takes over; one that is still there is deposed, and learns it when it writes."""
+        """A (further) controller takes over. One that is still there is deposed, and notices it when it writes."""
         self._controllers += 1
         try:
             self.controller = SimulatedController(self, self._controllers)
@@ -153,7 +153,7 @@ class World:
         self.controller.start()
 
     def controller_ended(self, process: SimulatedController) -> None:
-        """It failed or was deposed: where nobody has taken over, another one is started."""
+        """The controller failed or was deposed. Another one is started, unless one has taken over."""
         self._kill(process, silently=False)
         if self.controller is process:
             self.scheduler.after(RETRY_MS, self.operator, "start controller", self._restart_controller)
@@ -164,7 +164,7 @@ class World:
             self.start_controller()
 
     def kill_controller(self, restart_ms: float) -> None:
-        """kill -9, and another one later."""
+        """kill -9 of the controller; another one is started later."""
         if self.controller is not None and self.controller.alive:
             self._kill(self.controller, silently=False)
             self.scheduler.after(restart_ms, self.operator, "start controller", self._restart_controller)
@@ -230,7 +230,7 @@ class World:
             self._replace(process, restart_ms)
 
     def lose_machine(self, machine: SimulatedMachine, down_ms: float) -> None:
-        """Power fails: every process is gone, what was not synced is lost by chance, the peers hear nothing."""
+        """Power fails: every process is gone, unsynced data is lost by chance, and the peers are not notified."""
         process = machine.process
         machine.powered = False
         machine.incomplete = True
@@ -251,7 +251,7 @@ class World:
         self.launch(machine, self.swarm.restart_ms)
 
     def process_ended(self, process: BrokerProcess) -> None:
-        """It ended by itself."""
+        """The process ended by itself."""
         if process.fs.alive:
             process.machine.fs = process.fs.crash_process()
         self._kill(process, silently=False)
@@ -347,7 +347,7 @@ class World:
         )
 
     def read_update(self, known: MetadataImage, update: MetadataUpdate) -> MetadataImage:
-        """As production reads it, once for all brokers that are at the same place."""
+        """Read an update as production does, once for all brokers that have the same image."""
         cached = self._read.get(id(update))
         if cached is not None and (update.snapshot or cached[1] is known):
             return cached[2]
@@ -356,7 +356,7 @@ class World:
         return image
 
     def describe(self, image: MetadataImage) -> MetadataResponse:
-        """As a broker with this image describes it to clients, once for all that ask."""
+        """What a broker with this image answers to clients, computed once for all that ask."""
         cached = self._described.get(id(image))
         if cached is None:
             if len(self._described) == DESCRIBED_MAX:
@@ -403,16 +403,16 @@ class World:
         return self.faults.fetch_pause_ms(process.machine)
 
     def late_ms(self, *, overtaken: bool = False) -> float:
-        """How long a thread with an answer in its hands is kept from carrying it out; mostly not at all.
+        """How long a thread is kept from carrying out an answer that it has received; mostly 0.
 
-        `overtaken`: half the time, where a schedule has late answers, for this is what they are about.
+        `overtaken`: half of these answers are late where a schedule has late answers, because these matter most.
         """
         rate = 0.0 if self.faults.over else self.swarm.late_rate
         rate = 0.5 if rate and overtaken else rate
         return 600 * self.rng.random() if rate and self.rng.random() < rate else 0.0
 
     def append_outcome(self, operation: int, outcome: Outcome) -> None:
-        """An idempotent append has its outcome. Only time may end one that is not acknowledged."""
+        """An idempotent append has its outcome. Only a time-out may fail it, unless there was an unclean election."""
         if not isinstance(outcome, SparkBrokerError):
             if outcome.base_offset is None:
                 raise ViolationError("a retry gets its own offset", f"append {operation} was answered without one")
@@ -427,7 +427,7 @@ class World:
         self.history.acknowledged(operation, base_offset)
 
     def check_out_of_range(self, key: Key, position: int, message: str) -> None:
-        """A consumer was told "out of range"; only deleted records, or an unclean election, are a reason for that."""
+        """A consumer was answered "out of range": only deleted records or an unclean election are a reason for that."""
         if key in self.unclean.released:
             return
         start = max((s.start_offset for (_, k), s in self.invariants.shadows.items() if k == key), default=0)

@@ -96,6 +96,8 @@ BUGS: list[Callable[[Patch], None]] = [
     let_an_older_incarnation_join,
 ]
 
+SLOW = [let_an_older_incarnation_join]
+
 
 def find(name: str, stories: int) -> dict[str, object]:
     """`after` 0: so many stories did not find the bug; else as many as were allowed: which one it was is not known."""
@@ -123,6 +125,12 @@ FIND = find
 pytestmark = pytest.mark.slow  # hunts on all cores, in processes of their own
 
 
-@pytest.mark.parametrize(("name", "tries"), [(bug.__name__, STORIES_MAX) for bug in BUGS])
+@pytest.mark.parametrize(
+    ("name", "tries"),
+    [
+        pytest.param(bug.__name__, STORIES_MAX, marks=[pytest.mark.full] if bug in SLOW else [], id=bug.__name__)
+        for bug in BUGS
+    ],
+)
 def test_random_stories_find_the_bug(name: str, tries: int, hunts: Hunts) -> None:
     assert hunts[name].result()["after"], f"{tries} stories did not find it"

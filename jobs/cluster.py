@@ -1,4 +1,4 @@
-"""The cluster application: brokers on Spark's executors, until it is told to stop.
+"""The cluster application: brokers on Spark's executors, until a signal stops it.
 
     spark-submit jobs/cluster.py --brokers 3 --config conf/cluster.toml
 
@@ -40,7 +40,7 @@ WIDTH = 120
 """The width of a table that is not printed on a terminal."""
 
 CORES, MEMORY_MB = 2, 1024
-"""Those of an executor where no master is given: one core for the broker, one for queries."""
+"""The cores and memory of an executor where no master is given: one core for the broker, one for queries."""
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -95,7 +95,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def load_settings(options: argparse.Namespace) -> ClusterSettings:
-    """What the file or the command line says. Raises InvalidConfigError."""
+    """The settings of the file or of the command line. Raises InvalidConfigError."""
     settings = load_cluster_settings(options.config or dict(one.split("=", 1) for one in options.settings) or None)
     if not options.log_level:
         return settings

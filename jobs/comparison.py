@@ -18,7 +18,7 @@ _SIDE = "_side"
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one reader got, against the source. Everything but `rows_*` and `examples` counts what is wrong."""
+    """What one reader got, against the source. All numbers but `rows_sent` and `rows_read` count what is wrong."""
 
     reader: str
     rows_sent: int

@@ -68,7 +68,7 @@ class SparkProcess:
         os.kill(pid, signal.SIGTERM)
 
     def last_line(self) -> str:
-        """The last line of its log that says something."""
+        """The last line of its log that is not blank."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         return next((line for line in reversed(lines) if line.strip()), "")
 

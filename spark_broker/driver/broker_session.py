@@ -13,7 +13,7 @@ from spark_broker.transport.server import ServerStream
 logger = logging.getLogger(__name__)
 
 MAX_WAITING_MESSAGES = 10_000
-"""At this number the session is given up: a stopped broker, which takes no messages, must not fill the memory."""
+"""At this number of messages the session is given up: a stopped broker, which takes none, must not fill the memory."""
 
 
 class BrokerSession:

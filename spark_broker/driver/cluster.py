@@ -38,7 +38,8 @@ POLL_S = 0.1
 T = TypeVar("T")
 
 Progress = Callable[[str, int, int], None]
-"""Is called during a start: what is awaited ("executors" or "brokers"), how many there are, how many are needed."""
+"""Is called during a start with what is awaited ("executors" or "brokers"), how many there are, and how many are
+needed."""
 
 LogConfig = Mapping[str, object] | str | Path | None
 

@@ -78,7 +78,7 @@ class ControllerLink:
             raise
 
     def watch(self, on_failure: Callable[[SparkBrokerError], None]) -> None:
-        """Start the controller again when it is killed. Call `on_failure` once, with the reason, if it ends itself."""
+        """Start the controller again when it is killed. When it ends by itself, `on_failure` gets the reason, once."""
         self._on_failure = on_failure
         self._watch.start()
 
@@ -104,7 +104,7 @@ class ControllerLink:
         return self._client.new_launch()
 
     def spark_loss(self, launch: int) -> None:
-        """Spark says that this launch is over: fence it, and only it."""
+        """Spark reports that this launch is over: fence its broker, and no other."""
         self._client.spark_loss(launch)
 
     def stop_broker(self, launch: int) -> None:

@@ -18,7 +18,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class PipeHandler(logging.handlers.QueueHandler):
-    """Hands lines to a thread of its own, which `write`s them; those that find no room are counted and left out."""
+    """Gives lines to a thread of its own, which calls `write`. Lines that find no room are counted and left out."""
 
     def __init__(self, write: Callable[[LogLine], None]) -> None:
         self._lines: queue.Queue[LogLine | None] = queue.Queue(MAX_WAITING_LINES)

@@ -1,6 +1,6 @@
-"""What the driver and its controller's process say to each other: one line of JSON each, over stdin and stdout.
+"""The messages between the driver and its controller's process: one line of JSON each, over stdin and stdout.
 
-The controller's log comes this way too: it is the driver's log, and goes where the driver's logging sends it.
+The controller's log lines come this way, too. They become part of the driver's log.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 HELLO_TIMEOUT_S = 10.0
 MAX_STRANGERS = 100
-"""At most this many connections that have not named their job yet."""
+"""At most this many connections may have named no job yet."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Runs brokers on executors. On each executor with a broker runs a keeper's task, which carries out this host's orders.
+"""Runs brokers on executors. A keeper's task runs on each executor with a broker, and carries out this host's orders.
 
 The launcher asks for a launch on an executor and waits for its end. A keeper (`driver.keeper_task`) starts and watches
 the broker there. It is a Spark job of one task, pinned to the executor, which is submitted again whenever it is lost
@@ -55,7 +55,7 @@ from spark_broker.errors import SparkBrokerError
 logger = logging.getLogger(__name__)
 
 WATCH_INTERVAL_S = 0.5
-"""How often executors that came, went, or are about to go are looked for. The controller notices a broken session
+"""How often the host looks for executors that came, went, or are about to go. The controller notices a broken session
 sooner."""
 
 BACKOFF_FIRST_S = 0.05
@@ -86,8 +86,8 @@ class _Launch:
 class _Post:
     """An executor with launches, and the keeper there. Guarded by the host's lock.
 
-    `connection`: the keeper's, of the job with `token`. `lost_at_s`, `why_lost`: of the keeper before, until another
-    one has come. `idle_since_s`: when the last launch ended. `over`: its executor is gone.
+    `connection`: the keeper's, of the job with `token`. `lost_at_s`, `why_lost`: of the last keeper
+    that was lost. `idle_since_s`: when the last launch ended. `over`: its executor is gone.
     """
 
     executor: Executor
@@ -145,7 +145,7 @@ class KeeperHost:
         self._watch = threading.Thread(target=self._watch_executors, name="executors", daemon=True)
 
     def open(self, listener: HostListener) -> None:
-        """Begin to watch executors and to hear keepers."""
+        """Begin to watch executors and to accept keepers."""
         self._listener = listener
         self._executors = self._live_executors()
         self._connections.start()

@@ -57,7 +57,10 @@ class KeeperHello(msgspec.Struct, frozen=True, tag=True):
 
 
 class Keep(msgspec.Struct, frozen=True, tag=True):
-    """Driver to keeper: keep this launch. `start`: start a process if it has none; otherwise it has ended then."""
+    """Driver to keeper: keep this launch.
+
+    `start`: start its process where there is none. Without `start`, a launch that has no process has ended.
+    """
 
     spec: BrokerSpec
     start: bool
@@ -105,7 +108,7 @@ def keeper_task() -> Callable[[Iterable[bytes]], Iterator[bytes]]:
 
 
 def run_keeper(rows: Iterable[bytes]) -> Iterator[bytes]:
-    """Keep brokers until the driver says that it is enough."""
+    """Keep brokers until the driver ends the task with `Leave`, or is gone."""
     order = msgspec.json.decode(bytes(next(iter(rows))), type=KeeperOrder)
     executor = executor_identity()
     if executor.verified and executor.executor_id != order.executor_id:
@@ -156,7 +159,7 @@ class Keeper:
         self._is_last = False
 
     def run(self) -> bool:
-        """Run until the driver says `Leave` or is gone; returns whether no other keeper follows. The brokers go on."""
+        """Run until the driver sends `Leave` or is gone; returns whether no other keeper follows. The brokers go on."""
         self._driver.settimeout(SEND_TIMEOUT_S)
         self._selector.register(self._driver, selectors.EVENT_READ, None)
         try:

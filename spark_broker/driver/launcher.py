@@ -41,7 +41,7 @@ class LaunchController(Protocol):
         """The next launch number, committed in the metadata log."""
 
     def spark_loss(self, launch: int) -> None:
-        """Spark says that this launch is over: fence it, and only it."""
+        """Spark reports that this launch is over: fence its broker, and no other."""
 
     def stop_broker(self, launch: int) -> None:
         """Controlled shutdown of this launch's broker; returns when it has left."""

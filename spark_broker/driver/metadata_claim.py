@@ -66,7 +66,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What the file says. `beat` rises while the owner lives; `ended`: it has given the directory up."""
+    """The content of the file. `beat` rises while the owner lives; `ended`: the owner has given the directory up."""
 
     owner: Owner
     beat: int = 0
@@ -82,10 +82,7 @@ def check_claim(store: ClaimStore, owner: Owner, *, watch_s: float = WATCH_S) ->
 
 
 def check_claim_of(url: str) -> None:
-    """`check_claim` before anything is started: a second cluster of this process is refused later, by its controller.
-
-    Raises ClusterInUseError and MetadataStoreError.
-    """
+    """`check_claim` before anything is started. Raises ClusterInUseError and MetadataStoreError."""
     try:
         check_claim(open_store(url), Owner.here("", os.getpid()))
     except OSError as error:
@@ -130,7 +127,7 @@ class ClaimKeeper(threading.Thread):
         self._changed = threading.Event()
 
     def take(self) -> None:
-        """Claim the directory, whoever had it, and keep it. Raises OSError."""
+        """Claim the directory, even if another owner has it, and keep it. Raises OSError."""
         self._store.put(CLAIM, msgspec.json.encode(self._claim))
         self.start()
 

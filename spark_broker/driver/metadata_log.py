@@ -129,7 +129,7 @@ class MetadataLog:
     def check_cluster_id(self, found: Collection[str]) -> None:
         """`found`: the cluster ids that log directories carry. Raises InconsistentClusterIdError, MetadataStoreError.
 
-        A new cluster over old data would give the old topics' names to new topics, and nobody could reach the old data.
+        A new cluster over old data would give the names of old topics to new ones, and the old data could not be read.
         """
         ids = {cluster_id for cluster_id in found if cluster_id}
         if not ids:

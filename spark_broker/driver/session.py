@@ -29,7 +29,7 @@ MEMORY_LIMIT = "spark.executor.pyspark.memory"
 
 @dataclass(frozen=True)
 class _Rule:
-    """A setting under which brokers cannot run: `breaks(value)` says so, `why` says why."""
+    """A setting with which brokers cannot run if `breaks(value)` is true, for the reason `why`."""
 
     name: str
     default: str

@@ -14,8 +14,9 @@ BLOCK_END_S = 10.0
 
 
 class ClientThread(ABC):
-    """Runs `step` again and again. Keeps a SparkBrokerError in `errors` and replaces the client. Other errors end it.
+    """Runs `step` again and again. A SparkBrokerError is added to `errors`, and the client replaced.
 
+    Any other error ends the thread.
     `step` returns within seconds while the cluster is well.
     """
 
@@ -33,7 +34,7 @@ class ClientThread(ABC):
 
     @abstractmethod
     def renew(self) -> None:
-        """After an error: let go of the client; the next step makes another."""
+        """Close the client after an error; the next step makes another."""
 
     def start(self) -> Self:
         self._thread.start()

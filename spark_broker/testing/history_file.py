@@ -28,7 +28,7 @@ def save_history(history: History, path: Path) -> None:
 
 
 def load_history(path: Path) -> History:
-    """Read what `save_history` wrote. Raises InvalidDataError that names the line which cannot be read."""
+    """Read what `save_history` wrote. Raises InvalidDataError, which names the line that cannot be read."""
     events: list[Event] = []
     with path.open("rb") as file:
         if file.readline().strip() != FORMAT.encode():

@@ -66,7 +66,7 @@ class HistoryRecorder:
             return self._acknowledged_values
 
     def wait_acknowledged(self, count: int, timeout_s: float) -> bool:
-        """Wait until `count` appends are acknowledged; whether they are."""
+        """Wait until `count` appends are acknowledged; returns whether they are."""
         with self._changed:
             return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_s)
 

@@ -179,7 +179,7 @@ class Facts:
             commit.already_committed = event.already_committed
 
     def _settle_commits(self) -> None:
-        """ALREADY_COMMITTED says that some commit has succeeded: mark it where it can be only one."""
+        """ALREADY_COMMITTED means that some commit has succeeded: mark that commit, if only one is possible."""
         for commit in self.commits.values():
             if commit.already_committed and commit.app:
                 candidates = self.same_or_later_commits(commit)

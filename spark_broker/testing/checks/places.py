@@ -69,7 +69,7 @@ def _changed(facts: Facts, source: str, place: Place, first: bytes, value: bytes
 
 
 def _gone(facts: Facts, seen: Table) -> Iterator[Violation]:
-    """What a reader was given is there at the end, except what a reader of uncommitted records saw of an abort."""
+    """What a reader was given is there at the end, except aborted records that a reader of uncommitted ones saw."""
     gone = {p: offsets for p, rows in seen.items() if (offsets := rows.keys() - facts.final_rows(p).keys())}
     if not gone:
         return

@@ -169,7 +169,7 @@ class BitFlips:
         return f"to be read: {sorted(self.latent)}, quarantined on {aside}" if self.latent or aside else ""
 
     def _read_everything(self) -> None:
-        """Read the damage that no client or follower has met: as in Kafka, nothing scrubs the logs."""
+        """Read the damaged replicas whose damage no read has met: as in Kafka, nothing scrubs the logs."""
         for number, key in list(self.latent):
             machine = self._world.machines[number]
             if machine.process is not None and machine.running:

@@ -93,7 +93,7 @@ class _Fetches(FetchMachine):
         self._read_committed = config.read_committed
 
     def decode(self, part: FetchedPart) -> list[Prefetched]:
-        """As `client.fetch_decoder` does."""
+        """Decode an answer as `client.fetch_decoder` does."""
         target, answer = part.target, part.response
         tp = TopicPartition(target.topic.name, target.partition)
         transactional = self._consumer.world.transactional

@@ -63,7 +63,7 @@ TICK_MS = 180
 
 
 class SimulatedController(NetworkNode):
-    """One run of the controller. `image`: what is committed and told."""
+    """One run of the controller."""
 
     def __init__(self, world: World, number: int) -> None:
         super().__init__(f"controller#{number}", CONTROLLER_HOST)

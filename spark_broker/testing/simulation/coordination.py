@@ -77,7 +77,7 @@ class Coordination:
         deadline_ms: int,
         done: Callable[[SparkBrokerError | None], None],
     ) -> None:
-        """As `TransactionService.confirm`. `done` is called with the error that refuses the batch, or None."""
+        """Do as `TransactionService.confirm`. `done` is called with the error that refuses the batch, or None."""
 
         def take(answer: Message | SparkBrokerError) -> None:
             try:

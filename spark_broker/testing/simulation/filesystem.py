@@ -189,7 +189,7 @@ class SimFileSystem:
         return self.crash_machine_with(ChosenSurvival(kept))
 
     def crash_machine_with(self, survival: Survival) -> SimFileSystem:
-        """Power fails, and what was not synced survives as `survival` says."""
+        """Power fails; `survival` chooses the unsynced changes that survive."""
         machine = self._machine
         for process in list(machine.processes.values()):
             process._die()

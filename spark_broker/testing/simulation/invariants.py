@@ -325,7 +325,7 @@ class Invariants:
             self._check_member(partition.key, process.machine.broker_id, state)
 
     def _check_producers(self, process: BrokerProcess, partition: Partition) -> None:
-        """Known bugs 19, 20: after truncation and retention the producers' state is what the log says."""
+        """Known bugs 19, 20: after truncation and retention the producers' state is the one that the log gives."""
         rebuilt = partition.log.rebuild_producers(partition.replica.high_watermark)
         if not same_producers(partition, rebuilt, expire=self._world.producers_expire):
             raise ViolationError(
@@ -467,7 +467,7 @@ class Invariants:
 
 
 def _role(replica: Replica) -> tuple[object, ...]:
-    """As in a shadow's `state`."""
+    """The same part of the replica's state as in a shadow's `state`."""
     return replica.log_start_offset, replica.role, replica.assignment.leader_epoch
 
 

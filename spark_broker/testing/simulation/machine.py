@@ -16,7 +16,7 @@ EPOCH_MS = 1_700_000_000_000
 
 
 class MachineClock:
-    """The clocks of one machine: boot time begins anew with every boot, the wall clock may be wrong."""
+    """The clocks of one machine: boot time starts again with every boot, and the wall clock may be wrong."""
 
     def __init__(self, scheduler: Scheduler, skew_ms: int) -> None:
         self._scheduler = scheduler

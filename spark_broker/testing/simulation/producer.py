@@ -212,7 +212,7 @@ class SimProducer(SenderShell):
         self.enqueue(OutgoingBatch(tp, topic_id, 0, rows, encoded(number, rows), complete))
 
     def _want_identity(self) -> None:
-        """As `Sender.prepare`, before the first append."""
+        """Ask for a producer id before the first append, as `Sender.prepare` does."""
         if not self._asking_identity:
             self._asking_identity = True
             self.ask_any(

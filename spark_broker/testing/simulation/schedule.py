@@ -42,7 +42,7 @@ class ScheduleResult:
 
 def run_schedule(seed: int, events: int = DEFAULT_EVENTS, *, story: bool = False) -> tuple[ScheduleResult, Trace]:
     """Run a seed: start a cluster, run `events` events with faults, heal, and judge. `story`: with notes and digest."""
-    with silent_brokers():  # the trace tells what they would log
+    with silent_brokers():  # the trace notes what they would log
         world = World(seed, keep_notes=story)
         violation = _run(world, events)
     result = ScheduleResult(

@@ -24,7 +24,7 @@ MAX_WAITING = 500
 
 
 class _ServerStream:
-    """Stands in for `transport.server.ServerStream`: `receive` gives what has come, then says that nothing is left.
+    """Stands in for `transport.server.ServerStream`: `receive` gives the messages that have come, and then None.
 
     `cancelled` is always true, which lets a long poll answer at once with what there is.
     """

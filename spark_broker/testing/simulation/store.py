@@ -1,4 +1,4 @@
-"""The metadata log's store: survives every crash, creates exclusively, and sometimes does not say what it did."""
+"""The metadata log's store: survives every crash, creates exclusively, and sometimes loses the answer to a call."""
 
 from __future__ import annotations
 

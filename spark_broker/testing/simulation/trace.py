@@ -48,7 +48,7 @@ class Trace:
 
     @property
     def wants_notes(self) -> bool:
-        """Whether notes are kept: otherwise nobody need compose a text."""
+        """Whether notes are kept: otherwise a caller need not compose a text."""
         return self._keep_notes
 
     def note(self, who: str, kind: TraceKind, text: str, partition: str = "") -> None:

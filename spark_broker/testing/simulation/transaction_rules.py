@@ -37,7 +37,7 @@ class _Open:
 
 @dataclass(slots=True)
 class _Decided:
-    """One partition, as its committed batches say."""
+    """The state of one partition that follows from its committed batches."""
 
     name: str
     end_offset: int = 0

@@ -48,7 +48,7 @@ Answer = Message | SparkBrokerError
 
 
 class TransactionalClient(SenderShell):
-    """One process. It quits, or is killed; whoever started it hears of that by `gone`."""
+    """One process. It quits, or is killed; whoever started it learns that by `replaced`."""
 
     def __init__(self, world: World, transactional: Transactional, name: str, transactional_id: str) -> None:
         super().__init__(world, name, delivery_timeout_ms=DELIVERY_MS, transactional_id=transactional_id)

@@ -39,7 +39,7 @@ LOOK_MS = 100
 LOOKS_MAX = 60
 
 UNREAD_LOOKS = 20
-"""Of these, how many it takes when nobody reads what the leader alone has."""
+"""With fewer looks left, the leader is killed even if no client has read what it alone has."""
 
 
 def with_unclean_elections(seed: int, swarm: Swarm) -> Swarm:

@@ -230,7 +230,11 @@ class Consumer:
             )
 
     def commit_async(self) -> None:
-        """Store the positions of now from the background."""
+        """Store the current positions under the group, without waiting for the answer.
+
+        A commit that no coordinator answers is logged; the next commit stores its positions or later ones. Any other
+        error is raised by the next `poll`.
+        """
         self._require_group()
         with self._open():
             self._commit_later()

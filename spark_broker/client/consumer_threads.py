@@ -146,8 +146,7 @@ class ConsumerThreads:
             self._failed(effect, error)
         except SparkBrokerError as error:
             if isinstance(effect, CommitOffsets) and effect.background and error.retriable:
-                # The next interval commits these positions or later ones.
-                _log.warning("an automatic commit failed and is tried again: %s", error)
+                _log.warning("a commit failed; the next commit stores its offsets or later ones: %s", error)
             self._failed(effect, error)
 
     def _failed(self, effect: Effect, error: SparkBrokerError) -> None:

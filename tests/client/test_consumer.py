@@ -695,6 +695,51 @@ def test_what_was_committed_is_not_known_any_more_after_a_commit_that_failed(
     assert cluster.committed["g", "t", 0].offset == 0
 
 
+def test_an_asynchronous_commit_waits_for_no_answer(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a", "b"))
+    answer = threading.Event()
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        assert not isinstance(request, OffsetCommitRequest) or answer.wait(WAIT_S)
+        return None
+
+    cluster.call_hook = hook
+    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    with Consumer(cluster.bootstrap, group_id="g", topics=["t"], **settings) as consumer:
+        poll_rows(consumer, 2)
+        consumer.commit_async()
+        assert ("g", "t", 0) not in cluster.committed
+        answer.set()
+        wait_until(lambda: ("g", "t", 0) in cluster.committed, "a commit")
+        assert committed_offset(consumer, T0) == 2
+
+
+def test_after_an_asynchronous_commit_that_failed_the_next_one_stores_its_offsets(
+    cluster: FakeCluster, values: Values, wait_until: WaitUntil, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    loading = CoordinatorNotAvailableError("loading")
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        return ErrorResponse(loading.code, loading.message) if isinstance(request, OffsetCommitRequest) else None
+
+    settings: dict[str, Any] = {"auto_offset_reset": "earliest", "enable_auto_commit": False}
+    with Consumer(cluster.bootstrap, group_id="g", topics=["t"], **settings) as consumer:
+        poll_rows(consumer, 1)
+        cluster.call_hook = hook
+        consumer.commit_async()
+        wait_until(lambda: "the next commit stores its offsets" in caplog.text, "a line of the log")
+        assert consumer.poll(0.0) == []
+        cluster.call_hook = lambda broker, request: None
+        consumer.commit_async()
+        wait_until(lambda: ("g", "t", 0) in cluster.committed, "a commit")
+        assert committed_offset(consumer, T0) == 1
+
+
 def test_commits_need_a_group(cluster: FakeCluster, consumer: Consumer) -> None:
     with pytest.raises(InvalidConfigError, match=r"group\.id"):
         consumer.commit()
@@ -705,7 +750,13 @@ def test_a_closed_consumer_says_so(cluster: FakeCluster) -> None:
     consumer = Consumer(cluster.bootstrap, topics=["t"])
     consumer.close()
     consumer.close()
-    for act in (consumer.poll, consumer.commit, lambda: consumer.seek(T0, 0), lambda: consumer.end_offsets([T0])):
+    for act in (
+        consumer.poll,
+        consumer.commit,
+        consumer.commit_async,
+        lambda: consumer.seek(T0, 0),
+        lambda: consumer.end_offsets([T0]),
+    ):
         with pytest.raises(ClosedError):
             act()
 

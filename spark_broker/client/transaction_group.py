@@ -59,7 +59,8 @@ class TransactionGroup:
     """One execution of one version of an application. A value: it holds no connection and may be sent anywhere.
 
     `version` counts up from 0, and `execution` names one run (Spark's run id): a newer one aborts what older ones left
-    open, and fences them. `config` has settings of a producer by dotted name.
+    open, and fences them. `config` has settings of a producer by dotted name. `single_use`: the application has this
+    version only, and the cluster forgets its name `transaction.max.timeout.ms` after the end.
     """
 
     bootstrap_servers: str
@@ -68,6 +69,7 @@ class TransactionGroup:
     execution: str
     timeout_ms: int = TIMEOUT_MS
     config: Mapping[str, object] = field(default_factory=dict)
+    single_use: bool = False
 
     def __post_init__(self) -> None:
         check_name("application", self.application)
@@ -90,7 +92,10 @@ class TransactionGroup:
         records are there once. Raises InvalidTxnStateError when a winner has not joined or the transaction was aborted;
         ProducerFencedError; RequestTimedOutError when the outcome is not known: call it again with the same winners.
         """
-        request = CommitTransactionRequest(self.application, self.version, self.execution, sorted(set(winners)))
+        producer_ids = sorted(set(winners))
+        request = CommitTransactionRequest(
+            self.application, self.version, self.execution, producer_ids, self.single_use
+        )
         try:
             self._ask(request, EmptyResponse)
         except AlreadyCommittedError:
@@ -99,7 +104,8 @@ class TransactionGroup:
 
     def abort(self) -> None:
         """Abort what this execution has open; later joins of it are refused."""
-        self._ask(AbortTransactionRequest(self.application, self.version, self.execution), EmptyResponse)
+        request = AbortTransactionRequest(self.application, self.version, self.execution, self.single_use)
+        self._ask(request, EmptyResponse)
 
     def last_committed(self) -> int | None:
         """The application's last committed version, by any execution; None: there is none."""
@@ -166,7 +172,9 @@ class JoinedProducer(Producer):
         raise InvalidTxnStateError("the writer has joined a transaction that its driver commits or aborts")
 
     def _join(self, group: TransactionGroup) -> int:
-        request = JoinTransactionRequest(group.application, group.version, group.execution, group.timeout_ms)
+        request = JoinTransactionRequest(
+            group.application, group.version, group.execution, group.timeout_ms, group.single_use
+        )
         coordinator = CoordinatorClient(self._metadata, TRANSACTION_STATE_TOPIC, group.application)
         deadline = Deadline.after_ms(self._config.max_block_ms)
         # One join too many is one loser more: a frozen coordinator need not be waited for.

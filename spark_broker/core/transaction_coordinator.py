@@ -21,7 +21,7 @@ about, and what follows once it is committed:
     Prepare*         AddPartitionToTransaction             refused: the epoch is over
     Prepare*         any other request                     waits for the end, then as from Empty
     Prepare*         every marker is committed             -> Empty         those who wait for the end are answered
-    Empty            idle for longer than it may be        -> (none)        if transactional.id.expiration.ms is set
+    Empty            idle for longer than it may be        -> (none)        see `_is_expired`
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from typing import NamedTuple
 from spark_broker.core import transaction_groups, transaction_producers
 from spark_broker.core.machine import Machine, event
 from spark_broker.core.transaction_decision import AfterEnd, Answered, Decision, ProducerIdPool, Resources
+from spark_broker.core.transaction_groups import GroupedRequest
 from spark_broker.core.transaction_records import (
     AnyChange,
     Ended,
@@ -88,9 +89,7 @@ CoordinatorRequest = (
     | AbortTransactionRequest
 )
 FORGETTING_INTERVAL_MS = 60_000
-"""How often every id is looked at for its age, where ids expire at all."""
-
-GROUPED = (JoinTransactionRequest, CommitTransactionRequest, AbortTransactionRequest)
+"""How often the age of every id is checked."""
 
 
 def transactional_id_of(request: CoordinatorRequest) -> str:
@@ -100,7 +99,7 @@ def transactional_id_of(request: CoordinatorRequest) -> str:
             name = request.application
         case _:
             name = request.transactional_id
-    if not name or (isinstance(request, GROUPED) and not request.execution):
+    if not name or (isinstance(request, GroupedRequest) and not request.execution):
         raise InvalidRequestError(f"a {type(request).__name__} without a name")
     return name
 
@@ -289,7 +288,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     def _decision(self, transactional_id: str, request: CoordinatorRequest) -> Decision:
         transaction, resources = self.transactions.get(transactional_id), self._resources
-        if isinstance(request, GROUPED):
+        if isinstance(request, GroupedRequest):
             _check_form(transaction, grouped=True)
             group = transaction or TransactionMetadata(transactional_id, grouped=True)
             match request:
@@ -420,14 +419,20 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return [AppendRecords(transaction.transactional_id, (ending,), None, None)]
 
     def _forget_idle(self, now_ms: int) -> list[Effect]:
-        if self._id_expiration_ms < 0 or now_ms < self._forgetting_due_ms:
+        if now_ms < self._forgetting_due_ms:
             return []
         self._forgetting_due_ms = now_ms + FORGETTING_INTERVAL_MS
         return [
             AppendRecords(transactional_id, (Forgotten(),), None, None)
             for transactional_id, transaction in self.transactions.items()
-            if transaction.state is TransactionState.EMPTY and now_ms - transaction.active_ms >= self._id_expiration_ms
+            if transaction.state is TransactionState.EMPTY and self._is_expired(transaction, now_ms)
         ]
+
+    def _is_expired(self, transaction: TransactionMetadata, now_ms: int) -> bool:
+        idle_ms = now_ms - transaction.active_ms
+        # An attempt that joins after this begins a transaction without winners, which its time-out aborts.
+        over = transaction.single_use and idle_ms >= self._resources.timeout_max_ms
+        return over or 0 <= self._id_expiration_ms <= idle_ms
 
     def _expire(self, now_ms: int) -> list[Effect]:
         """Requests whose client waits no longer. What they began goes on."""

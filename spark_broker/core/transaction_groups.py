@@ -37,11 +37,13 @@ WRITERS_MAX = 100_000
 
 ABORT = Ending(committed=False)
 
+GroupedRequest = JoinTransactionRequest | CommitTransactionRequest | AbortTransactionRequest
+
 
 def join(transaction: TransactionMetadata, request: JoinTransactionRequest, resources: Resources) -> Decision:
     """One writer more; the first one opens the version."""
     resources.check_timeout(request.timeout_ms)
-    opening = _open(transaction, request.version, request.execution, request.timeout_ms)
+    opening = _open(transaction, request, request.timeout_ms)
     if isinstance(opening, AfterEnd):
         return opening
     if len(transaction.writers) >= WRITERS_MAX:
@@ -61,7 +63,7 @@ def commit(transaction: TransactionMetadata, request: CommitTransactionRequest, 
         _check_not_fenced(transaction, request.execution)
         if transaction.state not in PREPARED:
             _check_joined(transaction, request.version, request.execution, winners)
-    opening = _open(transaction, request.version, request.execution, resources.timeout_max_ms)
+    opening = _open(transaction, request, resources.timeout_max_ms)
     if isinstance(opening, AfterEnd):
         return opening
     return AfterEnd((*opening, Ending(True, winners)), EmptyResponse())
@@ -75,7 +77,7 @@ def abort(transaction: TransactionMetadata, request: AbortTransactionRequest, re
     if transaction.state not in PREPARED and _is_closed(transaction, request.version, request.execution):
         _check_not_committed(transaction, request.version)
         return Answered(EmptyResponse())
-    opening = _open(transaction, request.version, request.execution, resources.timeout_max_ms)
+    opening = _open(transaction, request, resources.timeout_max_ms)
     if isinstance(opening, AfterEnd):
         return opening
     return AfterEnd((*opening, ABORT), EmptyResponse())
@@ -97,13 +99,14 @@ def add_partition(transaction: TransactionMetadata, request: AddPartitionToTrans
 
 
 def _open(
-    transaction: TransactionMetadata, version: int, execution: str, timeout_ms: int
+    transaction: TransactionMetadata, request: GroupedRequest, timeout_ms: int
 ) -> tuple[AnyChange, ...] | AfterEnd:
     """The changes after which this version of this execution is open; or what must end first."""
+    version, execution = request.version, request.execution
     _check_not_committed(transaction, version)
     _check_not_fenced(transaction, execution)
     # Heard of for the first time: whatever else happens, older executions are fenced from here on.
-    started = () if execution == transaction.newest_execution else (ExecutionStarted(execution),)
+    started = () if execution == transaction.newest_execution else (ExecutionStarted(execution, request.single_use),)
     if transaction.state in PREPARED:
         return AfterEnd(started)
     if _is_closed(transaction, version, execution):

@@ -46,6 +46,7 @@ class Restored(Change, frozen=True, tag=0):
     winners: tuple[int, ...]
     topic_ids: tuple[str, ...]
     writers: tuple[tuple[int, int, tuple[tuple[int, int], ...]], ...]
+    single_use: bool = False
 
 
 class Initialized(Change, frozen=True, tag=1):
@@ -57,9 +58,13 @@ class Initialized(Change, frozen=True, tag=1):
 
 
 class ExecutionStarted(Change, frozen=True, tag=2):
-    """An application's execution was heard of for the first time: every earlier one is fenced (many-writer form)."""
+    """The first request of an application's execution has come: every earlier one is fenced (many-writer form).
+
+    `single_use`: the application has one version.
+    """
 
     execution: str
+    single_use: bool = False
 
 
 class Opened(Change, frozen=True, tag=3):

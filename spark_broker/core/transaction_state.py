@@ -149,6 +149,7 @@ class TransactionMetadata:
     executions: tuple[str, ...] = ()  # the newest is the last
     last_committed: int = NO_VERSION
     closed: int = NO_VERSION  # the highest version that the newest execution has ended
+    single_use: bool = False  # the application has one version
     # not in the log
     active_ms: int = 0
 
@@ -187,8 +188,9 @@ class TransactionMetadata:
                 self._move(TransactionEvent.INITIALIZED)
                 self.identity, self.timeout_ms = ProducerIdentity(producer_id, producer_epoch), timeout_ms
                 self.last_outcome = None
-            case ExecutionStarted(execution):
+            case ExecutionStarted(execution, single_use):
                 self._move(TransactionEvent.EXECUTION_STARTED)
+                self.single_use = single_use
                 known = tuple(older for older in self.executions if older != execution)
                 self.executions = (*known, execution)[-REMEMBERED_EXECUTIONS:]
                 self.closed = NO_VERSION
@@ -226,6 +228,7 @@ class TransactionMetadata:
         self.executions = change.executions
         self.last_committed, self.closed = change.last_committed, change.closed
         self.winners = frozenset(change.winners)
+        self.single_use = change.single_use
         self.writers = {
             producer_id: Writer(epoch, {(change.topic_ids[topic], number): None for topic, number in partitions})
             for producer_id, epoch, partitions in change.writers
@@ -298,4 +301,5 @@ class TransactionMetadata:
                 (producer_id, writer.producer_epoch, tuple((index[id_], number) for id_, number in writer.partitions))
                 for producer_id, writer in self.writers.items()
             ),
+            self.single_use,
         )

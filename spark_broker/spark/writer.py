@@ -6,7 +6,7 @@ is committed once, whoever asks: a stream's batch that is run again after a cras
 
     write            application                     version      execution
     ---------------  ------------------------------  -----------  ----------------------------------------------
-    batch            a uuid                          0            a uuid, made with the writer
+    batch            a uuid, for a single use        0            a uuid, made with the writer
       txnAppId       txnAppId, and the topic's       txnVersion   likewise
     stream           the query's id                  batch id     a uuid, made by the planner for each run of it
 
@@ -46,11 +46,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Version:
-    """One version of an application, and the execution that writes it."""
+    """One version of an application, and the execution that writes it. `single_use`: there is no other version."""
 
     application: str
     version: int
     execution: str
+    single_use: bool = False
 
     def group(self, plan: WritePlan) -> TransactionGroup:
         """The transaction in which it is written."""
@@ -64,6 +65,7 @@ class Version:
             self.execution,
             options.transaction_timeout_ms,
             options.settings,
+            self.single_use,
         )
 
 
@@ -101,7 +103,7 @@ def _batch_version(plan: WritePlan) -> Version:
     execution = uuid.uuid4().hex
     idempotence = plan.options.idempotence
     if idempotence is None:
-        return Version(f"spark-write-{execution}", 0, execution)
+        return Version(f"spark-write-{execution}", 0, execution, single_use=True)
     return Version(_application(plan, idempotence), idempotence.version, execution)
 
 

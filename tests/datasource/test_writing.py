@@ -27,6 +27,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.protocol.messages import AbortTransactionRequest, CommitTransactionRequest, JoinTransactionRequest
 from spark_broker.spark.message_first import HIDE_TRACEBACK
 from spark_broker.spark.task_write import GATHERED_BYTES
 from spark_broker.spark.writer import BatchWriter, StreamWriter, Version, Written, write_attempt
@@ -344,6 +345,22 @@ def test_a_version_is_written_once_for_each_topic(cluster: FakeCluster, write: M
     cluster.create("t")  # created again: what it had is gone
     save(write, strings(value=["a"]), topic="t", txnAppId="app", txnVersion="1")
     assert committed(cluster, "t") == [["a"]]
+
+
+@pytest.mark.parametrize(("options", "single_use"), [({}, True), ({"txnAppId": "app", "txnVersion": "1"}, False)])
+def test_the_name_of_a_write_without_txn_app_id_may_be_forgotten(
+    cluster: FakeCluster, write: MakeWrite, options: dict[str, str], single_use: bool
+) -> None:
+    """Otherwise the coordinator would remember one more name for every write there ever was."""
+    cluster.create("t")
+    planned = write(strings(value=["a"]).schema, topic="t", **options)
+    planned.commit(planned.attempt(strings(value=["a"])))
+    save(write, strings(value=["a"]).slice(0, 0), topic="t", **options)
+    planned.abort()
+    kinds = (JoinTransactionRequest, CommitTransactionRequest, AbortTransactionRequest)
+    asked = [request for _, request in cluster.calls if isinstance(request, kinds)]
+    assert {type(request) for request in asked} == set(kinds)
+    assert {request.single_use for request in asked} == {single_use}
 
 
 def test_a_version_over_several_topics_is_written_once(cluster: FakeCluster, write: MakeWrite) -> None:

@@ -68,12 +68,14 @@ class JoinTransactionRequest(Message, frozen=True):
     """A task attempt becomes a writer of an application's version. Answered with the attempt's InitProducerIdResponse.
 
     The first join opens the transaction. A join of a new execution aborts what older executions left open.
+    `single_use`: the application has one version. Its name is forgotten `transaction.max.timeout.ms` after the end.
     """
 
     application: Name
     version: Version
     execution: Name
     timeout_ms: Milliseconds
+    single_use: bool = False
 
 
 class CommitTransactionRequest(Message, frozen=True):
@@ -86,6 +88,7 @@ class CommitTransactionRequest(Message, frozen=True):
     version: Version
     execution: Name
     winners: Annotated[list[ProducerId], Meta(max_length=100_000)]
+    single_use: bool = False
 
 
 class AbortTransactionRequest(Message, frozen=True):
@@ -94,6 +97,7 @@ class AbortTransactionRequest(Message, frozen=True):
     application: Name
     version: Version
     execution: Name
+    single_use: bool = False
 
 
 class TransactionMarker(Message, frozen=True):

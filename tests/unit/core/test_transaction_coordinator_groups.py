@@ -273,3 +273,45 @@ def test_last_committed_outlives_every_leader() -> None:
         assert isinstance(commit(driver, 7, [won]), AlreadyCommittedError)
     (description,) = driver.shard.describe([APP], 0)
     assert description.last_committed == 7
+
+
+@pytest.mark.parametrize("ends", ["committed", "aborted", "empty"])
+def test_an_application_with_one_version_is_forgotten_after_its_end_and_others_never(ends: str) -> None:
+    driver = Driver()
+    kept = join(driver, 0)
+    commit(driver, 0, [kept])
+    winners: list[int] = []
+    if ends != "empty":
+        answer = driver.ask(JoinTransactionRequest("once", 0, "run", TIMEOUT_MS, single_use=True))
+        assert isinstance(answer, InitProducerIdResponse)
+        winners = [answer.producer_id]
+    if ends == "aborted":
+        driver.tick(TIMEOUT_MS)
+    else:
+        driver.ask(CommitTransactionRequest("once", 0, "run", winners, single_use=True))
+    driver = driver.fail_over()
+    driver.tick(TIMEOUT_MAX_MS - 1)
+    assert driver.shard.transactions.keys() == {APP, "once"}
+    driver.tick(2 * TIMEOUT_MAX_MS)
+    assert driver.shard.transactions.keys() == {APP}
+    assert driver.fail_over().shard.transactions.keys() == {APP}
+
+
+def test_a_late_attempt_of_a_forgotten_application_commits_nothing() -> None:
+    driver = Driver()
+    once = JoinTransactionRequest("once", 0, "run", TIMEOUT_MS, single_use=True)
+    first = driver.ask(once)
+    assert isinstance(first, InitProducerIdResponse)
+    driver.ask(CommitTransactionRequest("once", 0, "run", [first.producer_id], single_use=True))
+    driver.tick(2 * TIMEOUT_MAX_MS)
+    assert not driver.shard.transactions
+    late = driver.ask(once)
+    assert isinstance(late, InitProducerIdResponse)
+    driver.ask(AddPartitionToTransactionRequest("once", late.producer_id, 0, TOPIC, 0))
+    repeated = driver.ask(CommitTransactionRequest("once", 0, "run", [first.producer_id], single_use=True))
+    assert isinstance(repeated, InvalidTxnStateError)
+    driver.tick(2 * TIMEOUT_MAX_MS + TIMEOUT_MS)
+    aborted = driver.shard.transactions["once"]
+    assert (aborted.state, aborted.last_committed) == (TransactionState.EMPTY, -1)
+    driver.tick(4 * TIMEOUT_MAX_MS)
+    assert not driver.shard.transactions

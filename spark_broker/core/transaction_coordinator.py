@@ -89,7 +89,7 @@ CoordinatorRequest = (
     | AbortTransactionRequest
 )
 FORGETTING_INTERVAL_MS = 60_000
-"""How often the age of every id is checked."""
+"""At the latest after this long, the age of every id is checked again."""
 
 
 def transactional_id_of(request: CoordinatorRequest) -> str:
@@ -421,7 +421,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
     def _forget_idle(self, now_ms: int) -> list[Effect]:
         if now_ms < self._forgetting_due_ms:
             return []
-        self._forgetting_due_ms = now_ms + FORGETTING_INTERVAL_MS
+        self._forgetting_due_ms = now_ms + min(FORGETTING_INTERVAL_MS, self._resources.timeout_max_ms)
         return [
             AppendRecords(transactional_id, (Forgotten(),), None, None)
             for transactional_id, transaction in self.transactions.items()

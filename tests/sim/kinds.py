@@ -20,6 +20,12 @@ def has_transactions(seed: int) -> bool:
     return TransactionDraw.draw(seed) is not None
 
 
+def has_single_use(seed: int) -> bool:
+    """Applications with one version beside one with many."""
+    draw = TransactionDraw.draw(seed)
+    return draw is not None and draw.writes > 0
+
+
 def has_groups(seed: int) -> bool:
     """Consumer groups."""
     return GroupDraw.draw(seed) is not None

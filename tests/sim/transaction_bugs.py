@@ -37,7 +37,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from tests.sim import bugs
-from tests.sim.kinds import has_transactions
+from tests.sim.kinds import has_single_use, has_transactions
 
 Patch = pytest.MonkeyPatch
 
@@ -215,6 +215,16 @@ def forget_the_last_version_at_a_fail_over(patch: Patch) -> None:
         found.last_committed = NO_VERSION
 
     _after_loading(patch, forget)
+
+
+@partial(bugs.bug, shows=has_single_use)("24")
+def forget_every_application(patch: Patch) -> None:
+    """An application is forgotten as if it had one version, and commits a version once more."""
+
+    def buggy(self: TransactionShard, transaction: TransactionMetadata, now_ms: int) -> bool:
+        return transaction.grouped and now_ms - transaction.active_ms >= self._resources.timeout_max_ms
+
+    patch.setattr(TransactionShard, "_is_expired", buggy)
 
 
 @bug("24", quick=False)

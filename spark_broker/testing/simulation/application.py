@@ -123,7 +123,7 @@ class SimTask(TransactionalClient):
 
 
 class SimDriver(TransactionalClient):
-    """One execution: version after version."""
+    """One execution: version after version. With `single_use` it has one version, and the next driver another name."""
 
     def __init__(
         self,
@@ -133,6 +133,8 @@ class SimDriver(TransactionalClient):
         execution: str,
         version: int | None,
         replace: Callable[[int | None], None],
+        *,
+        single_use: bool = False,
     ) -> None:
         super().__init__(world, transactional, f"{application}/{execution}", application)
         self.execution = execution
@@ -140,6 +142,7 @@ class SimDriver(TransactionalClient):
         self.busy = False
         self.begun = False
         self._replace = replace
+        self._single_use = single_use
         self._tasks: list[_Task] = []
         self._committing = False
         self._names = 0
@@ -192,7 +195,9 @@ class SimDriver(TransactionalClient):
         task.attempts += 1
         task.running += 1
         timeout_ms = self.transactional.draw.timeout_ms
-        join = JoinTransactionRequest(self.transactional_id, self.version or 0, self.execution, timeout_ms)
+        join = JoinTransactionRequest(
+            self.transactional_id, self.version or 0, self.execution, timeout_ms, self._single_use
+        )
         report = partial(self._reported, self.version, task)
         name = f"{self.name}/{self._names}"
         self.transactional.start_client(SimTask(self.world, self.transactional, name, join, self, report))
@@ -223,7 +228,8 @@ class SimDriver(TransactionalClient):
 
     def _give_up(self) -> None:
         self._committing = True
-        self.ask(AbortTransactionRequest(self.transactional_id, self.version or 0, self.execution), self._aborted)
+        request = AbortTransactionRequest(self.transactional_id, self.version or 0, self.execution, self._single_use)
+        self.ask(request, self._aborted)
 
     def _aborted(self, answer: Answer) -> None:
         self._restart(f"aborted its version: {answer}")
@@ -238,7 +244,9 @@ class SimDriver(TransactionalClient):
         numbers = [one.transaction for one in winners]
         commit = self.world.history.committing(numbers, app=self.transactional_id, version=version)
         producer_ids = sorted(one.producer_id for one in winners)
-        request = CommitTransactionRequest(self.transactional_id, version, self.execution, producer_ids)
+        request = CommitTransactionRequest(
+            self.transactional_id, version, self.execution, producer_ids, self._single_use
+        )
         self.ask(request, partial(answered, commit))
 
     def _committed(self, winners: list[Attempt], losers: list[Attempt], commit: int, answer: Answer) -> None:
@@ -272,6 +280,9 @@ class SimDriver(TransactionalClient):
         self._restart(f"its second commit was answered with {answer}")
 
     def _next_version(self) -> None:
+        if self._single_use:
+            self._restart("its only version has ended")
+            return
         self.version = (self.version or 0) + 1
         if not self.stopped and self.rng.random() < self.transactional.draw.restart_share:
             self._restart("the application is stopped, and begins again")

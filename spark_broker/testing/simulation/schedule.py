@@ -73,6 +73,7 @@ def _run(world: World, events: int) -> Broken | None:
             patience = world.scheduler.events + MAX_BEGIN_EVENTS
             while not world.transactional.has_begun and world.scheduler.events < patience:
                 world.step()
+            events *= world.transactional.draw.length
         world.faults.start()
         last = world.scheduler.events + events
         while world.scheduler.events < last:

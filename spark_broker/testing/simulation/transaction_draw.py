@@ -32,6 +32,7 @@ class TransactionDraw:
 
     producers: int  # transactional ids with one writer
     applications: int  # with many
+    writes: int  # like applications, but each version is an application for a single use
     plain_producers: int
     state_partitions: int
     state_replicas: int
@@ -58,15 +59,17 @@ class TransactionDraw:
             return None
         producers, applications = rng.choice([(1, 0), (2, 0), (0, 1), (1, 1)])
         share = rng.choice([0.2, 0.5])
+        writes = _writes(seed) if applications else 0
         return TransactionDraw(
             producers=producers,
             applications=applications,
+            writes=writes,
             plain_producers=rng.choice([0, 0, 1]),
             state_partitions=rng.choice([1, 1, 2]),
             state_replicas=rng.choice([2, 3, 3]),
             state_min_isr=rng.choice([1, 2, 2]),
             snapshot_records=rng.choice([15, 60, 10_000]),
-            timeout_ms=rng.choice([300, 1000, 2500]),
+            timeout_ms=rng.choice([200, 200, 400] if writes else [300, 1000, 2500]),
             step_ms=rng.choice([4.0, 15.0, 40.0]),
             appends_max=rng.choice([2, 4, 6]),
             abort_share=rng.choice([0.1, 0.3, 0.6]),
@@ -80,10 +83,19 @@ class TransactionDraw:
             faults={name: weight * rng.choice([0.3, 1, 3]) for name, weight in FAULTS.items() if rng.random() < share},
         )
 
+    @property
+    def length(self) -> int:
+        """How many times as many events as usual: only after a while are names forgotten, and used once more."""
+        return 3 if self.writes else 1
+
     def adapt(self, swarm: Swarm) -> Swarm:
         """The schedule's other settings, with those of its transactions."""
         cluster = replace(
             swarm.settings.cluster,
+            # An application for a single use is forgotten after this time: soon enough for a schedule to see it.
+            transaction_max_timeout_ms=self.timeout_ms
+            if self.writes
+            else swarm.settings.cluster.transaction_max_timeout_ms,
             transaction_state_log_num_partitions=self.state_partitions,
             transaction_state_log_replication_factor=self.state_replicas,
             transaction_state_log_min_isr=self.state_min_isr,
@@ -104,3 +116,8 @@ class TransactionDraw:
             plain_share=1.0 if expires else swarm.plain_share,
             clock_skew_ms=0 if expires else swarm.clock_skew_ms,
         )
+
+
+def _writes(seed: int) -> int:
+    """A generator of its own: other draws of the seed stay as they were."""
+    return random.Random(f"{seed}/writes draw").choice([0, 0, 1])

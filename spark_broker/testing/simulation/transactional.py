@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 RESTART_MS = 30.0
+LATE_RESTART_SHARE = 0.5
+LATE_RESTART_TIMEOUTS = 1.5
 LATE_MS = 400.0
 COPY_MS = 1500.0
 
@@ -48,6 +50,8 @@ class Transactional:
             self._start_producer(f"x{number}")
         for number in range(self.draw.applications):
             self._start_driver(f"app{number}", None)
+        for number in range(self.draw.writes):
+            self._start_write(f"write{number}")
         if self.draw.reads_uncommitted:
             dirty = replace(CONFIG, isolation_level="read_uncommitted")
             reader = SimConsumer(self._world, "dirty reader", dirty)
@@ -99,9 +103,21 @@ class Transactional:
         driver = SimDriver(self._world, self, application, execution, version, again)
         self._start_worker(application, driver)
 
+    def _start_write(self, series: str) -> None:
+        """One write after the other, each an application of its own."""
+        application = f"{series}.{self._number(series)}"
+
+        def again(version: int | None) -> None:
+            del version
+            self._after_restart(partial(self._start_write, series))
+
+        self._start_worker(series, SimDriver(self._world, self, application, "e1", 0, again, single_use=True))
+
     def _after_restart(self, start: partial[None]) -> None:
         if not self._stopped:
             delay_ms = RESTART_MS * self.rng.random()
+            if self.draw.writes and self.rng.random() < LATE_RESTART_SHARE:  # later than names are forgotten
+                delay_ms += LATE_RESTART_TIMEOUTS * self.draw.timeout_ms
             self._world.scheduler.after(delay_ms, self._world.operator, "start client", start)
 
     def late_ms(self) -> float:

@@ -1,4 +1,4 @@
-"""A batch of the log, as far as replication and its producers are concerned."""
+"""What replication and the producers' state need to know of a batch."""
 
 from __future__ import annotations
 

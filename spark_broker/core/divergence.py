@@ -1,4 +1,4 @@
-"""Where two logs diverge: found by the leader from its epoch history, and by the follower from its own."""
+"""Where two logs diverge. The leader finds it in its epoch history, the follower in its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_broker.errors import LogTruncationError, UnknownLeaderEpochError
 class FetchPosition:
     """What a follower says with its fetch: the leader epoch it follows, its log end and the epoch of its last batch.
 
-    `no_room`: what follows did not fit on its disk when it was sent last.
+    `no_room`: the last batches sent did not fit on its disk.
     """
 
     leader_epoch: int
@@ -38,7 +38,7 @@ def find_divergence(epochs: EpochHistory, log_end_offset: int, position: FetchPo
         return Diverging(epochs.latest_epoch, log_end_offset)
     end = epochs.end_of(position.last_fetched_epoch, log_end_offset)
     if end.epoch == UNDEFINED_EPOCH:
-        # Our history begins later: what the follower has is older than our log start, or conflicts with it.
+        # This history begins later: the follower's batch is older than the log start, or conflicts with it.
         return None if position.fetch_offset <= end.end_offset else Diverging(UNDEFINED_EPOCH, end.end_offset)
     if end.epoch < position.last_fetched_epoch or end.end_offset < position.fetch_offset:
         return Diverging(end.epoch, end.end_offset)
@@ -49,7 +49,7 @@ def check_lineage(epochs: EpochHistory, log_start_offset: int, log_end_offset: i
     """KIP-320: whether what a consumer has read below `read.fetch_offset` is still what the leader's log holds.
 
     It knows of the last record the leader epoch (-1: nothing is known, nothing is compared). Raises LogTruncationError,
-    and UnknownLeaderEpochError for an epoch that this leader has not heard of: a later leader is to be asked.
+    and UnknownLeaderEpochError for an epoch that this leader does not know: a later leader must be asked.
     """
     if read.last_fetched_epoch > read.leader_epoch:
         raise UnknownLeaderEpochError(f"the reader has read of epoch {read.last_fetched_epoch}, this leader has not")

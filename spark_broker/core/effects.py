@@ -64,7 +64,7 @@ class Refuse:
 class ProposeIsr:
     """Ask the controller to make this the ISR: pairs of broker id and broker epoch (KIP-903).
 
-    `lacking`: replicas that leave it because they said that they do not have all that is committed. `reason`: for the
+    `lacking`: replicas that leave it because they report that they do not have all that is committed. `reason`: for the
     log.
     """
 

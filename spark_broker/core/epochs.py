@@ -1,4 +1,4 @@
-"""The leader-epoch history of a partition: which leader epoch wrote from which offset on.
+"""The leader-epoch history of a partition: at which offset each leader epoch began to write.
 
 Truncation goes by this history and by nothing else (KIP-101, KIP-279).
 """
@@ -88,7 +88,7 @@ class EpochHistory:
             return EpochEnd(epoch, log_end_offset)
         after = bisect_right(self.entries, epoch, key=lambda entry: entry.epoch)
         if after == 0:
-            # All that we know is newer: whatever `epoch` wrote ends where our history begins.
+            # Every known epoch is newer: what `epoch` wrote ends where this history begins.
             return EpochEnd(UNDEFINED_EPOCH, self.entries[0].start_offset)
         return EpochEnd(self.entries[after - 1].epoch, self.entries[after].start_offset)
 
@@ -100,7 +100,7 @@ class EpochHistory:
     def truncate_to(self, end_offset: int) -> EpochHistory:
         """Forget what begins at or past `end_offset`.
 
-        KAFKA-10706: also when the log itself is not longer than that.
+        KAFKA-10706: this holds for a log that ends there already, too.
         """
         if not self.entries or self.entries[-1].start_offset < end_offset:
             return self
@@ -113,7 +113,7 @@ class EpochHistory:
     def start_at(self, log_start_offset: int) -> EpochHistory:
         """Forget epochs that end before the record that precedes `log_start_offset`.
 
-        The epoch of that record stays: by it a log that ends here, or a follower's, is known to be the same log.
+        The epoch of that record stays. It identifies a log that ends here, or a follower's, as the same log.
         """
         after = bisect_right(self.entries, log_start_offset - 1, key=lambda entry: entry.start_offset)
         return EpochHistory(self.entries[after - 1 :]) if after > 1 else self

@@ -1,4 +1,4 @@
-"""What a partition replica is told: the controller's word, what is on disk, batches written, a leader's answer."""
+"""Events of a partition replica: the controller's assignment, the recovered log, written batches, a leader's answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_broker.core.producers import ProducerStates
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsr:
-    """What the controller says of the partition. `leader` -1: none."""
+    """The controller's state of the partition. `leader` -1: there is none."""
 
     leader: int
     leader_epoch: int
@@ -33,7 +33,7 @@ class RecoveredLog:
 
 @dataclass(frozen=True, slots=True)
 class AppendGrant:
-    """Where the leader's next batch goes."""
+    """The place of the leader's next batch."""
 
     base_offset: int
     leader_epoch: int
@@ -43,7 +43,7 @@ class AppendGrant:
 class AwaitTransaction:
     """A transactional batch that may be appended once the coordinator has confirmed that its transaction is open.
 
-    The coordinator adds the partition to the transaction with that: nothing hangs for want of a marker (KIP-890).
+    With its word the coordinator adds the partition to the transaction, which then gets its marker (KIP-890).
     """
 
 

@@ -1,4 +1,4 @@
-"""Committed offsets of consumer groups, as a pure function of the records of `__consumer_offsets`."""
+"""The committed offsets of consumer groups. They are a pure function of the records of `__consumer_offsets`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class _Undecided:
 class CommittedOffsets:
     """The offsets that one partition of `__consumer_offsets` holds; a later commit of a key replaces an earlier one.
 
-    A transaction's commits take effect where its marker is, not where they were written: nobody could see them before.
+    A transaction's commits take effect at its marker, not where they were written: no reader saw them before.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class CommittedOffsets:
         return any(value.as_of != NO_SNAPSHOT for _, value in commits)
 
     def replay_undecided(self, producer_id: int, base_offset: int, records: Iterable[OffsetRecord]) -> None:
-        """A batch of a producer's transaction, at this offset: kept aside. Raises CorruptMessageError."""
+        """A batch of a producer's transaction, at this offset. It waits for the marker. Raises CorruptMessageError."""
         self._undecided.setdefault(producer_id, _Undecided(base_offset)).commits += _decoded(records)
 
     def replay_marker(self, producer_id: int, end_offset: int, *, committed: bool) -> None:
@@ -103,7 +103,7 @@ class CommittedOffsets:
             self._take(undecided.commits, end_offset)
 
     def _take(self, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
-        """What a snapshot says counts only where nothing newer is known."""
+        """A snapshot's offset counts only where no newer one is known."""
         for key, value in commits:
             known_to = end_offset if value.as_of == NO_SNAPSHOT else value.as_of
             current = self._offsets.get(key)

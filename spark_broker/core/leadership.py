@@ -1,6 +1,6 @@
-"""What a replica keeps only while it leads: its followers, the ISR that it asks for, the transactions it may write.
+"""What a replica keeps only while it leads: its followers, the ISR that it proposes, the transactions it may write.
 
-Made anew for each leader epoch: nothing that an earlier leader knew is taken for granted.
+Each leader epoch begins with a new one: a leader trusts nothing that an earlier leader knew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ coordinator; sooner where the coordinator says so."""
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The coordinator has the partition in the transaction of this epoch, and is asked again at `until_ms`."""
+    """The coordinator has added the partition to the transaction of this epoch. It is asked again at `until_ms`."""
 
     producer_epoch: int
     until_ms: int
@@ -51,7 +51,7 @@ class Leadership:
         self._update_followers(broker_epochs, now_ms)
 
     def reassign(self, assignment: LeaderAndIsr, broker_epochs: Mapping[int, int], now_ms: int) -> None:
-        """A newer word of the controller's in the same leader epoch: it decides an open proposal."""
+        """A newer assignment in the same leader epoch. It decides an open proposal."""
         if assignment.partition_epoch > self._assignment.partition_epoch:
             self.proposed_isr = None
         self._assignment = assignment
@@ -70,7 +70,7 @@ class Leadership:
             broken("the leader asks for an ISR %s without itself", proposed)
 
     def _update_followers(self, broker_epochs: Mapping[int, int], now_ms: int) -> None:
-        """A follower that came back as a new incarnation has proved nothing yet (KAFKA-14139)."""
+        """Forget what an earlier incarnation of a follower had fetched (KAFKA-14139)."""
         known = self.followers
         self.followers = {}
         for broker in self._assignment.replicas:
@@ -83,7 +83,7 @@ class Leadership:
             self.followers[broker] = progress
 
     def progress(self, follower: int, broker_epoch: int) -> FollowerProgress:
-        """Of a follower that fetches. Raises the error that it gets when it is none, or another incarnation."""
+        """The progress of a follower that fetches. Raises its error when it is no follower, or another incarnation."""
         progress = self.followers.get(follower)
         if progress is None:
             raise NotLeaderOrFollowerError(f"broker {follower} is no replica of this partition")
@@ -99,7 +99,7 @@ class Leadership:
         return frozenset(self._assignment.isr) | frozenset(self.proposed_isr or ())
 
     def replicated_offset(self, log_end_offset: int) -> int:
-        """Everything below it is on all of the maximal ISR; -1 while a member has said nothing."""
+        """Every member of the maximal ISR has everything below this offset; -1 while a member has not fetched yet."""
         ends = [log_end_offset]
         for broker in self.maximal_isr - {self._me}:
             progress = self.followers.get(broker)

@@ -16,10 +16,10 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from spark_broker.errors import InvariantError, SparkBrokerError
 
 EVENTS_KEPT = 16
-"""Of the last events, and again of the last that moved the machine: hours of appends do not hide an election."""
+"""So many of the last events are kept, and of those that moved the machine: hours of appends hide no election."""
 
 QUIET = frozenset({"tick", "expire_producers"})
-"""Events that come all the time: they are remembered only where something follows from them."""
+"""Frequent events. Only those that have effects are remembered."""
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -30,7 +30,7 @@ class PendingAppends:
     def add(self, append: PendingAppend) -> None:
         if not self._waiting or self._waiting[-1].required_offset <= append.required_offset:
             self._waiting.append(append)
-        else:  # a retry of a batch that is older than the newest
+        else:  # It is a retry of a batch that is older than the newest.
             insort(self._waiting, append, key=lambda waiting: waiting.required_offset)
 
     def take_committed(self, high_watermark: int) -> list[PendingAppend]:

@@ -1,9 +1,9 @@
-"""What a partition remembers of its producers, so that a retry stores nothing twice and no zombie is heard.
+"""What a partition remembers of its producers. By it a retry is stored once, and a zombie is refused.
 
 A producer numbers its micro-batches per partition: 0, 1, 2, ... in each of its epochs. A marker that ends a transaction
-names the producer's *next* epoch (KIP-890): whatever the ended one still sends is refused, and numbers begin anew, so
-that a number used again after an abort is no duplicate of the aborted batch. The state is a function of the log: after
-truncation or reload it equals the state rebuilt from the log (KAFKA-5435), but for producers that have expired.
+names the producer's *next* epoch (KIP-890). A late batch of the ended epoch is refused. Numbers begin at 0 again, and
+a number that is used again after an abort is no duplicate of the aborted batch. The state is a function of the log:
+after truncation or reload it equals the state rebuilt from the log (KAFKA-5435), but for producers that have expired.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class ProducerStates:
             self.transactions.began(batch.producer_id, batch.base_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """Markers below the high watermark are committed."""
+        """Take markers below the high watermark for committed."""
         self.transactions.committed(high_watermark)
 
     def start_at(self, log_start_offset: int) -> None:

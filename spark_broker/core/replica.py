@@ -3,7 +3,7 @@
 An event is a method: it takes what happened and the time, changes the state and returns effects for the shell to carry
 out in order. The shell holds the partition's lock meanwhile, and tells the replica of every write that it has done.
 
-`core.roles` has the transition table; what an event does is the docstring of its method.
+`core.roles` has the transition table; the docstring of its method says what an event does.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 ACKS_ALL = -1
 
 CERTAIN_REFUSALS = frozenset({IneligibleReplicaError.code, InvalidRequestError.code})
-"""What the controller answers after it has compared the epochs: the proposal was looked at and not taken."""
+"""The controller's refusals after it has compared the epochs: the proposal was not taken."""
 
 
 class ReplicaStanding(NamedTuple):
@@ -105,12 +105,12 @@ class Replica(Machine[ReplicaStanding]):
         self._follow_log(log)
 
     def _follow_log(self, log: RecoveredLog) -> None:
-        """Know what the log says and nothing else."""
+        """Know the recovered log and nothing else."""
         self.log_start_offset = log.log_start_offset
         self.log_end_offset = log.log_end_offset
         self.high_watermark = min(max(log.high_watermark, log.log_start_offset), log.log_end_offset)
         self.epochs = log.epochs.truncate_to(log.log_end_offset)
-        self._saved_epochs: EpochHistory | None = None  # unknown: the file may name epochs past the log end
+        self._saved_epochs: EpochHistory | None = None  # Unknown: the file may name epochs past the log end.
         self.producers = log.producers
         self.producers.committed(self.high_watermark)
 
@@ -135,7 +135,7 @@ class Replica(Machine[ReplicaStanding]):
         return ReplicaStanding(role, assignment.leader_epoch, assignment.partition_epoch, start, high, end)
 
     def check_step(self, name: str, before: ReplicaStanding, after: ReplicaStanding) -> bool:
-        """What never falls, or ends for good. It moved where it has another role, epoch or log start."""
+        """Epochs and offsets never fall. A stopped replica stays so. It moved if role, epoch or log start changed."""
         if before == after:
             return False
         if after.leader_epoch < before.leader_epoch or after.partition_epoch < before.partition_epoch:
@@ -178,7 +178,7 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def assign(self, assignment: LeaderAndIsr, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
-        """The controller's word. `broker_epochs`: every registered broker's current epoch. Older words are ignored."""
+        """The controller's assignment. `broker_epochs`: each registered broker's epoch. An older one is ignored."""
         current = self.assignment
         if self.role is Role.STOPPED:
             return []
@@ -199,7 +199,7 @@ class Replica(Machine[ReplicaStanding]):
         return effects + self._advance_high_watermark()
 
     def _assigned(self, assignment: LeaderAndIsr) -> ReplicaEvent:
-        """What the assignment makes of this replica."""
+        """The event that the assignment is for this replica."""
         current = self.assignment
         if assignment.leader_epoch > current.leader_epoch or self.role is Role.OFFLINE:
             return ReplicaEvent.LEADS if assignment.leader == self.me else ReplicaEvent.FOLLOWS
@@ -222,7 +222,7 @@ class Replica(Machine[ReplicaStanding]):
 
     def _lead(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
         """Invariant: (epoch, log end) is in the history before the first append or read of the epoch."""
-        # Led before, the epoch would name two batches at one offset where the log has lost its end since.
+        # If it had led before, and its log had lost the end since, the epoch would name two batches at one offset.
         invariant(self.assignment.leader_epoch > self.epochs.latest_epoch, "elected in an epoch that the log has seen")
         self._move(ReplicaEvent.LEADS)
         self.leadership = Leadership(self.me, self.assignment, self.log_end_offset, broker_epochs, now_ms)
@@ -230,7 +230,7 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def stop(self, error: SparkBrokerError) -> list[Effect]:
-        """For good: the topic is deleted, the disk failed, or the broker leaves. No later assignment revives it."""
+        """Stop: the topic is deleted, the disk failed, or the broker leaves. No later assignment revives it."""
         self._move(ReplicaEvent.STOPPED)
         self.leadership = None
         return self._refuse_pending(error)
@@ -311,7 +311,7 @@ class Replica(Machine[ReplicaStanding]):
         """
         if self.leadership is None or leader_epoch != self.assignment.leader_epoch:
             return
-        # Asked before the marker came, answered after it: kept, it would stay for ever.
+        # The leader asked before the marker came and is answered after it: kept, the word would stay for ever.
         if not self.producers.is_fenced(producer_id, producer_epoch):
             self.leadership.confirm(producer_id, producer_epoch, asked_ms, valid_ms)
 
@@ -319,7 +319,7 @@ class Replica(Machine[ReplicaStanding]):
     def prepare_marker(self, leader_epoch: int, producer_id: int, producer_epoch: int) -> AppendGrant | None:
         """Where the marker goes that ends the producer's transaction and begins this epoch; None: it is in the log.
 
-        A marker is written even where the producer has appended nothing: it is what a late batch meets.
+        A marker is written even where the producer has appended nothing: by it a late batch is refused.
         """
         leadership = self.check_leader(leader_epoch)
         if not self.producers.check_marker(producer_id, producer_epoch):
@@ -358,8 +358,8 @@ class Replica(Machine[ReplicaStanding]):
         Raises the error that the follower gets. A divergence changes nothing. A follower that ends below the log start
         gets no batches: the answer names the log start, and the follower begins anew there.
 
-        For one that has nothing new to say, what it said last is said again from time to time: it may be fit for the
-        ISR only now (unfenced since, or refused before), and a late request on an older stream may have said less.
+        A follower whose position does not change is judged again from time to time. It may be fit for the ISR only
+        now (unfenced since, or refused before), and a late request on an older stream may have named less.
         """
         leadership = self.check_leader(position.leader_epoch)
         self._move(ReplicaEvent.FOLLOWER_FETCHED)
@@ -384,12 +384,12 @@ class Replica(Machine[ReplicaStanding]):
         self.high_watermark = offset
         self.producers.committed(offset)
         committed = self.pending.take_committed(offset)
-        # Producers hear first: there may be hundreds of consumers to wake, who then compete for the broker's time.
+        # Producers come first: hundreds of consumers may be waiting, and compete for the broker's time once awake.
         return [*(Acknowledge(a.token, a.base_offset) for a in committed), HighWatermarkAdvanced(offset)]
 
     @event
     def tick(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
-        """Time passes: slow followers leave the ISR, appends that waited too long fail."""
+        """Time passes: slow followers leave the ISR, and appends that waited too long fail."""
         expired: list[Effect] = [
             Refuse(append.token, RequestTimedOutError("the batch was not committed in time; it may be later"))
             for append in self.pending.take_expired(now_ms)
@@ -418,17 +418,17 @@ class Replica(Machine[ReplicaStanding]):
         return FetchPosition(self.assignment.leader_epoch, self.log_end_offset, last_epoch)
 
     def awaits(self, answer: Fetched) -> bool:
-        """Whether the answer is to this replica as it is now.
+        """Whether the answer is to this replica's current request.
 
-        A late one (of a fetcher that was replaced meanwhile) is ignored: cut where the log parted *then*, it could lose
-        what the leader has counted since.
+        A late one (of a fetcher that was replaced meanwhile) is ignored. A cut where the log diverged *then* could lose
+        batches that the leader has counted since.
         """
         same_epoch = answer.leader_epoch == self.assignment.leader_epoch
         return self.role is Role.FOLLOWER and same_epoch and answer.position == self.fetch_position()
 
     @event
     def fetched(self, answer: Fetched) -> list[Effect]:
-        """The leader's answer. Batches that follow our log end are then written by the shell (`follower_appended`)."""
+        """The leader's answer. Then the shell writes the batches that follow the log end (`follower_appended`)."""
         if not self.awaits(answer):
             return []
         self._move(ReplicaEvent.FETCHED)
@@ -455,9 +455,9 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def truncate_to(self, offset: int, reason: str = "") -> list[Effect]:
-        """Cut the log at `offset`. Until the shell has (`truncated`) nothing changes here: a full disk may refuse.
+        """Ask the shell to cut the log at `offset`. `truncated` then changes the state: a full disk may refuse.
 
-        The history first: when only that was done, the batches left over complete it again at the next start.
+        The history is saved first. After a crash in between, the next start completes it from the batches left over.
         """
         invariant(offset >= self.high_watermark, "truncation below the high watermark")
         history = self.epochs.truncate_to(offset)
@@ -469,7 +469,7 @@ class Replica(Machine[ReplicaStanding]):
     def truncated(self, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
         """The shell has cut the log, and rebuilt the producers from it.
 
-        A cut may fall on a batch's beginning below the offset asked for; all follow the log (KAFKA-5435).
+        The cut may be the beginning of a batch, below the offset asked for. All state follows the log (KAFKA-5435).
         """
         self._move(ReplicaEvent.TRUNCATED)
         invariant(log_end_offset >= self.high_watermark, "a cut below the high watermark")
@@ -480,7 +480,7 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def follower_appended(self, batches: Sequence[BatchInfo], leader_high_watermark: int) -> list[Effect]:
-        """The shell has written these batches of the leader's, unchanged."""
+        """The shell has written these batches of the leader unchanged."""
         self._move(ReplicaEvent.FOLLOWER_APPENDED)
         history = self.epochs
         for batch in batches:
@@ -493,18 +493,18 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def restarted(self, log: RecoveredLog) -> None:
-        """The log was dropped and begins anew at the leader's log start, the only thing known to be committed.
+        """The log was dropped. It is empty and begins at the leader's log start: what lies below is committed.
 
-        Or as much of that as a full disk has allowed: what is left is what the log says.
+        A full disk may have allowed only a part of that. The recovered log says what is left.
         """
         self._move(ReplicaEvent.RESTARTED)
         self._follow_log(log)
 
     @property
     def last_stable_offset(self) -> int:
-        """Below it every transaction is decided, and the decision committed. It never falls.
+        """Below this offset every transaction is decided, and the decision is committed. It never falls.
 
-        KAFKA-9491: a follower learns of its log start before it learns that all below it is decided.
+        KAFKA-9491: a follower learns its log start before it learns that every transaction below it is decided.
         """
         return max(self.producers.transactions.last_stable_offset(self.high_watermark), self.log_start_offset)
 
@@ -540,19 +540,19 @@ class Replica(Machine[ReplicaStanding]):
     def advance_log_start(self, offset: int) -> list[Effect]:
         """`offset` is the beginning of a batch. KAFKA-9491: the high watermark is never below the log start.
 
-        A leader keeps what is undecided: gone with one leader's log start, it would hold back the last stable offset of
-        the next, whose log starts earlier, and the latest offset shown would fall (KIP-207).
+        A leader keeps undecided transactions. If it dropped them, the next leader, whose log starts earlier, would
+        still have them: its last stable offset would be lower, and the latest offset shown would fall (KIP-207).
         """
         if offset <= self.log_start_offset:
             return []
         self._move(ReplicaEvent.LOG_START_ADVANCED)
-        # A follower's leader has vouched for it: what lies below its log start is committed.
+        # What lies below a leader's log start is committed.
         bound = self.last_stable_offset if self.role is Role.LEADER else self.log_end_offset
         invariant(offset <= bound, "log start past what is committed")
         self.log_start_offset = offset
         self.producers.start_at(offset)
         raised = self._raise_high_watermark(offset)
-        # Not saved: what the file says of the removed part is cut off at the next start, and changes nothing.
+        # The history is not saved: the next start cuts the removed part off the file's.
         self.epochs = self.epochs.start_at(offset)
         return [AdvanceLogStart(offset), *raised]
 

@@ -1,7 +1,7 @@
-"""What may happen to a replica in which role, and which role it has then.
+"""The events that a replica may meet in each role, and the role that follows.
 
 A request to a replica that does not lead is refused with a typed error. An answer that is not to the replica as it is
-now is ignored. Neither is an event. What the table does not have is a bug of ours.
+now is ignored. Neither is an event. An event that the table does not have is a bug.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from enum import Enum, auto
 
 
 class Role(Enum):
-    OFFLINE = "offline"  # its log is open; the controller's word has not come
+    OFFLINE = "offline"  # Its log is open. The controller's assignment has not come.
     FOLLOWER = "follower"
     LEADER = "leader"
-    STOPPED = "stopped"  # for good
+    STOPPED = "stopped"  # It stays stopped.
 
     __hash__ = object.__hash__  # as ReplicaEvent's
 
 
 class ReplicaEvent(Enum):
-    LEADS = auto()  # assigned: this broker leads, in a new leader epoch or again
-    FOLLOWS = auto()  # assigned: another broker leads, or nobody, in a new leader epoch
-    REASSIGNED = auto()  # assigned: another ISR or other replicas in the same leader epoch
+    LEADS = auto()  # The assignment says: this broker leads, in a new leader epoch or again.
+    FOLLOWS = auto()  # The assignment says: another broker leads, or none, in a new leader epoch.
+    REASSIGNED = auto()  # The assignment has another ISR or other replicas in the same leader epoch.
     APPENDED = auto()
     FOLLOWER_FETCHED = auto()
     ISR_REFUSED = auto()
@@ -57,7 +57,7 @@ TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {
     (Role.LEADER, ReplicaEvent.ISR_REFUSED): Role.LEADER,
     (Role.LEADER, ReplicaEvent.LOG_START_ADVANCED): Role.LEADER,
     (Role.LEADER, ReplicaEvent.STOPPED): Role.STOPPED,
-    # Its broker, or the coordinator that uses it, may not have heard of the end yet.
+    # Its broker, or the coordinator that uses it, may not know of the end yet.
     (Role.STOPPED, ReplicaEvent.LOG_START_ADVANCED): Role.STOPPED,
     (Role.STOPPED, ReplicaEvent.STOPPED): Role.STOPPED,
 }

@@ -1,8 +1,8 @@
 """One partition of `__transaction_state`, as a pure state machine: the transactional ids that its leader coordinates.
 
-A request is decided against the state and gives records, which the shell appends to the partition with acks=all and
-which change the state at once; nobody hears of a change before it is committed. When the leadership ends, the shard is
-dropped, and the next leader replays the log: what was not committed never happened, and nothing is ever guessed.
+A request is decided against the state and gives records. The shell appends them to the partition with acks=all. They
+change the state at once, and no answer tells of a change before it is committed. When the leadership ends, the shard
+is dropped, and the next leader replays the log: what was not committed never happened.
 
 `transaction_state.ONE_WRITER` and `MANY_WRITERS` are the transitions of an id, record by record. What brings a record
 about, and what follows once it is committed:
@@ -139,14 +139,14 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class DecideAgain:
-    """What the request waited for has come: hand it to `decide`."""
+    """The request need not wait any longer: hand it to `decide`."""
 
     waiting: Waiting
 
 
 @dataclass(frozen=True, slots=True)
 class WriteMarkers:
-    """Have these markers written, for ever if need be, and say `marked` of each that is committed."""
+    """Have these markers written, however long it takes. Call `marked` for each that is committed."""
 
     targets: tuple[MarkerTarget, ...]
 
@@ -156,7 +156,7 @@ Effect = AppendRecords | AnswerRequest | DecideAgain | WriteMarkers
 
 @dataclass(frozen=True, slots=True)
 class _HeldAnswer:
-    """Given once the append of this number is committed; None: the request is then decided anew."""
+    """The answer is given once the append of this number is committed. None: the request is then decided again."""
 
     position: int
     waiting: Waiting
@@ -165,7 +165,7 @@ class _HeldAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _HeldDecision:
-    """Once the append of this number is committed, the id's decision is: its markers may be written."""
+    """The id's decision is committed with the append of this number. Then its markers may be written."""
 
     position: int
     transactional_id: str
@@ -205,11 +205,11 @@ class TransactionShard(Machine[CoordinatorStanding]):
         self.appended_count = 0
         self.committed_count = 0
         self._held: deque[_HeldAnswer | _HeldDecision] = deque()
-        # Who waits for the end of the id's transaction, and gets which answer then; None: decided anew.
+        # Requests that wait for the end of the id's transaction, each with its answer. None: it is decided again.
         self._enders: dict[str, list[tuple[Waiting, Message | None]]] = {}
         self._unmarked: dict[str, set[MarkerTarget]] = {}
-        self._to_end: dict[str, None] = {}  # every marker is committed; Ended could not be appended yet
-        self._open: dict[str, None] = {}  # Ongoing: what may time out
+        self._to_end: dict[str, None] = {}  # Every marker is committed. Ended could not be appended yet.
+        self._open: dict[str, None] = {}  # These ids are Ongoing: their transactions may time out.
 
     def check(self) -> CoordinatorStanding:
         appended, committed, held = self.appended_count, self.committed_count, self._held
@@ -220,7 +220,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return CoordinatorStanding(appended, committed, len(self.transactions))
 
     def check_step(self, name: str, before: CoordinatorStanding, after: CoordinatorStanding) -> bool:
-        """What is appended and committed never falls. It moved where something was committed."""
+        """Both counts never fall. The shard moved if `committed` rose."""
         risen = after.appended >= before.appended and after.committed >= before.committed
         invariant(risen, "%s takes the shard back from %s to %s", name, before, after)
         return after.committed > before.committed
@@ -311,7 +311,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return transaction_producers.end(transaction, request, resources)
 
     def _follow(self, transactional_id: str, waiting: Waiting | None, decision: Decision | None) -> list[Effect]:
-        """The decision's records (if any) are appended: when is its request answered?"""
+        """The decision's records (if any) are appended. Decide when its request is answered."""
         if waiting is None:
             return []
         if isinstance(decision, Answered):
@@ -322,7 +322,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return []
 
     def _answer(self, waiting: Waiting, answer: Message | SparkBrokerError) -> list[Effect]:
-        """Held until all that it may rest on is committed."""
+        """Hold the answer until every append that it may rest on is committed."""
         if self.appended_count == self.committed_count:
             return [AnswerRequest(waiting.token, answer)]
         self._held.append(_HeldAnswer(self.appended_count, waiting, answer))
@@ -339,7 +339,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
                 self._held.append(_HeldDecision(self.appended_count, transactional_id))
             elif isinstance(change, Ended):
                 self._to_end.pop(transactional_id, None)
-                # Taken now: until it is committed, others may come to wait for the end of the next transaction.
+                # They are taken now: later requests may wait for the end of the next transaction.
                 enders = self._enders.pop(transactional_id, [])
                 self._held += [_HeldAnswer(self.appended_count, waiting, answer) for waiting, answer in enders]
         transaction = self.transactions.get(transactional_id)
@@ -353,7 +353,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     @event
     def append_refused(self, append: AppendRecords, error: SparkBrokerError) -> list[Effect]:
-        """Nothing was stored, so nothing has happened. What nobody asked for is tried again by `tick`."""
+        """Nothing was stored, so nothing has happened. `tick` repeats what no client asked for."""
         if append.waiting is None:
             return []
         refused = CoordinatorNotAvailableError(f"the transaction's record was refused: {error.message}")
@@ -435,7 +435,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return over or 0 <= self._id_expiration_ms <= idle_ms
 
     def _expire(self, now_ms: int) -> list[Effect]:
-        """Requests whose client waits no longer. What they began goes on."""
+        """Answer requests whose clients wait no longer. The work that they began goes on."""
         late = [waiting.token for waiting in self._waiting() if waiting.deadline_ms <= now_ms]
         if late:
             in_time = (
@@ -450,7 +450,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     @event
     def dropped(self) -> list[AnswerRequest]:
-        """The leadership is over: whoever waits asks the next leader."""
+        """The leadership is over: clients that wait must ask the next leader."""
         moved = NotLeaderOrFollowerError("the coordinator moved before it could answer")
         tokens = [waiting.token for waiting in self._waiting()]
         self._held.clear()
@@ -458,7 +458,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return [AnswerRequest(token, moved) for token in tokens]
 
     def _waiting(self) -> Iterator[Waiting]:
-        """Everyone who has no answer yet."""
+        """The requests that have no answer yet."""
         for held in self._held:
             if isinstance(held, _HeldAnswer):
                 yield held.waiting
@@ -469,7 +469,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
     def describe(
         self, transactional_ids: Iterable[str] | None, now_ms: int, leader_epoch: int = -1
     ) -> list[TransactionDescription]:
-        """Those of these ids (None: of all) that are here."""
+        """The descriptions of these ids (None: all) that are in this shard."""
         wanted = sorted(self.transactions) if transactional_ids is None else transactional_ids
         return [
             _describe(self.transactions[transactional_id], now_ms, leader_epoch)

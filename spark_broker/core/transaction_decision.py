@@ -12,7 +12,7 @@ from spark_broker.protocol.messages import AddPartitionToTransactionResponse, Me
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer, once the changes (and whatever was decided before them) are committed."""
+    """The answer is given once the changes, and all earlier ones, are committed."""
 
     answer: Message
     changes: tuple[AnyChange, ...] = ()
@@ -20,7 +20,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class AfterEnd:
-    """The answer, once the id's transaction has ended everywhere; None: the request is then decided anew."""
+    """The answer is given once the id's transaction has ended everywhere. None: the request is then decided again."""
 
     changes: tuple[AnyChange, ...] = ()
     answer: Message | None = None
@@ -58,7 +58,7 @@ RENEWALS = 10
 """A leader whose producer goes on renews the time-out this often before it would end the transaction."""
 
 RENEWAL_MS_MIN = 1000
-"""So long must a renewal count: an append comes after it, on a machine that may be slow."""
+"""A renewal counts for at least this long: an append follows it, on a machine that may be slow."""
 
 
 def added(transaction: TransactionMetadata) -> AddPartitionToTransactionResponse:

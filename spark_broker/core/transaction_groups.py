@@ -1,6 +1,6 @@
 """Decisions about a transactional id with many writers: an application whose versions are committed once each.
 
-An execution (Spark's run) is fenced for good when a newer one is first heard of. A version is closed for an execution
+An execution (Spark's run) is fenced for good by the first request of a newer one. A version is closed for an execution
 once its transaction has ended, whatever the outcome: a late task cannot open it again.
 """
 
@@ -33,7 +33,7 @@ from spark_broker.protocol.messages import (
 )
 
 WRITERS_MAX = 100_000
-"""As many winners as a commit can name."""
+"""A commit can name this many winners."""
 
 ABORT = Ending(committed=False)
 
@@ -41,7 +41,7 @@ GroupedRequest = JoinTransactionRequest | CommitTransactionRequest | AbortTransa
 
 
 def join(transaction: TransactionMetadata, request: JoinTransactionRequest, resources: Resources) -> Decision:
-    """One writer more; the first one opens the version."""
+    """Add a writer. The first one opens the version."""
     resources.check_timeout(request.timeout_ms)
     opening = _open(transaction, request, request.timeout_ms)
     if isinstance(opening, AfterEnd):
@@ -53,7 +53,7 @@ def join(transaction: TransactionMetadata, request: JoinTransactionRequest, reso
 
 
 def commit(transaction: TransactionMetadata, request: CommitTransactionRequest, resources: Resources) -> Decision:
-    """The one decision about a version; with no winner it only takes note that the version is done."""
+    """Commit a version. Without winners the commit only records that the version is done."""
     winners = tuple(sorted(set(request.winners)))
     same = (transaction.version, transaction.execution) == (request.version, request.execution)
     if transaction.committing and same and transaction.winners == frozenset(winners):
@@ -70,7 +70,7 @@ def commit(transaction: TransactionMetadata, request: CommitTransactionRequest, 
 
 
 def abort(transaction: TransactionMetadata, request: AbortTransactionRequest, resources: Resources) -> Decision:
-    """Nobody writes for the version and execution any more; what was written is aborted."""
+    """Abort what was written for the version by this execution. Later joins are refused."""
     same = (transaction.version, transaction.execution) == (request.version, request.execution)
     if same and transaction.state is TransactionState.PREPARE_ABORT:
         return AfterEnd(answer=EmptyResponse())
@@ -101,11 +101,11 @@ def add_partition(transaction: TransactionMetadata, request: AddPartitionToTrans
 def _open(
     transaction: TransactionMetadata, request: GroupedRequest, timeout_ms: int
 ) -> tuple[AnyChange, ...] | AfterEnd:
-    """The changes after which this version of this execution is open; or what must end first."""
+    """The changes that open this version for this execution, or the transaction that must end first."""
     version, execution = request.version, request.execution
     _check_not_committed(transaction, version)
     _check_not_fenced(transaction, execution)
-    # Heard of for the first time: whatever else happens, older executions are fenced from here on.
+    # This is the execution's first request: from here on, older executions are fenced, whatever else happens.
     started = () if execution == transaction.newest_execution else (ExecutionStarted(execution, request.single_use),)
     if transaction.state in PREPARED:
         return AfterEnd(started)

@@ -41,7 +41,7 @@ class TransactionIndex:
     def __init__(self, ongoing: Iterable[tuple[int, int]] = (), aborted: Iterable[AbortedTransaction] = ()) -> None:
         """`ongoing`: producer ids with the offsets at which their transactions begin."""
         self._ongoing = dict(sorted(ongoing, key=lambda began: began[1]))
-        self._ended: deque[EndedTransaction] = deque()  # markers that may not be committed yet
+        self._ended: deque[EndedTransaction] = deque()  # Their markers may not be committed yet.
         self._aborted: dict[int, list[AbortedTransaction]] = {}
         for transaction in sorted(aborted, key=lambda transaction: transaction.last_offset):
             self._aborted.setdefault(transaction.producer_id, []).append(transaction)
@@ -74,7 +74,7 @@ class TransactionIndex:
         self._ongoing.setdefault(producer_id, offset)
 
     def ended(self, producer_id: int, marker_offset: int, *, aborted: bool) -> None:
-        """A marker. It ends nothing when the producer has no batch here since its last one."""
+        """A marker. It ends nothing when the producer has appended no batch here since its last marker."""
         first_offset = self._ongoing.pop(producer_id, -1)
         if first_offset < 0:
             return

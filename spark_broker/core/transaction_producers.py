@@ -37,7 +37,7 @@ PRODUCER_EPOCH_MAX = 2**15 - 1
 def initialize(
     transaction: TransactionMetadata | None, request: InitTransactionsRequest, resources: Resources
 ) -> Decision:
-    """A new producer of the id: what is open is aborted first."""
+    """A new producer of the id. An open transaction is aborted first."""
     resources.check_timeout(request.timeout_ms)
     if transaction is None:
         identity = ProducerIdentity(resources.producer_ids.take(), 0)
@@ -107,7 +107,7 @@ def _stale(transaction: TransactionMetadata, identity: ProducerIdentity) -> Exce
     """Why an identity that is not the current one is refused."""
     current = transaction.identity
     if transaction.last_outcome is not None and identity == transaction.last_outcome.identity:
-        # The producer itself is well: it learns of its next epoch when it ends the transaction.
+        # The producer is still valid: it learns its next epoch when it ends the transaction.
         return InvalidProducerEpochError(f"the transaction of epoch {identity.producer_epoch} has ended")
     if identity.producer_id != current.producer_id:
         return InvalidProducerIdMappingError(

@@ -25,7 +25,7 @@ class Restored(Change, frozen=True, tag=0):
 
     One record, since a snapshot that is cut short between two must not lose half of an id. `writers` has (producer id,
     epoch, partitions), a partition is (index in `topic_ids`, number). `ended_*`: the one-writer transaction that ended
-    last, for whoever repeats its end; producer id -1: none.
+    last, for a producer that repeats its end; producer id -1: none.
     """
 
     grouped: bool
@@ -102,7 +102,7 @@ class Ending(Change, frozen=True, tag=6):
 
 
 class Ended(Change, frozen=True, tag=7):
-    """Every partition has its marker, committed: all of them show the outcome."""
+    """The marker of every partition is committed: all of them show the outcome."""
 
 
 class Forgotten(Change, frozen=True, tag=8):

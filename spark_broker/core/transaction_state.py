@@ -24,7 +24,7 @@ from spark_broker.errors import InvariantError, invariant
 NO_PRODUCER = -1
 
 REMEMBERED_EXECUTIONS = 32
-"""A zombie of an execution older than these counts as a new one: Spark's runs are not that many at a time."""
+"""A zombie of an older execution would count as a new one. Spark does not run that many at a time."""
 
 JOIN_EPOCH = 0
 """Every join has a producer id of its own, so its epoch need not rise."""
@@ -68,7 +68,7 @@ ONE_WRITER: Transitions = {
     **_BOTH_FORMS,
     (TransactionState.EMPTY, TransactionEvent.INITIALIZED): TransactionState.EMPTY,
     (TransactionState.EMPTY, TransactionEvent.PARTITION_ADDED): TransactionState.ONGOING,
-    # Nothing was appended. The producer's epoch ends all the same: a batch may be on its way.
+    # Nothing was appended. The producer's epoch ends nevertheless: a batch may be on its way.
     (TransactionState.EMPTY, TransactionEvent.COMMIT_DECIDED): TransactionState.PREPARE_COMMIT,
     (TransactionState.EMPTY, TransactionEvent.ABORT_DECIDED): TransactionState.PREPARE_ABORT,
 }
@@ -103,7 +103,7 @@ class TransactionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class MarkerTarget:
-    """A marker that one partition is to have. `producer_epoch` begins after it (KIP-890)."""
+    """A marker to be written to one partition. `producer_epoch` begins after it (KIP-890)."""
 
     transactional_id: str
     producer_id: int
@@ -265,7 +265,7 @@ class TransactionMetadata:
         self.writers, self.winners = {}, frozenset()
 
     def markers(self) -> list[MarkerTarget]:
-        """What the decision asks of the partitions."""
+        """The markers that the decision requires."""
         invariant(self.state in PREPARED, "markers without a decision")
         return [
             MarkerTarget(self.transactional_id, producer_id, writer.producer_epoch + 1, committed, topic_id, partition)

@@ -1,4 +1,4 @@
-"""A broker's log directory: whose it is, how it was left, and the partitions in it.
+"""A broker's log directory: its owner, how its last process ended, and the partitions in it.
 
 Under `log.dirs` each broker has one slot, `broker-<n>`. A broker's id belongs to the directory and not to the slot or
 the Spark task: `meta.json` names the cluster, the broker's id, the directory's own id, the machine's boot id at the
@@ -198,7 +198,7 @@ class LogDirectory:
         return path
 
     def sync_names(self) -> None:
-        """The directories that were made since the last call outlive the machine."""
+        """Sync the names of the directories that were made since the last call."""
         if self._names_unsynced:
             with _storage_errors(self.path):
                 self.fs.sync_directory(self.path)
@@ -220,7 +220,7 @@ class LogDirectory:
         try:
             return _read_partition(self.fs, path)
         except DamagedLogError as error:
-            # Only this one: whoever wants to use it gets the error.
+            # This one alone is left out. A broker that wants to use it gets the error.
             logger.error("%s: %s", path, error.message)
             return None
 
@@ -270,7 +270,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Says whose rights are missing, and on what: a start that fails so fails again until somebody does something."""
+    """Says whose rights are missing, and on which path: the start fails until somebody grants them."""
     try:
         yield
     except OSError as error:
@@ -281,7 +281,7 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def _sync_names(fs: FileSystem, path: Path) -> None:
-    """A directory that is used for the first time outlives the machine, also if its maker died before syncing."""
+    """A directory that is used for the first time outlives the machine, even if its maker died before it synced."""
     fs.sync_directory(path.parent)
     with contextlib.suppress(PermissionError):  # Where `log.dirs` itself is another user's, it is not new.
         fs.sync_directory(path.parent.parent)
@@ -368,7 +368,7 @@ def _open_existing(fs: FileSystem, path: Path, lock: DirectoryLock, meta: Direct
     start = StartKind.PROCESS_CRASH if meta.boot_id == boot_id else StartKind.MACHINE_CRASH
     if fs.exists(path / CLEAN_FILE):
         if _is_marked_clean(fs, path, meta):
-            # Everything is synced, so this run of the machine begins here; only then may the marker go.
+            # Everything is synced. Only now may the marker of the last run be removed.
             start, meta = StartKind.CLEAN, replace(meta, boot_id=boot_id)
             write_checkpoint(path / META_FILE, asdict(meta), fs=fs)
         fs.unlink(path / CLEAN_FILE)
@@ -380,7 +380,7 @@ def _is_marked_clean(fs: FileSystem, path: Path, meta: DirectoryMeta) -> bool:
     try:
         return read_checkpoint_as(path / CLEAN_FILE, str, fs=fs) == meta.directory_id
     except DamagedLogError as error:
-        logger.warning("%s: %s; recovery decides", path, error.message)  # It checks more than a clean start would.
+        logger.warning("%s: %s; recovery decides", path, error.message)  # Such a start checks more than a clean one.
         return False
 
 
@@ -399,7 +399,7 @@ def _read_partition(fs: FileSystem, path: Path) -> PartitionDirectory | None:
 
 
 def _check_fresh(fs: FileSystem, path: Path) -> None:
-    """A directory without a description is one whose making was cut short: whose files would it hold?"""
+    """A directory without a description was not finished when its maker ended: it holds nobody's files."""
     held = [name for name in fs.list_directory(path) if not name.endswith(TEMPORARY_SUFFIX)]
     if held:
         raise DamagedLogError(f"{path} has lost its {PARTITION_FILE} and holds {held[0]}")

@@ -77,7 +77,7 @@ def write_atomically(fs: FileSystem, path: Path, data: bytes) -> None:
             fs.fsync(fd)
         fs.rename(temporary, path)
     except OSError:
-        # On a full disk, what was written of it takes the room of whoever frees some.
+        # On a full disk, the unfinished file would take room that the log needs.
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(temporary)
         raise

@@ -96,7 +96,7 @@ class PartitionLog:
             kind = StorageFullError if is_full(error) else KafkaStorageError
             raise kind(f"cannot open the log in {directory}: {error}") from error
         log = PartitionLog(fs, directory, config, schemas, segments, state)
-        # Whoever made the last segment may have died before it synced the name.
+        # The process that made the last segment may have died before it synced the name.
         log._directory_unsynced = start is StartKind.PROCESS_CRASH
         if log._log_end_offset < max(state.log_start_offset, state.recovery_point):
             log.close(clean=False)
@@ -104,7 +104,7 @@ class PartitionLog:
         if start is StartKind.MACHINE_CRASH and segments:
             log._recovery_point = log._log_end_offset  # Recovery has synced it.
             with suppress(StorageFullError), log._failing("open"):
-                log._save_state()  # Or later, when there is room: a lower point on the disk is safe.
+                log._save_state()  # It is saved later, when there is room: a lower point on the disk is safe.
         return log
 
     @property
@@ -182,7 +182,7 @@ class PartitionLog:
             return
         active = segments[-1]
         if active.sealed:
-            # The batches after the mark were cut off, and the new leader did not roll here: nor may this replica.
+            # The batches after the mark were cut off. The new leader did not roll here, so this replica must not.
             active = active.reopened()
             self._segments = (*segments[:-1], active)
         invariant(header.schema_id == active.last.schema_id, "a batch of another schema begins a segment")
@@ -205,7 +205,7 @@ class PartitionLog:
 
     def _check_contiguous(self, frames: Sequence[Frame]) -> None:
         expected = self._log_end_offset
-        # Empty, it may get less than what lies below its start: the leader was empty there too, and knew nothing of it.
+        # An empty log may be given less than what lies below its start: the leader was empty there, too.
         latest_us = self.max_timestamp_us if expected > self._log_start_offset else NO_TIMESTAMP
         for number, (header, message) in enumerate(frames):
             # A replica that starts at the leader's log start may get the batch that this offset lies within.
@@ -253,7 +253,7 @@ class PartitionLog:
             entries = self._entries(segment)
             start = count_below(entries, offset)
             if start == len(entries):
-                break  # Cut off since we looked at the log end.
+                break  # It was cut off since the log end was read.
             fitting = max(count_within(entries, start, max_bytes), start + 1 if first else start)
             stop = min(fitting, count_below(entries, limit))
             if stop <= start:
@@ -290,7 +290,7 @@ class PartitionLog:
 
     def _offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
         segments, log_start_offset = self._segments, self._log_start_offset
-        first = max(_segment_of(segments, log_start_offset), 0)  # before it, the maximum may have been higher
+        first = max(_segment_of(segments, log_start_offset), 0)  # The maximum may have been higher before it.
         position = bisect_left(segments, timestamp_us, lo=first, key=lambda segment: segment.max_timestamp_us)
         if position >= len(segments):
             return None
@@ -314,7 +314,7 @@ class PartitionLog:
         try:
             return read()
         except (DamagedLogError, FileNotFoundError):
-            pass  # Perhaps a cut or a deletion got in between; nothing can while we hold its lock.
+            pass  # A cut or a deletion may have come in between. None can while this thread holds the lock.
         except OSError as error:
             self._fail("read", error)
         with self._cut_lock:
@@ -328,7 +328,7 @@ class PartitionLog:
     def truncate_to(self, offset: int) -> None:
         """Make `offset` the log end; a batch that contains it goes entirely. Nothing when the log ends there or before.
 
-        The cut is synced: a machine crash does not bring back what was cut.
+        The cut is synced: a crash of the machine does not bring back what was cut.
         """
         self._check_usable()
         if offset >= self._log_end_offset:
@@ -371,7 +371,7 @@ class PartitionLog:
             with self._failing("restart"):
                 while self._segments:
                     self._drop_last()
-                # Before the state says so: segments that a crash brings back must still be known as what they are.
+                # This comes before the state changes: segments that a crash brings back must still be recognised.
                 self._fs.sync_directory(self.directory)
                 self._log_start_offset = self._log_end_offset = self._recovery_point = offset
                 self._save_state()

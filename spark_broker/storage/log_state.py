@@ -1,4 +1,4 @@
-"""What a log cannot read from its segments, in a small file that is changed in place.
+"""The state of a log that its segments do not show, in a small file that is changed in place.
 
 In place, because a full disk must not be in the way of what makes room: retention saves the log start before it
 deletes. The file is two slots of one sector, each a CRC, then JSON with the number of the change. A change goes to one

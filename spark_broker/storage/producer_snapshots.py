@@ -117,7 +117,7 @@ class ProducerSnapshots:
         try:
             write_atomically(self._fs, path, encode_snapshot(offset, states))
         except OSError:
-            # A full disk: what was written of it is in the way of those who free space.
+            # On a full disk, the unfinished file would take room that the log needs.
             with contextlib.suppress(FileNotFoundError):
                 self._fs.unlink(path.with_name(path.name + TEMPORARY_SUFFIX))
             raise

@@ -1,9 +1,9 @@
 """Opening the segments of a log after a clean stop, the crash of a process or the crash of a machine.
 
-What may be cut depends on what the crash explains. A process that dies leaves every finished write behind: only the
-last may be half done. A machine that dies may lose or tear anything past the recovery point: there the index is made
-again from the `.arrow` file, whose batches carry their own fields and CRCs, up to the first that is missing or bad
-(KAFKA-3919: also when offsets do not follow one another). Anything else is damage: reported, never cleaned.
+Recovery cuts only what the crash explains. A process that dies leaves every finished write behind: only the last write
+may be half done. A machine that dies may lose or tear everything past the recovery point. There the index is rebuilt
+from the `.arrow` file, whose batches carry their own fields and CRCs, up to the first batch that is missing or bad
+(KAFKA-3919: or whose offset does not follow). Anything else is damage: it is reported, and nothing is cut.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ def recover_segments(
     After a machine crash everything returned is synced. Raises DamagedLogError, and then changes nothing further.
     """
     if start is not StartKind.CLEAN:
-        # The state may be a file whose name no one has synced: not before that may anything go because of it.
+        # The name of the state's file may not be synced yet. Nothing is deleted on its word before it is.
         fs.sync_directory(directory)
     _finish_deletions(fs, directory)
     bases = _drop_below_log_start(fs, directory, _base_offsets(fs, directory), state.log_start_offset)
-    # Either point may lie within a batch where the log was started anew; then nothing that is kept was synced.
+    # After a log was restarted at a new offset, either point may lie within a batch. Then nothing kept was synced.
     synced_to = state.recovery_point if state.recovery_point > state.log_start_offset else 0
     if start is StartKind.MACHINE_CRASH and not synced_to:
         bases = _without_lost_start(fs, directory, bases, state.log_start_offset)
@@ -95,7 +95,7 @@ def _finish_deletions(fs: FileSystem, directory: Path) -> None:
 
 
 def _drop_below_log_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
-    """Retention saves the log start before it deletes: what is wholly below it was being deleted."""
+    """Delete segments wholly below the log start: retention, which saves it first, was deleting them."""
     while len(bases) > 1 and bases[1] <= log_start_offset:
         remove_files(fs, directory, bases.pop(0))
     return bases
@@ -111,7 +111,7 @@ def _bytes_at(fs: FileSystem, path: Path, position: int, length: int) -> bytes:
 
 
 def _truncate(fs: FileSystem, path: Path, length: int) -> None:
-    """Durably: the machine may crash later, and must not bring back what was cut."""
+    """Cut the file durably: a later crash of the machine must not bring back what was cut."""
     size = fs.size_of(path)
     if size != length:
         fields = {"topic_partition": path.parent.name, "file": path.name, "bytes": length, "old_bytes": size}
@@ -122,7 +122,7 @@ def _truncate(fs: FileSystem, path: Path, length: int) -> None:
 
 
 def _remove(fs: FileSystem, directory: Path, base_offset: int, why: str) -> None:
-    """What a crash has left of a segment, where that is of no use."""
+    """The crash left files of a segment that are of no use."""
     fields = {"topic_partition": directory.name, "offset": base_offset, "why": why}
     logger.info("%(topic_partition)s: recovery removes segment %(offset)d: %(why)s", fields)
     remove_files(fs, directory, base_offset)
@@ -160,7 +160,7 @@ def _last(fs: FileSystem, directory: Path, base_offset: int, start: StartKind, r
     if arrow_size != end and not sealed and not crashed:
         raise DamagedLogError(f"{arrow_path.name} does not end where its index says")
     if crashed:
-        # Before anything is cut: a wrong entry must not take good batches with it.
+        # This comes before any cut: a wrong entry must not take good batches with it.
         if _next_offset(index) < recovery_point:
             raise DamagedLogError(f"{index_path.name} ends before offset {recovery_point}, which was synced")
         _check_batch(fs, arrow_path, index, count - 1)
@@ -195,7 +195,7 @@ def _write_again(fs: FileSystem, directory: Path, base_offset: int, index: Entry
     """Write what is not synced once more, as it is (known bug 27).
 
     The process may have died of a failed fsync. The kernel then takes those pages for written: the next fsync would
-    write nothing, and succeed, and what it says is synced would go with the machine.
+    write nothing, and succeed, and what it says is synced would be lost with the machine.
     """
     synced = count_below(index.entries, recovery_point)
     arrow_path, index_path = segment_paths(directory, base_offset)
@@ -221,7 +221,7 @@ class _Rebuilt:
 
 
 def _without_lost_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
-    """Where nothing was synced, the first segment may be lost, and those after it are of no use."""
+    """Where nothing was synced, the first segment may be lost. The segments after it are then of no use."""
     if not bases or bases[0] <= log_start_offset:
         return bases
     for base in reversed(bases):
@@ -343,14 +343,14 @@ def _batch_at(fs: FileSystem, fd: int, position: int, size: int) -> BatchHeader 
             return None
         return verify_stored(read_fully(fs, fd, length, position))
     except CorruptMessageError:
-        # Not swallowed: the caller cuts the log here, which is what recovery is for.
+        # The error is used, not swallowed: the caller cuts the log here.
         return None
 
 
 def _replace_index(fs: FileSystem, index_path: Path, index: EntryIndex) -> None:
     packed = index.entries.tobytes()
     if fs.size_of(index_path) == len(packed) and fs.read_bytes(index_path) == packed:
-        _sync_file(fs, index_path)  # Where nothing was lost, a full disk must not be in the way.
+        _sync_file(fs, index_path)  # Where nothing was lost there is nothing to write, and a full disk does not matter.
     else:
         write_atomically(fs, index_path, packed)
 

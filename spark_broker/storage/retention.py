@@ -30,7 +30,7 @@ class RetentionClock:
 def expired_segments(
     segments: Sequence[Segment], config: LogConfig, *, high_watermark: int, clock: RetentionClock
 ) -> int:
-    """How many of the oldest segments are to go: too old by append time, or beyond the size, and wholly committed.
+    """How many of the oldest segments are deleted: too old by append time, or beyond the size, and wholly committed.
 
     The last segment stays, however old: it holds the log's end. Event time plays no part (a topic of old events would
     be deleted at once).

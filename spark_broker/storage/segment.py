@@ -205,7 +205,7 @@ class Segment:
         return StoredRun(self.arrow_path, file_id, int(entries["position"][start]), headers_of(entries[start:stop]))
 
     def _pread(self, length: int, position: int) -> bytes:
-        file = self._arrow_file  # Once: the writer sets it to None when it seals the segment.
+        file = self._arrow_file  # Read once: the writer sets it to None when it seals the segment.
         if file is not None:
             with file.pinned() as fd:
                 if fd is not None:
@@ -304,7 +304,7 @@ class Segment:
             raise KafkaStorageError(f"cannot sync {self.arrow_path}: {error}") from error
 
     def _cut_files(self, count: int, end: int) -> None:
-        # The index first: an entry promises that its message is there.
+        # The index is cut first: an entry promises that its message is there.
         _, arrow_fd, index_fd = self._writable()
         try:
             self.fs.ftruncate(index_fd, count * ENTRY_BYTES)

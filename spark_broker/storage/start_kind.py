@@ -1,4 +1,4 @@
-"""How the process before this one ended, and so what its files may look like."""
+"""How the last process ended, which decides what its files may look like."""
 
 from __future__ import annotations
 

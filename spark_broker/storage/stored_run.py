@@ -1,4 +1,4 @@
-"""Where batches lie in a file, for a reader on the same machine that reads them itself."""
+"""Where batches lie in a file. A reader on the same machine reads them itself."""
 
 from __future__ import annotations
 

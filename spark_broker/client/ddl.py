@@ -55,7 +55,7 @@ class _Token:
 
 
 def parse_ddl(text: str) -> pa.Schema:
-    """The schema that the text describes. Raises InvalidSchemaError, which says where it ends to be one."""
+    """The schema that the text describes. Raises InvalidSchemaError, which says where the text is wrong."""
     parser = _Parser(text)
     whole = parser.next_is("STRUCT", "<")
     if whole:

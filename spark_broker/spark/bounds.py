@@ -1,4 +1,4 @@
-"""Where a read begins and ends, as options say it: by name, by offset or by time, for all partitions or for each."""
+"""Where a read begins and ends. Options give it by name, by offset or by time, for all partitions or for each."""
 
 from __future__ import annotations
 

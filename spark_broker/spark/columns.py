@@ -30,7 +30,7 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class Column:
-    """A column as Spark is told of it; `type` is Arrow's. A DATA column has the name of the topic's column."""
+    """A column of the DataFrame. `type` is Arrow's. A DATA column has the name of the topic's column."""
 
     name: str
     source: Source
@@ -79,7 +79,7 @@ def by_name(columns: Sequence[Column], names: Sequence[str], where: str) -> tupl
 
 
 def columns_to_fetch(topic: TopicView, columns: Sequence[Column], *, include_headers: bool) -> list[str] | None:
-    """What to ask the broker for: None is every column, as stored, which costs the broker nothing.
+    """The columns to ask the broker for. None is every column, as stored, which costs the broker nothing.
 
     One column at least: a batch without any would have no rows either.
     """

@@ -35,7 +35,7 @@ class PartitionLag:
 
 
 def lag(query: StreamingQuery | ConnectQuery) -> list[PartitionLag]:
-    """Of the topics that this query reads, as its last progress says: what it had read, and where the logs ended.
+    """The lag of the topics that this query reads: its last progress says what it had read and where the logs ended.
 
     Empty before its first batch, and for a query that reads no topic.
     """
@@ -51,7 +51,7 @@ def lag(query: StreamingQuery | ConnectQuery) -> list[PartitionLag]:
 
 
 def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
-    """Of a group's committed offsets (such as a query with the option `group` publishes), now.
+    """The current lag of a group's committed offsets (a query with the option `group` publishes them).
 
     Raises typed errors of the cluster; a partition of a deleted topic is left out.
     """
@@ -80,7 +80,7 @@ def create_lag_view(spark: SparkSession, lags: Iterable[PartitionLag], name: str
 
 
 def lags_of(positions: Mapping[TopicPartition, int], latest: Mapping[TopicPartition, int]) -> list[PartitionLag]:
-    """For every partition that has an end; one without a position is not begun."""
+    """The lag of every partition that has an end. A partition without a position has not been read yet."""
     return [
         PartitionLag(tp.topic, tp.partition, positions.get(tp, 0), end, max(0, end - positions.get(tp, 0)))
         for tp, end in sorted(latest.items())

@@ -53,5 +53,5 @@ def shares(limit: int, backlogs: Mapping[P, int]) -> dict[P, int]:
     total, count = sum(sizes.values()), len(sizes)
     if max(limit, count) >= total:
         return sizes
-    rest = max(limit, count) - count  # what is left when each has its 1
+    rest = max(limit, count) - count  # The rest, when each has its 1.
     return {partition: 1 + (size - 1) * rest // (total - count) for partition, size in sizes.items()}

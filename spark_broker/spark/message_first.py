@@ -16,7 +16,7 @@ HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 def message_first() -> Iterator[None]:
     """A typed error that leaves the block ends this worker of Spark, and is shown as its message, without frames.
 
-    The frames would say nothing to the user: the error says what to do next. Bugs keep theirs.
+    The frames would say nothing to the user: the error says what to do next. An error that is a bug keeps its frames.
     """
     try:
         yield

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Query(Enum):
-    """What a read is for. The schema is asked for before Spark says which of the two it will be."""
+    """The kind of a query. Spark asks for the schema before it says which of the two it will be."""
 
     BATCH = "batch"
     STREAM = "stream"
@@ -63,8 +63,8 @@ SETTINGS = (Option("kafka.bootstrap.servers"), Option("isolation.level", "read_c
 """Settings of a consumer that the documentation lists beside the options; every other one may be given too."""
 
 WITHOUT_EFFECT = (
-    *("groupIdPrefix", "kafka.group.id", "group.id"),  # no consumer group is joined; `group` publishes progress
-    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # bounded by deadlines
+    *("groupIdPrefix", "kafka.group.id", "group.id"),  # No query joins a consumer group. `group` publishes progress.
+    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # Deadlines bound them.
 )
 """Options of Spark's Kafka source that a job may keep when it changes the format."""
 

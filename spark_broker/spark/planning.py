@@ -68,7 +68,7 @@ def _look_up(
 
 
 def _check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
-    """As in Spark's Kafka source, offsets are given for every partition or for none: a forgotten one is a mistake."""
+    """Offsets must name every partition of the read, as in Spark's Kafka source: a forgotten one is a mistake."""
     named: Mapping[TopicPartition, int] | None = None
     if isinstance(bound, ByOffset):
         named = bound.offsets

@@ -1,4 +1,4 @@
-"""Reads one range of offsets exactly, from whoever leads the partition meanwhile: an election fails no task."""
+"""Reads one range of offsets exactly, from the current leader of the partition: an election fails no task."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from spark_broker.spark.fetch_session import RangeSession
 from spark_broker.spark.ranges import OffsetRange
 
 FIRST_ANSWER_TIMEOUT_MS = 2000
-"""A frozen leader takes requests and never answers. What is read is committed, so an answer takes milliseconds: another
-leader is looked for after this long; twice as long each time, for one that is only slow."""
+"""A frozen leader takes requests and never answers. A healthy one answers within milliseconds, since what is read is
+committed. After this long the reader looks for another leader. Each time it waits twice as long, for a slow one."""
 
 CORRUPT_ANSWERS_MAX = 3
-"""A damaged answer may be the network's doing; after this many in a row it is not."""
+"""The network may damage an answer. After this many damaged answers in a row, the leader's log is damaged."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ class RangeReader:
     """The batches of one range, in order, each offset once. Used by one thread.
 
     Not every offset of a range holds a record: markers of transactions take one each, and read_committed leaves out
-    aborted batches. What says how far a range is read is the leader, never a count of rows.
+    aborted batches. The leader says how far a range is read; rows are not counted.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RangeReader:
                     continue
                 if fetched:
                     yield fetched
-                    # However long Spark took to come back for more, it was not the cluster that was slow.
+                    # The time that Spark took before it asked for more does not count.
                     self._deadline = self._next_deadline()
         finally:
             self._drop_session()
@@ -104,7 +104,7 @@ class RangeReader:
         part = session.answer(timeout_ms=self._answer_timeout_ms())
         position = max(self._position, part.response.next_offset)
         if not part.response.error_code and position < self._part.end:
-            session.request(position)  # it leaves before this answer is decoded
+            session.request(position)  # Sent before this answer is decoded.
         answer = self._fetches.answer(part)
         if answer.error is not None:
             raise answer.error
@@ -140,7 +140,7 @@ class RangeReader:
         return RangeSession(address_of(broker), target, self._fetches, self._settings)
 
     def _recover(self, error: SparkBrokerError) -> None:
-        """Go on from the same position, with fresh metadata; or raise what no other leader would answer otherwise."""
+        """Go on from the same position with fresh metadata, or raise an error that every leader would answer."""
         match meaning_of(error):
             case Meaning.TRUNCATED:
                 self._read_what_is_there_now(error)
@@ -154,7 +154,7 @@ class RangeReader:
                 raise error
 
     def _try_again(self, error: SparkBrokerError) -> None:
-        """With fresh metadata after the back-off, if there is time for it."""
+        """Fetch fresh metadata after the back-off, if there is time for it."""
         wait_s = self._fetches.back_off(self._retry, NO_EPOCH, 0.0) / 1000
         if wait_s > self._deadline.remaining_s:
             raise error

@@ -93,7 +93,7 @@ def _partitions(topic: str, numbers: object) -> tuple[int, ...]:
 
 
 def parse_json(name: str, text: str) -> object:
-    """The value of an option in JSON. Raises InvalidConfigError that says where it ends to be JSON."""
+    """The value of an option in JSON. Raises InvalidConfigError, which says at which character it is not JSON."""
     try:
         value: object = json.loads(text)
     except ValueError as error:

@@ -62,11 +62,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @message_alone()
     def initialOffset(self) -> Json:
-        """A mark: Spark asks twice, and again after a crash. `latestOffset` resolves it, once."""
+        """A mark: Spark asks twice, and again after a crash. `latestOffset` resolves it once."""
         return dict(INITIAL)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Any but ReadAllAvailable means that the limits of the options hold, all of them."""
+        """Every limit but ReadAllAvailable stands for all limits of the options."""
         limits = self._options.limits
         if limits.max_offsets:
             return ReadMaxRows(limits.max_offsets)
@@ -75,7 +75,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(limits.min_offsets) if limits.min_offsets else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember what there is now: the query reads so far, and ends."""
+        """Remember the current ends: the query reads up to them, and ends."""
         self._planner.stop_at(self._connected().logs(None))
 
     @message_alone()

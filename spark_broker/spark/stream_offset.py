@@ -1,4 +1,4 @@
-"""What Spark keeps of a stream in its checkpoint: how far each partition is read, and of which topic.
+"""A stream's position in Spark's checkpoint: how far each partition is read, and the ids of the topics.
 
 {"topics": {"flights": {"id": "0a1b...", "offsets": {"0": 23}, "ends": {"0": [40, 3]}}}, "first": {...}}
 """
@@ -20,7 +20,7 @@ where it started, although Spark asks for the initial offset anew."""
 
 @dataclass(frozen=True)
 class PartitionEnd:
-    """Where a partition ended when a batch was planned, and the leader epoch of the record before."""
+    """The end of a partition when a batch was planned, and the leader epoch of the record before it."""
 
     offset: int
     leader_epoch: int

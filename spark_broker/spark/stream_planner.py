@@ -43,7 +43,7 @@ Offsets = Mapping[TopicPartition, int]
 
 
 class LossKind(Enum):
-    """What became of records that the query has not read."""
+    """The fate of records that the query has not read."""
 
     DELETED = "deleted"
     TOPIC_GONE = "topic gone"
@@ -98,7 +98,7 @@ def loss_error(losses: Sequence[Loss]) -> SparkBrokerError:
 
 
 def find_losses(position: StreamOffset, logs: Logs) -> list[Loss]:
-    """What a query that is at `position` can never read, as the logs are now."""
+    """The records that a query at `position` can never read, as the logs are now."""
     losses = []
     for tp, offset in sorted(position.offsets.items()):
         log = logs.get(tp)
@@ -188,7 +188,7 @@ def _cut_at(log: LogRange, target: LogRange) -> LogRange:
 
 
 def end_of_batch(position: StreamOffset, logs: Logs, ends: Offsets, *, lossy: bool = False) -> StreamOffset:
-    """The end of a batch that reads up to `ends`; the position itself when it reads nothing, and nothing was lost."""
+    """The end of a batch that reads up to `ends`. It is the position when nothing is read and nothing was lost."""
     if not lossy and all(end == position.offsets.get(tp, 0) for tp, end in ends.items()):
         return position
     return StreamOffset(
@@ -199,7 +199,7 @@ def end_of_batch(position: StreamOffset, logs: Logs, ends: Offsets, *, lossy: bo
 
 
 def first_position(end: StreamOffset, start: StreamOffset | None) -> StreamOffset:
-    """Where a batch starts. `start` None: Spark says that it is the query's first, and its end knows."""
+    """The start of a batch. `start` None: the batch is the query's first, and its end holds the start."""
     position = end.first if start is None else start
     invariant(position is not None, "the end of a stream's first batch says where it started")
     return position or end
@@ -220,7 +220,7 @@ def batch_ranges(position: StreamOffset, end: StreamOffset) -> list[OffsetRange]
 
 
 def still_there(ranges: Sequence[OffsetRange], logs: Logs) -> list[OffsetRange]:
-    """Of ranges that were planned in another run, what the logs hold now."""
+    """What the logs still hold of ranges that were planned in another run."""
     kept = []
     for part in ranges:
         log = logs.get(part.tp)

@@ -1,4 +1,4 @@
-"""What a streaming query asks the cluster, over connections that it keeps from batch to batch."""
+"""A streaming query's requests to the cluster, over connections that it keeps from batch to batch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StreamSession:
         return StreamOffset(starts, {topic.name: topic.topic_id for topic in topics})
 
     def logs(self, position: StreamOffset | None) -> dict[TopicPartition, LogRange]:
-        """What the selected partitions hold now, those too that came since the last look."""
+        """What the selected partitions hold now. Partitions that came since the last look are among them."""
         deadline = self._deadline()
         known = () if position is None else position.topic_ids
         topics = existing_topics(self._metadata, self._options.selection, known, deadline)
@@ -81,14 +81,14 @@ class StreamSession:
         return [self._metadata.topic(name, deadline) for name in dict.fromkeys(part.topic for part in ranges)]
 
     def split(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
-        """As minPartitions and maxRecordsPerPartition want it."""
+        """The ranges, split by minPartitions and maxRecordsPerPartition."""
         options = self._options
         return split_ranges(
             ranges, min_partitions=options.min_partitions, max_records=options.max_records_per_partition
         )
 
     def publish(self, position: StreamOffset) -> None:
-        """Commit the position as the offsets of the query's group, if it has one, and they moved.
+        """Commit the position as the offsets of the query's group, if it has one and they moved.
 
         A failure is logged: the next batch publishes again, and Spark's checkpoint is what counts.
         """

@@ -59,7 +59,7 @@ class TaskWrite:
             yield self._topic(name), part
 
     def _topic(self, name: str) -> OneTopic:
-        """A topic that the column names. It stays for the task as it is when its first row comes."""
+        """A topic that the column names. The task keeps it as it was when the topic's first row came."""
         if name not in self._topics:
             producer = self._plan.options.producer
             with connected(producer) as metadata:

@@ -18,9 +18,9 @@ OPTIONS = (
 )
 
 WITHOUT_EFFECT = (
-    "includeHeaders",  # the column `headers` is written wherever there is one
-    *("checkpointLocation", "queryName"),  # of the stream; Spark hands them on
-    *("linger.ms", "batch.size"),  # of `send`; a write appends whole batches
+    "includeHeaders",  # The column `headers` is written if there is one.
+    *("checkpointLocation", "queryName"),  # They belong to the stream. Spark hands them on.
+    *("linger.ms", "batch.size"),  # They are for `send`. A write appends whole batches.
 )
 """Options that a job may keep when it changes the format from Kafka's, or that are Spark's own."""
 
@@ -35,7 +35,7 @@ TOPIC_PREFIX = "topic."
 VERSION_MAX = 2**63 - 1
 
 TRANSACTION_TIMEOUT_MS = 900_000
-"""That of a TransactionGroup: an attempt may be silent for as long."""
+"""The time-out of a TransactionGroup: an attempt may be silent for this long."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Every task attempt joins the version and appends under a producer id of its own. Spark hands the messages of the
 attempts that count to `commit`, which names them as the winners; all others are aborted by the same decision. A version
-is committed once, whoever asks: a stream's batch that is run again after a crash finds it done.
+is committed once: a stream's batch that runs again after a crash finds it done.
 
     write            application                     version      execution
     ---------------  ------------------------------  -----------  ----------------------------------------------

@@ -47,7 +47,7 @@ from spark_broker.protocol.messages import (
 )
 
 TIMEOUT_MS = 900_000
-"""An attempt may be silent for as long as this before its transaction is aborted; joins and appends begin it anew."""
+"""An attempt may be silent for as long as this before its transaction is aborted; each join and append restarts it."""
 
 NO_VERSION = -1
 

@@ -560,7 +560,7 @@ class LogTruncationError(OffsetOutOfRangeError):
     hint = "Undo what came of the records from the divergent offset on, then seek to it; or set auto.offset.reset."
 
     def __init__(self, message: str = "", divergent_offset: int = -1, diverging_epoch: int = -1) -> None:
-        """`divergent_offset`: the first offset that is known to differ from what was read; -1: none is.
+        """`divergent_offset`: the first offset that is known to differ from what was read; -1: none is known.
 
         `diverging_epoch`: the leader epoch that ends there in the log as it is now.
         """

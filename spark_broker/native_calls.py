@@ -12,7 +12,9 @@ import threading
 
 
 class NativeCalls:
-    """Counts the threads inside. Each such call, and code that frees such an object, runs in `with native_calls:`.
+    """Counts the threads inside Arrow.
+
+    Every call of Flight, and all code that frees a stream, a reader or a writer, runs in `with native_calls:`.
 
     Invariants, under the lock: `_inside >= 0`; once `_refused` is set, only `_last_thread` enters.
     """

@@ -64,8 +64,8 @@ class Refuse:
 class ProposeIsr:
     """Ask the controller to make this the ISR: pairs of broker id and broker epoch (KIP-903).
 
-    `lacking`: replicas that leave it because they report that they do not have all that is committed. `reason`: for the
-    log.
+    `lacking`: replicas that leave the ISR because they report that they lack committed records. `reason`: a text for
+    the log.
     """
 
     leader_epoch: int

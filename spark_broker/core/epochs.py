@@ -1,6 +1,6 @@
 """The leader-epoch history of a partition: at which offset each leader epoch began to write.
 
-Truncation goes by this history and by nothing else (KIP-101, KIP-279).
+Only this history decides where a log is truncated (KIP-101, KIP-279).
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class EpochHistory:
         return EpochHistory((*kept, EpochStart(epoch, start_offset)))
 
     def only_lacks_the_newest_of(self, newer: EpochHistory, log_end_offset: int) -> bool:
-        """Whether `newer` follows from this history and the batches of a log that ends here, which carry their epochs.
+        """Whether this history and the batches of a log that ends at `log_end_offset` are enough to rebuild `newer`.
 
-        It does not if this history names an epoch whose records were cut off, or belong to another epoch in `newer`:
-        batches appended there would count as that epoch's. It may name an epoch that begins at the log end, because its
-        leader wrote nothing, as long as no older batches can follow. Opening a log reads only from the last named epoch
-        on.
+        Batches carry their epochs, but opening a log reads only the batches from this history's last epoch on. `newer`
+        cannot be rebuilt if this history has an epoch whose records were cut off, or belong to another epoch in
+        `newer`: batches that are appended there would count as that epoch's. This history may have an epoch that begins
+        at the log end, because its leader wrote nothing, if no batches of an older epoch can follow.
         """
         mine = {entry for entry in self.entries if entry.start_offset < log_end_offset}
         complete = {entry for entry in newer.entries if entry.start_offset < log_end_offset}
@@ -81,7 +81,7 @@ class EpochHistory:
         return mine == complete and newer.latest_epoch >= self.latest_epoch
 
     def end_of(self, epoch: int, log_end_offset: int) -> EpochEnd:
-        """Where `epoch`, or else the largest one below it, ends."""
+        """The end of `epoch` or, if it is not in the history, of the largest epoch below it."""
         if epoch == UNDEFINED_EPOCH or not self.entries or epoch > self.latest_epoch:
             return EpochEnd(UNDEFINED_EPOCH, UNDEFINED_OFFSET)
         if epoch == self.latest_epoch:
@@ -100,7 +100,7 @@ class EpochHistory:
     def truncate_to(self, end_offset: int) -> EpochHistory:
         """Forget what begins at or past `end_offset`.
 
-        KAFKA-10706: this holds for a log that ends there already, too.
+        KAFKA-10706: the history is truncated even if the log ends there already.
         """
         if not self.entries or self.entries[-1].start_offset < end_offset:
             return self
@@ -113,7 +113,7 @@ class EpochHistory:
     def start_at(self, log_start_offset: int) -> EpochHistory:
         """Forget epochs that end before the record that precedes `log_start_offset`.
 
-        The epoch of that record stays. It identifies a log that ends here, or a follower's, as the same log.
+        The epoch of that record stays. It identifies this log while it is empty, and a follower's log that ends here.
         """
         after = bisect_right(self.entries, log_start_offset - 1, key=lambda entry: entry.start_offset)
         return EpochHistory(self.entries[after - 1 :]) if after > 1 else self

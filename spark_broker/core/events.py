@@ -41,15 +41,16 @@ class AppendGrant:
 
 @dataclass(frozen=True, slots=True)
 class AwaitTransaction:
-    """A transactional batch that may be appended once the coordinator has confirmed that its transaction is open.
+    """The transactional batch may be appended once the coordinator has confirmed that its transaction is open.
 
-    With its word the coordinator adds the partition to the transaction, which then gets its marker (KIP-890).
+    The coordinator adds the partition to the transaction before it confirms. The partition then gets the transaction's
+    marker (KIP-890).
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A leader's answer to a follower that asked from `position` on: the shell has its batches, or a divergence."""
+    """A leader's answer to a follower that asked from `position` on: batches, which the shell has, or a divergence."""
 
     position: FetchPosition
     leader_epoch: int

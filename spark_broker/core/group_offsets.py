@@ -16,7 +16,7 @@ NO_SNAPSHOT = -1
 
 
 class OffsetKey(msgspec.Struct, frozen=True, array_like=True):
-    """The key of a record in `__consumer_offsets`: what is committed for which group."""
+    """The key of a record in `__consumer_offsets`: a group, and the partition whose offset it commits."""
 
     group_id: str
     topic: str
@@ -26,8 +26,8 @@ class OffsetKey(msgspec.Struct, frozen=True, array_like=True):
 class OffsetValue(msgspec.Struct, frozen=True, array_like=True):
     """The value: the next offset to read, the leader epoch of the last record read, and a note.
 
-    `as_of`: in a snapshot, the offset of `__consumer_offsets` below which everything is taken into account. Commits go
-    on while a snapshot is written, so one may lie before it in the log and yet be newer.
+    `as_of`: in a snapshot, the offset of `__consumer_offsets` below which the snapshot takes every commit into account.
+    Commits go on while a snapshot is written, so a commit may lie before the snapshot in the log and yet be newer.
     """
 
     offset: int
@@ -59,7 +59,7 @@ def _record(key: OffsetKey, value: OffsetValue) -> OffsetRecord:
 
 
 class _Known(NamedTuple):
-    """What is committed, by everything in the log below `known_to`."""
+    """The commit that is in force according to the log below `known_to`."""
 
     value: OffsetValue
     known_to: int
@@ -84,20 +84,20 @@ class CommittedOffsets:
         self._undecided: dict[int, _Undecided] = {}  # by producer id
 
     def replay(self, records: Iterable[OffsetRecord], end_offset: int) -> bool:
-        """Take a batch that ends there (exclusive), in the order of the log; whether it is part of a snapshot.
+        """Take the next batch of the log, which ends at `end_offset` (exclusive).
 
-        Raises CorruptMessageError.
+        Returns whether it is part of a snapshot. Raises CorruptMessageError.
         """
         commits = _decoded(records)
         self._take(commits, end_offset)
         return any(value.as_of != NO_SNAPSHOT for _, value in commits)
 
     def replay_undecided(self, producer_id: int, base_offset: int, records: Iterable[OffsetRecord]) -> None:
-        """A batch of a producer's transaction, at this offset. It waits for the marker. Raises CorruptMessageError."""
+        """Keep a batch of a producer's transaction until the marker comes. Raises CorruptMessageError."""
         self._undecided.setdefault(producer_id, _Undecided(base_offset)).commits += _decoded(records)
 
     def replay_marker(self, producer_id: int, end_offset: int, *, committed: bool) -> None:
-        """The end of the producer's transaction, if it has one here; the marker's own batch ends at `end_offset`."""
+        """End the producer's transaction, if it has one here. The marker's own batch ends at `end_offset`."""
         undecided = self._undecided.pop(producer_id, None)
         if undecided is not None and committed:
             self._take(undecided.commits, end_offset)
@@ -112,7 +112,7 @@ class CommittedOffsets:
 
     @property
     def first_undecided(self) -> int | None:
-        """Offset of the first batch whose transaction is open: a snapshot does not have it, so the log must keep it."""
+        """Offset of the first batch of an open transaction. A snapshot does not have it, so the log must keep it."""
         return min((undecided.first_offset for undecided in self._undecided.values()), default=None)
 
     def committed(self, group_id: str, partitions: Iterable[tuple[str, int]] | None) -> list[CommittedOffset]:
@@ -130,7 +130,7 @@ class CommittedOffsets:
         ]
 
     def snapshot(self, as_of: int) -> list[OffsetRecord]:
-        """Every live offset, as records that rebuild this state together with what is undecided.
+        """Every live offset, as records. They rebuild this state together with the undecided batches in the log.
 
         `as_of`: how far the log was replayed (exclusive).
         """

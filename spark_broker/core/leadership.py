@@ -1,6 +1,6 @@
 """What a replica keeps only while it leads: its followers, the ISR that it proposes, the transactions it may write.
 
-Each leader epoch begins with a new one: a leader trusts nothing that an earlier leader knew.
+Each leader epoch has a new `Leadership`: a leader trusts nothing that an earlier leader knew.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from spark_broker.errors import (
 )
 
 CONFIRMATION_MS = 60_000
-"""A transaction that goes on is confirmed again after this long at the latest, which also renews its time-out at the
-coordinator; sooner where the coordinator says so."""
+"""A transaction that goes on is confirmed again after at most this long, or sooner if the coordinator says so. The
+confirmation also renews the transaction's time-out at the coordinator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Leadership:
         self._update_followers(broker_epochs, now_ms)
 
     def reassign(self, assignment: LeaderAndIsr, broker_epochs: Mapping[int, int], now_ms: int) -> None:
-        """A newer assignment in the same leader epoch. It decides an open proposal."""
+        """A newer assignment in the same leader epoch. It settles an open proposal."""
         if assignment.partition_epoch > self._assignment.partition_epoch:
             self.proposed_isr = None
         self._assignment = assignment
@@ -83,7 +83,11 @@ class Leadership:
             self.followers[broker] = progress
 
     def progress(self, follower: int, broker_epoch: int) -> FollowerProgress:
-        """The progress of a follower that fetches. Raises its error when it is no follower, or another incarnation."""
+        """The progress of a follower that fetches.
+
+        Raises NotLeaderOrFollowerError for a broker that is no follower. Raises StaleBrokerEpochError or
+        UnknownLeaderEpochError for an older or a newer incarnation of the follower.
+        """
         progress = self.followers.get(follower)
         if progress is None:
             raise NotLeaderOrFollowerError(f"broker {follower} is no replica of this partition")
@@ -95,7 +99,7 @@ class Leadership:
 
     @property
     def maximal_isr(self) -> frozenset[int]:
-        """Current and proposed ISR: whichever the controller decides, what is committed is in all of it."""
+        """The current and the proposed ISR together: committed records are on all of it, whichever ISR is chosen."""
         return frozenset(self._assignment.isr) | frozenset(self.proposed_isr or ())
 
     def replicated_offset(self, log_end_offset: int) -> int:
@@ -107,9 +111,9 @@ class Leadership:
         return min(ends)
 
     def grow(self, follower: int, live: Mapping[int, int], high_watermark: int) -> list[ProposeIsr]:
-        """A follower joins past both the high watermark and the start of the leader's epoch (known bug 11).
+        """Propose a follower that has reached the high watermark and the start of the leader's epoch (known bug 11).
 
-        Not one without room for what comes next: it would leave again, and come again, for as long as nothing moves.
+        A follower without room for the next batches is not proposed: it would leave and join the ISR again and again.
         """
         progress = self.followers[follower]
         needed = max(high_watermark, self.epoch_start_offset)
@@ -128,7 +132,7 @@ class Leadership:
         now_ms: int,
         lag_max_ms: int,
     ) -> list[ProposeIsr]:
-        """Members leave that lag for too long or have no room, or said that they lack what is committed."""
+        """Propose an ISR without members that lag too long, have no room or report that they lack committed records."""
         if self.proposed_isr is not None:
             return []
         lagging = {
@@ -166,7 +170,7 @@ class Leadership:
         self._confirmed[producer_id] = Confirmation(producer_epoch, asked_ms + min(valid_ms, CONFIRMATION_MS))
 
     def is_confirmed(self, producer_id: int, producer_epoch: int, now_ms: int) -> bool:
-        """Whether the producer may write on without asking the coordinator again."""
+        """Whether the producer's batches may be appended without asking the coordinator again."""
         confirmation = self._confirmed.get(producer_id)
         return (
             confirmation is not None
@@ -175,5 +179,5 @@ class Leadership:
         )
 
     def forget_confirmation(self, producer_id: int) -> None:
-        """A marker comes: a batch on its way asks again, and is told that its transaction is over."""
+        """A marker comes. For a batch that is on its way, the coordinator is asked again, and refuses it."""
         self._confirmed.pop(producer_id, None)

@@ -1,8 +1,8 @@
 """What every pure machine does around an event: it checks its state before and after, and remembers what happened last.
 
-A method that is an `@event` first calls `check`, which says where the machine stands; so it does afterwards, and
-`check_step` compares the two. An InvariantError that is raised in between, by whomever, says whose it is, in which
-state, and after which events.
+A method that is an `@event` calls `check` before and after it runs. `check` says where the machine stands, and
+`check_step` compares the two. An InvariantError that is raised in between names the machine, its state and its last
+events.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 from spark_broker.errors import InvariantError, SparkBrokerError
 
 EVENTS_KEPT = 16
-"""So many of the last events are kept, and of those that moved the machine: hours of appends hide no election."""
+"""This many of the last events are kept, and this many of those that moved the machine. So an election is still there
+after hours of appends."""
 
 QUIET = frozenset({"tick", "expire_producers"})
 """Frequent events. Only those that have effects are remembered."""
@@ -28,7 +29,7 @@ M = TypeVar("M", bound="Machine[Any]")
 
 
 class LastEvents:
-    """The last events of one machine, oldest first. Bounded; texts are made only when somebody reads them."""
+    """The last events of one machine, oldest first. Their number is bounded. Texts are made only when they are read."""
 
     def __init__(self) -> None:
         self._numbers = count(1)
@@ -54,20 +55,20 @@ class LastEvents:
 class Machine(Generic[S]):
     """A state machine whose events are checked. `whose`: its name, for people.
 
-    `S` says where it stands: what never falls, and what a reader of its last events wants to know. It is made twice
-    for each event, so it is small.
+    `S` says where the machine stands: the values that never fall, and those that a reader of its last events needs. An
+    `S` is made twice for each event, so it is small.
     """
 
     remembered: frozenset[type] = frozenset({int, bool, str, type(None)})
-    """Types of arguments that are kept as they are; of others only the type is, and of sequences the length: a token
-    leads to a client's stream, and batches to their bytes."""
+    """Types of arguments that are kept as they are. Of other arguments only the type is kept, and of sequences the
+    length: a token would keep a client's stream in memory, and a batch its bytes."""
 
     def __init__(self, whose: str) -> None:
         self.whose = whose
         self.last_events = LastEvents()
 
     def invariant(self, condition: bool, message: str, *values: object) -> None:
-        """As `errors.invariant`, for shells: outside of an event, too, the error says whose it is."""
+        """Like `errors.invariant`, for shells. The error names the machine, even outside of an event."""
         if not condition:
             self._tell(error := InvariantError(message % values if values else message))
             raise error
@@ -76,11 +77,11 @@ class Machine(Generic[S]):
         error.concerning(self.whose, self.describe_state(), self.last_events.lines())
 
     def check(self) -> S:
-        """Raises InvariantError where the state contradicts itself; else says where the machine stands."""
+        """Where the machine stands. Raises InvariantError if the state contradicts itself."""
         raise NotImplementedError
 
     def check_step(self, name: str, before: S, after: S) -> bool:
-        """Raises InvariantError where the event may not lead from one to the other; else whether the machine moved."""
+        """Whether the machine moved. Raises InvariantError if the event may not lead from `before` to `after`."""
         raise NotImplementedError
 
     def describe_state(self) -> str:

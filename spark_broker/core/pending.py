@@ -10,7 +10,10 @@ from spark_broker.errors import invariant
 
 @dataclass(frozen=True, slots=True)
 class PendingAppend:
-    """Answered once the high watermark is at `required_offset` or past it. Times are the caller's milliseconds."""
+    """An append that is answered once the high watermark reaches `required_offset`.
+
+    Times are milliseconds of the caller's clock.
+    """
 
     required_offset: int
     base_offset: int
@@ -19,7 +22,10 @@ class PendingAppend:
 
 
 class PendingAppends:
-    """In order of the offset that they wait for. Bounded by the requests that connections may have open."""
+    """Appends in the order of the offsets that they wait for.
+
+    Their number is bounded by the requests that connections may have open.
+    """
 
     def __init__(self) -> None:
         self._waiting: list[PendingAppend] = []

@@ -1,9 +1,10 @@
-"""What a partition remembers of its producers. By it a retry is stored once, and a zombie is refused.
+"""What a partition remembers of its producers, to store a retry only once and to refuse a zombie.
 
 A producer numbers its micro-batches per partition: 0, 1, 2, ... in each of its epochs. A marker that ends a transaction
-names the producer's *next* epoch (KIP-890). A late batch of the ended epoch is refused. Numbers begin at 0 again, and
-a number that is used again after an abort is no duplicate of the aborted batch. The state is a function of the log:
-after truncation or reload it equals the state rebuilt from the log (KAFKA-5435), but for producers that have expired.
+names the producer's *next* epoch (KIP-890). After the marker, a late batch of the ended epoch is refused. The numbers
+begin at 0 again, so a number that is reused after an abort is no duplicate of the aborted batch. The state is a
+function of the log: after truncation or reload it equals the state rebuilt from the log (KAFKA-5435), except for
+producers that have expired.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from spark_broker.errors import (
 )
 
 REMEMBERED_BATCHES = 5
-"""As many as may be in flight: a retry of any of them is recognised."""
+"""As many batches as may be in flight: a retry of any of them is recognised."""
 
 SEQUENCE_LIMIT = 2**31
 """Sequence numbers wrap to 0 here."""
@@ -42,7 +43,7 @@ class StoredBatch:
 class ProducerEntry:
     """Invariant: `batches` has 0 to 5 entries, oldest first, with consecutive sequence numbers.
 
-    None: the epoch began with a marker, and its first batch is still to come.
+    `batches` is empty while the epoch, which began with a marker, has no batch yet.
     """
 
     producer_epoch: int
@@ -87,7 +88,7 @@ class ProducerStates:
     def check(
         self, producer_id: int, producer_epoch: int, sequence: int, *, transactional: bool = False
     ) -> StoredBatch | None:
-        """None: the batch is new and next in order. A StoredBatch: it is a retry of that one.
+        """None if the batch is new and next in order. If it is a retry, the StoredBatch that it repeats.
 
         Raises InvalidProducerEpochError, OutOfOrderSequenceNumberError, UnknownProducerIdError,
         DuplicateSequenceNumberError or InvalidTxnStateError.
@@ -135,7 +136,7 @@ class ProducerStates:
     def check_marker(self, producer_id: int, producer_epoch: int) -> bool:
         """Whether a marker that begins this epoch is new here; False: it has been written already.
 
-        Raises InvalidProducerEpochError for one that comes late: it must not end a newer transaction (KIP-890).
+        Raises InvalidProducerEpochError for a late marker, which must not end a newer transaction (KIP-890).
         """
         entry = self._entries.get(producer_id)
         if entry is None or producer_epoch > entry.producer_epoch:
@@ -148,7 +149,7 @@ class ProducerStates:
         return False
 
     def replay(self, batch: BatchInfo) -> None:
-        """A batch of the log, in order. Followers come here without `check` (KAFKA-6003)."""
+        """Take the next batch of the log. Followers do not call `check` first (KAFKA-6003)."""
         if batch.producer_id == NO_PRODUCER:
             return
         if batch.control:
@@ -157,8 +158,8 @@ class ProducerStates:
             return
         entry = self._entries.get(batch.producer_id)
         if entry is not None and entry.remembers(batch):
-            return  # a log start inside it: the state there has it, and a follower may have to copy it again
-        # Where the producer was forgotten and began anew, replay from before that must come to the same.
+            return  # The log start is inside the batch. The state there has it, but a follower may copy it again.
+        # A forgotten producer may begin at 0 again. A replay that still knows it must come to the same state.
         goes_on = entry is not None and (entry.producer_epoch, entry.next_sequence) == (
             batch.producer_epoch,
             batch.sequence,
@@ -173,11 +174,11 @@ class ProducerStates:
             self.transactions.began(batch.producer_id, batch.base_offset)
 
     def committed(self, high_watermark: int) -> None:
-        """Take markers below the high watermark for committed."""
+        """The markers below the high watermark are committed."""
         self.transactions.committed(high_watermark)
 
     def start_at(self, log_start_offset: int) -> None:
-        """Retention removes records, not what is known of their producers (KIP-360)."""
+        """The log starts here now. Retention removes records, not what is known of their producers (KIP-360)."""
         self.transactions.start_at(log_start_offset)
 
     def expire(self, before_ms: int) -> list[int]:

@@ -1,9 +1,9 @@
 """One replica of one partition, as a pure state machine.
 
 An event is a method: it takes what happened and the time, changes the state and returns effects for the shell to carry
-out in order. The shell holds the partition's lock meanwhile, and tells the replica of every write that it has done.
+out in order. The shell holds the partition's lock meanwhile. Each write that the shell has done is an event, too.
 
-`core.roles` has the transition table; the docstring of its method says what an event does.
+`core.roles` has the transition table. The docstring of a method says what its event does.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ __all__ = [
 ACKS_ALL = -1
 
 CERTAIN_REFUSALS = frozenset({IneligibleReplicaError.code, InvalidRequestError.code})
-"""The controller's refusals after it has compared the epochs: the proposal was not taken."""
+"""Errors that the controller answers only after it has compared the epochs: the proposal was certainly not accepted."""
 
 
 class ReplicaStanding(NamedTuple):
@@ -105,7 +105,7 @@ class Replica(Machine[ReplicaStanding]):
         self._follow_log(log)
 
     def _follow_log(self, log: RecoveredLog) -> None:
-        """Know the recovered log and nothing else."""
+        """Take the state from the recovered log alone."""
         self.log_start_offset = log.log_start_offset
         self.log_end_offset = log.log_end_offset
         self.high_watermark = min(max(log.high_watermark, log.log_start_offset), log.log_end_offset)
@@ -152,7 +152,7 @@ class Replica(Machine[ReplicaStanding]):
         return before[:4] != after[:4]
 
     def check_log_end(self, log_end_offset: int) -> None:
-        """The shell has changed its log: it ends where the replica does, unless the disk has failed meanwhile."""
+        """After the shell has changed its log, both log ends must agree, unless the disk has failed meanwhile."""
         agree = log_end_offset == self.log_end_offset or self.role is Role.STOPPED
         self.invariant(agree, "the log ends at %d, the replica at %d", log_end_offset, self.log_end_offset)
 
@@ -178,7 +178,7 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def assign(self, assignment: LeaderAndIsr, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
-        """The controller's assignment. `broker_epochs`: each registered broker's epoch. An older one is ignored."""
+        """The controller's assignment; an older one is ignored. `broker_epochs`: each registered broker's epoch."""
         current = self.assignment
         if self.role is Role.STOPPED:
             return []
@@ -199,7 +199,7 @@ class Replica(Machine[ReplicaStanding]):
         return effects + self._advance_high_watermark()
 
     def _assigned(self, assignment: LeaderAndIsr) -> ReplicaEvent:
-        """The event that the assignment is for this replica."""
+        """Which event the assignment is for this replica."""
         current = self.assignment
         if assignment.leader_epoch > current.leader_epoch or self.role is Role.OFFLINE:
             return ReplicaEvent.LEADS if assignment.leader == self.me else ReplicaEvent.FOLLOWS
@@ -222,7 +222,8 @@ class Replica(Machine[ReplicaStanding]):
 
     def _lead(self, broker_epochs: Mapping[int, int], now_ms: int) -> list[Effect]:
         """Invariant: (epoch, log end) is in the history before the first append or read of the epoch."""
-        # If it had led before, and its log had lost the end since, the epoch would name two batches at one offset.
+        # If this replica had led in the epoch before and lost its log's end since, two batches could have one offset
+        # and epoch.
         invariant(self.assignment.leader_epoch > self.epochs.latest_epoch, "elected in an epoch that the log has seen")
         self._move(ReplicaEvent.LEADS)
         self.leadership = Leadership(self.me, self.assignment, self.log_end_offset, broker_epochs, now_ms)
@@ -253,7 +254,7 @@ class Replica(Machine[ReplicaStanding]):
         return min(self.min_insync_replicas, max(len(self.assignment.replicas), 1))
 
     def check_leader(self, leader_epoch: int) -> Leadership:
-        """Every request names the leader epoch that it believes in. -1: whichever (KIP-320)."""
+        """Check the leader epoch that a request names (KIP-320). -1 stands for any epoch."""
         if leader_epoch >= 0 and leader_epoch < self.assignment.leader_epoch:
             raise FencedLeaderEpochError(
                 f"the request names leader epoch {leader_epoch}, current is {self.assignment.leader_epoch}"
@@ -305,21 +306,21 @@ class Replica(Machine[ReplicaStanding]):
     def transaction_confirmed(
         self, leader_epoch: int, producer_id: int, producer_epoch: int, asked_ms: int, valid_ms: int = CONFIRMATION_MS
     ) -> None:
-        """The coordinator, asked at `asked_ms`, has this partition in the producer's open transaction.
+        """The coordinator was asked at `asked_ms`, and has this partition in the producer's open transaction.
 
-        It is asked again when batches still come `valid_ms` later, so that the transaction does not time out.
+        If batches still come `valid_ms` later, it is asked again, which keeps the transaction from timing out.
         """
         if self.leadership is None or leader_epoch != self.assignment.leader_epoch:
             return
-        # The leader asked before the marker came and is answered after it: kept, the word would stay for ever.
+        # The answer may come after the marker. It is not kept then, since nothing would remove it.
         if not self.producers.is_fenced(producer_id, producer_epoch):
             self.leadership.confirm(producer_id, producer_epoch, asked_ms, valid_ms)
 
     @event
     def prepare_marker(self, leader_epoch: int, producer_id: int, producer_epoch: int) -> AppendGrant | None:
-        """Where the marker goes that ends the producer's transaction and begins this epoch; None: it is in the log.
+        """The place of the marker that ends the producer's transaction and begins this epoch; None: it is in the log.
 
-        A marker is written even where the producer has appended nothing: by it a late batch is refused.
+        A marker is written even where the producer has appended nothing: after it, a late batch is refused.
         """
         leadership = self.check_leader(leader_epoch)
         if not self.producers.check_marker(producer_id, producer_epoch):
@@ -353,13 +354,14 @@ class Replica(Machine[ReplicaStanding]):
     def follower_fetch(
         self, follower: int, broker_epoch: int, position: FetchPosition, live: Mapping[int, int], now_ms: int
     ) -> tuple[Diverging | None, list[Effect]]:
-        """A follower asks from its log end on. `live`: brokers that may be in an ISR, with their epochs.
+        """A follower fetches from its log end on. `live`: brokers that may be in an ISR, with their epochs.
 
         Raises the error that the follower gets. A divergence changes nothing. A follower that ends below the log start
-        gets no batches: the answer names the log start, and the follower begins anew there.
+        gets no batches: the answer names the log start, and the follower restarts its log there.
 
-        A follower whose position does not change is judged again from time to time. It may be fit for the ISR only
-        now (unfenced since, or refused before), and a late request on an older stream may have named less.
+        The shell repeats the event from time to time for a follower whose position does not change. The follower may
+        have become fit for the ISR (it was fenced or refused before), or a late request on an older stream may have
+        named a lower offset.
         """
         leadership = self.check_leader(position.leader_epoch)
         self._move(ReplicaEvent.FOLLOWER_FETCHED)
@@ -372,7 +374,7 @@ class Replica(Machine[ReplicaStanding]):
         return None, [*raised, *leadership.grow(follower, live, self.high_watermark)]
 
     def _advance_high_watermark(self) -> list[Effect]:
-        """The smallest log end of the maximal ISR; it stands still while the ISR is below the minimum."""
+        """Raise the high watermark to the smallest log end of the maximal ISR, unless the ISR is below the minimum."""
         if self.leadership is None or len(self.assignment.isr) < self.effective_min_isr:
             return []
         return self._raise_high_watermark(self.leadership.replicated_offset(self.log_end_offset))
@@ -384,7 +386,7 @@ class Replica(Machine[ReplicaStanding]):
         self.high_watermark = offset
         self.producers.committed(offset)
         committed = self.pending.take_committed(offset)
-        # Producers come first: hundreds of consumers may be waiting, and compete for the broker's time once awake.
+        # Producers come first: hundreds of waiting consumers may compete for the broker's time once they are awake.
         return [*(Acknowledge(a.token, a.base_offset) for a in committed), HighWatermarkAdvanced(offset)]
 
     @event
@@ -401,10 +403,10 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def isr_refused(self, leader_epoch: int, partition_epoch: int, error_code: int) -> list[Effect]:
-        """The controller's answer to the proposal that was made at these epochs is an error.
+        """The controller has answered the proposal that was made at these epochs with an error.
 
-        A stale epoch may mean that an earlier copy of the proposal, whose answer was lost, has been taken: its members
-        count until the newer state of the partition arrives.
+        A stale epoch may mean that the controller has accepted an earlier copy of the proposal, whose answer was lost.
+        The proposal's members therefore count until the newer state of the partition arrives.
         """
         current = (self.assignment.leader_epoch, self.assignment.partition_epoch)
         if self.leadership is None or current != (leader_epoch, partition_epoch) or error_code not in CERTAIN_REFUSALS:
@@ -420,15 +422,15 @@ class Replica(Machine[ReplicaStanding]):
     def awaits(self, answer: Fetched) -> bool:
         """Whether the answer is to this replica's current request.
 
-        A late one (of a fetcher that was replaced meanwhile) is ignored. A cut where the log diverged *then* could lose
-        batches that the leader has counted since.
+        A late answer (to a fetcher that was replaced meanwhile) is ignored. A cut where the log diverged *then* could
+        lose batches that the leader has counted since.
         """
         same_epoch = answer.leader_epoch == self.assignment.leader_epoch
         return self.role is Role.FOLLOWER and same_epoch and answer.position == self.fetch_position()
 
     @event
     def fetched(self, answer: Fetched) -> list[Effect]:
-        """The leader's answer. Then the shell writes the batches that follow the log end (`follower_appended`)."""
+        """The leader's answer. The shell then writes the batches that follow the log end (`follower_appended`)."""
         if not self.awaits(answer):
             return []
         self._move(ReplicaEvent.FETCHED)
@@ -443,7 +445,7 @@ class Replica(Machine[ReplicaStanding]):
     def _truncate(self, diverging: Diverging) -> list[Effect]:
         offset = truncation_offset(self.epochs, self.log_end_offset, diverging)
         if offset < self.high_watermark:
-            # KAFKA-7897: a sparse history never truncates committed records; this replica is rebuilt.
+            # KAFKA-7897: a sparse history must not truncate committed records. This replica is rebuilt instead.
             return [
                 RestartLog(
                     f"the leader's log diverges from ours at {offset}, below the high watermark {self.high_watermark}"
@@ -455,9 +457,9 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def truncate_to(self, offset: int, reason: str = "") -> list[Effect]:
-        """Ask the shell to cut the log at `offset`. `truncated` then changes the state: a full disk may refuse.
+        """Ask the shell to cut the log at `offset`. `truncated` then changes the state: a full disk may refuse the cut.
 
-        The history is saved first. After a crash in between, the next start completes it from the batches left over.
+        The history is saved first. After a crash in between, the next start completes it from the uncut batches.
         """
         invariant(offset >= self.high_watermark, "truncation below the high watermark")
         history = self.epochs.truncate_to(offset)
@@ -509,18 +511,18 @@ class Replica(Machine[ReplicaStanding]):
         return max(self.producers.transactions.last_stable_offset(self.high_watermark), self.log_start_offset)
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
-        """Whether a reader's last record, the one before `offset`, of this leader epoch, is still in the log (KIP-320).
+        """Check that a reader's last record, which is before `offset` and of `last_epoch`, is in the log (KIP-320).
 
-        Raises LogTruncationError; UnknownLeaderEpochError where a later leader is to be asked.
+        Raises LogTruncationError if it is not. Raises UnknownLeaderEpochError if the reader must ask a later leader.
         """
         self.check_leader(leader_epoch)
         read = FetchPosition(self.assignment.leader_epoch, offset, last_epoch)
         check_lineage(self.epochs, self.log_start_offset, self.log_end_offset, read)
 
     def check_read(self, leader_epoch: int, offset: int, *, read_committed: bool = False) -> int:
-        """The offset below which a consumer may read from `offset` on: the high watermark, or the last stable offset.
+        """The end (exclusive) of what a consumer may read from `offset` on: high watermark or last stable offset.
 
-        Equal to `offset`: nothing yet.
+        If it equals `offset`, there is nothing to read yet.
         """
         leadership = self.check_leader(leader_epoch)
         if self.log_start_offset <= offset <= self.log_end_offset:
@@ -538,7 +540,7 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def advance_log_start(self, offset: int) -> list[Effect]:
-        """`offset` is the beginning of a batch. KAFKA-9491: the high watermark is never below the log start.
+        """Raise the log start to `offset`, where a batch begins, and the high watermark at least as far (KAFKA-9491).
 
         A leader keeps undecided transactions. If it dropped them, the next leader, whose log starts earlier, would
         still have them: its last stable offset would be lower, and the latest offset shown would fall (KIP-207).
@@ -552,13 +554,13 @@ class Replica(Machine[ReplicaStanding]):
         self.log_start_offset = offset
         self.producers.start_at(offset)
         raised = self._raise_high_watermark(offset)
-        # The history is not saved: the next start cuts the removed part off the file's.
+        # The history is not saved: the next start removes the same part from the saved one.
         self.epochs = self.epochs.start_at(offset)
         return [AdvanceLogStart(offset), *raised]
 
     @event
     def expire_producers(self, before_ms: int) -> list[int]:
-        """Forget idle producers: those whose last append has an append time (UTC ms) before this."""
+        """Forget idle producers: those whose last append has an append time before `before_ms` (UTC)."""
         return self.producers.expire(before_ms)
 
     @event

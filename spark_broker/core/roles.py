@@ -1,7 +1,7 @@
 """The events that a replica may meet in each role, and the role that follows.
 
-A request to a replica that does not lead is refused with a typed error. An answer that is not to the replica as it is
-now is ignored. Neither is an event. An event that the table does not have is a bug.
+A request to a replica that does not lead is refused with a typed error. An answer to a request that the replica would
+not send any more is ignored. Neither is an event. An event that the table does not have is a bug.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Role(Enum):
 
 
 class ReplicaEvent(Enum):
-    LEADS = auto()  # The assignment says: this broker leads, in a new leader epoch or again.
+    LEADS = auto()  # The assignment says: this broker leads, for the first time or again, in a new leader epoch.
     FOLLOWS = auto()  # The assignment says: another broker leads, or none, in a new leader epoch.
     REASSIGNED = auto()  # The assignment has another ISR or other replicas in the same leader epoch.
     APPENDED = auto()
@@ -57,7 +57,7 @@ TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {
     (Role.LEADER, ReplicaEvent.ISR_REFUSED): Role.LEADER,
     (Role.LEADER, ReplicaEvent.LOG_START_ADVANCED): Role.LEADER,
     (Role.LEADER, ReplicaEvent.STOPPED): Role.STOPPED,
-    # Its broker, or the coordinator that uses it, may not know of the end yet.
+    # The broker, or a coordinator that uses the replica, may not know yet that it has stopped.
     (Role.STOPPED, ReplicaEvent.LOG_START_ADVANCED): Role.STOPPED,
     (Role.STOPPED, ReplicaEvent.STOPPED): Role.STOPPED,
 }

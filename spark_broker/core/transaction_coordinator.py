@@ -1,11 +1,11 @@
 """One partition of `__transaction_state`, as a pure state machine: the transactional ids that its leader coordinates.
 
-A request is decided against the state and gives records. The shell appends them to the partition with acks=all. They
-change the state at once, and no answer tells of a change before it is committed. When the leadership ends, the shard
-is dropped, and the next leader replays the log: what was not committed never happened.
+A request is decided against the state, and the decision gives records. The shell appends them to the partition with
+acks=all. Appended records change the state at once. No answer shows a change before it is committed. When the
+leadership ends, the shard is dropped, and the next leader replays the log: what was not committed never happened.
 
-`transaction_state.ONE_WRITER` and `MANY_WRITERS` are the transitions of an id, record by record. What brings a record
-about, and what follows once it is committed:
+`transaction_state.ONE_WRITER` and `MANY_WRITERS` are the transitions of an id, record by record. This table has the
+events that cause a record, and what follows once it is committed:
 
     state of an id   event                                 -> state         what follows once the record is committed
     --------------------------------------------------------------------------------------------------------------
@@ -20,7 +20,7 @@ about, and what follows once it is committed:
     Ongoing          idle for longer than its time-out     -> PrepareAbort  markers
     Prepare*         AddPartitionToTransaction             refused: the epoch is over
     Prepare*         any other request                     waits for the end, then as from Empty
-    Prepare*         every marker is committed             -> Empty         those who wait for the end are answered
+    Prepare*         every marker is committed             -> Empty         requests that wait for it are answered
     Empty            idle for longer than it may be        -> (none)        see `_is_expired`
 """
 
@@ -89,7 +89,7 @@ CoordinatorRequest = (
     | AbortTransactionRequest
 )
 FORGETTING_INTERVAL_MS = 60_000
-"""At the latest after this long, the age of every id is checked again."""
+"""The age of every id is checked at least this often."""
 
 
 def transactional_id_of(request: CoordinatorRequest) -> str:
@@ -106,7 +106,7 @@ def transactional_id_of(request: CoordinatorRequest) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that is not answered yet. `deadline_ms` is the caller's clock."""
+    """A request that is not answered yet. `deadline_ms` is a time of the caller's clock."""
 
     token: object
     request: CoordinatorRequest
@@ -115,9 +115,10 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class AppendRecords:
-    """Append these at the end of the partition, then say `appended`, or `append_refused` if nothing was stored.
+    """Append these at the end of the partition, then call `appended`, or `append_refused` if nothing was stored.
 
-    That, and whatever effects it has, comes before the next effect: decisions are made against what was appended.
+    The shell carries out the effects of that call before the next effect, since decisions are made against what was
+    appended.
     """
 
     transactional_id: str
@@ -156,7 +157,10 @@ Effect = AppendRecords | AnswerRequest | DecideAgain | WriteMarkers
 
 @dataclass(frozen=True, slots=True)
 class _HeldAnswer:
-    """The answer is given once the append of this number is committed. None: the request is then decided again."""
+    """The answer is given once the append with number `position` is committed.
+
+    `answer` None: the request is then decided again.
+    """
 
     position: int
     waiting: Waiting
@@ -165,14 +169,14 @@ class _HeldAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _HeldDecision:
-    """The id's decision is committed with the append of this number. Then its markers may be written."""
+    """The append with number `position` holds the id's decision. Once it is committed, the markers may be written."""
 
     position: int
     transactional_id: str
 
 
 class CoordinatorStanding(NamedTuple):
-    """Where a shard stands between two events: what it has appended, and what of that is committed."""
+    """Where a shard stands between two events: how many appends it has made, and how many of them are committed."""
 
     appended: int
     committed: int
@@ -205,10 +209,10 @@ class TransactionShard(Machine[CoordinatorStanding]):
         self.appended_count = 0
         self.committed_count = 0
         self._held: deque[_HeldAnswer | _HeldDecision] = deque()
-        # Requests that wait for the end of the id's transaction, each with its answer. None: it is decided again.
+        # Requests that wait for the end of the id's transaction, each with its answer. None: decide the request again.
         self._enders: dict[str, list[tuple[Waiting, Message | None]]] = {}
         self._unmarked: dict[str, set[MarkerTarget]] = {}
-        self._to_end: dict[str, None] = {}  # Every marker is committed. Ended could not be appended yet.
+        self._to_end: dict[str, None] = {}  # Every marker of these ids is committed. `Ended` is not appended yet.
         self._open: dict[str, None] = {}  # These ids are Ongoing: their transactions may time out.
 
     def check(self) -> CoordinatorStanding:
@@ -220,7 +224,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return CoordinatorStanding(appended, committed, len(self.transactions))
 
     def check_step(self, name: str, before: CoordinatorStanding, after: CoordinatorStanding) -> bool:
-        """Both counts never fall. The shard moved if `committed` rose."""
+        """Neither count ever falls. The shard moved if `committed` rose."""
         risen = after.appended >= before.appended and after.committed >= before.committed
         invariant(risen, "%s takes the shard back from %s to %s", name, before, after)
         return after.committed > before.committed
@@ -231,7 +235,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return f"{standing}; {len(self._held)} held; markers are missing of {unmarked}; to be ended: {to_end}"
 
     def replay(self, record: TransactionRecord) -> None:
-        """A committed record, while the shard is loaded. Raises CorruptMessageError."""
+        """Take a committed record while the shard is being loaded. Raises CorruptMessageError."""
         self._apply(record.transactional_id, record.change)
 
     @event
@@ -245,7 +249,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return effects
 
     def snapshot(self) -> Iterator[TransactionRecord]:
-        """Records that rebuild this state, appended ones included."""
+        """Records that rebuild this state, including changes that are appended but not committed."""
         for transactional_id, transaction in self.transactions.items():
             yield TransactionRecord(transactional_id, transaction.snapshot())
 
@@ -272,7 +276,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     @event
     def decide(self, waiting: Waiting, now_ms: int) -> list[Effect]:
-        """A new request, or one that has waited for the end of what was before it."""
+        """Decide a new request, or one that has waited for the end of an earlier transaction."""
         request = waiting.request
         try:
             transactional_id = transactional_id_of(request)
@@ -311,7 +315,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return transaction_producers.end(transaction, request, resources)
 
     def _follow(self, transactional_id: str, waiting: Waiting | None, decision: Decision | None) -> list[Effect]:
-        """The decision's records (if any) are appended. Decide when its request is answered."""
+        """The decision's records (if any) are appended. Answer its request now, or at the end of the transaction."""
         if waiting is None:
             return []
         if isinstance(decision, Answered):
@@ -322,7 +326,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return []
 
     def _answer(self, waiting: Waiting, answer: Message | SparkBrokerError) -> list[Effect]:
-        """Hold the answer until every append that it may rest on is committed."""
+        """Hold the answer until every append that it may depend on is committed."""
         if self.appended_count == self.committed_count:
             return [AnswerRequest(waiting.token, answer)]
         self._held.append(_HeldAnswer(self.appended_count, waiting, answer))
@@ -330,7 +334,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     @event
     def appended(self, append: AppendRecords, now_ms: int) -> list[Effect]:
-        """The records are at the end of the log. Appends are counted; `committed` names the count."""
+        """The records are at the end of the log. This counts appends; `committed` names such a count."""
         self.appended_count += 1
         transactional_id = append.transactional_id
         for change in append.changes:
@@ -339,7 +343,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
                 self._held.append(_HeldDecision(self.appended_count, transactional_id))
             elif isinstance(change, Ended):
                 self._to_end.pop(transactional_id, None)
-                # They are taken now: later requests may wait for the end of the next transaction.
+                # The waiting requests are taken now: later ones may wait for the end of the next transaction.
                 enders = self._enders.pop(transactional_id, [])
                 self._held += [_HeldAnswer(self.appended_count, waiting, answer) for waiting, answer in enders]
         transaction = self.transactions.get(transactional_id)
@@ -353,7 +357,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     @event
     def append_refused(self, append: AppendRecords, error: SparkBrokerError) -> list[Effect]:
-        """Nothing was stored, so nothing has happened. `tick` repeats what no client asked for."""
+        """Nothing was stored, so nothing has happened. `tick` repeats appends that no client asked for."""
         if append.waiting is None:
             return []
         refused = CoordinatorNotAvailableError(f"the transaction's record was refused: {error.message}")
@@ -401,7 +405,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     @event
     def tick(self, now_ms: int) -> list[Effect]:
-        """Time passes: idle transactions are aborted, ends that could not be appended are, late requests refused."""
+        """Abort idle transactions, append missing `Ended` records, forget old ids and refuse late requests."""
         effects: list[Effect] = [AppendRecords(one, (Ended(),), None, None) for one in self._to_end]
         for transactional_id in self._open:
             transaction = self.transactions[transactional_id]
@@ -430,12 +434,12 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     def _is_expired(self, transaction: TransactionMetadata, now_ms: int) -> bool:
         idle_ms = now_ms - transaction.active_ms
-        # An attempt that joins after this begins a transaction without winners, which its time-out aborts.
+        # A task attempt that joins later opens a transaction that is never committed. Its time-out aborts it.
         over = transaction.single_use and idle_ms >= self._resources.timeout_max_ms
         return over or 0 <= self._id_expiration_ms <= idle_ms
 
     def _expire(self, now_ms: int) -> list[Effect]:
-        """Answer requests whose clients wait no longer. The work that they began goes on."""
+        """Answer requests whose clients no longer wait. The work that these requests began goes on."""
         late = [waiting.token for waiting in self._waiting() if waiting.deadline_ms <= now_ms]
         if late:
             in_time = (
@@ -469,7 +473,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
     def describe(
         self, transactional_ids: Iterable[str] | None, now_ms: int, leader_epoch: int = -1
     ) -> list[TransactionDescription]:
-        """The descriptions of these ids (None: all) that are in this shard."""
+        """Describe these ids (None: all). Ids that are not in this shard are left out."""
         wanted = sorted(self.transactions) if transactional_ids is None else transactional_ids
         return [
             _describe(self.transactions[transactional_id], now_ms, leader_epoch)

@@ -1,4 +1,4 @@
-"""What a transaction coordinator decides about a request: records, and when the request is answered with what."""
+"""What a transaction coordinator decides about a request: the records, the answer and when the answer is given."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ProducerIdPool:
 
 
 RENEWALS = 10
-"""A leader whose producer goes on renews the time-out this often before it would end the transaction."""
+"""How many times a leader renews a transaction's time-out within that time-out, while the producer goes on."""
 
 RENEWAL_MS_MIN = 1000
 """A renewal counts for at least this long: an append follows it, on a machine that may be slow."""
@@ -68,7 +68,7 @@ def added(transaction: TransactionMetadata) -> AddPartitionToTransactionResponse
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What decisions need beside the id's state."""
+    """What a decision needs in addition to the id's state."""
 
     producer_ids: ProducerIdPool
     timeout_max_ms: int

@@ -1,7 +1,7 @@
 """Decisions about a transactional id with many writers: an application whose versions are committed once each.
 
-An execution (Spark's run) is fenced for good by the first request of a newer one. A version is closed for an execution
-once its transaction has ended, whatever the outcome: a late task cannot open it again.
+The first request of a newer execution (Spark's run) fences the older ones for good. A version is closed for an
+execution once its transaction has ended, whatever the outcome: a late task cannot open it again.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _open(
     version, execution = request.version, request.execution
     _check_not_committed(transaction, version)
     _check_not_fenced(transaction, execution)
-    # This is the execution's first request: from here on, older executions are fenced, whatever else happens.
+    # The first request of an execution fences older executions, whatever the decision about the request is.
     started = () if execution == transaction.newest_execution else (ExecutionStarted(execution, request.single_use),)
     if transaction.state in PREPARED:
         return AfterEnd(started)
@@ -118,7 +118,7 @@ def _open(
 
 
 def _is_closed(transaction: TransactionMetadata, version: int, execution: str) -> bool:
-    """Whether the version has ended for this execution, or was passed over by a higher one that is open."""
+    """Whether the version has ended for this execution, or is below the version that the execution has open."""
     if execution != transaction.newest_execution:
         return False
     passed = (
@@ -142,7 +142,7 @@ def _check_not_fenced(transaction: TransactionMetadata, execution: str) -> None:
 
 
 def _check_joined(transaction: TransactionMetadata, version: int, execution: str, winners: tuple[int, ...]) -> None:
-    """Every winner is a writer of exactly this open version and execution; nothing has changed where one is not."""
+    """Check that every winner is a writer of exactly this open version and execution. Raises InvalidTxnStateError."""
     if (transaction.version, transaction.execution) != (
         version,
         execution,

@@ -25,7 +25,7 @@ class AbortedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class EndedTransaction:
-    """From its first batch to its marker. It counts as undecided while the marker is not committed."""
+    """A transaction from its first batch to its marker. It counts as undecided while the marker is not committed."""
 
     first_offset: int
     marker_offset: int
@@ -61,7 +61,7 @@ class TransactionIndex:
         return other
 
     def ongoing(self) -> list[tuple[int, int]]:
-        """Producer ids with the offsets at which their open transactions begin, in order of these."""
+        """Producer ids with the offsets at which their open transactions begin, in order of these offsets."""
         return list(self._ongoing.items())
 
     def aborted(self) -> list[AbortedTransaction]:
@@ -70,11 +70,11 @@ class TransactionIndex:
         return sorted(aborted, key=lambda transaction: transaction.last_offset)
 
     def began(self, producer_id: int, offset: int) -> None:
-        """A transactional batch at `offset`; a transaction that is under way goes on."""
+        """A transactional batch is at `offset`. It begins a transaction, unless the producer has an ongoing one."""
         self._ongoing.setdefault(producer_id, offset)
 
     def ended(self, producer_id: int, marker_offset: int, *, aborted: bool) -> None:
-        """A marker. It ends nothing when the producer has appended no batch here since its last marker."""
+        """A marker is at `marker_offset`. It ends nothing if the producer has appended no batch since the last one."""
         first_offset = self._ongoing.pop(producer_id, -1)
         if first_offset < 0:
             return
@@ -109,7 +109,7 @@ class TransactionIndex:
         return at < len(transactions) and transactions[at].first_offset <= offset
 
     def start_at(self, log_start_offset: int) -> None:
-        """Forget what retention has removed."""
+        """Forget aborted transactions that retention has removed."""
         for producer_id, transactions in list(self._aborted.items()):
             kept = [transaction for transaction in transactions if transaction.last_offset >= log_start_offset]
             if kept:

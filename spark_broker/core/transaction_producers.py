@@ -1,8 +1,9 @@
 """Decisions about a transactional id in Kafka's form: one producer at a time, one writer.
 
-Every end raises the producer's epoch, also that of a transaction in which nothing was appended: a batch may still be on
-its way, and must find the epoch over instead of opening the next transaction (KIP-890). A new producer raises it once
-more than the abort of what it found open, so that it shares its epoch with nobody who only waited for that abort.
+Every end of a transaction raises the producer's epoch, even if nothing was appended. Otherwise a batch that is still on
+its way would open the next transaction (KIP-890). A new producer first aborts the transaction that it finds open, which
+raises the epoch, and then raises the epoch once more. Its epoch then differs from that of an older producer that only
+waited for the abort.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from spark_broker.protocol.messages import (
 )
 
 PRODUCER_EPOCH_MAX = 2**15 - 1
-"""The last one is only ever named by a marker."""
+"""Only markers name this last epoch."""
 
 
 def initialize(
@@ -52,7 +53,7 @@ def initialize(
 
 
 def add_partition(transaction: TransactionMetadata, request: AddPartitionToTransactionRequest) -> Decision:
-    """A batch of this identity reached a leader: it joins the open transaction, or opens one."""
+    """A batch of this identity has reached a leader. Its partition joins the open transaction, or opens one."""
     identity = ProducerIdentity(request.producer_id, request.producer_epoch)
     if identity != transaction.identity:
         raise _stale(transaction, identity)
@@ -65,7 +66,7 @@ def add_partition(transaction: TransactionMetadata, request: AddPartitionToTrans
 
 
 def end(transaction: TransactionMetadata, request: EndTransactionRequest, resources: Resources) -> Decision:
-    """Commit or abort; a repetition waits for the same end, or gets its answer."""
+    """Commit or abort. A repeated request waits for the same end; after that end, it is answered at once."""
     identity = ProducerIdentity(request.producer_id, request.producer_epoch)
     if transaction.last_outcome is not None and identity == transaction.last_outcome.identity:
         _check_same(transaction.last_outcome, request.committed)
@@ -80,12 +81,15 @@ def end(transaction: TransactionMetadata, request: EndTransactionRequest, resour
 
 
 def abort_idle(transaction: TransactionMetadata, resources: Resources) -> Ending:
-    """The transaction has timed out."""
+    """Abort a transaction that has timed out."""
     return _ending(transaction, False, resources)
 
 
 def identity_after(identity: ProducerIdentity, resources: Resources) -> ProducerIdentity:
-    """The next epoch; a new producer id where epochs run out, since markers name one epoch more than batches."""
+    """The identity with the next epoch, or with a new producer id when the epochs run out.
+
+    They run out one epoch early, since markers name one epoch more than batches.
+    """
     if identity.producer_epoch + 1 < PRODUCER_EPOCH_MAX:
         return ProducerIdentity(identity.producer_id, identity.producer_epoch + 1)
     return ProducerIdentity(resources.producer_ids.take(), 0)

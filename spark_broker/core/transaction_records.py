@@ -1,7 +1,7 @@
 """The records of `__transaction_state`: everything that a transaction coordinator ever decides.
 
-Records are kept for years, so their tags are numbers that are never used again; fields are only added at the end, with
-defaults. The record's key in the log is the transactional id (UTF-8), its value one of these.
+Records are kept for years. Their tags are therefore numbers that are never reused, and fields are only added at the
+end, with defaults. A record's key in the log is the transactional id (UTF-8). Its value is one of the changes below.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Change(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Restored(Change, frozen=True, tag=0):
-    """A whole id, in a snapshot: replaces whatever came before.
+    """The whole state of an id, in a snapshot. It replaces all earlier records of the id.
 
-    One record, since a snapshot that is cut short between two must not lose half of an id. `writers` has (producer id,
-    epoch, partitions), a partition is (index in `topic_ids`, number). `ended_*`: the one-writer transaction that ended
-    last, for a producer that repeats its end; producer id -1: none.
+    It is one record, because a snapshot may be cut short between two records, and must not lose half of an id.
+    `writers` has (producer id, epoch, partitions). A partition is (index in `topic_ids`, number). `ended_*`: the
+    one-writer transaction that ended last, for a producer that repeats its request to end it. Producer id -1: none.
     """
 
     grouped: bool
@@ -58,7 +58,7 @@ class Initialized(Change, frozen=True, tag=1):
 
 
 class ExecutionStarted(Change, frozen=True, tag=2):
-    """The first request of an application's execution has come: every earlier one is fenced (many-writer form).
+    """An application's execution has sent its first request, which fences every earlier one (many-writer form).
 
     `single_use`: the application has one version.
     """

@@ -24,14 +24,14 @@ from spark_broker.errors import InvariantError, invariant
 NO_PRODUCER = -1
 
 REMEMBERED_EXECUTIONS = 32
-"""A zombie of an older execution would count as a new one. Spark does not run that many at a time."""
+"""A zombie of an older execution is forgotten, and would count as new. Spark does not run that many at a time."""
 
 JOIN_EPOCH = 0
 """Every join has a producer id of its own, so its epoch need not rise."""
 
 
 class TransactionState(Enum):
-    """Of a transactional id; the values are Kafka's names."""
+    """The state of a transactional id. The values are Kafka's names."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -103,7 +103,7 @@ class TransactionOutcome:
 
 @dataclass(frozen=True, slots=True)
 class MarkerTarget:
-    """A marker to be written to one partition. `producer_epoch` begins after it (KIP-890)."""
+    """A marker to be written to one partition. `producer_epoch` is the epoch that begins after it (KIP-890)."""
 
     transactional_id: str
     producer_id: int
@@ -115,7 +115,7 @@ class MarkerTarget:
 
 @dataclass(slots=True)
 class Writer:
-    """A producer of the open transaction, and the partitions that it may have written to, in order of their adding."""
+    """A producer of the open transaction, and the partitions that it may have written to, in the order of adding."""
 
     producer_epoch: int
     partitions: dict[tuple[str, int], None] = field(default_factory=dict)
@@ -125,10 +125,10 @@ class Writer:
 class TransactionMetadata:
     """The transactional id with its open transaction, if there is one.
 
-    Invariants: `writers` is empty while EMPTY; `winners` is a subset of the writers, and empty but in PREPARE_COMMIT;
-    `next_identity` is NOBODY but in a PREPARED state of the one-writer form; `identity` changes only while EMPTY, and
-    never to one that was used before; `last_committed` never falls, and `version > last_committed` while not EMPTY
-    (many-writer form).
+    Invariants: `writers` is empty while EMPTY; `winners` is a subset of the writers, and empty except in
+    PREPARE_COMMIT; `next_identity` is NOBODY except in a PREPARED state of the one-writer form; `identity` changes only
+    while EMPTY, and never to one that was used before; `last_committed` never falls, and `version > last_committed`
+    while not EMPTY (many-writer form).
     """
 
     transactional_id: str
@@ -162,7 +162,7 @@ class TransactionMetadata:
         return self.state is TransactionState.PREPARE_COMMIT
 
     def apply(self, change: AnyChange) -> None:
-        """A record, in the order of the log."""
+        """Take the next record of the log."""
         try:
             self._apply(change)
             self.check()

@@ -43,7 +43,7 @@ def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
 
 
 def read_checkpoint_as(path: Path, kind: type[T], *, fs: FileSystem = LOCAL) -> T | None:
-    """The value as this type; None when there is no such file. Raises DamagedLogError, also for a value of another."""
+    """The value as a `kind`; None when there is no file. Raises DamagedLogError, also for a value of another type."""
     value = read_checkpoint(path, fs=fs)
     try:
         return None if value is None else msgspec.convert(value, kind, strict=True)

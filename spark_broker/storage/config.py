@@ -9,7 +9,7 @@ from spark_broker.config import TopicConfig
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """Those of a topic's settings that its logs follow; -1 means no limit for the two retention settings."""
+    """The topic's settings that its logs follow. For the two retention settings, -1 means no limit."""
 
     segment_bytes: int = 1_073_741_824
     segment_index_bytes: int = 1_048_576

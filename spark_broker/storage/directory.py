@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DirectoryMeta:
-    """What a log directory says of itself. `broker_id` and `port` are -1 and 0 until the broker has them."""
+    """The content of `meta.json`. `broker_id` is -1 and `port` is 0 until the broker has them."""
 
     cluster_id: str
     directory_id: str
@@ -70,7 +70,7 @@ class PartitionDirectory:
 
 
 class LogDirectory:
-    """A claimed log directory: locked by this process until `release` or its end."""
+    """A claimed log directory. It is locked by this process until `release`, or until the process ends."""
 
     def __init__(
         self,
@@ -108,10 +108,10 @@ class LogDirectory:
         wait_ms: int = 10_000,
         fs: FileSystem = LOCAL,
     ) -> LogDirectory:
-        """Claim a directory under `log.dirs`: one that nobody holds, one whose holder is superseded, or a new one.
+        """Claim a directory under `log.dirs`: a free one, else one whose holder is superseded, else a new one.
 
-        A superseded holder is killed first; where its pid is not visible, its end is awaited for up to `wait_ms`.
-        Raises InconsistentClusterIdError when any of the directories is another cluster's (nothing is touched then),
+        A superseded holder is killed first. If its pid is not visible, this waits up to `wait_ms` for its end. Raises
+        InconsistentClusterIdError when any of the directories belongs to another cluster (nothing is changed then),
         LogDirectoryNotUsableError, LogDirectoryLockedError and KafkaStorageError.
         """
         with _storage_errors(base_directory), _usable(base_directory):
@@ -139,19 +139,20 @@ class LogDirectory:
         self._write_meta(changed)
 
     def mark_recovered(self) -> None:
-        """Every log is open and the broker has registered: from now on an unmarked end is a process crash.
+        """Save the boot id, once every log is open and the broker has registered.
 
-        Not before: a process that dies in the middle of recovering from a machine crash must recover from that again.
+        From then on, an end without the clean marker counts as a process crash. The boot id is not saved earlier: if a
+        process dies while it recovers from a machine crash, the next one must recover from the machine crash again.
         """
         self._write_meta(replace(self._meta, boot_id=self.fs.boot_id()))
 
     def mark_clean(self) -> None:
-        """Every log has been closed clean: the next start need not recover anything."""
+        """Write the clean marker. Every log has been closed clean, so the next start need not recover anything."""
         with _storage_errors(self.path):
             write_checkpoint(self.path / CLEAN_FILE, self._meta.directory_id, fs=self.fs)
 
     def check(self) -> None:
-        """Whether the directory is still there. Raises KafkaStorageError; its files may go on taking writes."""
+        """Raises KafkaStorageError when the directory was removed. Writes to its open files may succeed even then."""
         with _storage_errors(self.path):
             if not self.fs.exists(self.path / META_FILE):
                 raise KafkaStorageError(f"{self.path} was removed under the live broker: its {META_FILE} is gone")
@@ -177,10 +178,11 @@ class LogDirectory:
             write_high_watermarks(self.path, high_watermarks, fs=self.fs)
 
     def partition_directory(self, topic: str, topic_id: str, partition: int, *, sync: bool = True) -> Path:
-        """The directory of a partition, made if need be. Raises InconsistentTopicIdError for an older topic's, and
-        DamagedLogError where it does not say whose it is.
+        """The directory of a partition, created if it is missing.
 
-        Without `sync`, nobody uses it before `sync_names`. From any thread, each for other partitions.
+        Raises InconsistentTopicIdError when it belongs to an older topic of this name, and DamagedLogError when it has
+        files but does not say whose it is. Without `sync`, the caller calls `sync_names` before the directory is used.
+        Several threads may call this at the same time for different partitions.
         """
         path = self.path / f"{topic}-{partition}"
         with _storage_errors(path):
@@ -209,7 +211,7 @@ class LogDirectory:
         return self.fs.is_directory(self.path / f"{topic}-{partition}")
 
     def list_partitions(self) -> list[PartitionDirectory]:
-        """The partitions that are here, by topic and number; deleted, quarantined and unreadable ones are not."""
+        """The partitions here, sorted by topic and number, without deleted, quarantined and unreadable ones."""
         with _storage_errors(self.path):
             directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
             partitions = [self._readable(path) for path in directories]
@@ -220,12 +222,12 @@ class LogDirectory:
         try:
             return _read_partition(self.fs, path)
         except DamagedLogError as error:
-            # This one alone is left out. A broker that wants to use it gets the error.
+            # Only this directory is left out. `partition_directory` raises the error to a broker that wants to use it.
             logger.error("%s: %s", path, error.message)
             return None
 
     def delete_partition(self, topic: str, partition: int) -> None:
-        """Delete a partition's directory; its log must be closed. Nothing when there is none."""
+        """Delete a partition's directory, if there is one. Its log must be closed."""
         path = self.path / f"{topic}-{partition}"
         with _storage_errors(path):
             if self.fs.is_directory(path):
@@ -235,9 +237,9 @@ class LogDirectory:
                 self.fs.remove_tree(doomed)
 
     def quarantine(self, topic: str, partition: int) -> Path:
-        """Rename a damaged replica's directory to `<name>.<n>.damaged`, to be looked at; returns the new path.
+        """Rename a damaged replica's directory to `<name>.<n>.damaged`, for inspection. Returns the new path.
 
-        Nothing is renamed where the damage is that the directory was removed.
+        If the directory itself was removed, nothing is renamed.
         """
         path = self.path / f"{topic}-{partition}"
         number = 0
@@ -270,7 +272,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _usable(path: Path) -> Iterator[None]:
-    """Says whose rights are missing, and on which path: the start fails until somebody grants them."""
+    """Raise an error that names the user without rights, and the path. The start fails until the rights are granted."""
     try:
         yield
     except OSError as error:
@@ -281,14 +283,14 @@ def _usable(path: Path) -> Iterator[None]:
 
 
 def _sync_names(fs: FileSystem, path: Path) -> None:
-    """A directory that is used for the first time outlives the machine, even if its maker died before it synced."""
+    """Sync the name of a directory that is used for the first time: its maker may have died before it synced."""
     fs.sync_directory(path.parent)
-    with contextlib.suppress(PermissionError):  # Where `log.dirs` itself is another user's, it is not new.
+    with contextlib.suppress(PermissionError):  # If the directory above is another user's, `log.dirs` is not new.
         fs.sync_directory(path.parent.parent)
 
 
 def _make_directories(fs: FileSystem, path: Path) -> None:
-    """Make a directory and those above it, durably, as far as they are missing."""
+    """Make a directory and its missing parents, durably."""
     if not fs.is_directory(path):
         _make_directories(fs, path.parent)
         with contextlib.suppress(FileExistsError):  # Another broker was quicker.
@@ -380,7 +382,7 @@ def _is_marked_clean(fs: FileSystem, path: Path, meta: DirectoryMeta) -> bool:
     try:
         return read_checkpoint_as(path / CLEAN_FILE, str, fs=fs) == meta.directory_id
     except DamagedLogError as error:
-        logger.warning("%s: %s; recovery decides", path, error.message)  # Such a start checks more than a clean one.
+        logger.warning("%s: %s; recovery decides", path, error.message)  # An unclean start checks more.
         return False
 
 
@@ -399,7 +401,7 @@ def _read_partition(fs: FileSystem, path: Path) -> PartitionDirectory | None:
 
 
 def _check_fresh(fs: FileSystem, path: Path) -> None:
-    """A directory without a description was not finished when its maker ended: it holds nobody's files."""
+    """A directory without PARTITION_FILE must be empty: its creation was not finished. Else raises DamagedLogError."""
     held = [name for name in fs.list_directory(path) if not name.endswith(TEMPORARY_SUFFIX)]
     if held:
         raise DamagedLogError(f"{path} has lost its {PARTITION_FILE} and holds {held[0]}")

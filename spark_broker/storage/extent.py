@@ -12,8 +12,11 @@ from spark_broker.storage.segment import Segment
 def extent(
     segments: Sequence[Segment], entries_of: Callable[[Segment], Entries], start: int, end: int, max_bytes: int
 ) -> tuple[int, int]:
-    """Bytes of the batches from the one that contains `start` to the last below `end`, and the offset after those of
-    them that fit into `max_bytes`: one at least, if there is one. Indexes of whole segments are not looked at.
+    """How many bytes the batches from `start` up to `end` (exclusive) have, and how far `max_bytes` of them reach.
+
+    The first batch is the one that contains `start`. The second number is the offset after the last batch that fits
+    into `max_bytes`; at least one batch counts as fitting, if there is one. The index of a segment that lies wholly in
+    the range is not read, unless `max_bytes` ends in it.
     """
     size, fitting, full = 0, start, False
     first = bisect_right(segments, start, key=lambda segment: segment.base_offset) - 1

@@ -20,7 +20,7 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk (or a quota) is full, as against broken."""
+    """Whether the error means that the disk (or a quota) is full, rather than broken."""
     return error.errno in _FULL
 
 
@@ -60,7 +60,7 @@ def read_fully(fs: FileSystem, fd: int, length: int, position: int) -> bytes:
 
 @contextmanager
 def opened(fs: FileSystem, path: Path, flags: int) -> Iterator[int]:
-    """A handle for the length of the block."""
+    """Open a file, and close it when the block ends."""
     fd = fs.open(path, flags)
     try:
         yield fd
@@ -69,7 +69,7 @@ def opened(fs: FileSystem, path: Path, flags: int) -> Iterator[int]:
 
 
 def write_atomically(fs: FileSystem, path: Path, data: bytes) -> None:
-    """Replace the file with `data`, durably: after a crash it is the old file or the new one, whole. Raises OSError."""
+    """Replace the file with `data`, durably. After a crash it is wholly the old file or the new one. Raises OSError."""
     temporary = path.with_name(path.name + TEMPORARY_SUFFIX)
     try:
         with opened(fs, temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
@@ -97,10 +97,10 @@ def copy_prefix(fs: FileSystem, source: Path, target: Path, length: int) -> None
 
 
 class SharedFile:
-    """An open file whose handle is closed with its last use.
+    """An open file that is closed when its last user releases it.
 
-    A reader pins it for one read. Without that, a close by the writer could hand the number of the handle to
-    another file between a reader's look-up and its pread.
+    A reader pins it for one read. Otherwise the writer could close the file between a reader's look-up and its pread,
+    and the handle's number could belong to another file by then.
     """
 
     def __init__(self, fs: FileSystem, path: Path, flags: int) -> None:
@@ -111,12 +111,12 @@ class SharedFile:
 
     @property
     def fd(self) -> int:
-        """The handle, for the owner, which has not released it."""
+        """The handle. Only the owner may use it, and only before it calls `release`."""
         return self._fd
 
     @contextmanager
     def pinned(self) -> Iterator[int | None]:
-        """The handle for the length of the block; None when the file is closed already."""
+        """The handle, which stays open until the block ends; None when the file is closed already."""
         fd = self._acquire()
         try:
             yield fd
@@ -132,7 +132,7 @@ class SharedFile:
             return self._fd
 
     def release(self) -> None:
-        """Give up one use; the owner's own is the first."""
+        """Give up one use. The owner's own use counts from the start."""
         with self._lock:
             self._users -= 1
             if self._users == 0:

@@ -1,8 +1,8 @@
 """The machine under a log directory: its files, locks, processes and boot id, behind one protocol.
 
-`LOCAL` is the real one. The simulator puts its own in its place (`testing/simulation/filesystem.py`), so the operations
-are POSIX's, no larger: which of them a crash undoes is what the code above must get right. `tests/storage/test_seam.py`
-keeps every other module of `storage/` from going around it.
+`LOCAL` is the real machine. The simulator replaces it (`testing/simulation/filesystem.py`). The operations are as small
+as POSIX's: a crash may undo any of them, and the callers must be right then, too. `tests/storage/test_seam.py` keeps
+every other module of `storage/` from bypassing the protocol.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _START_TIME_FIELD = 19  # Of /proc/<pid>/stat after the command's closing parent
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process of this boot: a pid that was used again has another `start_time` (clock ticks since boot)."""
+    """One process of this boot. A later process with the same pid has another `start_time` (clock ticks since boot)."""
 
     pid: int
     start_time: int
@@ -37,8 +37,8 @@ class ProcessIdentity:
 class FileSystem(Protocol):
     """Operations raise OSError (FileNotFoundError, FileExistsError, ENOSPC, EIO, ...) as the system calls do.
 
-    Writes, creations, renames and removals are seen by everyone at once and outlive the process; they outlive the
-    machine once `fsync` (content) or `sync_directory` (names) has returned.
+    Writes, creations, renames and removals are visible to every process at once, and outlive the process. They outlive
+    a crash of the machine once `fsync` (content) or `sync_directory` (names) has returned.
     """
 
     def open(self, path: Path, flags: int) -> int:
@@ -62,7 +62,7 @@ class FileSystem(Protocol):
         ...
 
     def fsync(self, fd: int, /) -> None:
-        """Make the file's content durable. Never again after a failure: the page cache may have dropped the data."""
+        """Make the file's content durable. Never repeat it after an error: the page cache may have dropped the data."""
         ...
 
     def size(self, fd: int) -> int:
@@ -86,7 +86,7 @@ class FileSystem(Protocol):
         ...
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give the file or directory another name; a file that has that name goes."""
+        """Give the file or directory another name. It replaces a file that has that name."""
         ...
 
     def unlink(self, path: Path) -> None:
@@ -122,7 +122,7 @@ class FileSystem(Protocol):
         ...
 
     def lock(self, fd: int, *, wait_ms: int) -> bool:
-        """Lock the open file for this handle alone, waiting up to `wait_ms` for whoever has it. False: still held."""
+        """Lock the open file for this handle alone. False: another handle still has the lock after `wait_ms`."""
         ...
 
     def boot_id(self) -> str:
@@ -134,7 +134,7 @@ class FileSystem(Protocol):
         ...
 
     def kill(self, process: ProcessIdentity, *, wait_ms: int) -> bool:
-        """End exactly this process, without mercy; False when there is none such here, or it is our own.
+        """Kill exactly this process. Returns False when there is no such process here, or it is our own.
 
         Raises TimeoutError when it is still there after `wait_ms`.
         """
@@ -146,9 +146,9 @@ class FileSystem(Protocol):
 
 
 class LocalFileSystem:
-    """The operating system's own. It has no state: one instance, `LOCAL`, serves every thread."""
+    """The real machine. It has no state: one instance, `LOCAL`, serves every thread."""
 
-    # The system calls themselves, without a frame between: appends and reads go through here.
+    # The system calls themselves, without a Python frame around them: every append and read uses them.
     close = staticmethod(os.close)
     pread = staticmethod(os.pread)
     pwritev = staticmethod(os.pwritev)
@@ -214,7 +214,7 @@ class LocalFileSystem:
 
     def lock(self, fd: int, *, wait_ms: int) -> bool:
         deadline = time.monotonic() + wait_ms / 1000
-        pause = threading.Event()  # Never set: flock can only be polled when it must not wait without end.
+        pause = threading.Event()  # Never set. flock has no time-out, so the lock is polled.
         while not _try_lock(fd):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
@@ -236,7 +236,7 @@ class LocalFileSystem:
         except ProcessLookupError:
             return False
         try:
-            # Checked while the pidfd holds on to the process, so that a pid that was used again is never signalled.
+            # The pidfd pins the process. So this check makes sure that no later process with the pid is signalled.
             if process_start_time(process.pid) != process.start_time:
                 return False
             signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -256,11 +256,11 @@ LOCAL: Final[FileSystem] = LocalFileSystem()
 
 
 def current_user() -> str:
-    """Whose rights this process has, for people."""
+    """The user whose rights this process has, as a text for people."""
     uid = os.geteuid()
     try:
         return f"user {pwd.getpwuid(uid).pw_name} (uid {uid})"
-    except KeyError:  # Containers run as users that no file names.
+    except KeyError:  # Containers may run as users that have no name.
         return f"uid {uid}"
 
 

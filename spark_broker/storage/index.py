@@ -17,7 +17,7 @@ from spark_broker.protocol.frame import ENTRY_BYTES, ENTRY_DTYPE, HEADER_BYTES, 
 
 Entries = npt.NDArray[np.void]
 _FIRST_CAPACITY = 16
-_COVERED_BYTES = HEADER_BYTES - 4  # By the entry's CRC, which is the last field of the header.
+_COVERED_BYTES = HEADER_BYTES - 4  # The entry's CRC covers these bytes. The CRC is the last field of the header.
 
 
 class EntryIndex:
@@ -73,7 +73,7 @@ def end_position(entries: Entries, index: int = -1) -> int:
 
 
 def count_below(entries: Entries, offset: int) -> int:
-    """How many batches lie wholly below the offset: the index of the one that contains it, if one does."""
+    """How many batches lie wholly below the offset. A batch that contains the offset has this number as its index."""
     count = bisect_left(entries["base_offset"], offset)
     if count and int(entries["base_offset"][count - 1]) + int(entries["last_offset_delta"][count - 1]) >= offset:
         count -= 1
@@ -81,7 +81,7 @@ def count_below(entries: Entries, offset: int) -> int:
 
 
 def count_within(entries: Entries, start: int, max_bytes: int) -> int:
-    """Index after the last batch of a run from `start` on that has at most `max_bytes`."""
+    """The index after the last batch of the longest run that begins at `start` and has at most `max_bytes`."""
     limit = int(entries["position"][start]) + max_bytes
     count = bisect_right(entries["position"], limit)
     return count if count and end_position(entries, count - 1) <= limit else count - 1
@@ -93,7 +93,7 @@ def find_timestamp(entries: Entries, timestamp_us: int) -> int:
 
 
 def pack_entries(headers: Sequence[BatchHeader], position: int) -> bytes:
-    """Consecutive entries whose first message begins at `position`."""
+    """The packed entries of consecutive batches. The first batch's message begins at `position`."""
     packed = []
     for header in headers:
         packed.append(pack_entry(header, position))
@@ -102,9 +102,9 @@ def pack_entries(headers: Sequence[BatchHeader], position: int) -> bytes:
 
 
 def check_chain(entries: Entries, base_offset: int, *, verify_from: int = 0) -> None:
-    """Offsets and positions follow one another, and the CRCs from the `verify_from`-th entry on are right.
+    """Check that offsets and positions follow one another, and the CRCs of the entries from index `verify_from` on.
 
-    Half a microsecond an entry. Raises DamagedLogError.
+    It takes half a microsecond for each entry. Raises DamagedLogError.
     """
     next_offsets = entries["base_offset"] + entries["last_offset_delta"] + 1
     ends = entries["position"] + entries["length"]

@@ -1,8 +1,8 @@
 """The lock of a log directory: a locked file, with the holder's identity in it.
 
-A broker's process may outlive its executor (a zombie) and go on holding its directory. Its replacement, told that the
-launch is superseded, kills exactly that process: the one with the recorded pid *and* start time, so that a pid that was
-used again is never signalled.
+A broker's process may outlive its executor and keep its directory locked (a zombie). When its launch is superseded, the
+replacement kills it. Both the pid *and* the start time must be the recorded ones, because another process may have the
+pid by now.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class DirectoryLock:
 
     @classmethod
     def acquire(cls, directory: Path, *, launch: int, wait_ms: int = 0, fs: FileSystem = LOCAL) -> DirectoryLock:
-        """Take the lock, waiting up to `wait_ms` for its holder to go. Raises LogDirectoryLockedError."""
-        # Handles are not inherited: a child must not keep the directory locked after we are gone.
+        """Take the lock. Wait up to `wait_ms` for its holder to release it. Raises LogDirectoryLockedError."""
+        # Handles are not inherited: a child must not keep the directory locked after this process has ended.
         fd = fs.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT)
         try:
             if not fs.lock(fd, wait_ms=wait_ms):
@@ -68,7 +68,7 @@ _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
 
 
 def _forget_in_child() -> None:
-    # flock belongs to the open file, which a fork shares: a child that lived on would keep a dead broker's directory.
+    # flock belongs to the open file, which a fork shares: a child that outlives the broker would keep the lock.
     for lock in list(_held):
         lock.forget()
 
@@ -77,7 +77,10 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def read_holder(directory: Path, *, fs: FileSystem = LOCAL) -> Holder | None:
-    """Who wrote the lock file last; None when it does not say. Whether they still hold it, only the lock tells."""
+    """The process that wrote the lock file last; None when the file names none.
+
+    It may have ended since: `is_locked` says whether the directory is still held.
+    """
     try:
         value = json.loads(fs.read_bytes(directory / LOCK_FILE))
         return Holder(int(value["pid"]), int(value["start_time"]), int(value["launch"]))
@@ -95,9 +98,10 @@ def is_locked(directory: Path, *, fs: FileSystem = LOCAL) -> bool:
 
 
 def kill_holder(holder: Holder, *, wait_ms: int, fs: FileSystem = LOCAL) -> bool:
-    """SIGKILL exactly this process and wait for its end. False when it is our own or not visible (a pid namespace).
+    """SIGKILL exactly this process and wait for its end.
 
-    Raises LogDirectoryLockedError when it is still there after `wait_ms`.
+    Returns False when it is our own process, or is not visible here (a pid namespace). Raises LogDirectoryLockedError
+    when it is still there after `wait_ms`.
     """
     try:
         return fs.kill(ProcessIdentity(holder.pid, holder.start_time), wait_ms=wait_ms)

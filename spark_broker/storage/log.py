@@ -1,9 +1,9 @@
 """The log of one partition replica: its segments, in order, as one run of batches.
 
-Threads: the caller holds the partition's lock for everything that writes (append, truncate, retention, close); `read`,
-`headers`, `offset_for_timestamp` and `flush` may run beside it. Readers work on snapshots: the tuple of segments and
-the entries of an index are replaced, never changed. A read checks the CRCs of what it got against its snapshot, so a
-cut in between can only make it fail, never give wrong bytes; it is then tried once more under the lock that cuts hold.
+Threads: the caller holds the partition's lock for every write (append, truncate, retention, close). `read`, `headers`,
+`offset_for_timestamp` and `flush` may run at the same time. Readers work on snapshots: the tuple of segments and the
+entries of an index are replaced, never changed. A read checks its bytes against the CRCs of its snapshot. A cut
+meanwhile can make the read fail, but never return wrong bytes. A failed read is repeated once, under the lock of cuts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.stored_run import StoredRun
 
 MAX_LOADED_INDEXES = 4
-"""Indexes of sealed segments kept in memory, of one log."""
+"""How many indexes of sealed segments one log keeps in memory."""
 
 T = TypeVar("T")
 
@@ -84,10 +84,10 @@ class PartitionLog:
     def open(
         directory: Path, config: LogConfig, schemas: SchemaOf, *, start: StartKind, fs: FileSystem = LOCAL
     ) -> PartitionLog:
-        """Recover the log of a partition's directory; nothing but a small read when it is empty.
+        """Recover the log of a partition's directory. An empty directory costs only a small read.
 
-        `schemas` gives the schema message of a schema id. Raises DamagedLogError (set the directory aside and fetch the
-        replica again), StorageFullError (recovery had to write) or KafkaStorageError.
+        `schemas` gives the schema message of a schema id. Raises DamagedLogError (quarantine the directory and fetch
+        the replica again), StorageFullError (recovery had to write) or KafkaStorageError.
         """
         try:
             state = read_log_state(directory, start, fs=fs)
@@ -102,9 +102,9 @@ class PartitionLog:
             log.close(clean=False)
             raise DamagedLogError(f"the log ends at {log._log_end_offset}; {state} was saved")
         if start is StartKind.MACHINE_CRASH and segments:
-            log._recovery_point = log._log_end_offset  # Recovery has synced it.
+            log._recovery_point = log._log_end_offset  # Recovery has synced the whole log.
             with suppress(StorageFullError), log._failing("open"):
-                log._save_state()  # It is saved later, when there is room: a lower point on the disk is safe.
+                log._save_state()  # On a full disk it is saved later: a lower recovery point is safe.
         return log
 
     @property
@@ -143,7 +143,7 @@ class PartitionLog:
         return tuple(segment.base_offset for segment in self._segments)
 
     def should_roll(self, length: int, schema_id: int, append_time_ms: int) -> bool:
-        """Whether the leader's next batch, of `length` bytes, begins a segment (it then sets FIRST_OF_SEGMENT)."""
+        """Whether the leader's next batch, of `length` bytes, begins a segment (and gets FIRST_OF_SEGMENT)."""
         segments = self._segments
         if not segments or segments[-1].sealed:
             return True
@@ -160,10 +160,10 @@ class PartitionLog:
         self.append_many((Frame(header, message),))
 
     def append_many(self, frames: Sequence[Frame]) -> None:
-        """Append consecutive batches from the log end on, as they are; when this returns, they are written.
+        """Append consecutive batches at the log end, unchanged. They are written when this returns.
 
-        A batch that is FIRST_OF_SEGMENT begins one. Raises StorageFullError (the batches that did not fit are gone
-        without a trace, the log goes on) or KafkaStorageError (the log refuses everything from then on).
+        A batch with FIRST_OF_SEGMENT begins a segment. Raises StorageFullError (nothing is left of the batches that did
+        not fit, and the log stays usable) or KafkaStorageError (the log refuses every later call).
         """
         self._check_usable()
         self._check_contiguous(frames)
@@ -182,7 +182,7 @@ class PartitionLog:
             return
         active = segments[-1]
         if active.sealed:
-            # The batches after the mark were cut off. The new leader did not roll here, so this replica must not.
+            # The segments after this one were cut off. The new leader did not roll here, so this replica must not.
             active = active.reopened()
             self._segments = (*segments[:-1], active)
         invariant(header.schema_id == active.last.schema_id, "a batch of another schema begins a segment")
@@ -205,10 +205,10 @@ class PartitionLog:
 
     def _check_contiguous(self, frames: Sequence[Frame]) -> None:
         expected = self._log_end_offset
-        # An empty log may be given less than what lies below its start: the leader was empty there, too.
+        # An empty log accepts a lower maximum: the leader may have begun there without the batches below the log start.
         latest_us = self.max_timestamp_us if expected > self._log_start_offset else NO_TIMESTAMP
         for number, (header, message) in enumerate(frames):
-            # A replica that starts at the leader's log start may get the batch that this offset lies within.
+            # The leader's log start may lie within a batch. A replica that starts there gets that batch first.
             first = number == 0 and not self._segments and header.base_offset <= expected < header.next_offset
             follows = first or header.base_offset == expected
             invariant(follows, "a batch at %d in a log that ends at %d", header.base_offset, expected)
@@ -219,13 +219,13 @@ class PartitionLog:
     def read(self, offset: int, *, max_bytes: int, end_offset: int) -> list[Frame]:
         """Whole batches from the one that contains `offset` on, all of them below `end_offset` (exclusive).
 
-        At least one batch, however large, if there is one; otherwise at most `max_bytes`. Messages are views of what
-        was read, their CRCs checked. Raises OffsetOutOfRangeError, DamagedLogError or KafkaStorageError.
+        The first batch may be larger than `max_bytes`; otherwise the batches have at most `max_bytes` in all. Messages
+        are views of checked bytes (CRC). Raises OffsetOutOfRangeError, DamagedLogError or KafkaStorageError.
         """
         return self._consistently(lambda: self._read(offset, max_bytes, end_offset))
 
     def locate(self, offset: int, *, max_bytes: int, end_offset: int) -> list[StoredRun]:
-        """Where the batches lie that `read` would return, from the indexes alone. Raises as `read` does."""
+        """Where the batches that `read` would return lie. Only indexes are read. Raises as `read` does."""
         return self._consistently(
             lambda: [
                 segment.locate(entries, start, stop)
@@ -240,7 +240,7 @@ class PartitionLog:
         return frames
 
     def _runs(self, offset: int, max_bytes: int, end_offset: int) -> Iterator[tuple[Segment, Entries, int, int]]:
-        """Segments with their entries: the batches from one entry up to another (exclusive)."""
+        """Each segment to read, its entries, and the indexes of the first entry and the last (exclusive) to read."""
         log_end_offset = self._log_end_offset
         if not self._log_start_offset <= offset <= log_end_offset:
             raise OffsetOutOfRangeError(f"offset {offset}; the log has {self._log_start_offset} to {log_end_offset}")
@@ -266,7 +266,7 @@ class PartitionLog:
                 break
 
     def headers(self, from_offset: int = 0) -> Iterator[BatchHeader]:
-        """Headers of all batches from the one that contains `from_offset` on, from the indexes alone: a snapshot."""
+        """A snapshot of the headers from the batch that contains `from_offset` on. Only indexes are read."""
         return iter(self._consistently(lambda: self._headers(from_offset)))
 
     def _headers(self, from_offset: int) -> list[BatchHeader]:
@@ -278,19 +278,19 @@ class PartitionLog:
         return headers
 
     def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
-        """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""
+        """Bytes stored from `start` to `end` (exclusive), and the offset that the first `max_bytes` of them reach."""
         return self._consistently(lambda: extent(self._segments, self._entries, start, end, max_bytes))
 
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
         """Base offset and header of the first batch whose running maximum reaches the timestamp; None if none does.
 
-        After retention the maximum may come from a deleted batch: the caller looks at the rows, and on from there.
+        After retention the maximum may come from a deleted batch. The caller must search the rows from this batch on.
         """
         return self._consistently(lambda: self._offset_for_timestamp(timestamp_us))
 
     def _offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
         segments, log_start_offset = self._segments, self._log_start_offset
-        first = max(_segment_of(segments, log_start_offset), 0)  # The maximum may have been higher before it.
+        first = max(_segment_of(segments, log_start_offset), 0)  # The maximum may be higher below the log start.
         position = bisect_left(segments, timestamp_us, lo=first, key=lambda segment: segment.max_timestamp_us)
         if position >= len(segments):
             return None
@@ -314,7 +314,7 @@ class PartitionLog:
         try:
             return read()
         except (DamagedLogError, FileNotFoundError):
-            pass  # A cut or a deletion may have come in between. None can while this thread holds the lock.
+            pass  # A cut or a deletion may have run meanwhile. None can while this thread holds `_cut_lock`.
         except OSError as error:
             self._fail("read", error)
         with self._cut_lock:
@@ -326,7 +326,7 @@ class PartitionLog:
                 self._fail("read", error)
 
     def truncate_to(self, offset: int) -> None:
-        """Make `offset` the log end; a batch that contains it goes entirely. Nothing when the log ends there or before.
+        """Cut the log at `offset`, or before the batch that contains it. A log that ends there or earlier stays as is.
 
         The cut is synced: a crash of the machine does not bring back what was cut.
         """
@@ -342,8 +342,8 @@ class PartitionLog:
             entries = self._entries(segments[position])
             count = count_below(entries, offset)
             boundary = header_at(entries, count).base_offset
-            # The saved state goes back before anything else does: what is appended next is not synced, and a log that
-            # ends before its start (the cut is in the batch that holds it) would pass for damage.
+            # The saved state is lowered before the cut: later appends are not synced, and a log that ends below its
+            # saved start (the start may be within the batch that is cut) would count as damaged.
             state = LogState(min(self._log_start_offset, boundary), min(self._recovery_point, boundary))
             self._save(state)
             self._log_start_offset, self._recovery_point = state.log_start_offset, state.recovery_point
@@ -361,7 +361,7 @@ class PartitionLog:
         last.remove()
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Drop everything; the log is empty and begins at `offset`."""
+        """Remove all batches. The empty log then begins at `offset`."""
         self._check_usable()
         with self._cut_lock:
             with self._failing("truncate"):
@@ -371,7 +371,7 @@ class PartitionLog:
             with self._failing("restart"):
                 while self._segments:
                     self._drop_last()
-                # This comes before the state changes: segments that a crash brings back must still be recognised.
+                # Removals are synced before the state changes: no crash may bring old segments back after that.
                 self._fs.sync_directory(self.directory)
                 self._log_start_offset = self._log_end_offset = self._recovery_point = offset
                 self._save_state()
@@ -379,7 +379,7 @@ class PartitionLog:
     def advance_log_start(self, offset: int) -> list[int]:
         """Raise the log start; delete segments wholly below it, but never the last. Returns their base offsets.
 
-        Raises OffsetOutOfRangeError past the log end; an offset at or below the log start changes nothing.
+        Raises OffsetOutOfRangeError if `offset` is past the log end. One at or below the log start changes nothing.
         """
         self._check_usable()
         if offset > self._log_end_offset:
@@ -401,7 +401,7 @@ class PartitionLog:
     def retention_start(self, *, high_watermark: int, clock: RetentionClock) -> int:
         """Where the log would start if retention.ms (append time) and retention.bytes were applied now.
 
-        Only segments wholly below the high watermark would go, and never the last.
+        Only segments wholly below the high watermark would be deleted, and never the last.
         """
         segments = self._segments
         count = expired_segments(segments, self.config, high_watermark=high_watermark, clock=clock)
@@ -415,8 +415,8 @@ class PartitionLog:
     def flush(self) -> None:
         """Sync what is not synced and move the recovery point. May run beside appends.
 
-        Raises KafkaStorageError when fsync fails; it is never tried again (the page cache may have dropped the data),
-        and the log refuses everything from then on.
+        Raises KafkaStorageError when fsync fails. The fsync is never repeated (the page cache may have dropped the
+        data), and the log refuses every later call.
         """
         self._check_usable()
         with self._cut_lock:
@@ -445,7 +445,7 @@ class PartitionLog:
     def _sync(self, segment: Segment) -> None:
         try:
             segment.sync()
-            # Cleared before the sync: a segment that is made meanwhile sets it again.
+            # The flag is cleared before the sync: a segment that is created meanwhile sets it again.
             unsynced, self._directory_unsynced = self._directory_unsynced, False
             if unsynced:
                 self._fs.sync_directory(self.directory)
@@ -476,7 +476,7 @@ class PartitionLog:
             raise
 
     def _fail(self, action: str, error: OSError) -> NoReturn:
-        """A full disk refuses one action, which has changed nothing; any other error of the disk ends the log's use."""
+        """A full disk refuses one action, which has changed nothing. After any other error every call is refused."""
         message = f"{action} in {self.directory}: {error}"
         if is_full(error) and action != "restart":
             raise StorageFullError(message) from error
@@ -485,7 +485,7 @@ class PartitionLog:
 
 
 def _by_segment(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
-    """Runs of frames that go into one segment."""
+    """The frames in runs, one for each segment."""
     start = 0
     for position, frame in enumerate(frames):
         if position > start and frame.header.first_of_segment:
@@ -496,5 +496,5 @@ def _by_segment(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
 
 
 def _segment_of(segments: Sequence[Segment], offset: int) -> int:
-    """Index of the segment that contains the offset, if one does; -1 when it lies before them all."""
+    """Index of the segment that contains the offset, if one does; -1 when the offset lies before all segments."""
     return bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1

@@ -1,9 +1,9 @@
-"""The state of a log that its segments do not show, in a small file that is changed in place.
+"""The part of a log's state that its segments do not show, in a small file that is changed in place.
 
-In place, because a full disk must not be in the way of what makes room: retention saves the log start before it
-deletes. The file is two slots of one sector, each a CRC, then JSON with the number of the change. A change goes to one
-slot, is synced, and then goes to the other: whatever a crash leaves of one slot, the other is whole, and both say the
-same whenever the log does something that depends on it. So one damaged slot is of no consequence either.
+A change in place succeeds on a full disk. It must, because retention saves the log start before it deletes segments.
+The file has two slots of one sector each. A slot is a CRC, then JSON with the number of the change. A change is written
+to one slot and synced, and then to the other. A crash can therefore damage only one slot, and the other is whole. Both
+slots are equal before the log does anything that depends on the change, so one damaged slot loses nothing.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _decoder = msgspec.json.Decoder(_Slot)
 def read_log_state(directory: Path, start: StartKind = StartKind.CLEAN, *, fs: FileSystem = LOCAL) -> LogState:
     """The state of a partition's log; all zero when none was written.
 
-    After a crash it is made durable first: the process may have died between two slots, or of a failed fsync. Raises
-    DamagedLogError when neither slot is whole, OSError.
+    After a crash, the state is made durable first: the process may have died between the two writes, or of a failed
+    fsync. Raises DamagedLogError when neither slot is whole. Raises OSError.
     """
     slots = _read_slots(directory, fs)
     newest = _newest(slots)
@@ -62,7 +62,7 @@ def read_log_state(directory: Path, start: StartKind = StartKind.CLEAN, *, fs: F
 
 
 def write_log_state(directory: Path, state: LogState, *, fs: FileSystem = LOCAL) -> None:
-    """Save the state of a partition's log, durably. Raises OSError; only the first time for want of room."""
+    """Save the state of a partition's log, durably. Raises OSError. A full disk can refuse only the first save."""
     slots = _read_slots(directory, fs)
     newest = _newest(slots)
     change = 0 if newest is None else newest.change + 1
@@ -74,7 +74,10 @@ def write_log_state(directory: Path, state: LogState, *, fs: FileSystem = LOCAL)
 
 
 def _write_in_place(directory: Path, slot: _Slot, slots: list[_Slot | None], fs: FileSystem) -> None:
-    """The slot that is surely on the disk comes last: of two that differ, the one that is whole, then the older one."""
+    """Write both slots. The slot that is surely on the disk is written last.
+
+    If one slot is damaged, this is the whole one. If both are whole and differ, it is the older one.
+    """
     changes = [-1 if slot is None else slot.change for slot in slots]
     first = slots.index(None) if None in slots else changes.index(max(changes))
     with opened(fs, directory / LOG_STATE_FILE, os.O_WRONLY) as fd:
@@ -101,7 +104,7 @@ def _read_slots(directory: Path, fs: FileSystem) -> list[_Slot | None]:
 
 
 def _newest(slots: list[_Slot | None]) -> _Slot | None:
-    """None: nothing was written. Raises DamagedLogError when neither is whole."""
+    """The newest slot that is whole; None when nothing was written. Raises DamagedLogError when neither is whole."""
     whole = [slot for slot in slots if slot is not None]
     if slots and not whole:
         raise DamagedLogError(f"{LOG_STATE_FILE} fails its CRC, twice")

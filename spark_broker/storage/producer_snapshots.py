@@ -1,8 +1,9 @@
-"""Snapshots of what a partition remembers of its producers: `<offset>.snapshot` is the state after all batches below.
+"""Snapshots of a partition's producer state. `<offset>.snapshot` is the state after all batches below the offset.
 
-One is written at each roll and at the log start, so that opening or cutting a log replays a segment and not its whole
-history, and retention takes records away but not what is known of their producers (KIP-360). They are a function of the
-log below their offset, so one goes before the batch at its offset changes; the log start's alone cannot be made again.
+One is written at each roll: opening or cutting a log then replays one segment, not the whole log. One is written at the
+log start: retention then removes records, but not what is known of their producers (KIP-360). A snapshot is a function
+of the log below its offset, and is removed before that part of the log is cut. Only the snapshot at the log start
+cannot be made again from the log.
 
 A file is `u32 version | u32 CRC-32C of the version and the rest | MessagePack`, written whole.
 """
@@ -49,7 +50,7 @@ _decoder = msgspec.msgpack.Decoder(_Snapshot)
 
 
 def encode_snapshot(offset: int, states: ProducerStates) -> bytes:
-    """The bytes of a file."""
+    """The bytes of a snapshot file."""
     snapshot = _Snapshot(
         offset,
         [
@@ -72,7 +73,7 @@ def encode_snapshot(offset: int, states: ProducerStates) -> bytes:
 
 
 def decode_snapshot(data: bytes) -> tuple[int, ProducerStates]:
-    """Offset and state. Raises DamagedLogError."""
+    """The offset and the state of a snapshot file. Raises DamagedLogError."""
     if len(data) < _HEAD.size:
         raise DamagedLogError(f"a producer snapshot of {len(data)} bytes")
     version, crc = _HEAD.unpack_from(data)
@@ -112,7 +113,7 @@ class ProducerSnapshots:
         return tuple(self._offsets)
 
     def write(self, offset: int, states: ProducerStates) -> None:
-        """The state after all batches below `offset`; a snapshot that is there is replaced."""
+        """Write the state after all batches below `offset`. It replaces a snapshot of the same offset."""
         path = self._path(offset)
         try:
             write_atomically(self._fs, path, encode_snapshot(offset, states))
@@ -125,7 +126,7 @@ class ProducerSnapshots:
             insort(self._offsets, offset)
 
     def read(self, offset: int) -> ProducerStates:
-        """Raises DamagedLogError when the snapshot is missing or damaged."""
+        """The state at `offset`. Raises DamagedLogError when the snapshot is missing or damaged."""
         path = self._path(offset)
         try:
             found, states = decode_snapshot(self._fs.read_bytes(path))
@@ -136,9 +137,9 @@ class ProducerSnapshots:
         return states
 
     def newest(self, first: int, last: int) -> tuple[int, ProducerStates] | None:
-        """The newest readable one from offset `first` to `last`, both inclusive; None: there is none.
+        """The newest undamaged snapshot from offset `first` to `last`, both inclusive; None when there is none.
 
-        One that cannot be read is passed over: the log replays what it would have said.
+        A damaged snapshot is skipped: a replay of the log from an older one gives the same state.
         """
         for offset in reversed(self._offsets[: bisect_right(self._offsets, last)]):
             if offset < first:
@@ -150,11 +151,14 @@ class ProducerSnapshots:
         return None
 
     def remove_above(self, offset: int) -> None:
-        """Before the log is cut at `offset`, or when it was found to end there."""
+        """Remove the snapshots above `offset`, before the log is cut there or after it was found to end there."""
         self._remove([snapshot_offset for snapshot_offset in self._offsets if snapshot_offset > offset])
 
     def remove_below(self, offset: int) -> None:
-        """After retention has removed the batches below `offset`, for which there is a snapshot."""
+        """Remove the snapshots below `offset`, after retention has removed the batches there.
+
+        There is a snapshot at `offset`.
+        """
         self._remove([snapshot_offset for snapshot_offset in self._offsets if snapshot_offset < offset])
 
     def _remove(self, offsets: list[int]) -> None:

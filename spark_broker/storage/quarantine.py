@@ -1,7 +1,7 @@
-"""Which replicas of a broker were quarantined because their log was damaged, and are not in sync again.
+"""The list of a broker's replicas that were quarantined because their log was damaged, and are not in sync again.
 
-Written before the damaged directory is moved away: whenever its process ends after that, the next one knows that the
-replica it finds (or makes) in its place lacks records, and says so before it may lead.
+The list is written before the damaged directory is moved away. If the process then ends, the next process knows that
+the replica in that place lacks records, and reports this to the controller before the replica may lead.
 """
 
 from __future__ import annotations

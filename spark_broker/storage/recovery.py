@@ -1,9 +1,9 @@
 """Opening the segments of a log after a clean stop, the crash of a process or the crash of a machine.
 
-Recovery cuts only what the crash explains. A process that dies leaves every finished write behind: only the last write
-may be half done. A machine that dies may lose or tear everything past the recovery point. There the index is rebuilt
-from the `.arrow` file, whose batches carry their own fields and CRCs, up to the first batch that is missing or bad
-(KAFKA-3919: or whose offset does not follow). Anything else is damage: it is reported, and nothing is cut.
+Recovery cuts only what the crash explains. When a process dies, every finished write is there, and only the last write
+may be half done. When a machine dies, everything past the recovery point may be lost or torn. The index of that part is
+rebuilt from the `.arrow` file, whose batches carry their own fields and CRCs. The rebuild ends at the first batch that
+is missing or bad, or whose offset does not follow (KAFKA-3919). Other damage is reported, and nothing is cut.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ _REWRITE_BYTES = 1 << 20
 def recover_segments(
     fs: FileSystem, directory: Path, start: StartKind, state: LogState, schemas: SchemaOf
 ) -> list[Segment]:
-    """The segments in order, all sealed but perhaps the last; files that a crash left unfinished are cut or removed.
+    """The segments in order. Only the last may be unsealed. Files that a crash left unfinished are cut or removed.
 
     After a machine crash everything returned is synced. Raises DamagedLogError, and then changes nothing further.
     """
     if start is not StartKind.CLEAN:
-        # The name of the state's file may not be synced yet. Nothing is deleted on its word before it is.
+        # The name of the log-state file may not be synced yet. It must be, before segments are deleted because of it.
         fs.sync_directory(directory)
     _finish_deletions(fs, directory)
     bases = _drop_below_log_start(fs, directory, _base_offsets(fs, directory), state.log_start_offset)
-    # After a log was restarted at a new offset, either point may lie within a batch. Then nothing kept was synced.
+    # If the recovery point is not past the log start, nothing that is kept was synced. After the log was restarted at a
+    # new offset, both may lie within a batch.
     synced_to = state.recovery_point if state.recovery_point > state.log_start_offset else 0
     if start is StartKind.MACHINE_CRASH and not synced_to:
         bases = _without_lost_start(fs, directory, bases, state.log_start_offset)
@@ -65,7 +66,7 @@ def recover_segments(
     if start is StartKind.MACHINE_CRASH:
         segments = _after_machine_crash(fs, directory, bases, synced_to, schemas)
         if segments and segments[-1].next_offset < state.log_start_offset and not synced_to:
-            # Retention has deleted all that is left, and what it kept had not been synced.
+            # The batches from the log start on were not synced and are lost. Retention has deleted what is left.
             while segments:
                 segments.pop().remove()
         fs.sync_directory(directory)
@@ -95,7 +96,7 @@ def _finish_deletions(fs: FileSystem, directory: Path) -> None:
 
 
 def _drop_below_log_start(fs: FileSystem, directory: Path, bases: list[int], log_start_offset: int) -> list[int]:
-    """Delete segments wholly below the log start: retention, which saves it first, was deleting them."""
+    """Delete segments wholly below the log start. Retention saves the log start before it deletes them."""
     while len(bases) > 1 and bases[1] <= log_start_offset:
         remove_files(fs, directory, bases.pop(0))
     return bases
@@ -122,14 +123,14 @@ def _truncate(fs: FileSystem, path: Path, length: int) -> None:
 
 
 def _remove(fs: FileSystem, directory: Path, base_offset: int, why: str) -> None:
-    """The crash left files of a segment that are of no use."""
+    """Remove the files of a segment that the crash has made useless."""
     fields = {"topic_partition": directory.name, "offset": base_offset, "why": why}
     logger.info("%(topic_partition)s: recovery removes segment %(offset)d: %(why)s", fields)
     remove_files(fs, directory, base_offset)
 
 
 def _intact(fs: FileSystem, directory: Path, base_offset: int) -> Segment:
-    """A sealed segment: both files are there and their sizes agree with the index."""
+    """Open a sealed segment. Raises DamagedLogError unless both files are there with the sizes that the index gives."""
     arrow_path, index_path = segment_paths(directory, base_offset)
     if fs.size_of(arrow_path) < 0 or fs.size_of(index_path) < 0:
         raise DamagedLogError(f"segment {base_offset} has lost a file")
@@ -140,7 +141,7 @@ def _intact(fs: FileSystem, directory: Path, base_offset: int) -> Segment:
 
 
 def _last(fs: FileSystem, directory: Path, base_offset: int, start: StartKind, recovery_point: int) -> Segment | None:
-    """The last segment, whose last write may be unfinished after a process crash."""
+    """Open the last segment, whose last write may be unfinished after a process crash."""
     arrow_path, index_path = segment_paths(directory, base_offset)
     arrow_size, index_size = fs.size_of(arrow_path), fs.size_of(index_path)
     crashed = start is StartKind.PROCESS_CRASH
@@ -160,20 +161,20 @@ def _last(fs: FileSystem, directory: Path, base_offset: int, start: StartKind, r
     if arrow_size != end and not sealed and not crashed:
         raise DamagedLogError(f"{arrow_path.name} does not end where its index says")
     if crashed:
-        # This comes before any cut: a wrong entry must not take good batches with it.
+        # These checks come before any cut: good batches must not be cut off because of a wrong entry.
         if _next_offset(index) < recovery_point:
             raise DamagedLogError(f"{index_path.name} ends before offset {recovery_point}, which was synced")
         _check_batch(fs, arrow_path, index, count - 1)
         _cut_unfinished(fs, directory, base_offset, count, end, sealed)
         _write_again(fs, directory, base_offset, index, recovery_point)
-        if sealed:  # The process may have died before it synced them; a log syncs only its active segment.
+        if sealed:  # The process may have died before it synced these files. A log syncs only its active segment.
             _sync_file(fs, arrow_path)
             _sync_file(fs, index_path)
     return Segment.from_index(fs, directory, index, sealed=sealed)
 
 
 def _check_batch(fs: FileSystem, arrow_path: Path, index: EntryIndex, at: int) -> None:
-    """The batch is where its entry says, and has its CRC. Raises DamagedLogError."""
+    """Check that the batch is where its entry says, with the CRC of the entry. Raises DamagedLogError."""
     header = header_at(index.entries, at)
     message = _bytes_at(fs, arrow_path, int(index.entries["position"][at]), header.length)
     if len(message) != header.length or crc32c(message) != header.message_crc:
@@ -181,7 +182,7 @@ def _check_batch(fs: FileSystem, arrow_path: Path, index: EntryIndex, at: int) -
 
 
 def _never_committed(arrow_size: int, index_size: int) -> bool:
-    """No batch was ever appended: both files are made before anything is written, the entry last."""
+    """Whether no batch was ever appended. Both files are created before any write, and the entry is written last."""
     return 0 <= index_size < ENTRY_BYTES if arrow_size >= 0 and index_size >= 0 else arrow_size == 0
 
 
@@ -192,10 +193,10 @@ def _cut_unfinished(fs: FileSystem, directory: Path, base_offset: int, count: in
 
 
 def _write_again(fs: FileSystem, directory: Path, base_offset: int, index: EntryIndex, recovery_point: int) -> None:
-    """Write what is not synced once more, as it is (known bug 27).
+    """Write the unsynced part again, unchanged (known bug 27).
 
-    The process may have died of a failed fsync. The kernel then takes those pages for written: the next fsync would
-    write nothing, and succeed, and what it says is synced would be lost with the machine.
+    The process may have died of a failed fsync. The kernel then treats those pages as written. The next fsync would
+    write nothing and succeed, and a crash of the machine would lose data that counts as synced.
     """
     synced = count_below(index.entries, recovery_point)
     arrow_path, index_path = segment_paths(directory, base_offset)
@@ -212,7 +213,10 @@ def _rewrite(fs: FileSystem, path: Path, position: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Rebuilt:
-    """The headers found in an `.arrow` file, the byte after the last, and whether the end-of-stream mark follows."""
+    """The headers found in an `.arrow` file from byte `start` to byte `end` (exclusive).
+
+    `sealed`: the end-of-stream mark follows.
+    """
 
     headers: list[BatchHeader]
     start: int
@@ -261,7 +265,7 @@ def _drop_unsynced(fs: FileSystem, directory: Path, bases: list[int], recovery_p
 def _rebuild(
     fs: FileSystem, directory: Path, base_offset: int, recovery_point: int, schemas: SchemaOf
 ) -> Segment | None:
-    """A segment that may reach past the recovery point; None when nothing of it is whole. Its files are synced."""
+    """Rebuild a segment that may reach past the recovery point, and sync its files. None when it has no whole batch."""
     arrow_path, index_path = segment_paths(directory, base_offset)
     index = _synced_entries(fs, directory, base_offset, recovery_point)
     if fs.size_of(arrow_path) < 0:
@@ -277,7 +281,7 @@ def _rebuild(
 
 
 def _synced_entries(fs: FileSystem, directory: Path, base_offset: int, recovery_point: int) -> EntryIndex:
-    """The entries below the recovery point, which must be there."""
+    """The entries below the recovery point. Raises DamagedLogError when one is missing or wrong."""
     if base_offset >= recovery_point:
         return EntryIndex.empty()
     arrow_path, index_path = segment_paths(directory, base_offset)
@@ -285,7 +289,7 @@ def _synced_entries(fs: FileSystem, directory: Path, base_offset: int, recovery_
     if size < ENTRY_BYTES:
         raise DamagedLogError(f"{index_path.name} has {size} bytes; it was synced up to offset {recovery_point}")
     whole = EntryIndex.from_bytes(_bytes_at(fs, index_path, 0, size - size % ENTRY_BYTES))
-    # Entries past the recovery point may be garbage, in any order: take those that lead up to it, one by one.
+    # Entries past the recovery point may be garbage, in any order. Take the entries that lead up to it, one by one.
     entries, expected, count = whole.entries, base_offset, 0
     while count < len(entries) and expected < recovery_point:
         if int(entries["base_offset"][count]) != expected:
@@ -350,7 +354,7 @@ def _batch_at(fs: FileSystem, fd: int, position: int, size: int) -> BatchHeader 
 def _replace_index(fs: FileSystem, index_path: Path, index: EntryIndex) -> None:
     packed = index.entries.tobytes()
     if fs.size_of(index_path) == len(packed) and fs.read_bytes(index_path) == packed:
-        _sync_file(fs, index_path)  # Where nothing was lost there is nothing to write, and a full disk does not matter.
+        _sync_file(fs, index_path)  # If nothing was lost, nothing is written, and a full disk does not matter.
     else:
         write_atomically(fs, index_path, packed)
 

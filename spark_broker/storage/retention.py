@@ -12,9 +12,9 @@ from spark_broker.storage.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class RetentionClock:
-    """Now, by the clock of this leader, which is that of its batches' append times: those from `leader_epoch` on.
+    """The current time by this leader's clock, which also gave the append times of the batches from `leader_epoch` on.
 
-    Others may be from a clock that was `skew_max_ms` behind this one.
+    The append times of earlier batches may be from a clock that was up to `skew_max_ms` behind this one.
     """
 
     now_ms: int
@@ -22,7 +22,7 @@ class RetentionClock:
     skew_max_ms: int = 0
 
     def age_ms(self, batch: BatchHeader) -> int:
-        """For how long the batch has been there at least."""
+        """The least age that the batch can have."""
         foreign = batch.leader_epoch < self.leader_epoch
         return self.now_ms - batch.append_time_ms - (self.skew_max_ms if foreign else 0)
 
@@ -30,10 +30,10 @@ class RetentionClock:
 def expired_segments(
     segments: Sequence[Segment], config: LogConfig, *, high_watermark: int, clock: RetentionClock
 ) -> int:
-    """How many of the oldest segments are deleted: too old by append time, or beyond the size, and wholly committed.
+    """How many of the oldest segments to delete: wholly committed ones that are too old or beyond the size limit.
 
-    The last segment stays, however old: it holds the log's end. Event time plays no part (a topic of old events would
-    be deleted at once).
+    The age is by append time. By event time, a topic of old events would be deleted at once. The last segment always
+    stays, because it holds the log's end.
     """
     size = sum(segment.size_bytes for segment in segments)
     count = 0

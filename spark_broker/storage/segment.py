@@ -1,8 +1,8 @@
 """One segment: an Arrow IPC stream (`.arrow`) and its dense index (`.index`).
 
-The active segment is open, read with pread and written with write. A sealed segment ends in Arrow's end-of-stream mark
-and is immutable: others may map it, so it is never cut in place (a page cut off under a map is SIGBUS); its files are
-replaced instead. A segment that exists has at least one batch.
+The files of the active segment are open for reads and writes. A sealed segment ends in Arrow's end-of-stream mark and
+is immutable. It is never cut in place, because other processes may map it: a page that is cut off under a map causes
+SIGBUS. Its files are replaced instead. Every segment has at least one batch.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def segment_paths(directory: Path, base_offset: int) -> tuple[Path, Path]:
 
 
 def remove_files(fs: FileSystem, directory: Path, base_offset: int) -> None:
-    """Delete a segment's files, those that are there. Raises OSError.
+    """Delete those of a segment's files that exist. Raises OSError.
 
-    The first is renamed before anything goes, so that recovery can tell half a deletion from a lost file.
+    The `.arrow` file is renamed before any file is deleted. Recovery can then tell half a deletion from a lost file.
     """
     arrow_path, index_path = segment_paths(directory, base_offset)
     deleted = arrow_path.with_name(arrow_path.name + DELETED_SUFFIX)
@@ -129,7 +129,7 @@ class Segment:
 
     @classmethod
     def open_sealed(cls, fs: FileSystem, directory: Path, base_offset: int) -> Segment:
-        """A sealed segment by its first and last entries; the index is loaded on use. Raises DamagedLogError."""
+        """Open a sealed segment by its first and last entries. The index is loaded on use. Raises DamagedLogError."""
         outer = _outer_entries(fs, segment_paths(directory, base_offset)[1])
         first, last = (unpack_entry_checked(outer, at, base_offset) for at in (0, ENTRY_BYTES))
         if first.base_offset != base_offset:
@@ -154,7 +154,7 @@ class Segment:
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of the index, which is in memory; 0 where it is not."""
+        """Bytes of the index while it is in memory, else 0."""
         return 0 if self._index is None else len(self._index) * ENTRY_BYTES
 
     @property
@@ -169,7 +169,7 @@ class Segment:
         return index.entries
 
     def _load_index(self) -> EntryIndex:
-        """The index of a sealed segment, all of it checked: it is served without a look at the batches."""
+        """Load and check the whole index of a sealed segment: entries are served without reading their batches."""
         data = self.fs.read_bytes(self.index_path)
         if not data or len(data) % ENTRY_BYTES:
             raise DamagedLogError(f"{self.index_path.name} has {len(data)} bytes")
@@ -252,7 +252,7 @@ class Segment:
                 self.fs.fsync(index_fd)
 
     def seal(self) -> None:
-        """Make the segment immutable; the end-of-stream mark is written and synced."""
+        """Make the segment immutable. The caller has written and synced the end-of-stream mark."""
         self.sealed = True
         self.close()
         self.unload()
@@ -279,7 +279,7 @@ class Segment:
         remove_files(self.fs, self.directory, self.base_offset)
 
     def close(self) -> None:
-        """Release the files; reads that are under way end first."""
+        """Release the files. A read that is under way keeps its file open until it ends."""
         for file in (self._arrow_file, self._index_file):
             if file is not None:
                 file.release()
@@ -294,8 +294,8 @@ class Segment:
     def _take_back(self) -> None:
         """Cut off what did not fit, durably.
 
-        Otherwise the machine might crash, lose the cut and bring the refused batch back, in the place and with the
-        epoch of the one that was appended after it: the replicas would differ, and no epoch would tell.
+        Otherwise a crash of the machine might undo the cut. The refused batch would be back, at the offset and with the
+        epoch of the batch that was appended after it: the replicas would differ, and no epoch would show it.
         """
         self._cut_files(len(self.entries()), self.end)
         try:

@@ -9,8 +9,8 @@ class StartKind(StrEnum):
     """What may be wrong with the files of a log directory."""
 
     CLEAN = "clean"
-    """Everything was synced and the marker written: nothing may be wrong."""
+    """Everything was synced, then the clean marker was written: nothing may be wrong."""
     PROCESS_CRASH = "process_crash"
-    """The machine lived on: every write that returned is there; only the last may be unfinished."""
+    """The machine did not crash: every write that returned is there. Only the last write may be unfinished."""
     MACHINE_CRASH = "machine_crash"
     """What was not synced may be missing or torn, in any order."""

@@ -1,4 +1,4 @@
-"""Where batches lie in a file. A reader on the same machine reads them itself."""
+"""Where batches lie in a file. A reader on the same machine reads the file itself."""
 
 from __future__ import annotations
 

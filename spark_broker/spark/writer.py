@@ -16,6 +16,7 @@ A stream's planner does not know its query; the tasks do, and their messages car
 from __future__ import annotations
 
 import logging
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,7 @@ from pyspark.sql.types import StructType
 from spark_broker.errors import AlreadyCommittedError, InvalidConfigError, InvariantError, SparkBrokerError, invariant
 from spark_broker.spark.message_first import message_first
 from spark_broker.spark.user_errors import message_alone
-from spark_broker.spark.write_options import Idempotence, parse_write_options
+from spark_broker.spark.write_options import Idempotence, WriteOptions, parse_write_options
 from spark_broker.spark.write_plan import OneTopic, WritePlan, plan_write
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ BATCH_ID = "streaming.sql.batchId"
 """Local properties of a stream's tasks."""
 
 TOPIC_ID_CHARS = 8
+
+ENDING_MODULE = "pyspark.sql.worker.python_streaming_sink_runner"
+"""Spark's process that makes a stream's writer once more, to commit or abort a micro-batch."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +57,10 @@ class Version:
     execution: str
     single_use: bool = False
 
-    def group(self, plan: WritePlan) -> TransactionGroup:
+    def group(self, options: WriteOptions) -> TransactionGroup:
         """The transaction in which it is written."""
         from spark_broker.client.transaction_group import TransactionGroup
 
-        options = plan.options
         return TransactionGroup(
             options.settings["bootstrap.servers"],
             self.application,
@@ -96,7 +99,18 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
         parsed = parse_write_options(options)
         if parsed.idempotence is not None:
             raise InvalidConfigError("txnAppId is for batch writes: a stream is its own application")
-        return StreamWriter(plan_write(parsed, schema), uuid.uuid4().hex)
+        plan = None if _ends_a_batch() else plan_write(parsed, schema)
+        return StreamWriter(parsed, plan, uuid.uuid4().hex)
+
+
+def _ends_a_batch() -> bool:
+    """Whether this process of Spark commits or aborts a micro-batch, and writes nothing.
+
+    It needs no plan. An error of the plan in the abort (the topic was deleted) would hide the query's own error.
+    """
+    # Spark's daemon imports the module. Without the daemon, it is the main module.
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return ENDING_MODULE in sys.modules or (spec is not None and spec.name == ENDING_MODULE)
 
 
 def _batch_version(plan: WritePlan) -> Version:
@@ -133,18 +147,22 @@ class BatchWriter(DataSourceArrowWriter):
         """Make the winners' rows visible. Raises typed errors; RequestTimedOutError: the outcome is not known."""
         with message_first():
             if self._version is not None:
-                _commit(self._version, self._plan, messages)
+                _commit(self._version, self._plan.options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Best effort: what stays open is aborted at its time-out."""
         if self._version is not None:
-            _abort(self._version, self._plan)
+            _abort(self._version, self._plan.options)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """Made by the planner for each micro-batch, and again, with an execution that nobody uses, to commit or abort."""
+    """The planner makes one for each micro-batch. Spark makes another to commit or abort it: its execution is not used.
 
-    def __init__(self, plan: WritePlan, execution: str) -> None:
+    `plan`: None in the process that only commits or aborts.
+    """
+
+    def __init__(self, options: WriteOptions, plan: WritePlan | None, execution: str) -> None:
+        self.options = options
         self.plan = plan
         self.execution = execution
 
@@ -152,7 +170,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
         with message_first():
-            version = stream_version(self.execution) if self.plan.options.transactional else None
+            if self.plan is None:
+                raise InvariantError("a task got the writer of a process that commits")
+            version = stream_version(self.execution) if self.options.transactional else None
             return write_attempt(self.plan, version, iterator)
 
     @message_alone()
@@ -160,12 +180,12 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """Make the winners' rows visible. A batch whose earlier run was committed is left as it is."""
         with message_first():
             for version in _versions(messages, batchId):
-                _commit(version, self.plan, messages)
+                _commit(version, self.options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Best effort: where no attempt has reported, the query's next run aborts what is open, or the time-out."""
         for version in _versions(messages, batchId):
-            _abort(version, self.plan)
+            _abort(version, self.options)
 
 
 def stream_version(execution: str) -> Version:
@@ -201,7 +221,7 @@ def write_attempt(plan: WritePlan, version: Version | None, batches: Iterator[pa
         with Producer(config=plan.options.settings) as producer:
             return Written(None, None, TaskWrite(plan, producer, task).write(rows))
     try:
-        writer = version.group(plan).join()
+        writer = version.group(plan.options).join()
     except AlreadyCommittedError as error:
         logger.warning("nothing is written: %s", error.message)
         return Written(version, None, sum(batch.num_rows for batch in rows))
@@ -215,16 +235,16 @@ def _chained(first: pa.RecordBatch, rest: Iterator[pa.RecordBatch]) -> Iterator[
     yield from rest
 
 
-def _commit(version: Version, plan: WritePlan, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _commit(version: Version, options: WriteOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
     winners = [
         message.producer_id for message in messages if isinstance(message, Written) and message.producer_id is not None
     ]
-    if not version.group(plan).commit(winners):
+    if not version.group(options).commit(winners):
         logger.warning("version %d of %s was committed before", version.version, version.application)
 
 
-def _abort(version: Version, plan: WritePlan) -> None:
+def _abort(version: Version, options: WriteOptions) -> None:
     try:
-        version.group(plan).abort()
+        version.group(options).abort()
     except SparkBrokerError as error:
         logger.warning("version %d of %s was not aborted: %s", version.version, version.application, error)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
+import importlib.util
 import pickle  # noqa: TID251 - Spark itself carries writers and messages to its processes this way
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TypeVar
 
 import numpy as np
@@ -22,6 +25,7 @@ from spark_broker.errors import (
     InvalidConfigError,
     InvalidDataError,
     InvalidTxnStateError,
+    InvariantError,
     MessageTooLargeError,
     SchemaMismatchError,
     SparkBrokerError,
@@ -30,7 +34,7 @@ from spark_broker.errors import (
 from spark_broker.protocol.messages import AbortTransactionRequest, CommitTransactionRequest, JoinTransactionRequest
 from spark_broker.spark.message_first import HIDE_TRACEBACK
 from spark_broker.spark.task_write import GATHERED_BYTES
-from spark_broker.spark.writer import BatchWriter, StreamWriter, Version, Written, write_attempt
+from spark_broker.spark.writer import ENDING_MODULE, BatchWriter, StreamWriter, Version, Written, write_attempt
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_transactions import committed
 from tests.datasource.conftest import MakeRead
@@ -417,6 +421,7 @@ def stream(cluster: FakeCluster, execution: str, **options: str) -> StreamWriter
 
 def stream_attempt(writer: StreamWriter, version: Version, *values: str) -> Written:
     """What `StreamWriter.write` does, for a query and batch that the test names."""
+    assert writer.plan is not None
     return copied(write_attempt(writer.plan, version, iter([strings(value=values)])))
 
 
@@ -427,6 +432,22 @@ def test_a_micro_batch_that_is_run_again_is_stored_once(cluster: FakeCluster) ->
         messages = [stream_attempt(writer, Version("query", 0, execution), value) for value in ("a", "b")]
         stream(cluster, "committing").commit([*messages], 0)
     assert committed(cluster) == [["a", "b"]]
+
+
+def test_a_micro_batch_is_ended_without_a_look_at_its_topic(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic was deleted while the query ran. An error of the abort would be shown instead of the task's."""
+    cluster.create("t")
+    attempt = stream_attempt(stream(cluster, "first"), Version("query", 0, "first"), "a")
+    assert importlib.util.find_spec(ENDING_MODULE) is not None, "Spark ends micro-batches in another module now"
+    monkeypatch.setitem(sys.modules, ENDING_MODULE, ModuleType(ENDING_MODULE))
+    stream(cluster, "committing").commit([attempt], 0)
+    assert committed(cluster) == [["a"]]
+    del cluster.topics["t"]
+    stream(cluster, "aborting").abort([attempt, None], 0)
+    with pytest.raises(InvariantError, match="that commits"):
+        stream(cluster, "aborting").write(iter([]))
 
 
 def test_a_micro_batch_whose_first_run_was_not_committed_is_stored_once(cluster: FakeCluster) -> None:

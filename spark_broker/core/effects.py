@@ -10,7 +10,10 @@ from spark_broker.errors import SparkBrokerError
 
 @dataclass(frozen=True, slots=True)
 class SaveEpochs:
-    """Write the leader-epoch history to disk, before any later effect is carried out."""
+    """Save the leader-epoch history before any later effect is carried out.
+
+    The shell may save it later where the log itself gives the same history after a crash.
+    """
 
     history: EpochHistory
 

@@ -135,7 +135,9 @@ class Replica(Machine[ReplicaStanding]):
         return ReplicaStanding(role, assignment.leader_epoch, assignment.partition_epoch, start, high, end)
 
     def check_step(self, name: str, before: ReplicaStanding, after: ReplicaStanding) -> bool:
-        """Epochs and offsets never fall. A stopped replica stays so. It moved if role, epoch or log start changed."""
+        """Check what may not fall: epochs; but for a restart the high watermark and the log start; a leader's log end.
+
+        A stopped replica stays so. Returns whether role, epochs or log start changed."""
         if before == after:
             return False
         if after.leader_epoch < before.leader_epoch or after.partition_epoch < before.partition_epoch:

@@ -235,7 +235,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
         return f"{standing}; {len(self._held)} held; markers are missing of {unmarked}; to be ended: {to_end}"
 
     def replay(self, record: TransactionRecord) -> None:
-        """Take a committed record while the shard is being loaded. Raises CorruptMessageError."""
+        """Take a committed record while the shard is being loaded."""
         self._apply(record.transactional_id, record.change)
 
     @event

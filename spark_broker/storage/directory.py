@@ -348,7 +348,7 @@ def _claim_new(fs: FileSystem, base_directory: Path, cluster_id: str, launch: in
 
 
 def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> LogDirectory:
-    """Determine how the directory was left, before anything in it is changed."""
+    """Determine how the directory was left, before any of its partitions is opened."""
     try:
         meta = _check_cluster(fs, path, cluster_id)
         _remove_leftovers(fs, path)

@@ -97,7 +97,7 @@ def decode_snapshot(data: bytes) -> tuple[int, ProducerStates]:
 class ProducerSnapshots:
     """The snapshot files of one partition's directory. Removals are durable when a method returns.
 
-    Every method but `newest` raises OSError. The caller holds the partition's lock.
+    Every method raises OSError. The caller holds the partition's lock.
     """
 
     def __init__(self, directory: Path, *, fs: FileSystem = LOCAL) -> None:

@@ -137,7 +137,8 @@ class Replica(Machine[ReplicaStanding]):
     def check_step(self, name: str, before: ReplicaStanding, after: ReplicaStanding) -> bool:
         """Check what may not fall: epochs; but for a restart the high watermark and the log start; a leader's log end.
 
-        A stopped replica stays so. Returns whether role, epochs or log start changed."""
+        A stopped replica stays so. Returns whether role, epochs or log start changed.
+        """
         if before == after:
             return False
         if after.leader_epoch < before.leader_epoch or after.partition_epoch < before.partition_epoch:

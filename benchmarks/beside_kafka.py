@@ -162,7 +162,7 @@ def main(given: Sequence[str] | None = None) -> int:
         return 1
     print_table(("measured", "result", "goal"), [(one.name, one.result, one.goal) for one in figures], title=machine())
     if options.write:
-        write(figures, f"{machine()}, `{options.master}`, {options.rows:,} rows", section="kafka")
+        write(figures, f"{machine()}, `{options.master}`, {options.rows:,} rows", "kafka")
     return 0
 
 

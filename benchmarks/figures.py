@@ -19,9 +19,6 @@ def marks(section: str) -> tuple[str, str]:
     return f"<!-- {section}: begin -->", f"<!-- {section}: end -->"
 
 
-BEGIN, END = marks("figures")
-
-
 class Figure(msgspec.Struct, frozen=True):
     """One line: what was measured, the result, and what it is meant to reach."""
 
@@ -44,7 +41,7 @@ def markdown(figures: list[Figure], where: str) -> str:
     return "\n".join(lines)
 
 
-def write(figures: list[Figure], where: str, document: Path = DOCUMENT, *, section: str = "figures") -> None:
+def write(figures: list[Figure], where: str, section: str, document: Path = DOCUMENT) -> None:
     """Replace a section of the document. Raises InvalidDataError when it has no place for it."""
     begin_line, end_line = marks(section)
     text = document.read_text(encoding="utf-8")

@@ -25,6 +25,7 @@ from benchmarks.partitions import PartitionFigures, measure_partitions
 from benchmarks.partitions import figures as partition_figures
 from spark_broker.cli.measure import (
     ConsumeFigures,
+    Latency,
     ProduceFigures,
     measure_consume,
     measure_produce,
@@ -77,7 +78,7 @@ class SendFigures(msgspec.Struct, frozen=True):
     keyed: bool
     records: int
     seconds: float
-    records_per_s: float
+    records_per_s: int
 
 
 class Report(msgspec.Struct):
@@ -116,7 +117,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fault", choices=FAULTS, action="append", help="only this fault; may be repeated")
     parser.add_argument("--busy", type=int, default=0, help="run the faults again beside so many busy processes")
     parser.add_argument("--output", choices=("table", "json"), default="table", help="what to print on stdout")
-    parser.add_argument("--write", action="store_true", help="put the figures into docs/benchmarks.md")
+    parser.add_argument(
+        "--write", action="store_true", help="replace the figures of docs/benchmarks.md that were measured"
+    )
     return parser.parse_args(given)
 
 
@@ -128,13 +131,14 @@ def main(given: list[str] | None = None) -> int:
     except SparkBrokerError as error:
         err.print(f"error: {error}", style="red", markup=False)
         return 1
-    figures = summary(report, options)
+    sections = summary(report, options)
     if options.output == "json":
         print(msgspec.json.encode(report).decode())
     else:
-        show(figures, f"{report.machine}, {report.master}")
+        show([figure for figures in sections.values() for figure in figures], f"{report.machine}, {report.master}")
     if options.write:
-        write(figures, f"{report.machine}, `{report.master}`")
+        for section, figures in sections.items():
+            write(figures, f"{report.machine}, `{report.master}`", section)
     return 0
 
 
@@ -328,42 +332,62 @@ def delete_topics(bootstrap: str, *names: str) -> None:
             admin.delete_topic(name)
 
 
-def summary(report: Report, options: argparse.Namespace) -> list[Figure]:
-    """The lines of the table."""
-    figures = [] if report.start is None else [_start(report.start)]
+def summary(report: Report, options: argparse.Namespace) -> dict[str, list[Figure]]:
+    """The lines of what was measured, by the section of docs/benchmarks.md that they belong to."""
+    sections = {
+        "start": [] if report.start is None else [_start(report.start)],
+        "throughput": _throughput(report, options) + _sends(report),
+        "latency": [] if report.append is None else [_append(report.append.latency)],
+        "clients": [] if report.clients is None else clients_figures(report.clients),
+        "partitions": [] if report.many is None else partition_figures(report.many),
+        "failover": _faults(report.faults),
+        "failover-busy": _faults(report.busy_faults, f", beside {options.busy} busy processes"),
+    }
+    return {section: figures for section, figures in sections.items() if figures}
+
+
+def _throughput(report: Report, options: argparse.Namespace) -> list[Figure]:
     size = f"{RECORD_BYTES}-byte records, batches of {options.batch_records:,}"
     runs: tuple[tuple[str, list[ProduceFigures] | list[ConsumeFigures], str], ...] = (
         (f"perf produce, acks=1, RF 1 ({size})", report.produce_acks_1, "1,500,000 records/s"),
         (f"perf produce, acks=all, RF 3 ({size})", report.produce_acks_all, "800,000 records/s"),
         ("perf consume", report.consume, "3,000,000 records/s"),
     )
-    for name, results, goal in runs:
-        if results:
-            figures.append(Figure(name, f"{_median(results, lambda one: one.records_per_s):,.0f} records/s", goal))
+    return [
+        Figure(name, f"{_median(results, lambda run: run.records_per_s):,.0f} records/s", goal)
+        for name, results, goal in runs
+        if results
+    ]
+
+
+def _sends(report: Report) -> list[Figure]:
+    figures = []
     for keyed, goal in ((False, "250,000 records/s"), (True, "")):
-        sends = [one.records_per_s for one in report.send if one.keyed is keyed]
-        if sends:
+        speeds = [run.records_per_s for run in report.send if run.keyed is keyed]
+        if speeds:
             name = f"send() one by one, acks=all, RF 3 ({RECORD_BYTES}-byte records{_keys(keyed)})"
-            figures.append(Figure(name, f"{statistics.median(sends):,.0f} records/s", goal))
-    if report.append is not None:
-        found = report.append.latency
-        text = f"median {found.p50_ms:.2f} ms, p99 {found.p99_ms:.2f} ms over {found.count:,}"
-        figures.append(Figure("one synchronous append of 100 rows, acks=all, RF 3", text, "median under 5 ms"))
-    if report.clients is not None:
-        figures += clients_figures(report.clients)
-    for faults, beside in ((report.faults, ""), (report.busy_faults, f", beside {options.busy} busy processes")):
-        figures += [
-            Figure(
-                f"time without an acknowledgement, {FAULTS[name].described}{beside}",
-                f"{Distribution.of([one.gap_ms for one in those])}; "
-                f"others begun anew: {sum(one.begun_anew for one in those)}"
-                + ("" if FAULTS[name].ends_victim else f"; elections: {sum(one.elections for one in those)}"),
-                GOALS[name],
-            )
-            for name in FAULTS
-            if (those := [one for one in faults if one.fault == name])
-        ]
-    return figures + ([] if report.many is None else partition_figures(report.many))
+            text = f"median {statistics.median(speeds):,.0f} records/s, {min(speeds):,} to {max(speeds):,}"
+            figures.append(Figure(name, f"{text} over {len(speeds)}", goal))
+    return figures
+
+
+def _append(latency: Latency) -> Figure:
+    text = f"median {latency.p50_ms:.2f} ms, p99 {latency.p99_ms:.2f} ms over {latency.count:,}"
+    return Figure("one synchronous append of 100 rows, acks=all, RF 3", text, "median under 5 ms")
+
+
+def _faults(faults: list[FaultFigures], beside: str = "") -> list[Figure]:
+    return [
+        Figure(
+            f"time without an acknowledgement, {FAULTS[name].described}{beside}",
+            f"{Distribution.of([fault.gap_ms for fault in those])}; "
+            f"others begun anew: {sum(fault.begun_anew for fault in those)}"
+            + ("" if FAULTS[name].ends_victim else f"; elections: {sum(fault.elections for fault in those)}"),
+            GOALS[name],
+        )
+        for name in FAULTS
+        if (those := [fault for fault in faults if fault.fault == name])
+    ]
 
 
 def _keys(keyed: bool) -> str:

@@ -86,14 +86,15 @@ class Maintenance(threading.Thread):
     def _expire_appends(self) -> None:
         """Tick only partitions in which appends wait: they are few, and this runs ten times a second."""
         epochs = self._manager.broker_epochs()
-        for partition in self._manager.partitions():
-            if partition.replica.pending:
-                partition.tick(epochs)
+        for partition in self._manager.take_waiting():
+            partition.tick(epochs)
 
     def _tick(self) -> None:
+        """Tick only partitions that this broker leads: followers wait for nothing."""
         epochs = self._manager.broker_epochs()
         for partition in self._manager.partitions():
-            partition.tick(epochs)
+            if partition.replica.leadership is not None:
+                partition.tick(epochs)
 
     def _checkpoint(self) -> None:
         """On a full disk the older checkpoint stays: a lower high watermark is safe, and the broker goes on serving.

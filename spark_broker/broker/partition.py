@@ -83,7 +83,9 @@ class Partition:
         clock: Clock = SYSTEM_CLOCK,
         on_damage: Callable[[Partition, DamagedLogError], None] | None = None,
         on_full: Callable[[StorageFullError], None] = lambda _: None,
+        on_wait: Callable[[Partition], None] = lambda _: None,
     ) -> None:
+        """`on_wait`: an append waits in this partition; it is called under the lock, for each one."""
         self.key = key
         self.topic = topic
         self.replica = replica
@@ -95,6 +97,7 @@ class Partition:
         self._on_storage_failure = on_storage_failure
         self._on_damage = on_damage
         self._on_full = on_full
+        self._on_wait = on_wait
         self._clock = clock
         self.lock = threading.RLock()
         self._log_listeners: dict[Notifier, None] = {}  # ordered: in the order of addresses, no two runs would be alike
@@ -187,7 +190,7 @@ class Partition:
             if token is None:
                 return None
             if append.acks == ACKS_ALL:
-                self._carry_out(self.replica.await_commit(token, base_offset, next_offset, append.deadline_ms))
+                self._await_commit(token, base_offset, next_offset, append.deadline_ms)
             else:
                 self._carry_out([Acknowledge(token, base_offset)])
             return None
@@ -213,7 +216,12 @@ class Partition:
             else:
                 message, base_offset = marker_message(marker, self.topic), granted.base_offset
                 next_offset = self._store(message, self.topic.schema_id, granted, self._append_time_ms())
-            self._carry_out(self.replica.await_commit(token, base_offset, next_offset, marker.deadline_ms))
+            self._await_commit(token, base_offset, next_offset, marker.deadline_ms)
+
+    def _await_commit(self, token: AppendToken, base_offset: int, next_offset: int, deadline_ms: int) -> None:
+        self._carry_out(self.replica.await_commit(token, base_offset, next_offset, deadline_ms))
+        if self.replica.pending:
+            self._on_wait(self)
 
     def check_lease(self, *, writing: bool) -> None:
         if not (self._lease.allows_appends if writing else self._lease.allows_reads):

@@ -95,6 +95,7 @@ class ReplicaManager:
         self._live: Mapping[int, int] = {}
         self._epochs: Mapping[int, int] = {}
         self._fetchers: dict[int, Fetcher] = {}
+        self._waiting: dict[Partition, None] = {}  # every partition in which an append waits, and perhaps others
         self._recovered = False
         self.broker_id = -1
         self.broker_epoch = -1
@@ -121,6 +122,18 @@ class ReplicaManager:
 
     def partitions(self) -> Iterator[Partition]:
         return iter(self._partitions.values())
+
+    def _note_waiting(self, partition: Partition) -> None:
+        self._waiting[partition] = None
+
+    def take_waiting(self) -> Iterator[Partition]:
+        """Partitions in which appends wait. Those that come later, or wait on, are there again the next time."""
+        for partition in list(self._waiting):
+            # First removed, then looked at: an append that comes in between is noted again.
+            del self._waiting[partition]
+            if partition.replica.pending:
+                self._waiting[partition] = None
+                yield partition
 
     def topic(self, topic_id: str) -> Topic | None:
         return self._topics.get(topic_id)
@@ -274,6 +287,7 @@ class ReplicaManager:
             self._clock,
             self._on_damage,
             self.room.refused,
+            self._note_waiting,
         )
         partition.lines.opened(f"{self._directory.start_kind.value} start")
         return partition

@@ -59,10 +59,10 @@ from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
 from spark_broker.times import to_ms
 
 DESCRIBE_OFFSETS_MS = 2000
-"""How long a description waits for the leaders' offsets: what it shows is the state of now, leaders or not."""
+"""How long a description waits for the leaders' offsets. A leader that has not answered by then gives none."""
 
 KNOWN_MS = 2000
-"""How long a new, grown or deleted topic waits for live brokers that lag behind the controller's metadata."""
+"""How long a call that creates, grows or deletes a topic waits until every live broker knows of the change."""
 
 _REFRESH_AGE_S = 1.0
 
@@ -93,7 +93,8 @@ class Admin:
         self._close_lock = threading.Lock()
 
     def create_topic(self, topic: NewTopic) -> None:
-        """Create a topic; returns once every partition has a leader. Live brokers that lag get 2 s to learn of it.
+        """Create a topic; returns once every partition has a leader. Waits up to 2 s until every live broker knows of
+        it.
 
         Raises TopicAlreadyExistsError (also when the first answer of a retried request was lost), InvalidTopicError,
         InvalidSchemaError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError.
@@ -111,14 +112,14 @@ class Admin:
         self._await_leaders(topic.name, 1 if topic.partitions is None else topic.partitions, deadline)
 
     def create_topics(self, topics: Iterable[NewTopic]) -> dict[str, SparkBrokerError | None]:
-        """Create several topics. Returns why a topic was not created, or None where it was, by name.
+        """Create several topics. Returns for each name None, or the reason why that topic was not created.
 
-        Raises ClosedError and BootstrapUnreachableError: then topics are left that were not tried.
+        Raises ClosedError and BootstrapUnreachableError. Some topics were not tried then.
         """
         return {topic.name: _failure(self.create_topic, topic) for topic in topics}
 
     def delete_topic(self, name: str) -> None:
-        """Delete a topic with its records. Live brokers that lag get 2 s to learn of it.
+        """Delete a topic with its records. Waits up to 2 s until every live broker knows of it.
 
         Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
         """
@@ -132,9 +133,9 @@ class Admin:
         self._await_brokers(name, lambda topic: topic is None, deadline)
 
     def delete_topics(self, names: Iterable[str]) -> dict[str, SparkBrokerError | None]:
-        """Delete several topics. Returns why a topic was not deleted, or None where it was, by name.
+        """Delete several topics. Returns for each name None, or the reason why that topic was not deleted.
 
-        Raises ClosedError and BootstrapUnreachableError: then topics are left that were not tried.
+        Raises ClosedError and BootstrapUnreachableError. Some topics were not tried then.
         """
         return {name: _failure(self.delete_topic, name) for name in names}
 
@@ -153,11 +154,13 @@ class Admin:
         found, _ = try_lookup_offsets(
             self._metadata, at_time(partitions, LATEST_TIMESTAMP_MS), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
         )
-        # An election may have come meanwhile: show the leaders that gave the offsets.
+        # An election may have come meanwhile. Show the leaders that gave the offsets.
         return _describe(self._metadata.view.topic(name) or topic, found)
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Let a topic have `total` partitions. Per-key order breaks here. Raises InvalidPartitionsError for fewer."""
+        """Raise the number of partitions to `total`. A key may have another partition from then on. Raises
+        InvalidPartitionsError for a smaller number.
+        """
         deadline = self._deadline()
         self._change(CreatePartitionsRequest(name, total), deadline)
         self._await_leaders(name, total, deadline)
@@ -169,7 +172,9 @@ class Admin:
         self._change(AlterTopicConfigRequest(name, texts), deadline)
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
-        """The cluster with its live brokers, in order of id; `include_fenced`: also those that are lost."""
+        """The cluster with its live brokers, in order of id. With `include_fenced`, brokers that are fenced are listed,
+        too.
+        """
         view = self._metadata.fetch([], self._deadline())
         answer = MetadataResponse(
             view.cluster_id, view.controller_epoch, list(view.brokers.values()), [], view.controller
@@ -181,10 +186,10 @@ class Admin:
     ) -> dict[TopicPartition, SparkBrokerError | None]:
         """Give these partitions (None: all) back to their preferred leaders, where those are in sync.
 
-        `unclean`: instead, let any live replica lead those that have no leader (the one that reaches furthest, as far
-        as the brokers have said). Acknowledged records that it does not have are lost; consumers get
-        LogTruncationError. Returns why a partition stayed as it is, or None where it has a new leader: of all
-        partitions, only those where an election was needed. Raises UnknownTopicOrPartitionError.
+        `unclean`: instead, let any live replica lead a partition that has no leader. It is the replica whose log
+        reaches furthest, by the reports of the brokers. Acknowledged records that it lacks are lost; consumers get
+        LogTruncationError. Returns for each partition None, or the reason why it stayed as it is; with
+        `partitions=None`, only for those that needed an election. Raises UnknownTopicOrPartitionError.
         """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
         answer = self._ask(ElectLeadersRequest(wanted, unclean), ElectLeadersResponse, self._deadline())
@@ -202,8 +207,7 @@ class Admin:
     def list_offsets(
         self, moments: Mapping[TopicPartition, datetime | Literal["earliest", "latest"]]
     ) -> dict[TopicPartition, int | None]:
-        """The log start for "earliest", the high watermark for "latest"; else the first record at or after a time.
-
+        """The log start for "earliest", the high watermark for "latest", or else the first record at or after a time.
         None: there is no such record. A time without a zone is UTC.
         """
         timestamps_ms = {tp: _timestamp_ms(moment) for tp, moment in moments.items()}
@@ -221,7 +225,7 @@ class Admin:
     def abort_transaction(self, transactional_id: str) -> None:
         """Abort what is open under the id, as its time-out would; returns once every partition shows it.
 
-        Raises InvalidTxnStateError when nothing is open (any more), InvalidProducerIdMappingError.
+        Raises InvalidTxnStateError when nothing is open, and InvalidProducerIdMappingError when the id is not known.
         """
         transaction_admin.abort_transaction(self._metadata, transactional_id, self._deadline())
 
@@ -245,20 +249,20 @@ class Admin:
         return Deadline.after_ms(self._config.default_api_timeout_ms)
 
     def _change(self, request: Message, deadline: Deadline) -> None:
-        """A change, passed on to the controller by any broker."""
+        """Send a change to any broker, which passes it on to the controller."""
         self._ask(request, EmptyResponse, deadline)
 
     def _ask(self, request: Message, kind: type[Answer], deadline: Deadline) -> Answer:
-        """What the controller answers, asked through any broker."""
+        """Ask the controller, through any broker."""
         if self._metadata.age_s > _REFRESH_AGE_S:
-            # A call to a frozen broker would wait for its time-out; fresh metadata leaves it out.
+            # A call to a frozen broker would wait for its time-out. Fresh metadata does not list such a broker.
             self._metadata.refresh(deadline)
         answer = call_with_retries(
             lambda: self._metadata.call_any(request, deadline),
             deadline=deadline,
             backoff=self._metadata.backoff,
             closing=self._metadata.closing,
-            # The controller knows every topic: what it does not know does not exist.
+            # The controller knows every topic. A topic that it does not know does not exist.
             retry=lambda error: error.retriable and not isinstance(error, UnknownTopicOrPartitionError),
         )
         if not isinstance(answer, kind):
@@ -266,7 +270,7 @@ class Admin:
         return answer
 
     def _existing(self, name: str, deadline: Deadline) -> TopicView:
-        """The topic, from a broker: never from the cache."""
+        """Ask a broker for the topic. The cache is not used."""
         self._metadata.use([name])
         grace = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
         missing = UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
@@ -288,7 +292,7 @@ class Admin:
         self._await_brokers(name, lambda topic: topic is not None and len(topic.partitions) >= partitions, deadline)
 
     def _await_brokers(self, name: str, knows: Callable[[TopicMetadata | None], bool], deadline: Deadline) -> None:
-        """Wait up to KNOWN_MS until every live broker knows of a change of this topic: a client may ask any of them."""
+        """Wait up to KNOWN_MS until every live broker knows of a change of this topic. A client may ask any of them."""
         patience = Deadline.after_ms(min(KNOWN_MS, deadline.remaining_ms))
         lagging = [address_of(broker) for broker in self._metadata.view.brokers.values() if not broker.fenced]
 

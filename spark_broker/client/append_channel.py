@@ -1,8 +1,8 @@
-"""The append stream to one leader: whoever has a batch writes it, one thread receives.
+"""The append stream to one leader. A thread that has a batch writes it; one thread receives the answers.
 
-A lone append is written by the calling thread. Where another thread writes already, the sending thread of the channel
-takes over, so that no caller writes for others and the receiving thread never writes: were it blocked in a write while
-the broker is blocked in an answer, neither would go on.
+A thread that finds another one writing leaves its batch to the sending thread of the channel. So no caller writes for
+others. The receiving thread never writes. If it were blocked in a write while the broker is blocked in an answer,
+neither would go on.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_broker.protocol.messages import AppendRequest, AppendResponse
 from spark_broker.transport.client import ClientStream, Connection
 
 DIRECT_WRITES = 4
-"""A calling thread writes at most this many batches, then leaves the rest to the sending thread."""
+"""A calling thread writes at most this many batches. The sending thread writes the rest."""
 
 
 class ChannelOwner(Protocol):
@@ -27,16 +27,16 @@ class ChannelOwner(Protocol):
     lock: threading.Lock
 
     def next_append(self, channel: LeaderChannel) -> tuple[AppendRequest, OutgoingBatch] | None:
-        """The next batch to write, taken; None: nothing can be sent now."""
+        """Take the next batch to write. None: nothing can be sent now."""
 
     def written(self, channel: LeaderChannel, batch: OutgoingBatch) -> None:
-        """The batch is in the hands of the transport."""
+        """The transport has taken the batch."""
 
     def answered(self, channel: LeaderChannel, response: AppendResponse) -> None:
-        """The leader answered one append."""
+        """The leader has answered one append."""
 
     def broke(self, channel: LeaderChannel, error: SparkBrokerError) -> None:
-        """The stream is broken; what is in flight on it is not known to be stored."""
+        """The stream is broken. Batches that were in flight on it may be stored or not."""
 
 
 class AppendChannel:
@@ -60,7 +60,7 @@ class AppendChannel:
         self._work.notify()
 
     def write_now(self) -> None:
-        """Write what there is in this thread, if no other thread is writing."""
+        """Write what there is, in this thread, unless another thread is writing."""
         if self._write_lock.acquire(blocking=False):
             try:
                 more = self._write(DIRECT_WRITES)
@@ -118,7 +118,7 @@ class AppendChannel:
     def _receive_loop(self, stream: ClientStream) -> None:
         try:
             while True:
-                # The machine keeps the deadlines, per append; the stream is closed when one passes.
+                # The machine keeps the deadline of each append. It closes the stream when one passes.
                 response, _ = stream.receive(timeout_ms=None)
                 if not isinstance(response, AppendResponse):
                     raise InvalidRequestError(

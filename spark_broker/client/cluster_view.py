@@ -78,7 +78,7 @@ class TopicView:
 class ClusterView:
     """One state of the cluster. `version` rises with each answer that was taken.
 
-    `metadata_offset`: that of the newest answer. The view is as the metadata log says up to this offset (exclusive).
+    `metadata_offset`: the view holds what the metadata log says up to this offset (exclusive).
     """
 
     cluster_id: str = ""

@@ -11,7 +11,9 @@ from spark_broker.model import OffsetAndMetadata, TopicPartition
 
 @dataclass(slots=True)
 class CommitQueue:
-    """`known`: what the coordinator has, as far as it is known; nothing of a partition whose commit is under way."""
+    """`known`: what the coordinator has, as far as the client knows. It has nothing of a partition whose commit is
+    under way.
+    """
 
     known: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     waiting: list[CommitOffsets] = field(default_factory=list)
@@ -21,7 +23,7 @@ class CommitQueue:
         return {tp: offset for tp, offset in offsets.items() if self.known.get(tp) != offset}
 
     def add(self, commit: CommitOffsets) -> None:
-        """Older offsets of the same partitions that nobody waits for need not be sent."""
+        """Leave out older offsets of the same partitions, unless a caller waits for them."""
         for older in self.waiting:
             if older.background:
                 older.offsets = {tp: offset for tp, offset in older.offsets.items() if tp not in commit.offsets}

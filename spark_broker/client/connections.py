@@ -1,4 +1,6 @@
-"""Connections for calls, one per address, bounded; a broken one is dropped, and its next user opens another."""
+"""Connections for calls: one for each address, and a bounded number of them. A broken one is dropped; its next user
+opens another.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,12 @@ class ConnectionPool:
         try:
             return connection.call(request, timeout_ms=timeout_ms)
         except (NetworkError, RequestTimedOutError):
-            # A fresh connection tries at once; a broken one waits for gRPC's own backoff first.
+            # A new connection tries at once. A broken one waits for gRPC's own back-off first.
             self._drop(address, connection)
             raise
 
     def close(self) -> None:
-        """Close every connection; calls that wait end by their deadline, later ones raise ClosedError."""
+        """Close every connection. Calls that wait end by their deadline. Later calls raise ClosedError."""
         with self._lock:
             self._closed = True
             connections = list(self._connections.values())

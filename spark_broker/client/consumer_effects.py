@@ -1,4 +1,4 @@
-"""What a `ConsumerMachine` wants done, and how its shell says what came of it."""
+"""What a `ConsumerMachine` wants done, and how its shell reports the result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class LookUpOffsets:
 
 
 Round = RefreshMetadata | FetchCommitted | LookUpOffsets
-"""One at a time: each builds on what the one before it has found."""
+"""Lookups run one at a time. Each one uses what the one before it has found."""
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class CommitOffsets:
 
 @dataclass(frozen=True, slots=True)
 class BreakFetch:
-    """What the fetch under way to this leader asks for is out of date: close its stream."""
+    """What the fetch under way asks of this leader is out of date. Close its stream."""
 
     broker_id: int
 

@@ -1,8 +1,8 @@
 """The consumer as a state machine without thread, clock or socket: events and the time in, effects out.
 
 A shell hands in what users and brokers do, and carries out the effects of `step`. It sends the fetch that
-`leaders.next_fetch` returns for each leader, and calls `step` again at `wake_ms`. Times are milliseconds of a clock
-that never goes back.
+`leaders.next_fetch` returns for each leader. It calls `step` again at `wake_ms`. Times are milliseconds of a clock that
+never goes back.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from spark_broker.model import (
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, ListedOffset
 
 STALLED_MS = 500
-"""A long poll that is overdue by this much makes the consumer look whether the leader still leads."""
+"""When a long poll is overdue by this much, the consumer asks whether the leader still leads."""
 
 
 class _Tries:
@@ -116,7 +116,7 @@ class ConsumerMachine:
         self.leaders.refresh_wanted = True
 
     def is_unresolved(self, tp: TopicPartition) -> bool:
-        """Whether the partition's topic is subscribed, and its partitions are not known yet."""
+        """Whether the partition's topic is subscribed, but its partitions are not known yet."""
         return tp.topic in self.topics and all(assigned.topic != tp.topic for assigned in self.partitions)
 
     def partition(self, tp: TopicPartition) -> PartitionPosition:
@@ -137,7 +137,7 @@ class ConsumerMachine:
         self._moved_by_caller(tp)
 
     def _moved_by_caller(self, tp: TopicPartition) -> None:
-        """The caller chose a position. If the topic was deleted and created again, it is one in the new topic."""
+        """The caller chose a position. In a topic that was deleted and created again, it is one in the new topic."""
         self.leaders.break_fetch(tp)
         if isinstance(self.topic_errors.get(tp.topic), InconsistentTopicIdError):
             topic = self.view.topic(tp.topic)
@@ -156,8 +156,8 @@ class ConsumerMachine:
     def poll(self) -> tuple[list[ConsumedBatch], bool]:
         """The batches fetched ahead, an equal share of each partition, and whether any position moved.
 
-        A position also moves past offsets without records. Raises the consumer's error: a truncation once, a failure of
-        the whole consumer once, any other error as long as its cause lasts.
+        A position also moves past offsets without records. Raises the consumer's error. A truncation is raised once,
+        and a failure of the whole consumer once. Any other error is raised as long as its cause lasts.
         """
         self.raise_error()
         batches: list[ConsumedBatch] = []
@@ -219,7 +219,7 @@ class ConsumerMachine:
         return {tp: position.to_commit for tp, position in self.partitions.items() if position.has_position}
 
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """The positions to commit that the coordinator is not known to have."""
+        """The positions to commit, without those that the coordinator is known to have."""
         return self._commits.changed(self.positions_to_commit())
 
     def check_commit(self, offsets: Offsets) -> None:
@@ -256,7 +256,7 @@ class ConsumerMachine:
             self.failure = error
 
     def step(self, now_ms: float) -> list[Effect]:
-        """The effects to carry out now. Those of earlier steps are under way already."""
+        """The effects to carry out now. The shell has already begun those of earlier steps."""
         if not self.closed:
             self._begin_round(now_ms)
             commit = self._commits.next()
@@ -276,7 +276,7 @@ class ConsumerMachine:
         return min(times, default=float("inf"))
 
     def close(self) -> None:
-        """Leave every leader; nothing begins any more."""
+        """Leave every leader. Nothing begins after that."""
         self.closed = True
         self.leaders.leave_all()
 
@@ -290,7 +290,7 @@ class ConsumerMachine:
         return bool(self.partitions or self.topics)
 
     def _refresh_due_ms(self) -> float:
-        """When metadata is too old. It is so earlier while a leader does not answer its fetch in time."""
+        """When metadata is too old. It is too old sooner while a leader does not answer its fetch in time."""
         stalled_ms = max(self.leaders.due_ms, self._refreshed_ms) + STALLED_MS
         return min(stalled_ms, self._refreshed_ms + self._config.metadata_max_age_ms)
 
@@ -309,7 +309,7 @@ class ConsumerMachine:
             self.leaders.effects.append(self._round)
 
     def _starting(self) -> list[PartitionPosition]:
-        """Partitions whose first position is to be found."""
+        """Partitions that still need their first position."""
         return [
             position
             for position in self.partitions.values()
@@ -363,7 +363,7 @@ class ConsumerMachine:
         return {tp.topic for tp in self.partitions} | self.topics
 
     def _assign_all(self, name: str, topic: TopicView | None) -> None:
-        """Assign every partition of a subscribed topic. All records of one added later are new to this consumer."""
+        """Assign every partition of a subscribed topic. One that was added later is read from its first record."""
         if topic is None:
             return
         grown = any(tp.topic == name for tp in self.partitions)
@@ -375,7 +375,7 @@ class ConsumerMachine:
                 self.partitions[tp] = PartitionPosition(tp, start, reset, topic.topic_id)
 
     def _check_topic(self, name: str, topic: TopicView | None, now_ms: float) -> bool:
-        """False: the topic is missing or was replaced. Its error is set once that lasts longer than brokers lag."""
+        """False: the topic is missing or was replaced. Its error is set when that lasts longer than brokers may lag."""
         if self._is_one_topic(name, topic):
             self._missing_since_ms.pop(name, None)
             self.topic_errors.pop(name, None)
@@ -447,7 +447,7 @@ class ConsumerMachine:
         self._round = None
 
     def _still(self, generations: Generations) -> list[PartitionPosition]:
-        """The positions that were not moved meanwhile."""
+        """The positions that nobody has moved meanwhile."""
         positions = (self.partitions.get(tp) for tp in generations)
         return [p for p in positions if p is not None and p.generation == generations[p.tp]]
 

@@ -1,7 +1,7 @@
-"""The threads that carry out what a `ConsumerMachine` wants. Poll never waits for a broker.
+"""The threads that carry out what a `ConsumerMachine` wants. `poll` never waits for a broker.
 
-One thread asks for metadata and offsets, one for what the group's coordinator has, and one for each leader fetches
-(`client/fetcher.py`). The machine has one lock; `changed` is notified whenever a waiting thread may go on.
+One thread asks for metadata and offsets, and one asks the group's coordinator. Each leader has one that fetches
+(`client/fetcher.py`). The machine has one lock. `changed` is notified whenever a waiting thread may go on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from spark_broker.errors import ClosedError, InvariantError, SparkBrokerError
 _log = logging.getLogger(__name__)
 
 ROUND_TIMEOUT_MS = 2000
-"""A lookup gives up after this long and begins again, so that one slow partition does not hold up others."""
+"""A lookup gives up after this time and begins again. So one slow partition does not hold up the others."""
 
 WAIT_MIN_S = 0.01
 """Threads that wait for a time look no more often than this."""
@@ -45,7 +45,7 @@ JOIN_TIMEOUT_S = 1.0
 
 
 class ConsumerThreads:
-    """Runs until `close`. Everything that it hears goes into the machine."""
+    """Runs until `close`. Every answer and every error goes into the machine."""
 
     def __init__(
         self, machine: ConsumerMachine, metadata: ClusterMetadata, config: ConsumerConfig, group: GroupOffsets | None
@@ -67,7 +67,7 @@ class ConsumerThreads:
         return time.monotonic() * 1000
 
     def advance(self, *, news: bool = True) -> None:
-        """Begin what the machine wants now. The caller holds the lock. `news`: for threads that wait."""
+        """Begin what the machine wants now. The caller holds the lock. `news`: notify the threads that wait."""
         effects = self.machine.step(self.now_ms())
         for effect in effects:
             self._begin(effect)
@@ -82,11 +82,11 @@ class ConsumerThreads:
         return self.changed.wait(min((s for s in (wake_s, timeout_s) if s is not None), default=None))
 
     def suspect(self, address: Address) -> None:
-        """A stream to this broker broke: it is asked last for a while."""
+        """A stream to this broker broke. It is the last to be asked for a while."""
         self._metadata.suspect(address)
 
     def close(self) -> None:
-        """End all threads. Those that wait for a broker end with the metadata's `close`."""
+        """End all threads. Those that wait for a broker end when the metadata is closed."""
         with self.changed:
             fetchers = list(self._fetchers.values())
             self.machine.close()
@@ -99,7 +99,7 @@ class ConsumerThreads:
 
     @contextmanager
     def watch(self, name: str) -> Iterator[None]:
-        """A thread that ends by an error of our own is what poll raises."""
+        """If a thread ends by an error of our own, poll raises that error."""
         try:
             yield
         except Exception as error:

@@ -27,7 +27,7 @@ _ENSURE: dict[str, CallRequest] = {
 }
 
 PATIENCE_MS = 2000
-"""First limit of one attempt at a request that may be repeated; each further attempt may take twice as long."""
+"""Limit of the first attempt at a request that may be repeated. Each further attempt may take twice as long."""
 
 
 def coordinator_of(view: ClusterView, topic: str, key: str) -> tuple[BrokerMetadata, PartitionMetadata]:
@@ -45,7 +45,7 @@ def coordinator_of(view: ClusterView, topic: str, key: str) -> tuple[BrokerMetad
 class CoordinatorClient:
     """The coordinator of one key: a group's id in `__consumer_offsets`, a transactional id in `__transaction_state`.
 
-    The topic is created when it is missing, and a coordinator that has moved is found again, unseen by the caller.
+    It creates the topic when it is missing. It finds a coordinator that has moved. The caller sees neither.
     """
 
     def __init__(self, metadata: ClusterMetadata, topic: str, key: str) -> None:
@@ -57,8 +57,8 @@ class CoordinatorClient:
     def ask(self, request: CallRequest, answer: type[A], deadline: Deadline, *, patient: bool = True) -> A:
         """The coordinator's answer. Raises its typed error, or the last retriable one at the deadline.
 
-        Not `patient`: a repetition of the request changes nothing, so a coordinator that is frozen is not waited for
-        until request.timeout.ms: the request is sent again, to whoever is the coordinator then.
+        Not `patient`: the request may be sent twice without harm. So a frozen coordinator is not waited for until
+        request.timeout.ms. The request is sent again, to the broker that is the coordinator then.
         """
         attempt = 0
 

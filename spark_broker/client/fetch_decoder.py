@@ -1,4 +1,6 @@
-"""Frames of a fetch, as batches for the caller: checked, decoded without a copy, under the topic's current schema."""
+"""Turns the frames of a fetch into batches for the caller: checked, decoded without a copy, with the topic's current
+schema.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,8 @@ from spark_broker.protocol.schema import TIMESTAMP_TYPE, conform
 from spark_broker.times import from_ms
 
 AHEAD_BYTES = 65536
-"""A batch of at least so many is decoded ahead, beside the caller's work: to inflate it takes time.
-
-Smaller ones wait as they came. Arrow's objects for a batch of one row take five times its bytes.
+"""A batch of at least this size is decoded ahead, while the caller works: decompression takes time. A smaller one waits
+undecoded. Arrow's objects for a batch of one row take five times its bytes.
 """
 
 _MICROSECONDS_PER_DAY = scalar_of(86_400_000_000, pa.int64())
@@ -31,7 +32,7 @@ _MICROSECONDS_PER_DAY = scalar_of(86_400_000_000, pa.int64())
 class Projection:
     """The columns that a consumer of a topic wants, in the order of the topic's schema.
 
-    The broker is asked for the timestamp column too, where there is one: it is taken off again here.
+    The broker is also asked for the timestamp column, if there is one. It is removed again here.
     """
 
     def __init__(self, topic: TopicView, columns: Sequence[str] | None, *, sliced: bool = True) -> None:

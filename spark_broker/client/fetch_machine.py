@@ -34,7 +34,7 @@ Key = tuple[str, int]
 
 
 class Meaning(Enum):
-    """What an error says of a position."""
+    """What an error means for a position."""
 
     TRUNCATED = "the log diverges from what was read"
     OUT_OF_RANGE = "the offset is not in the log"
@@ -44,7 +44,7 @@ class Meaning(Enum):
 
 
 def meaning_of(error: SparkBrokerError) -> Meaning:
-    """What a reader has to do about a failed fetch of a partition."""
+    """What a reader has to do after a fetch of a partition has failed."""
     match error:
         case LogTruncationError():
             return Meaning.TRUNCATED

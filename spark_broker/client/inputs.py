@@ -17,7 +17,7 @@ from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.schema import conform
 
 METADATA_BYTES = 1024
-"""Our own metadata makes the head of a message larger by less than this."""
+"""Our own metadata makes the head of a message longer, but by less than this."""
 
 _NO_ARRAY = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """Arrow's errors for values that do not become an array of a type."""
@@ -46,7 +46,7 @@ def conformed(data: object, topic: TopicView) -> Conformed:
 
 
 def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
-    """Kafka's record always has a timestamp. Where the user gave none, it is the current time."""
+    """Kafka's record always has a timestamp. It is the current time where the user gave none."""
     if not topic.has_default_schema or topic.timestamp_column != "timestamp":
         return batch
     index = batch.schema.get_field_index("timestamp")

@@ -378,7 +378,9 @@ class Replica(Machine[ReplicaStanding]):
 
     def _advance_high_watermark(self) -> list[Effect]:
         """Raise the high watermark to the smallest log end of the maximal ISR, unless the ISR is below the minimum."""
-        if self.leadership is None or len(self.assignment.isr) < self.effective_min_isr:
+        if self.leadership is None or self.high_watermark == self.log_end_offset:  # an idle partition: nothing to raise
+            return []
+        if len(self.assignment.isr) < self.effective_min_isr:
             return []
         return self._raise_high_watermark(self.leadership.replicated_offset(self.log_end_offset))
 

@@ -455,6 +455,9 @@ class OnePartition:
     def broker_epochs(self) -> dict[int, int]:
         return {0: 1}
 
+    def take_waiting(self) -> list[Partition]:
+        return []
+
     def quarantine_damaged(self) -> None:
         """There is nothing."""
 

@@ -118,7 +118,13 @@ class RigBroker:
         return self.manager.partition(*KEY)
 
     def append(
-        self, *values: bytes, epoch: int, acks: int = -1, sequence: int = -1, producer_id: int = -1
+        self,
+        *values: bytes,
+        epoch: int,
+        acks: int = -1,
+        sequence: int = -1,
+        producer_id: int = -1,
+        timeout_ms: int = 30_000,
     ) -> Future[int]:
         """Append as a client does. Errors that refuse the batch are raised."""
         outcome = Outcome()
@@ -128,7 +134,7 @@ class RigBroker:
             producer_epoch=0 if producer_id >= 0 else -1,
             base_sequence=sequence,
         )
-        deadline_ms = SYSTEM_CLOCK.boottime_ms() + 30_000
+        deadline_ms = SYSTEM_CLOCK.boottime_ms() + timeout_ms
         self.partition.append(Append(message, epoch, acks, 0, deadline_ms), outcome)
         return outcome.future
 

@@ -1,4 +1,6 @@
-"""What a producer sends to one leader: the partitions that have a batch for it, and the batches it has not answered."""
+"""What a producer sends to one leader: the partitions that have a batch for it, and the batches that it has not
+answered yet.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ class InFlight(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LeaderChannel:
-    """One append stream, as its sender's machine knows it. `answers_read`: how many answers came on it.
+    """One append stream, as its sender's machine knows it. `answers_read`: how many answers have come on it.
 
     Invariant: once `broken`, `line` and `in_flight` are empty, and the machine forgets the channel.
     """
@@ -36,6 +38,6 @@ class LeaderChannel:
     broken: bool = False
 
     def age_ms(self, now_ms: int) -> int:
-        """Of the oldest append that the leader owes an answer to."""
+        """The deadline for the leader's answer to the oldest append in flight."""
         oldest = next(iter(self.in_flight.values()), None)
         return 0 if oldest is None else now_ms - oldest.sent_at_ms

@@ -1,4 +1,4 @@
-"""The fetches of a consumer: what is asked of each leader next, and what its answers do to the positions."""
+"""The fetches of a consumer: what it asks each leader next, and how the answers change the positions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from spark_broker.errors import NetworkError, OffsetOutOfRangeError, SparkBroker
 from spark_broker.model import NO_EPOCH, TopicPartition
 
 FULL_WAIT_MS = 20
-"""Longest wait of a fetch that leaves out a partition whose buffer is full: it must not starve once it is emptied."""
+"""Longest wait of a fetch that leaves out a partition because its buffer is full. Otherwise it would starve once its
+buffer is empty.
+"""
 
 IDLE_WAIT_MAX_MS = 5000
-"""Longest wait of a fetch where nothing has come for long. Asking costs everybody; news end a wait at once."""
+"""Longest wait of a fetch when nothing has come for long. Each request costs both sides. News ends a wait at once."""
 
 
 @dataclass(slots=True)
 class _Leader:
-    """A broker that leads partitions of the assignment. `wait_ms`: of the next fetch's long poll."""
+    """A broker that leads partitions of the assignment. `wait_ms`: how long the next long poll waits."""
 
     address: Address
     wait_ms: int
@@ -32,9 +34,9 @@ class _Leader:
 
 
 class LeaderFetches:
-    """All leaders of a consumer's partitions. `refresh_wanted`: an answer says that metadata is out of date.
+    """All leaders of a consumer's partitions.
 
-    `effects`: what the next step has to give.
+    `refresh_wanted`: an answer says that metadata is out of date. `effects`: what the next step returns.
     """
 
     def __init__(
@@ -53,14 +55,14 @@ class LeaderFetches:
 
     @property
     def due_ms(self) -> float:
-        """When the first fetch under way is answered, if its leader is well; infinity: none is."""
+        """When the first fetch under way is answered, if its leader is well. Infinity: no fetch is under way."""
         in_flight = (leader.in_flight for leader in self._leaders.values())
         return min((fetch.due_ms for fetch in in_flight if fetch is not None), default=float("inf"))
 
     def learned(self, view: ClusterView) -> None:
-        """Every live leader is fetched from; a frozen one that was fenced is left before its time-out.
+        """Fetch from every live leader. A frozen leader that was fenced is left before its time-out.
 
-        After `leave_all` none is: metadata that was asked for before comes later.
+        After `leave_all`, nothing is fetched: the metadata was asked for before.
         """
         before, self.view = self.view, view
         if self._closed:
@@ -92,7 +94,7 @@ class LeaderFetches:
             self._leave(broker_id)
 
     def break_fetch(self, tp: TopicPartition) -> None:
-        """A position has changed: the long poll that is under way asks for the wrong thing."""
+        """A position has changed, so the long poll under way asks for the wrong offset."""
         leader = self.view.leader(tp.topic, tp.partition)
         following = self._leaders.get(leader[0].id) if leader is not None else None
         if leader is not None and following is not None and following.in_flight is not None:
@@ -100,7 +102,7 @@ class LeaderFetches:
             self.effects.append(BreakFetch(leader[0].id))
 
     def next_fetch(self, broker_id: int, now_ms: float) -> Fetch | None:
-        """What to ask of this leader now; None: nothing, or a fetch is under way."""
+        """The next request for this leader. None: there is nothing to ask, or a fetch is under way."""
         leader = self._leaders.get(broker_id)
         if leader is None or leader.in_flight is not None:
             return None
@@ -116,7 +118,9 @@ class LeaderFetches:
         return leader is not None and leader.in_flight is fetch
 
     def _fetchable(self, broker_id: int, now_ms: float) -> tuple[list[FetchTarget], bool]:
-        """What to ask of this broker, least recently served first; whether full buffers leave out what has more."""
+        """The partitions to ask of this broker, least recently served first. Also: whether a full buffer leaves one
+        out.
+        """
         view = self.view
         room = self._config.fetch_max_bytes - sum(p.buffered_bytes for p in self._partitions.values())
         targets: list[FetchTarget] = []
@@ -136,7 +140,7 @@ class LeaderFetches:
                 continue
             wanted = self.machine.columns_of(topic)
             if targets and wanted != columns:
-                left_out = True  # one request has one projection; the other topic has its turn next
+                left_out = True  # all topics of one request have the same columns; the other topic has its turn next
                 continue
             columns = wanted
             targets.append(self._target(position, topic, leader_epoch))
@@ -155,7 +159,7 @@ class LeaderFetches:
         )
 
     def fetched(self, broker_id: int, fetch: Fetch, answers: Iterable[FetchAnswer], now_ms: float) -> bool:
-        """The leader has answered; whether that is news for somebody who waits."""
+        """The leader has answered. Returns whether that is news for a thread that waits."""
         leader = self._leaders.get(broker_id)
         if leader is not None and leader.in_flight is fetch:
             leader.in_flight = None
@@ -171,7 +175,7 @@ class LeaderFetches:
         return news
 
     def fetch_failed(self, broker_id: int, fetch: Fetch, error: SparkBrokerError, now_ms: float) -> bool:
-        """The exchange failed. False: it was broken off on purpose."""
+        """The exchange failed. Returns False when the consumer itself broke it off."""
         if not self.awaits(broker_id, fetch):
             return False
         leader = self._leaders[broker_id]
@@ -184,14 +188,14 @@ class LeaderFetches:
         return True
 
     def _asking(self, target: FetchTarget) -> PartitionPosition | None:
-        """The position, unless the caller has gone elsewhere meanwhile."""
+        """The position, unless the caller has moved it meanwhile."""
         position = self._partitions.get(TopicPartition(target.topic.name, target.partition))
         if position is None or (position.generation, position.fetch_offset) != (target.generation, target.offset):
             return None
         return position
 
     def _paced(self, wait_ms: int, *, found: bool) -> int:
-        """Wait longer while nothing comes. Not where a fetch waits for more than a byte: records would wait with it."""
+        """Wait longer while nothing comes. But if a fetch waits for more than one byte, records would wait with it."""
         longest_ms = self._config.fetch_max_wait_ms
         if found or self._config.fetch_min_bytes > 1:
             return longest_ms
@@ -204,7 +208,7 @@ class LeaderFetches:
         elif meaning_of(answer.error) is not Meaning.TRUNCATED:
             self._failed(position, answer.error, now_ms)
         elif position.buffer:
-            # What was fetched before is handed out first: it was committed when it was read.
+            # What was fetched before is handed out first. It was committed when it was read.
             self._back_off(position, now_ms)
         else:
             position.truncated(answer.diverging)
@@ -226,7 +230,7 @@ class LeaderFetches:
 
     def _out_of_range(self, position: PartitionPosition, error: SparkBrokerError, now_ms: float) -> None:
         if position.buffer:
-            # What was fetched before is in range; the position is judged when it is used up.
+            # What was fetched before is in range. The position is judged when that is used up.
             self._back_off(position, now_ms)
         elif self._reset is Start.NONE:
             position.error = OffsetOutOfRangeError(f"{position.tp}: offset {position.fetch_offset}: {error.message}")

@@ -1,4 +1,4 @@
-"""`send`: one slot per partition, handed on when it is full or has waited for linger.ms."""
+"""`send`: one slot for each partition. A slot is handed on when it is full or has waited for linger.ms."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.model import TopicPartition
 
 Dispatch = Callable[[TopicPartition, RecordBuilder], None]
-"""Hands a full builder on; it never raises: the builder's result says what went wrong."""
+"""Hands a full builder on. It never raises: an error goes into the builder's result."""
 
 
 class Lingering:
@@ -30,7 +30,7 @@ class Lingering:
         self._closed = False
 
     def slot(self, partition: TopicPartition) -> Slot:
-        """Where records of the partition gather: always the same one."""
+        """Where records of the partition gather. It is always the same slot."""
         with self._lock:
             return self._slots.setdefault(partition, Slot(partition))
 
@@ -44,9 +44,9 @@ class Lingering:
         timestamp_us: int,
         size_bytes: int,
     ) -> FutureRecordMetadata:
-        """Take a record; the calling thread hands the slot on when it is full.
+        """Take a record. The calling thread hands the slot on when it is full.
 
-        A micro-batch takes records of `batch_bytes` together, or one that is larger.
+        A micro-batch takes records of `batch_bytes` together, or a single larger one.
         """
         while True:
             future, waits = None, True
@@ -65,7 +65,7 @@ class Lingering:
                 return future
 
     def hand_on(self, topic: str | None = None) -> None:
-        """Hand on what waits, of one topic or of all, and wait for what another thread is just handing on."""
+        """Hand on what waits, of one topic or of all. Wait for what another thread is handing on."""
         if not self._slots:
             return
         with self._lock:
@@ -74,7 +74,7 @@ class Lingering:
             self._hand_on(slot)
 
     def close(self) -> None:
-        """Hand on what waits and end the thread. What is added from now on is handed on at once."""
+        """Hand on what waits, and end the thread. Records that are added from now on are handed on at once."""
         with self._waiting:
             self._closed = True
             self._waiting.notify_all()
@@ -93,7 +93,7 @@ class Lingering:
             self._dispatch(slot.topic_partition, builder)
 
     def _expect(self, slot: Slot) -> bool:
-        """Whether the thread hands the slot's new builder on when it is due; otherwise the caller does, at once."""
+        """Whether the thread will hand on the slot's new builder when it is due. If not, the caller does so at once."""
         if not self._linger_s:
             return False
         with self._waiting:
@@ -103,7 +103,7 @@ class Lingering:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=f"{self._name}-linger", daemon=True)
                 self._thread.start()
-            # Otherwise it wakes up by itself before this slot is due: it waits for an older one.
+            # If it is not idle, it waits for an older slot and wakes up before this one is due.
             if self._idle:
                 self._waiting.notify_all()
             return True
@@ -122,5 +122,5 @@ class Lingering:
                 if left_s > 0:
                     self._waiting.wait(left_s)
                     continue
-            # It may have been handed on meanwhile, and a new one begun.
+            # Another thread may have handed it on meanwhile, and begun a new one.
             self._hand_on(slot, due_s=due_s - self._linger_s)

@@ -1,8 +1,8 @@
-"""Batches from the files of a leader on the same machine: the leader says where they lie, and their bytes stay out of
-its process and out of the network.
+"""Batches from the files of a leader on the same machine. The leader says where they are; their bytes do not pass
+through its process or the network.
 
-A sealed segment could be mapped. It is read instead: reading costs about as much, and a disk's error is then an OSError
-here and not a SIGBUS.
+A sealed segment could be mapped. It is read instead. Reading costs about as much, and an error of the disk is then an
+OSError and not a SIGBUS.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from spark_broker.storage.filesystem import LOCAL
 
 
 class UnusableExtentError(Exception):
-    """The file is another one, is not to be had here, or does not hold the batches. The leader is asked for them."""
+    """The file is another one, cannot be read here, or does not hold the batches. The reader asks the leader."""
 
 
 def this_boot_id() -> str:
-    """Identifies this machine and its run; empty where that is not known."""
+    """Identifies this machine and its run. Empty where that is not known."""
     with suppress(OSError):
         return LOCAL.boot_id()
     return ""
 
 
 class LocalFiles:
-    """The file that one reader has open: the one of its last extent. Used by one thread."""
+    """The file that a reader has open: the one of its last extent. For one thread."""
 
     def __init__(self) -> None:
         self._fd = -1
         self._file: tuple[str, int, int] | None = None
 
     def frames(self, headers: Buffer, extents: Sequence[FileExtent]) -> list[Frame]:
-        """The batches of an answer, their CRCs checked. Raises UnusableExtentError."""
+        """The batches of an answer, with checked CRCs. Raises UnusableExtentError."""
         messages = pa.allocate_buffer(sum(extent.length for extent in extents))
         view = memoryview(messages)
         at = 0
@@ -56,7 +56,7 @@ class LocalFiles:
             raise UnusableExtentError(str(error)) from error
 
     def _open(self, extent: FileExtent) -> None:
-        """Known bug 28: by its name alone, a file may be another one by now."""
+        """Known bug 28: a name alone may mean another file by now."""
         file = (extent.path, extent.device, extent.inode)
         if file == self._file:
             return
@@ -76,7 +76,7 @@ class LocalFiles:
             target, position = target[count:], position + count
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close the file."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._file = -1, None

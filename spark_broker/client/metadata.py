@@ -1,4 +1,4 @@
-"""The client's cache of cluster metadata: any broker answers, and every broker that was learned of is asked too."""
+"""The client's cache of cluster metadata. Any broker answers; the client asks every broker that it has learned of."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from spark_broker.protocol.messages import (
 )
 
 ATTEMPT_TIMEOUT_MS = 1000
-"""A frozen broker accepts calls and never answers: the next one is asked after this long. A slow one is asked again,
-and given twice as long each time."""
+"""A frozen broker accepts calls and never answers. After this time the client asks the next broker. A slow broker is
+asked again, with twice the time each time.
+"""
 
 BOOTSTRAP_GRACE_MS = 3000
-"""As long as no broker has ever answered, addresses at which nobody is are reported after this long."""
+"""If no broker has ever answered, addresses without a listener are reported after this time."""
 
 _UNANSWERED = (NetworkError, RequestTimedOutError)
 
@@ -89,7 +90,7 @@ class ClusterMetadata:
 
     @classmethod
     def connect(cls, config: ConnectionConfig) -> ClusterMetadata:
-        """What every client of a cluster shares: metadata, connections, back-off. Raises InvalidConfigError."""
+        """The parts that every client of a cluster has: metadata, connections, back-off. Raises InvalidConfigError."""
         return cls(
             parse_addresses(config.bootstrap_servers),
             ConnectionPool(),
@@ -118,12 +119,12 @@ class ClusterMetadata:
         return self._max_age_ms / 1000 - self.age_s
 
     def use(self, topics: Iterable[str]) -> None:
-        """Refresh these topics too from now on."""
+        """Also refresh these topics from now on."""
         with self._lock:
             self._topics.update(topics)
 
     def refresh(self, deadline: Deadline) -> ClusterView:
-        """Ask a broker about the topics in use; whoever asks meanwhile waits for the same answer (single flight).
+        """Ask a broker about the topics in use. Threads that ask meanwhile wait for the same answer (single flight).
 
         Raises BootstrapUnreachableError, RequestTimedOutError or ClosedError.
         """
@@ -145,9 +146,9 @@ class ClusterMetadata:
                 self._refreshed.notify_all()
 
     def fetch(self, topics: list[str] | None, deadline: Deadline) -> ClusterView:
-        """What a broker says now about these topics (None: all), and nothing else; the cache learns of it too.
+        """What a broker says now about these topics (None: all), and nothing else. The cache takes it, too.
 
-        Where the broker lags behind what is known, it is what is known.
+        If the broker lags behind the cache, this is what the cache has.
         """
         answer = self.call_any(MetadataRequest(topics), deadline)
         if not isinstance(answer, MetadataResponse):
@@ -158,10 +159,11 @@ class ClusterMetadata:
         return view.only(topics) if lagging else merge(ClusterView(), answer, topics)
 
     def topic(self, name: str, deadline: Deadline, *, partition: int = 0) -> TopicView:
-        """The topic, with this partition at least, from the cache or a broker.
+        """The topic, with at least this partition, from the cache or a broker. A broker may not know it yet, so it is
+        asked again.
 
-        A broker may not know of it yet: it is asked for again. Raises UnknownTopicOrPartitionError once its absence is
-        certain, and RequestTimedOutError when only brokers that lag behind have answered by the deadline.
+        Raises UnknownTopicOrPartitionError once its absence is certain, and RequestTimedOutError when only brokers that
+        lag behind have answered by the deadline.
         """
         view = self._view.topic(name)
         if view is not None and partition < len(view.partitions) and not self.stale:
@@ -181,11 +183,11 @@ class ClusterMetadata:
                 raise ClosedError("the client was closed during the call")
 
     def call_any(self, request: Message, deadline: Deadline) -> CallResponse:
-        """A call that any broker answers: the next one is asked when one cannot be reached, or has too much to do.
+        """A call that any broker answers. If one cannot be reached, or has too much to do, the next one is asked.
 
-        Raises the broker's typed error; RequestTimedOutError with every address and its reason when none answered by
-        the deadline, ThrottlingQuotaExceededError when each said that it is overloaded; BootstrapUnreachableError,
-        soon, when no broker was ever reached and nobody is at any address.
+        Raises the broker's typed error. Raises RequestTimedOutError, with every address and its reason, when none
+        answered by the deadline; ThrottlingQuotaExceededError when each said that it is overloaded;
+        BootstrapUnreachableError, soon, when no broker was ever reached and no address has a listener.
         """
         grace = Deadline.after_ms(BOOTSTRAP_GRACE_MS)
         rounds = itertools.count()
@@ -217,11 +219,11 @@ class ClusterMetadata:
             raise
 
     def suspect(self, address: Address) -> None:
-        """Ask this broker last for a while: a stream to it broke."""
+        """Ask this broker last for a while, because a stream to it broke."""
         self._suspects[address] = time.monotonic()
 
     def close(self) -> None:
-        """Interrupt every wait and close the connections."""
+        """Interrupt every wait, and close the connections."""
         self.closing.set()
         with self._refreshed:
             self._refreshed.notify_all()
@@ -230,7 +232,7 @@ class ClusterMetadata:
     def _ask_each(
         self, request: Message, deadline: Deadline, round_: int, latest: dict[Address, Unanswered]
     ) -> CallResponse:
-        """One round. `latest` has afterwards who did not answer, and why."""
+        """One round over the addresses. Afterwards `latest` has the addresses that did not answer, and why."""
         candidates = self._candidates()
         for number, address in enumerate(candidates):
             if number and deadline.expired:
@@ -242,12 +244,13 @@ class ClusterMetadata:
             except (*_UNANSWERED, ThrottlingQuotaExceededError) as error:
                 self._suspects[address] = time.monotonic()  # the others may have less to do
                 if isinstance(error, RequestTimedOutError) and timeout_ms < attempt_ms:
-                    # Cut short by the caller's deadline, it says nothing of the broker: what that said before counts.
+                    # The caller's deadline cut this attempt short, so it says nothing of the broker. Keep its earlier
+                    # reason.
                     latest.setdefault(address, Unanswered(address, error))
                 else:
                     latest[address] = Unanswered(address, error)
             except LeaderNotAvailableError as error:
-                # A broker that has just started knows nothing of the cluster yet; the others do.
+                # A broker that has just started knows nothing of the cluster yet. The others do.
                 if not isinstance(request, MetadataRequest):
                     raise
                 latest[address] = Unanswered(address, error)
@@ -258,13 +261,13 @@ class ClusterMetadata:
         raise no_broker_answered(asked, all_asked=len(asked) == len(candidates))
 
     def _attempt_timeout_ms(self, request: Message, round_: int) -> int:
-        """Only a read may be given up early: a change that was sent twice fails the second time."""
+        """Only a read may be given up early. A change that was sent twice would fail the second time."""
         if not isinstance(request, MetadataRequest | InitProducerIdRequest):
             return self._request_timeout_ms
         return min(ATTEMPT_TIMEOUT_MS << min(round_, 10), self._request_timeout_ms)
 
     def _candidates(self) -> list[Address]:
-        """Live brokers in any order, then the bootstrap addresses; those that failed lately last."""
+        """Live brokers in any order, then the bootstrap addresses. Addresses that failed lately come last."""
         live = [address_of(broker) for broker in self._view.brokers.values() if not broker.fenced]
         fallback = [address for address in self._bootstrap if address not in live]
         self._rng.shuffle(live)

@@ -1,4 +1,4 @@
-"""Offsets by time, from the partitions' leaders: earliest, latest, or the first at or after a moment."""
+"""Finds offsets by time, at the leaders of the partitions: earliest, latest, or the first at or after a moment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Failures = dict[TopicPartition, SparkBrokerError]
 
 @dataclass(frozen=True)
 class Reach:
-    """The offset where a caller is, and how many stored bytes it wants from there on (0: any number)."""
+    """The offset where a caller stands, and how many stored bytes it wants from there on (0: any number)."""
 
     start: int
     max_bytes: int = 0
@@ -43,9 +43,10 @@ NOWHERE = Reach(-1)
 
 
 class OffsetLookup:
-    """One lookup of many partitions, in rounds: which leaders to ask, and what they answer. Without thread or clock.
+    """One lookup of many partitions, in rounds: which leaders to ask, and what they answer. It has no thread and no
+    clock.
 
-    `missing`: what is still looked for. `failures`: of the last round.
+    `missing`: partitions without an offset yet. `failures`: those of the last round.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class OffsetLookup:
 
 
 def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) -> None:
-    """Ask in rounds until everything is found, has failed for good, or the deadline has passed."""
+    """Ask in rounds until every offset is found, a partition has failed for good, or the deadline has passed."""
     metadata.use({tp.topic for tp in lookup.missing})
     grace = TopicGrace()
     attempt = 0
@@ -120,7 +121,7 @@ def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) ->
         try:
             metadata.refresh(deadline)
         except (BootstrapUnreachableError, RequestTimedOutError, ThrottlingQuotaExceededError):
-            # Only milliseconds were left for an answer: that none came says nothing about the cluster.
+            # Only milliseconds were left for an answer. Their end says nothing about the cluster.
             if not deadline.expired:
                 raise
             return
@@ -143,8 +144,8 @@ def lookup_offsets(
 ) -> dict[TopicPartition, ListedOffset]:
     """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure.
 
-    `read_committed`: the latest is the last stable offset, else the high watermark. `reaches`: for these partitions the
-    answer also says what is stored from `start` to the offset found.
+    `read_committed`: the latest offset is the last stable offset instead of the high watermark. `reaches`: for these
+    partitions the answer also says how much is stored from `start` to the offset found.
     """
     lookup = OffsetLookup(wanted, read_committed=read_committed, reaches=reaches)
     _run(lookup, metadata, deadline)
@@ -156,7 +157,7 @@ def lookup_offsets(
 def try_lookup_offsets(
     metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
 ) -> tuple[dict[TopicPartition, ListedOffset], Failures]:
-    """As `lookup_offsets`, but returns the failures of partitions beside what was found."""
+    """Like `lookup_offsets`, but it returns the failures of partitions beside the offsets."""
     lookup = OffsetLookup(wanted, read_committed=read_committed)
     _run(lookup, metadata, deadline)
     return lookup.found, lookup.failures

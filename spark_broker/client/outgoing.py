@@ -1,4 +1,6 @@
-"""A micro-batch on its way to the log: encoded once, numbered once per producer identity, sent as often as it takes."""
+"""A micro-batch on its way to the log. It is encoded once, numbered once for each producer identity, and sent until it
+is answered.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,7 @@ class OutgoingBatch:
         self.topic_id = topic_id
         self.schema_id = schema_id
         self.rows = rows
-        # Numbering rewrites the head alone; the body is never copied again.
+        # Numbering rewrites only the head. The body is never copied again.
         split = head_length(message)
         self.head = bytearray(message[:split])
         self.body = memoryview(message)[split:]
@@ -62,7 +64,7 @@ class OutgoingBatch:
         self.last_error: SparkBrokerError | None = None
 
     def number(self, identity: ProducerIdentity, sequence: int) -> None:
-        """Give the batch its place. A retry keeps it: the broker knows the batch by it."""
+        """Give the batch its number. A retry keeps it: the broker recognises the batch by it."""
         self.identity, self.sequence = identity, sequence
         renumber(
             self.head,
@@ -72,7 +74,7 @@ class OutgoingBatch:
         )
 
     def forget_number(self) -> None:
-        """The batch is certainly not in the log: it may be numbered anew."""
+        """The batch is certainly not in the log, so it may get another number."""
         self.identity = None
 
     def metadata(self, base_offset: int | None) -> RecordMetadata:
@@ -80,7 +82,7 @@ class OutgoingBatch:
 
 
 class AppendResult:
-    """The Future of one `append`, which is done when each of its batches is."""
+    """The Future of one `append`. It is done when each of its batches is done."""
 
     def __init__(self, batches: int) -> None:
         self.future: Future[list[RecordMetadata]] = Future()
@@ -92,7 +94,7 @@ class AppendResult:
             self.future.set_result([])
 
     def part(self, index: int) -> Callable[[Outcome], None]:
-        """Where batch number `index` reports its outcome."""
+        """Where the batch with this index reports its outcome."""
         return lambda outcome: self._complete(index, outcome)
 
     def _complete(self, index: int, outcome: Outcome) -> None:

@@ -1,8 +1,7 @@
 """What a consumer knows of one partition: its position, the batches fetched ahead of it, and its error.
 
-A partition begins with a `Start`, as long as its position is not known, and then gets a position. `seek` and an
-offset out of range send it back. Every such
-move raises its generation, and what was fetched under an older generation is thrown away.
+A partition begins with a `Start`, until its position is known. A `seek`, or an offset out of range, makes it begin
+again. Each such move raises its generation. What was fetched under an older generation is thrown away.
 """
 
 from __future__ import annotations
@@ -28,7 +27,9 @@ from spark_broker.model import (
 NO_LINEAGE = EpochHistory()
 
 LINEAGE_MAX = 100
-"""A partition remembers at most this many leader epochs of what was read: enough to find where the log diverges."""
+"""A partition remembers at most this many leader epochs of what was read. They are enough to find where the log
+diverges.
+"""
 
 
 POLL_BATCHES_MAX = 1000
@@ -45,7 +46,7 @@ class Start(Enum):
 
 
 class Prefetched(NamedTuple):
-    """A batch that waits for poll. `decode` None: offsets that hold no records for this consumer.
+    """A batch that waits for poll. `decode` None: the offsets hold no records for this consumer.
 
     `decode` raises CorruptMessageError or SchemaMismatchError. `next_offset`: the first offset after the batch.
     `leader_epoch`: that of the last batch before `next_offset`.
@@ -59,14 +60,16 @@ class Prefetched(NamedTuple):
 
 @dataclass(slots=True)
 class FetchRetry:
-    """A partition whose fetch failed is fetched again after its back-off, or from a leader elected since."""
+    """When a partition whose fetch failed is fetched again: after its back-off, or from a leader that was elected
+    since.
+    """
 
     failures: int = 0
     failed_epoch: int = NO_EPOCH
     at_ms: float = 0.0
 
     def failed(self, leader_epoch: int, now_ms: float, wait_ms: float) -> None:
-        """The leader of this epoch did not answer with records."""
+        """The leader of this epoch has answered without records."""
         self.failures += 1
         self.failed_epoch = leader_epoch
         self.at_ms = now_ms + wait_ms
@@ -78,11 +81,11 @@ class FetchRetry:
 
 @dataclass(eq=False)
 class PartitionPosition:
-    """One assigned partition. `start`: how to find the position, None once there is one; `reset`: where to begin
+    """One assigned partition. `start`: how to find the position; None once there is one. `reset`: where to begin
     without a committed offset.
 
-    Invariant: position <= fetch_offset, and `buffer` covers exactly the offsets between them. The position may lie
-    inside the buffer's first batch when records are handed out one at a time. Between a truncation and its notification
+    Invariant: position <= fetch_offset, and `buffer` covers exactly the offsets between them. When records are handed
+    out one at a time, the position may lie inside the buffer's first batch. Between a truncation and its notification
     the buffer is empty, and nothing is fetched.
     """
 
@@ -94,7 +97,7 @@ class PartitionPosition:
     fetch_offset: int = -1
     last_epoch: int = NO_EPOCH  # of the record before `position`
     lineage: EpochHistory = NO_LINEAGE  # of what lies before `fetch_offset`, as far as it is known
-    truncation: LogTruncationError | None = None  # not notified yet: the next poll raises it
+    truncation: LogTruncationError | None = None  # poll has not raised it yet
     truncated_generation: int = -1  # in which the truncation was noticed
     generation: int = 0
     paused: bool = False
@@ -116,7 +119,8 @@ class PartitionPosition:
     def to_commit(self) -> OffsetAndMetadata:
         """The position with the leader epoch of the record before it.
 
-        A truncation moves it only once poll has raised the error: a consumer that resumes from it gets the error too.
+        A truncation moves it only after poll has raised the error. So a consumer that resumes from it gets the error,
+        too.
         """
         return OffsetAndMetadata(self.position, known_epoch(self.last_epoch))
 
@@ -130,7 +134,7 @@ class PartitionPosition:
             self.lineage = NO_LINEAGE.assign(leader_epoch, offset - 1)
 
     def find_start(self, start: Start) -> None:
-        """Forget the position and look for one."""
+        """Forget the position, and look for one."""
         self._restart()
         self.start = start
         self.position = self.fetch_offset = -1
@@ -187,7 +191,7 @@ class PartitionPosition:
 
     @property
     def is_inside_a_batch(self) -> bool:
-        """Whether some of the next batch's records were handed out."""
+        """Whether some records of the next batch, but not all, were handed out."""
         return self._records is not None
 
     def _rest_of(self, batch: ConsumedBatch) -> ConsumedBatch:
@@ -216,9 +220,9 @@ class PartitionPosition:
         return self.lineage.epoch_at(self.fetch_offset - 1)
 
     def truncated(self, diverging: Diverging) -> None:
-        """The log was truncated below what was read. Until poll notifies of it, the position stays.
+        """The log was truncated below what was read. The position stays until poll has raised the error.
 
-        Without a reset policy poll repeats the error until the caller decides where to go on.
+        Without a reset policy, poll repeats the error until the caller decides where to go on.
         """
         invariant(not self.buffer, f"{self.tp}: {len(self.buffer)} batches wait below a truncation")
         divergent_offset = truncation_offset(self.lineage, self.fetch_offset, diverging)
@@ -244,5 +248,5 @@ class PartitionPosition:
         """Whether to fetch now from the leader of this epoch, the newest known one. Full buffers do not count here."""
         if not self.has_position or self.paused or self.error is not None or self.truncation is not None:
             return False
-        # KAFKA-20507: where the position's epoch is newer than the metadata's, an older leader must not judge it.
+        # KAFKA-20507: an older leader must not judge a position whose epoch is newer than the metadata's.
         return leader_epoch >= self.last_epoch and self.retry.may_try(leader_epoch, now_ms)

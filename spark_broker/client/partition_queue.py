@@ -65,8 +65,8 @@ TRANSITIONS: Mapping[tuple[QueueState, QueueEvent], QueueState] = {
 class PartitionQueue:
     """A part of the sender's machine. Times are in ms.
 
-    Invariants: 0 <= in_flight <= len(unacked); while SENDING, `unacked[:in_flight]` are those that are in flight; once
-    SETTLED, none is; `ready` where it is in the line of `channel`, once, and it is in no other line.
+    Invariants: 0 <= in_flight <= len(unacked). While SENDING, `unacked[:in_flight]` are in flight; once SETTLED, no
+    batch is. While `ready`, the queue is in the line of `channel`, once; it is in no other line.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class PartitionQueue:
         self._renumbers = renumbers
         self._next_sequence = 0
         self._gaps: set[ProducerIdentity] = set()
-        """Identities under which numbers are missing; only those that unacked batches have."""
+        """Identities under which sequence numbers are missing. Only identities of unacknowledged batches are kept."""
 
     @property
     def recovering(self) -> bool:
-        """Whether something failed, and nothing is sent for now."""
+        """Whether an attempt failed and nothing is sent until the partition has recovered."""
         return self.state is not QueueState.SENDING
 
     @property
@@ -113,7 +113,8 @@ class PartitionQueue:
         batch = self.unacked[self.in_flight]
         if not self._numbered or batch.identity is not None:
             return batch
-        # A number under the new identity says nothing about batches of the old one: they go first, or order is lost.
+        # A number under the new identity says nothing about batches of the old one. They go first, or else the order is
+        # lost.
         settled = all(self.unacked[i].identity == self.identity for i in range(self.in_flight))
         return batch if self.identity is not None and settled and self._is_remembered() else None
 
@@ -123,7 +124,7 @@ class PartitionQueue:
         return not self.in_flight or (self._next_sequence - oldest.sequence) % SEQUENCE_LIMIT < REMEMBERED_BATCHES
 
     def sent(self, batch: OutgoingBatch) -> None:
-        """The batch is about to be written; it gets its number if it has none."""
+        """The batch is about to be written. It gets a number if it has none."""
         if self._numbered and batch.identity is None and self.identity is not None:
             batch.number(self.identity, self._next_sequence)
             self._next_sequence = (self._next_sequence + 1) % SEQUENCE_LIMIT
@@ -135,23 +136,23 @@ class PartitionQueue:
         self.failures = 0
 
     def failed(self, batch: OutgoingBatch, error: SparkBrokerError) -> None:
-        """An attempt failed, for good or not: `settle` decides when all answers are in."""
+        """An attempt failed, for good or not. `settle` decides once all answers are in."""
         self._answered()
         batch.error = batch.last_error = error
         self.stop()
 
     def stop(self) -> None:
-        """Send nothing until settled and resumed."""
+        """Send nothing until the partition is settled and resumed."""
         if self.state is QueueState.SENDING:
             self.failed_epoch = self.leader_epoch
         self._move(QueueEvent.STOP)
 
     def resume(self) -> None:
-        """Send again, under the leader that is known now."""
+        """Send again, to the leader that is known now."""
         self._move(QueueEvent.RESUME)
 
     def expire(self, now_ms: int) -> list[tuple[OutgoingBatch, bool]]:
-        """Take out the batches whose delivery time-out has passed, each with whether it is in flight."""
+        """Take out the batches whose delivery time-out has passed. Says of each whether it is in flight."""
         expired = []
         while self.unacked and self.unacked[0].deadline_ms <= now_ms:
             batch = self.unacked.popleft()
@@ -165,7 +166,9 @@ class PartitionQueue:
         return expired
 
     def settle(self) -> list[tuple[OutgoingBatch, SparkBrokerError]]:
-        """What the errors of the last round mean: takes out the batches that failed for good, keeps the others."""
+        """Decide what the errors of the last round mean. Takes out the batches that failed for good, and keeps the
+        others.
+        """
         self._move(QueueEvent.SETTLE)
         invariant(self.in_flight == 0, "a partition is settled when every answer is in")
         failed: list[tuple[OutgoingBatch, SparkBrokerError]] = []
@@ -190,9 +193,9 @@ class PartitionQueue:
         return batches
 
     def gone(self, topic_id: str | None, now_ms: int) -> SparkBrokerError | None:
-        """The error once the topic has been missing, or another one, for longer than a broker may lag behind.
+        """The error of a topic that has been missing, or another one, for longer than a broker may lag behind.
 
-        `topic_id`: that of the topic which has the name now; None: there is none.
+        `topic_id`: the id of the topic that has the name now; None: there is none.
         """
         if topic_id == self.topic_id:
             self.missing_since_ms = -1
@@ -207,11 +210,11 @@ class PartitionQueue:
         return InconsistentTopicIdError(f"topic {name!r} was deleted and created again")
 
     def _verdict(self, batch: OutgoingBatch, error: SparkBrokerError, *, first: bool) -> SparkBrokerError | None:
-        """The error that ends the batch; None: it is sent again."""
+        """The error that ends the batch. None: it is sent again."""
         if not isinstance(error, OutOfOrderSequenceNumberError | UnknownProducerIdError):
             return None if error.retriable else error
         if not first:
-            return None  # it follows one that is sent again
+            return None  # it follows a batch that is sent again
         if not self._renumbers:
             return error
         # UNKNOWN_PRODUCER_ID: the log has nothing of this producer, so it does not have this batch.
@@ -225,7 +228,7 @@ class PartitionQueue:
         batch.forget_number()
 
     def _leave_gap(self, batch: OutgoingBatch) -> None:
-        """Numbers after this batch's cannot be stored under its identity any more."""
+        """Sequence numbers after this batch's cannot be stored under its identity any more."""
         if batch.identity is None or not self._renumbers:
             return
         self._gaps.add(batch.identity)

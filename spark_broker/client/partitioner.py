@@ -37,7 +37,7 @@ class _Keys(NamedTuple):
 
 
 class KeyPartitions(dict[bytes, int]):
-    """The partition of each key of `send`. Short keys are remembered, since keys come again.
+    """The partition of each key of `send`. Short keys are remembered, because most keys come again.
 
     `partitions`: how many the topic has.
     """
@@ -58,7 +58,7 @@ class KeyPartitions(dict[bytes, int]):
 def partition_batch(
     batch: pa.RecordBatch, key_columns: Sequence[str], partitions: int, *, sticky: int = 0
 ) -> list[tuple[int, pa.RecordBatch]]:
-    """The batch's rows by partition, in order of partition; rows keep their order within one.
+    """The batch's rows by partition, in the order of partitions. Within a partition, rows keep their order.
 
     Rows without a key go to `sticky`. Raises SchemaMismatchError for a key column that is missing or cannot be a key.
     """
@@ -74,7 +74,9 @@ def partition_batch(
 
 
 def split_by_partition(batch: pa.RecordBatch, wanted: Partitions, partitions: int) -> list[tuple[int, pa.RecordBatch]]:
-    """The rows of each partition that `wanted` names (one number a row, from 0 to `partitions` - 1), in order."""
+    """The rows of each partition that `wanted` names, in order. `wanted` has a number from 0 to `partitions` - 1 for
+    each row.
+    """
     counts = np.bincount(wanted, minlength=partitions)
     used = np.flatnonzero(counts)
     if len(used) == 1:
@@ -87,7 +89,7 @@ def split_by_partition(batch: pa.RecordBatch, wanted: Partitions, partitions: in
 
 
 def row_partitions(batch: pa.RecordBatch, key_columns: Sequence[str], partitions: int) -> Partitions | None:
-    """The partition of each row, UNKEYED for rows without a key; None when no row has one."""
+    """The partition of each row, or UNKEYED for a row without a key. None when no row has a key."""
     if not key_columns:
         return None
     columns = [_column(batch, name) for name in key_columns]

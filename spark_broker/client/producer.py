@@ -1,4 +1,4 @@
-"""The producer: micro-batches and single records into topics, in order, once, across fail-overs."""
+"""The producer appends micro-batches and single records to topics: in order, and once, also across fail-overs."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ _ADMITTED = nullcontext()
 logger = logging.getLogger(__name__)
 
 CLOSE_AFTER_ERROR_S = 5.0
-"""A `with` block that ends in an exception waits this long for what is under way."""
+"""A `with` block that ends in an exception waits this long for appends under way."""
 
 
 @dataclass(frozen=True, slots=True)
 class _SendTarget:
-    """A topic as `send` sees it under one view of the cluster. `slots`: by partition, those that were used."""
+    """A topic as `send` sees it in one view of the cluster. `slots`: those that were used, by partition."""
 
     cluster: ClusterView
     topic: TopicView
@@ -122,12 +122,13 @@ class Producer:
     def append(self, topic: str, data: object, *, partition: int | None = None) -> Future[list[RecordMetadata]]:
         """Append a RecordBatch, Table, pandas frame or list of dicts.
 
-        Rows go to the partitions of their keys (or to `partition`); the result has one RecordMetadata for each batch
-        that was stored, in order of partition. A RecordBatch larger than max.message.bytes is refused, other data is
-        sliced. What is wrong with the data fails the Future, and then nothing was sent. Blocks for metadata and
-        for room in the buffer, up to max.block.ms. Raises ClosedError. With a transactional id it also raises
-        InvalidTxnStateError outside of a transaction, TransactionAbortableError after an append that failed, and
-        ProducerFencedError.
+        Rows go to the partitions of their keys (or to `partition`). The result has one RecordMetadata for each batch
+        that was stored, in the order of partitions. A RecordBatch larger than max.message.bytes is refused; other data
+        is sliced. Bad data fails the Future, and nothing is sent then. Blocks for metadata and for room in the buffer,
+        up to max.block.ms.
+
+        Raises ClosedError. With a transactional id it also raises InvalidTxnStateError outside of a transaction,
+        TransactionAbortableError after an append that failed, and ProducerFencedError.
         """
         self._check_open()
         with self._state or _ADMITTED:
@@ -180,7 +181,7 @@ class Producer:
         headers: Headers | None,
         timestamp: datetime | None,
     ) -> Future[RecordMetadata]:
-        # This runs for each record: what can be remembered is in the target, what can wait is done for the micro-batch.
+        # This runs for each record. What can be remembered is in the target; what can wait is done for the micro-batch.
         try:
             target = self._targets.get(topic)
             if target is None or target.cluster is not self._metadata.view:
@@ -208,7 +209,7 @@ class Producer:
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything appended so far is acknowledged or has failed (its Future says which).
 
-        `timeout` in seconds; by default delivery.timeout.ms bounds the wait. Raises RequestTimedOutError.
+        `timeout` is in seconds. By default delivery.timeout.ms bounds the wait. Raises RequestTimedOutError.
         """
         self._lingering.hand_on()
         limit_s = self._config.delivery_timeout_ms / 1000 + 5.0 if timeout is None else timeout
@@ -217,10 +218,10 @@ class Producer:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Everything appended in the `with` block is committed when it ends, as a whole, or else aborted.
+        """Everything appended in the `with` block is committed as a whole when the block ends, or else aborted.
 
-        An exception aborts and is raised on; so does an append that failed, with TransactionAbortableError. Raises
-        otherwise what `begin_transaction` and `commit_transaction` raise.
+        An exception aborts the transaction and is raised again. An append that failed aborts it, too, and the block
+        raises TransactionAbortableError. Also raises what `begin_transaction` and `commit_transaction` raise.
         """
         self.begin_transaction()
         try:
@@ -240,25 +241,28 @@ class Producer:
     def init_transactions(self) -> None:
         """Take the transactional id over: fence its older producers and abort what they left open.
 
-        The first `begin_transaction` does so too. Raises InvalidTransactionTimeoutError, and a retriable error when no
+        The first `begin_transaction` does so, too. Raises InvalidTransactionTimeoutError, and a retriable error when no
         coordinator answers within max.block.ms.
         """
         self._transactional().init()
 
     def begin_transaction(self) -> None:
-        """Appends from here on belong to a new transaction. Raises InvalidTxnStateError inside of one.
+        """Begin a transaction. The appends from here on belong to it. Raises InvalidTxnStateError inside of a
+        transaction.
 
-        Where the outcome of the last one is not known, it is asked for first, and what that raises is raised here.
+        If the outcome of the last transaction is not known, the coordinator is asked for it first. Its error is raised
+        here.
         """
         self._transactional().begin()
 
     def commit_transaction(self) -> None:
-        """Wait for every append of the transaction, then commit it: once this returns, every partition shows all of it.
+        """Wait for every append of the transaction, then commit it. Once this returns, every partition shows all of it.
 
-        Raises TransactionAbortableError when an append failed or the coordinator has aborted it (time-out): only
-        `abort_transaction` is left then. RequestTimedOutError when no coordinator says within delivery.timeout.ms what
-        came of it: it may be committed or not, and `commit_transaction` asks again. ProducerFencedError when a newer
-        producer has taken over, which aborted it.
+        Raises TransactionAbortableError when an append failed or the coordinator has aborted the transaction
+        (time-out). Then only `abort_transaction` is left. Raises RequestTimedOutError when no coordinator reports the
+        outcome within delivery.timeout.ms: the transaction may be committed or not, and another `commit_transaction`
+        asks again. Raises ProducerFencedError when a newer producer has taken over; that producer aborted the
+        transaction.
         """
         self._transactional().commit()
 
@@ -272,13 +276,15 @@ class Producer:
     def send_offsets_to_transaction(self, offsets: Offsets, group_id: str) -> None:
         """Commit a consumer group's positions (offsets of the next records to read) with the transaction.
 
-        Raises what `append` raises, and what the group's coordinator answers; the transaction can only be aborted then.
+        Raises what `append` raises, and the error of the group's coordinator. The transaction can only be aborted then.
         """
         self._check_open()
         self._transactional().send_offsets(offsets, group_id)
 
     def metrics(self) -> dict[str, int]:
-        """Acknowledged rows and batches, how many batches were sent again, and transactions by their outcome."""
+        """Counts of acknowledged rows and batches, of batches that were sent again, and of transactions by their
+        outcome.
+        """
         transactions = self._transactions
         return {
             "acknowledged_rows": self._sender.acknowledged_rows,
@@ -336,7 +342,7 @@ class Producer:
         self._sender.refuse(error)
 
     def _note_failure(self, error: SparkBrokerError) -> None:
-        """An append failed for good: no transaction is committed without it."""
+        """An append failed for good. Its transaction cannot be committed."""
         if self._state is not None:
             self._state.append_failed(error)
 
@@ -347,11 +353,11 @@ class Producer:
         return future
 
     def _topic(self, name: str, deadline: Deadline) -> TopicView:
-        # The sender refreshes what is in use; only a topic's first append waits for a broker.
+        # The sender refreshes the topics in use. Only a topic's first append waits for a broker.
         return self._metadata.view.topic(name) or self._metadata.topic(name, deadline)
 
     def _target(self, name: str) -> _SendTarget:
-        """What `send` needs to know of a topic, as the view of the cluster is now."""
+        """What `send` needs to know of a topic, in the current view of the cluster."""
         cluster = self._metadata.view
         view = self._topic(name, Deadline.after_ms(self._config.max_block_ms))
         if not view.has_default_schema:
@@ -386,12 +392,12 @@ class Producer:
             return partition
         if partition < 0:
             raise UnknownTopicOrPartitionError(f"partition {partition} of topic {view.name!r}: partitions count from 0")
-        # It may be newer than what is known of the topic.
+        # The partition may be newer than the view.
         self._metadata.topic(view.name, Deadline.after_ms(self._config.max_block_ms), partition=partition)
         return partition
 
     def _next_sticky(self, view: TopicView) -> int:
-        """Partitions take turns by micro-batch; one without a leader is passed over while another has one."""
+        """Partitions take turns by micro-batch. One without a leader is passed over while another has a leader."""
         led = [state.partition for state in view.partitions if state.leader >= 0]
         usable = led or [state.partition for state in view.partitions]
         return usable[next(self._sticky_counter) % len(usable)]
@@ -404,7 +410,7 @@ class Producer:
         complete: Callable[[Outcome], None],
         deadline: Deadline,
     ) -> None:
-        """Encode, wait for room, hand to the sender. What fails is reported to `complete`."""
+        """Encode, wait for room, and hand the batches to the sender. Failures are reported to `complete`."""
         attributes = 0 if self._state is None else TRANSACTIONAL
         message = encode_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=self._compression)
         where = TopicPartition(view.name, partition)

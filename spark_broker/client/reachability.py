@@ -1,7 +1,7 @@
-"""Finds out, address by address, why brokers have not answered: each reason has its own remedy.
+"""Finds out for each address why its broker has not answered. Each reason has its own remedy.
 
 A time-out alone does not say whether a process listens. The kernel takes connections for a process that is overloaded
-or frozen, and refuses them where there is no process. So a client tries to connect before it gives up.
+or frozen. It refuses them where there is no process. So a client tries to connect before it gives up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ AWAY = "takes no connection: its machine is down or busy, or a firewall is betwe
 
 @dataclass(frozen=True, slots=True)
 class Unanswered:
-    """A broker that was asked, and the error that came of it."""
+    """A broker that was asked, and the error of the attempt."""
 
     address: Address
     error: SparkBrokerError
@@ -41,7 +41,7 @@ class Unanswered:
 
 
 def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -> SparkBrokerError:
-    """The error to raise at once; `explained` adds more reasons. `all_asked`: no address was left out."""
+    """The error to raise at once. `explained` adds more reasons to it. `all_asked`: no address was left out."""
     reasons = "; ".join(_named(answer.address, answer.error.message) for answer in asked)
     if all_asked and all(answer.nobody_there for answer in asked):
         return BootstrapUnreachableError(f"no broker answered: {reasons}")
@@ -51,7 +51,7 @@ def no_broker_answered(asked: Sequence[Unanswered], *, all_asked: bool = True) -
 
 
 def explained(error: SparkBrokerError, asked: Sequence[Unanswered]) -> SparkBrokerError:
-    """The error again, with the reason found at each address. Takes up to half a second."""
+    """The error again, with the reason of each address. Takes up to half a second."""
     if not asked or not isinstance(error, BootstrapUnreachableError | RequestTimedOutError):
         return error
     probes = [_Probe(address) for address in asked]
@@ -71,7 +71,7 @@ class _Probe:
 
     @property
     def _is_open(self) -> bool:
-        """Whether the error does not say why the broker has not answered."""
+        """Whether the error leaves open why the broker has not answered."""
         return isinstance(self._asked.error, NetworkError | RequestTimedOutError)
 
     def reason(self) -> str:

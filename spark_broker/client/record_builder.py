@@ -1,4 +1,4 @@
-"""Single records on their way to becoming a micro-batch: Kafka's record, gathered for one partition."""
+"""Gathers single records of one partition, as Kafka's record, for a micro-batch."""
 
 from __future__ import annotations
 

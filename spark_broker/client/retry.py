@@ -13,14 +13,17 @@ from spark_broker.errors import ClosedError, SparkBrokerError, UnknownTopicOrPar
 T = TypeVar("T")
 
 JITTER = 0.2
-"""Waits differ by this share, so that clients that lost one broker do not come back in step."""
+"""Waits differ by this share. Otherwise all clients that lost a broker would come back at the same moment."""
 
 UNKNOWN_TOPIC_GRACE_MS = 1000
-"""A broker may learn of a new topic later than the client: absence is believed once it has lasted this long."""
+"""A broker may learn of a new topic later than the client. So a topic counts as absent only when it has been so for
+this time.
+"""
 
 FAST_RETRIES = 20
-"""So many looks at the metadata of a partition without a leader come at the first backoff: an election takes less than
-a second, and the time to notice it is part of the fail-over."""
+"""The first looks at the metadata of a partition without a leader come at the first back-off. An election takes less
+than a second, and the time until a client notices it is part of the fail-over.
+"""
 
 
 class Deadline:
@@ -49,7 +52,7 @@ class Deadline:
 
 
 class TopicGrace:
-    """Which errors one call retries: those that are retriable, but a topic's absence only until it is believed."""
+    """Which errors one call retries: the retriable ones. The absence of a topic is retried only until it is certain."""
 
     def __init__(self) -> None:
         self._absence_believed = Deadline.after_ms(UNKNOWN_TOPIC_GRACE_MS)
@@ -76,10 +79,10 @@ class Backoff:
 
 
 class RecoveryPace:
-    """Which attempt a backoff counts, over rounds of recovery that come one after another.
+    """Which attempt a back-off counts, over rounds of recovery that follow one another.
 
-    The first `fast` rounds of a recovery count as the first attempt. A recovery that has ended counts for nothing: a
-    client that has lived through a hundred fail-overs is as quick at the next as at the first.
+    The first `fast` rounds of a recovery count as the first attempt. A recovery that has ended counts for nothing. So a
+    client is as quick at its hundredth fail-over as at its first.
     """
 
     def __init__(self, fast: int = FAST_RETRIES) -> None:
@@ -103,9 +106,9 @@ def call_with_retries(
 ) -> T:
     """The first result of `attempt` that is not a retriable error.
 
-    Raises what `attempt` raised last once the deadline has passed, any error that `retry` refuses at once, and
-    ClosedError when `closing` is set while it waits. `between` runs before each new attempt (a metadata refresh), with
-    the error of the last one, and belongs to it: what it raises is treated alike.
+    Raises the last error of `attempt` once the deadline has passed, any error that `retry` refuses at once, and
+    ClosedError when `closing` is set during a wait. `between` runs before each new attempt (a metadata refresh) and
+    gets the error of the last one. It is part of the attempt: its errors are treated in the same way.
     """
     number = 0
     failure: SparkBrokerError | None = None

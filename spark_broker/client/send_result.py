@@ -1,7 +1,7 @@
-"""The Futures of `send`: each looks at what came of its micro-batch.
+"""The Futures of `send`. Each one gets its result from that of its micro-batch.
 
 The lock, the condition and the lists of a `concurrent.futures.Future` cost more than the rest of `send`. A record's
-Future has none of them until a thread waits for it; then it is like any other.
+Future has none of them until a thread waits for it. Then it is like any other.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ _FIELDS = frozenset(vars(Future()))
 
 
 class SendResult:
-    """What comes of one micro-batch of `send`: `outcome` is None until it is known. Safe for use by many threads.
+    """The result of one micro-batch of `send`: `outcome` is None until it is known. Safe for use by many threads.
 
-    No record's own lock is taken under the lock here: a thread that holds a record's may be waiting for this one.
+    No record's own lock is taken under the lock here, because a thread that holds a record's lock may wait for this
+    one.
+
     Invariant: a record that has callbacks, or fields and no outcome, is in `_watched`, by its index, until `outcome` is
     known.
     """
@@ -46,7 +48,7 @@ class SendResult:
             watched[index].settle(outcome)
 
     def give_fields(self, record: FutureRecordMetadata) -> None:
-        """A thread looks at the record as a Future."""
+        """A thread uses the record as a Future."""
         with self._lock:
             record.take_fields(self.outcome)
             if self.outcome is None:
@@ -110,7 +112,7 @@ class FutureRecordMetadata(Future[RecordMetadata]):
     def take_fields(self, outcome: Outcome | None) -> None:
         """Become a Future like any other, all at once. Under the batch's lock.
 
-        What it has already stays: callbacks, and every field where another thread was first.
+        Fields that are there already stay: callbacks, and every field where another thread was first.
         """
         fields: Future[RecordMetadata] = Future()
         if outcome is not None:
@@ -122,7 +124,7 @@ class FutureRecordMetadata(Future[RecordMetadata]):
         self.__dict__.setdefault("_done_callbacks", []).append(callback)
 
     def settle(self, outcome: Outcome) -> None:
-        """Tell the threads that wait, and run the callbacks. Once."""
+        """Wake the threads that wait, and run the callbacks. Once."""
         if self.has_fields and not super().done():
             self._finish(self, outcome)
         else:

@@ -35,7 +35,7 @@ from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitPr
 class Sender:
     """Owns a producer's machine and the streams to leaders.
 
-    With a transactional id, identities come from `take_identity`, and `on_failure` hears of each batch that failed for
+    With a transactional id, `take_identity` gives the identities. `on_failure` is called for each batch that failed for
     good, before the batch counts as done.
     """
 
@@ -94,7 +94,7 @@ class Sender:
         limit = self._config.buffer_memory
         with self._changed:
             room = self._changed.wait_for(
-                # A batch larger than the whole buffer goes alone.
+                # A batch that is larger than the whole buffer goes alone.
                 lambda: self._closed or not self._buffered_bytes or self._buffered_bytes + size_bytes <= limit,
                 deadline.remaining_s,
             )
@@ -108,9 +108,9 @@ class Sender:
             self._buffered_bytes += size_bytes
 
     def enqueue(self, batch: OutgoingBatch) -> None:
-        """Take a batch for which room is reserved, and write it in this thread when nothing is before it.
+        """Take a batch for which room is reserved. Write it in this thread when no other batch is before it.
 
-        Raises ClosedError after close, and what `refuse` was given.
+        Raises ClosedError after close, and the error that `refuse` was given.
         """
         with self._changed:
             try:
@@ -138,9 +138,8 @@ class Sender:
             self._machine.begin_epoch(identity)
 
     def refuse(self, error: SparkBrokerError) -> None:
-        """Fail what is not acknowledged, and what is enqueued from now on, until there is another identity.
-
-        What is in flight may still be stored.
+        """Fail what is not acknowledged, and what is enqueued from now on, until there is another identity. What is in
+        flight may still be stored.
         """
         self._handle(lambda now_ms: self._machine.refuse(error))
 
@@ -154,14 +153,14 @@ class Sender:
         self._finish(effects)
 
     def next_append(self, channel: LeaderChannel) -> tuple[AppendRequest, OutgoingBatch] | None:
-        """The next batch for the leader, numbered and taken; None: nothing can be sent now."""
+        """Number and take the next batch for the leader. None: nothing can be sent now."""
         with self.lock:
             taken = self._machine.next_append(channel, _now_ms())
             self._notify(())
             return taken
 
     def written(self, channel: LeaderChannel, batch: OutgoingBatch) -> None:
-        """The batch is in the hands of the transport."""
+        """The transport has taken the batch."""
         if self._machine.acks == 0:
             self._handle(lambda now_ms: self._machine.written(channel, batch, now_ms))
 
@@ -174,7 +173,7 @@ class Sender:
         self._handle(lambda now_ms: self._machine.broke(channel, error, now_ms))
 
     def _handle(self, event: Callable[[int], list[SenderEffect]]) -> None:
-        """Hand the machine an event, and carry out what follows from it."""
+        """Hand the machine an event, and carry out its effects."""
         with self.lock:
             effects = event(_now_ms())
             self._notify(effects)
@@ -194,7 +193,7 @@ class Sender:
             self._sooner.notify()
 
     def _finish(self, effects: list[SenderEffect]) -> None:
-        """Outside the lock: tell the futures (their callbacks may append), and only then count the batches as done."""
+        """Outside the lock: complete the Futures (their callbacks may append), and then count the batches as done."""
         done = [effect for effect in effects if isinstance(effect, CompleteBatch)]
         for effect in effects:
             if isinstance(effect, CloseChannel):
@@ -227,7 +226,7 @@ class Sender:
             stream.close()
 
     def _keep_deadlines(self) -> None:
-        """Sleeps until the earliest deadline: a producer that does nothing costs nothing."""
+        """Sleeps until the earliest deadline. A producer that does nothing costs nothing."""
         machine = self._machine
         while True:
             with self._sooner:

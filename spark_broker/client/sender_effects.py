@@ -25,7 +25,7 @@ class SendAppends:
 
 @dataclass(frozen=True, slots=True)
 class CloseChannel:
-    """Close the channel's stream: nothing of it counts any more. `suspect`: its broker is better asked last."""
+    """Close the channel's stream. No answer on it counts any more. `suspect`: ask its broker last."""
 
     channel: LeaderChannel
     suspect: bool = False

@@ -48,13 +48,13 @@ from spark_broker.errors import (
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest, AppendResponse
 
 STALLED_MS = 500
-"""An append that waits for longer than this makes the sender look whether its leader still leads."""
+"""When an append waits for longer than this, the sender asks whether its leader still leads."""
 
 LOOK_AGAIN_MS = 100
-"""What is due already, and is being seen to, is looked at again after this long."""
+"""What is due and under way is looked at again after this time."""
 
 UNANSWERED_AGE_MAX_MS = 1000
-"""Of metadata, with acks=0: nobody says that the leader has moved."""
+"""Age of the metadata with acks=0: no answer would say that the leader has moved."""
 
 
 class SenderMachine:
@@ -125,7 +125,7 @@ class SenderMachine:
         return [*effects, *(CloseChannel(channel) for channel in channels)]
 
     def next_append(self, channel: LeaderChannel, now_ms: int) -> tuple[AppendRequest, OutgoingBatch] | None:
-        """The next batch of the channel's line, numbered and taken; partitions take turns. None: nothing to send."""
+        """Number and take the next batch of the channel's line. Partitions take turns. None: nothing can be sent."""
         while channel.line:
             queue = channel.line.popleft()
             queue.ready = False
@@ -142,7 +142,7 @@ class SenderMachine:
         return None
 
     def written(self, channel: LeaderChannel, batch: OutgoingBatch, now_ms: int) -> list[SenderEffect]:
-        """The batch is in the hands of the transport. With acks=0 nobody answers: that is all there is to know."""
+        """The transport has taken the batch. With acks=0 there is no answer, so the batch is done."""
         entry = channel.in_flight.pop(batch.correlation_id, None) if self.acks == 0 else None
         return [] if entry is None else self._acknowledge(entry.queue, batch, None, now_ms)
 
@@ -155,14 +155,16 @@ class SenderMachine:
         queue, batch, _ = entry
         batch.correlation_id = -1
         if response.error_code in (0, DuplicateSequenceNumberError.code):
-            # A duplicate that the broker no longer knows the offset of is in the log all the same.
+            # The broker may not know the offset of a duplicate any more. It is in the log all the same.
             base_offset = None if response.error_code else response.base_offset
             return self._acknowledge(queue, batch, base_offset, now_ms)
         queue.failed(batch, error_from_code(response.error_code, response.error_message))
         return self._settle(queue, now_ms)
 
     def broke(self, channel: LeaderChannel, error: SparkBrokerError, now_ms: int) -> list[SenderEffect]:
-        """Whether what is in flight was stored is not known: it is sent again, to whoever leads then."""
+        """It is not known whether the batches in flight were stored. They are sent again, to the broker that leads
+        then.
+        """
         return [] if channel.broken else self._break(channel, error, now_ms, suspect=True)
 
     def tick(self, now_ms: int, metadata_age_ms: float) -> list[SenderEffect]:
@@ -209,7 +211,7 @@ class SenderMachine:
         return effects + self._settle(queue, now_ms)
 
     def metadata_refreshed(self, view: ClusterView, now_ms: int) -> list[SenderEffect]:
-        """A broker has answered: whoever can go on does."""
+        """A broker has answered. Each partition that can go on does so."""
         self._refresh_wanted = False
         effects = [*self._close_moved(view, now_ms), *self._resume_all(view, now_ms)]
         wanting = sum(queue.needs_identity for queue in self._recovering)
@@ -220,14 +222,16 @@ class SenderMachine:
     def producer_ids_came(
         self, identities: Sequence[ProducerIdentity], view: ClusterView, now_ms: int
     ) -> list[SenderEffect]:
-        """Each partition whose numbers have a gap goes on under a new producer id."""
+        """Each partition whose sequence numbers have a gap goes on under a new producer id."""
         wanting = [queue for queue in self._recovering if queue.needs_identity]
-        for queue, identity in zip(wanting, identities, strict=False):  # one may have been given up meanwhile
+        for queue, identity in zip(wanting, identities, strict=False):  # it may have been given up meanwhile
             queue.take_identity(identity)
         return [*self._resume_all(view, now_ms), *self._end_round(now_ms)]
 
     def refresh_failed(self, error: SparkBrokerError, now_ms: int) -> list[SenderEffect]:
-        """Nobody answered. Appends wait until somebody does, or until their delivery time-out, which then says why."""
+        """No broker answered. Appends wait until one does, or until their delivery time-out. The error of a time-out
+        names this reason.
+        """
         for queue in self._recovering:
             for batch in queue.unacked:
                 batch.last_error = error
@@ -252,7 +256,9 @@ class SenderMachine:
         return max(1, round(self._backoff.wait_s(attempt) * 1000))
 
     def _close_moved(self, view: ClusterView, now_ms: int) -> list[SenderEffect]:
-        """Break the channels to brokers that are fenced or gone: a frozen one would hold its batches until time-out."""
+        """Break the channels to brokers that are fenced or gone. A frozen broker would hold its batches until their
+        time-out.
+        """
         effects: list[SenderEffect] = []
         for channel in list(self._channels.values()):
             broker = view.live_broker(channel.broker_id)
@@ -271,7 +277,7 @@ class SenderMachine:
         return [*effects, *map(SendAppends, woken)]
 
     def _resume(self, queue: PartitionQueue, view: ClusterView, now_ms: int) -> list[SenderEffect]:
-        """Let the partition go on, if it may; its batches fail when its topic is gone."""
+        """Let the partition go on, if it may. Its batches fail when its topic is gone."""
         tp = queue.topic_partition
         topic = view.topic(tp.topic)
         gone = queue.gone(None if topic is None else topic.topic_id, now_ms)
@@ -332,7 +338,7 @@ class SenderMachine:
         if channel is None:
             channel = self._channels[broker.id] = LeaderChannel(broker.id, address_of(broker))
         if queue.ready and queue.channel is not None and queue.channel is not channel:
-            # Nobody may write to the old leader any more, and there the batches would only be passed over.
+            # Nobody may write to the old leader any more. There the batches would only be passed over.
             queue.channel.line.remove(queue)
             queue.ready = False
         queue.channel, queue.leader_epoch = channel, state.leader_epoch
@@ -393,7 +399,7 @@ class SenderMachine:
         return [*effects, CloseChannel(channel, suspect=suspect)]
 
     def _drop_queues(self, error: SparkBrokerError) -> list[SenderEffect]:
-        """Forget every batch and what was known of its partition; answers that come later belong to nothing."""
+        """Forget every batch, and the state of its partition. Answers that come later are ignored."""
         effects = [effect for queue in self._queues.values() for effect in _completed(queue.fail_all(), error)]
         self._queues.clear()
         self._recovering.clear()

@@ -27,9 +27,9 @@ def client_config(
     config: Mapping[str, object] | None,
     keywords: Mapping[str, object],
 ) -> C:
-    """The client's settings; keywords (`linger_ms=5`) win over `config` (`{"linger.ms": 5}`). None is "not given".
+    """The client's settings. Keywords (`linger_ms=5`) win over `config` (`{"linger.ms": 5}`). None means "not given".
 
-    Raises InvalidConfigError, which names the nearest known setting for one that is unknown.
+    Raises InvalidConfigError. It names the nearest known setting for one that is unknown.
     """
     values = dict(config or {})
     values.update({name.replace("_", "."): value for name, value in keywords.items() if value is not None})

@@ -25,7 +25,7 @@ EMPTY = "Empty"
 
 
 def list_transactions(metadata: ClusterMetadata, deadline: Deadline) -> list[TransactionInfo]:
-    """From every live broker; where two claim an id, the coordinator of the higher epoch is right."""
+    """From every live broker. If two claim one id, the coordinator with the higher epoch is right."""
     view = metadata.fetch(None, deadline)
     transactions: dict[str, TransactionInfo] = {}
     for broker in sorted(view.brokers.values(), key=lambda broker: broker.id):
@@ -56,7 +56,7 @@ def describe_transaction(metadata: ClusterMetadata, transactional_id: str, deadl
 
 
 def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline: Deadline) -> None:
-    """End it in its producer's, or its execution's, name: both learn of it when they try to commit."""
+    """End the transaction in the name of its producer, or of its execution. Both learn of it when they commit."""
     transaction = describe_transaction(metadata, transactional_id, deadline)
     if transaction.state == EMPTY:
         raise InvalidTxnStateError(f"no transaction of {transactional_id!r} is open")

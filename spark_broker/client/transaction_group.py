@@ -47,7 +47,9 @@ from spark_broker.protocol.messages import (
 )
 
 TIMEOUT_MS = 900_000
-"""An attempt may be silent for as long as this before its transaction is aborted; each join and append restarts it."""
+"""An attempt may be silent for this long before its transaction is aborted. Each join and each append restarts the
+time.
+"""
 
 NO_VERSION = -1
 
@@ -86,11 +88,12 @@ class TransactionGroup:
         return JoinedProducer(self)
 
     def commit(self, winners: Iterable[int]) -> bool:
-        """Commit what these producers appended, and abort every other writer; returns once every partition shows it.
+        """Commit what these producers appended, and abort every other writer. Returns once every partition shows it.
 
-        False: the version was committed before, by this call's own first attempt or by another execution, and its
-        records are there once. Raises InvalidTxnStateError when a winner has not joined or the transaction was aborted;
-        ProducerFencedError; RequestTimedOutError when the outcome is not known: call it again with the same winners.
+        False: the version was committed before, by this call's own first attempt or by another execution. Its records
+        are there once. Raises InvalidTxnStateError when a winner has not joined or the transaction was aborted. Raises
+        ProducerFencedError. Raises RequestTimedOutError when the outcome is not known; call it again with the same
+        winners.
         """
         producer_ids = sorted(set(winners))
         request = CommitTransactionRequest(
@@ -144,15 +147,18 @@ class JoinedProducer(Producer):
             raise
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything is acknowledged. Raises TransactionAbortableError (ProducerFencedError after a newer
-        execution has begun) when any append has failed: this attempt must not be a winner."""
+        """Wait until everything is acknowledged.
+
+        Raises TransactionAbortableError when an append has failed (ProducerFencedError after a newer execution has
+        begun). Then this attempt must not be a winner.
+        """
         super().flush(timeout)
         self._check_appends()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Closes; without an exception it raises what `flush` raises."""
+        """Close. Without an exception it raises what `flush` raises."""
         try:
             if kind is None:
                 self.flush()
@@ -177,7 +183,7 @@ class JoinedProducer(Producer):
         )
         coordinator = CoordinatorClient(self._metadata, TRANSACTION_STATE_TOPIC, group.application)
         deadline = Deadline.after_ms(self._config.max_block_ms)
-        # One join too many is one loser more: a frozen coordinator need not be waited for.
+        # A join too many is only one more loser, so a frozen coordinator need not be waited for.
         answer = coordinator.ask(request, InitProducerIdResponse, deadline, patient=False)
         self._sender.take_identity(ProducerIdentity(answer.producer_id, answer.producer_epoch))
         if self._state is not None:

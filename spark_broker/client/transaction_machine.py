@@ -96,7 +96,7 @@ class TransactionMachine:
 
     @property
     def awaits_outcome(self) -> bool:
-        """Whether the coordinator was asked, and has not answered."""
+        """Whether the coordinator was asked and has not answered yet."""
         return self.phase in (Phase.COMMITTING, Phase.ABORTING)
 
     def identified(self) -> None:
@@ -115,13 +115,15 @@ class TransactionMachine:
             self._refuse("append")
 
     def admit(self) -> None:
-        """An append becomes a part of the transaction. Raises as `check_append`."""
+        """An append becomes a part of the transaction. Raises what `check_append` raises."""
         self.check_append()
         self.touched = True
 
     def append_failed(self, error: SparkBrokerError) -> SparkBrokerError | None:
-        """An append failed for good: its transaction must not be committed. Returns the error that refuses appends from
-        here on; None: nothing changes."""
+        """An append failed for good, so its transaction must not be committed.
+
+        Returns the error that refuses appends from here on. None: nothing changes.
+        """
         if isinstance(error, ProducerFencedError):
             return self.fail(error)
         after = TRANSITIONS.get((self.phase, ProducerTransactionEvent.APPEND_FAILED))
@@ -138,14 +140,17 @@ class TransactionMachine:
         return error
 
     def close(self, *, committing: bool) -> None:
-        """Admit no more appends. Raises InvalidTxnStateError without a transaction, and TransactionAbortableError when
-        it is to be committed after an append has failed."""
+        """Admit no more appends.
+
+        Raises InvalidTxnStateError without a transaction. Raises TransactionAbortableError for a commit after an append
+        has failed.
+        """
         self._move(ProducerTransactionEvent.COMMIT if committing else ProducerTransactionEvent.ABORT)
         if not committing:
             self.cause = self.cause or TransactionAbortableError("it was being aborted")
 
     def reopen(self) -> None:
-        """The end of the transaction was interrupted: the caller may try again."""
+        """The end of the transaction was interrupted. The caller may try again."""
         if self.phase in (Phase.FLUSHING, Phase.DISCARDING):
             self._move(ProducerTransactionEvent.INTERRUPTED)
 

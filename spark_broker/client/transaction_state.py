@@ -1,7 +1,7 @@
 """A producer's transaction, for many threads: a lock around `TransactionMachine`, which has the rules.
 
-An append that was admitted belongs to the transaction that was open then: a transaction ends only when none is under
-way, so none of its batches can slip into the next one.
+An admitted append belongs to the transaction that is open then. A transaction ends only when no append is under way. So
+none of its batches can slip into the next transaction.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from spark_broker.errors import RequestTimedOutError, SparkBrokerError
 
 
 class ProducerTransaction:
-    """Safe for use by many threads. As a context manager it admits one append, and knows when that is done.
+    """Safe for use by many threads. As a context manager it admits one append, and learns when that is done.
 
-    `on_refusal` hears, without the lock, with what appends are refused from then on, before the append that failed
-    counts as done. Errors are raised as the machine's methods of the same names say.
+    `on_refusal` is called without the lock, with the error that refuses appends from then on. It is called before the
+    append that failed counts as done. The methods raise what the machine's methods of the same names raise.
     """
 
     def __init__(self, on_refusal: Callable[[SparkBrokerError], None]) -> None:

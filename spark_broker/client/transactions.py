@@ -60,7 +60,7 @@ def check_name(what: str, name: str) -> None:
 
 
 class TransactionManager:
-    """Begins and ends transactions. One thread at a time does so; others wait."""
+    """Begins and ends transactions. One thread at a time does so; the others wait."""
 
     def __init__(
         self,
@@ -84,13 +84,15 @@ class TransactionManager:
         self.aborted = 0
 
     def init(self) -> None:
-        """Take the transactional id over: older producers are fenced, and what they left open is aborted."""
+        """Take the transactional id over: fence older producers and abort what they left open."""
         with self._control:
             self._init()
             self._state.raise_failure()
 
     def begin(self) -> None:
-        """Raises InvalidTxnStateError inside of a transaction, and errors of `init` and of an outcome still awaited."""
+        """Raises InvalidTxnStateError inside of a transaction, the errors of `init`, and the error of an outcome that
+        was still open.
+        """
         with self._control:
             self._init()
             if self._state.awaits_outcome:
@@ -120,7 +122,7 @@ class TransactionManager:
             self._abort(self._config.delivery_timeout_ms)
 
     def close(self, timeout_ms: int) -> None:
-        """Abort an open transaction: readers would wait for its time-out otherwise. Raises what `abort` raises."""
+        """Abort an open transaction. Otherwise readers would wait for its time-out. Raises what `abort` raises."""
         if self._state.phase not in (Phase.OPEN, Phase.ABORTABLE):
             return
         if not self._control.acquire(timeout=timeout_ms / 1000):
@@ -131,7 +133,7 @@ class TransactionManager:
             self._control.release()
 
     def send_offsets(self, offsets: Offsets, group_id: str) -> None:
-        """The group's offsets become part of the transaction. Raises typed errors; then it can only be aborted."""
+        """Make the group's offsets a part of the transaction. Raises typed errors; then it can only be aborted."""
         check_name("group.id", group_id)
         positions = {
             tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one) for tp, one in offsets.items()
@@ -168,7 +170,7 @@ class TransactionManager:
         self._take(self._coordinator.ask(request, InitProducerIdResponse, deadline))
 
     def _flush(self) -> None:
-        """Every batch has its outcome at delivery.timeout.ms at the latest."""
+        """Every batch has its outcome by delivery.timeout.ms."""
         deadline = Deadline.after_ms(self._config.delivery_timeout_ms + 5000)
         try:
             self._state.await_quiet(deadline)
@@ -209,7 +211,7 @@ class TransactionManager:
         self.aborted += not committing
 
     def _end(self, committing: bool, timeout_ms: int) -> InitProducerIdResponse:
-        """Returns the next transaction's identity. Raises the producer's error for the coordinator's."""
+        """Returns the next transaction's identity. Translates the coordinator's error into the producer's."""
         request = EndTransactionRequest(self._config.transactional_id, *self._identity, committing)
         try:
             return self._coordinator.ask(request, InitProducerIdResponse, Deadline.after_ms(timeout_ms), patient=False)

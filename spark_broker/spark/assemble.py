@@ -1,4 +1,4 @@
-"""From fetched batches to the record batches that Spark takes: no row is looked at, and most columns are not copied."""
+"""Turns fetched batches into the record batches that Spark takes. It looks at no row, and copies few columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from spark_broker.spark.columns import CREATE_TIME, Column, Source
 from spark_broker.spark.spark_schema import ReadSchema
 
 TARGET_ROWS = 10_000
-"""Small micro-batches are joined up to this many rows (Spark's own batch size): each costs the JVM a fixed price."""
+"""Small micro-batches are joined up to this many rows (Spark's own batch size). Each batch costs the JVM a fixed price.
+"""
 
 
 def assembled(batches: Sequence[ConsumedBatch], output: ReadSchema) -> Iterator[pa.RecordBatch]:
@@ -44,7 +45,7 @@ def _assemble(batch: ConsumedBatch, output: ReadSchema) -> pa.RecordBatch:
                 f"{batch.topic}-{batch.partition}: {field.name!r} has nulls from offset {batch.base_offset} on;"
                 " the schema of the read says that it has none"
             )
-        # Spark names the fields inside lists and maps its own way.
+        # Spark has its own names for the fields inside lists and maps.
         arrays.append(array if array.type.equals(field.type, check_metadata=True) else array.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=output.schema)
 

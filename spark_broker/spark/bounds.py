@@ -1,4 +1,4 @@
-"""Where a read begins and ends. Options give it by name, by offset or by time, for all partitions or for each."""
+"""Where a read begins and ends. Options say it by name, by offset or by time, for all partitions or for each one."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from spark_broker.spark.option_table import DEFAULTS, Query
 from spark_broker.spark.selection import PARTITION_MAX, is_int, parse_json
 
 LATEST_OFFSET = -1
-"""In JSON: the end of the partition."""
+"""In JSON, it stands for the end of the partition."""
 
 EARLIEST_OFFSET = -2
-"""In JSON: its beginning."""
+"""In JSON, it stands for the beginning of the partition."""
 
 ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
@@ -41,7 +41,7 @@ class ByOffset:
 
 @dataclass(frozen=True)
 class ByTimestamp:
-    """The first record at or after a moment (ms since 1970): for every partition, or for each its own."""
+    """The first record at or after a moment (ms since 1970). There is one moment for all partitions, or for each."""
 
     option: str
     for_all_ms: int | None = None
@@ -57,8 +57,11 @@ Bound = Earliest | Latest | ByOffset | ByTimestamp
 
 
 def parse_start(values: Mapping[str, str], query: Query) -> Bound:
-    """The start, from options by their canonical name; of several the first of startingTimestamp,
-    startingOffsetsByTimestamp and startingOffsets counts, as in Spark's Kafka source. Raises InvalidConfigError."""
+    """The start of the read, from options by their canonical name.
+
+    Of several options, the first of startingTimestamp, startingOffsetsByTimestamp and startingOffsets counts, as in
+    Spark's Kafka source. Raises InvalidConfigError.
+    """
     timed = _timed(values, "starting")
     if timed is not None:
         return timed
@@ -74,7 +77,7 @@ def parse_start(values: Mapping[str, str], query: Query) -> Bound:
 
 
 def parse_end(values: Mapping[str, str], query: Query) -> Bound:
-    """The end (exclusive), likewise; a streaming query has none. Raises InvalidConfigError."""
+    """The end (exclusive) of the read, in the same way. A streaming query has none. Raises InvalidConfigError."""
     if query is Query.STREAM:
         given = [name for name in ENDS if name in values]
         if given:

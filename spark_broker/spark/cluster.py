@@ -1,7 +1,7 @@
 """A short connection to the cluster, for one step of a query: its schema, its plan, or one of its tasks.
 
-Each of these is a process of its own. gRPC must not be loaded before a fork, so Spark's processes import this module
-late, and what they learn here is gone when they end.
+Each of these steps is a process of its own. gRPC must not be loaded before a fork, so Spark's processes import this
+module late. What they learn here is lost when they end.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def connected(settings: ConsumerConfig | ProducerConfig) -> Iterator[ClusterMeta
 
 
 def selected_topics(metadata: ClusterMetadata, selection: Selection, deadline: Deadline) -> list[TopicView]:
-    """The topics of a read, one or more, in order of their names where a pattern chose them.
+    """The topics of a read, one or more. A pattern's topics are in the order of their names.
 
-    Raises UnknownTopicOrPartitionError for a name that does not exist or a pattern that matches nothing, and
-    InvalidConfigError when their schemas differ.
+    Raises UnknownTopicOrPartitionError for a name that does not exist or a pattern that matches nothing. Raises
+    InvalidConfigError when the schemas of the topics differ.
     """
     names = _selected_names(metadata, selection, deadline)
     if not names and isinstance(selection, SubscribePattern):
@@ -51,8 +51,11 @@ def selected_topics(metadata: ClusterMetadata, selection: Selection, deadline: D
 def existing_topics(
     metadata: ClusterMetadata, selection: Selection, known: Iterable[str], deadline: Deadline
 ) -> list[TopicView]:
-    """The selected topics that exist now, by fresh metadata. Of `known` ones the absence is certain when they are left
-    out; a new one that a pattern matches may come a moment later."""
+    """The selected topics that exist now, by fresh metadata.
+
+    If a topic of `known` is left out, it certainly does not exist any more. A new topic that a pattern matches may come
+    a moment later.
+    """
     names = dict.fromkeys(_selected_names(metadata, selection, deadline))
     if isinstance(selection, SubscribePattern):
         names.update(dict.fromkeys(name for name in known if re.fullmatch(selection.pattern, name)))
@@ -66,8 +69,9 @@ def existing_topics(
 
 
 def partitions_of(selection: Selection, topics: Sequence[TopicView]) -> list[TopicPartition]:
-    """The selected partitions of these topics. Raises UnknownTopicOrPartitionError for an assigned one of them that
-    does not exist."""
+    """The selected partitions of these topics. Raises UnknownTopicOrPartitionError for an assigned partition that does
+    not exist.
+    """
     every = [TopicPartition(topic.name, state.partition) for topic in topics for state in topic.partitions]
     if not isinstance(selection, Assign):
         return every

@@ -1,4 +1,4 @@
-"""The columns of a topic's DataFrame: those of its records, and what the log knows of each record."""
+"""The columns of a topic's DataFrame: those of its records, and those that the log adds to each record."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LOG = {
 
 
 def columns_of(topic: TopicView, *, include_headers: bool) -> tuple[Column, ...]:
-    """The columns in their order: those of Spark's Kafka source for Kafka's record, else the topic's and `_topic`, ...
+    """The columns, in order: those of Spark's Kafka source for Kafka's record, else the topic's own and `_topic`, ...
 
     Raises InvalidSchemaError for a type that a DataFrame cannot hold.
     """
@@ -66,7 +66,7 @@ def columns_of(topic: TopicView, *, include_headers: bool) -> tuple[Column, ...]
 
 
 def by_name(columns: Sequence[Column], names: Sequence[str], where: str) -> tuple[Column, ...]:
-    """The columns with these names (case does not count, as in Spark). Raises InvalidConfigError naming the nearest."""
+    """The columns with these names (case does not count). Raises InvalidConfigError with the nearest name."""
     known = {column.name.lower(): column for column in columns}
     for name in names:
         if name.lower() not in known:
@@ -79,9 +79,9 @@ def by_name(columns: Sequence[Column], names: Sequence[str], where: str) -> tupl
 
 
 def columns_to_fetch(topic: TopicView, columns: Sequence[Column], *, include_headers: bool) -> list[str] | None:
-    """The columns to ask the broker for. None is every column, as stored, which costs the broker nothing.
+    """The columns to ask the broker for. None means every column, as stored; this costs the broker nothing.
 
-    One column at least: a batch without any would have no rows either.
+    There is at least one: a batch without columns would have no rows either.
     """
     wanted = {column.name for column in columns if column.source is Source.DATA}
     every = {

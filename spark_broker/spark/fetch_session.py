@@ -1,4 +1,4 @@
-"""One stream of fetches to one leader, for one partition: a request is sent ahead while the last answer is used."""
+"""One stream of fetches to one leader, for one partition. The next request is sent while the last answer is used."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from spark_broker.transport.client import Connection
 
 
 class RangeSession:
-    """Fetches from the leader at `address`. After an error it is to be closed."""
+    """Fetches from the leader at `address`. Close it after an error."""
 
     def __init__(self, address: Address, target: FetchTarget, fetches: FetchMachine, settings: ConsumerConfig) -> None:
-        """`target`: what is fetched, from offset to offset."""
+        """`target`: what to fetch, from offset to offset."""
         self._target = target
         self._fetches = fetches
         self._settings = settings
@@ -31,11 +31,11 @@ class RangeSession:
         self._stream.send(self._fetch.request, timeout_ms=self._settings.request_timeout_ms)
 
     def answer(self, *, timeout_ms: int) -> FetchedPart:
-        """The answer to the request under way: no frames, when there was nothing new to read within
-        fetch.max.wait.ms, or nothing but markers and aborted batches, which `next_offset` is past.
+        """The answer to the request under way.
 
-        Raises what refuses the request, NetworkError or RequestTimedOutError; UnusableExtentError when the batches
-        are not in the leader's files as the answer says.
+        It has no frames when nothing came within fetch.max.wait.ms, or when only markers and aborted batches came;
+        `next_offset` is after these. Raises the error that refuses the request, NetworkError or RequestTimedOutError.
+        Raises UnusableExtentError when the leader's files do not hold the batches that the answer names.
         """
         response, payload = self._stream.receive(timeout_ms=timeout_ms + self._settings.fetch_max_wait_ms)
         parts = self._fetches.parts(self._fetch, response, payload) if self._fetch is not None else []

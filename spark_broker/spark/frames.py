@@ -1,4 +1,4 @@
-"""Less typing: a topic as a DataFrame, and a view of each topic for SQL."""
+"""Shortcuts: a topic as a DataFrame, and a view of each topic for SQL."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 FORMAT = "spark_broker"
 SERVERS_SETTING = "spark.spark_broker.bootstrap.servers"
-"""A session's default for the addresses."""
+"""A session's default for bootstrap.servers."""
 
 
 def read_topic(
@@ -25,11 +25,11 @@ def read_topic(
     stream: bool = False,
     **options: str,
 ) -> DataFrame:
-    """The topic as a DataFrame, of these columns only (None: all); `stream`: as a streaming one.
+    """The topic as a DataFrame, with only these columns (None: all). `stream`: as a streaming DataFrame.
 
     `bootstrap_servers` None: the cluster that this process runs, or the session's setting
-    spark.spark_broker.bootstrap.servers. `options`: those of the source. Raises InvalidConfigError without an address,
-    and Spark's AnalysisException with the source's typed error in it.
+    spark.spark_broker.bootstrap.servers. `options`: those of the source. Raises InvalidConfigError without an address.
+    Spark raises AnalysisException with the source's typed error in it.
     """
     reader = spark.readStream if stream else spark.read
     reader = reader.format(FORMAT).options(**{"bootstrap.servers": servers_of(spark, bootstrap_servers)})
@@ -39,10 +39,11 @@ def read_topic(
 
 
 def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> list[str]:
-    """Make or replace a temporary view of every topic, under its name; their names. SQL wants backticks around dashes.
+    """Make or replace a temporary view of every topic, under the topic's name. Returns the names.
 
-    A view shows the records that there were when it was first asked: Spark plans it once. Call this again to see newer
-    ones. `bootstrap_servers`, errors: as for `read_topic`.
+    SQL needs backticks around a name with a dash. A view shows the records that there were when it was first queried,
+    because Spark plans it once. Call this again to see newer records. `bootstrap_servers` and errors are as in
+    `read_topic`.
     """
     from spark_broker.client.admin import Admin
 
@@ -55,7 +56,7 @@ def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> l
 
 
 def servers_of(spark: SparkSession, bootstrap_servers: str | None) -> str:
-    """The addresses to use. Raises InvalidConfigError when there are none, or several clusters to choose from."""
+    """The addresses to use. Raises InvalidConfigError when there are none, or when several clusters run here."""
     if bootstrap_servers is not None:
         return ",".join(AdminConfig.parse({"bootstrap.servers": bootstrap_servers}).bootstrap_servers)
     configured = spark.conf.get(SERVERS_SETTING, None)

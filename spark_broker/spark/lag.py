@@ -35,7 +35,8 @@ class PartitionLag:
 
 
 def lag(query: StreamingQuery | ConnectQuery) -> list[PartitionLag]:
-    """The lag of the topics that this query reads: its last progress says what it had read and where the logs ended.
+    """The lag of the topics that this query reads. The query's last progress says what it had read, and where the logs
+    ended.
 
     Empty before its first batch, and for a query that reads no topic.
     """
@@ -53,7 +54,7 @@ def lag(query: StreamingQuery | ConnectQuery) -> list[PartitionLag]:
 def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
     """The current lag of a group's committed offsets (a query with the option `group` publishes them).
 
-    Raises typed errors of the cluster; a partition of a deleted topic is left out.
+    Raises typed errors of the cluster. A partition of a deleted topic is left out.
     """
     from spark_broker.client.group_offsets import GroupOffsets
     from spark_broker.client.offset_lookup import try_lookup_offsets
@@ -73,7 +74,9 @@ def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
 
 
 def create_lag_view(spark: SparkSession, lags: Iterable[PartitionLag], name: str = "lag") -> DataFrame:
-    """Make or replace a temporary view with these lags, a row each: `topic, partition, position, latest, lag`."""
+    """Make or replace a temporary view with these lags. It has a row for each: `topic, partition, position, latest,
+    lag`.
+    """
     frame = spark.createDataFrame([tuple(asdict(each).values()) for each in lags], VIEW_SCHEMA)
     frame.createOrReplaceTempView(name)
     return frame
@@ -88,7 +91,7 @@ def lags_of(positions: Mapping[TopicPartition, int], latest: Mapping[TopicPartit
 
 
 def _offset(text: str) -> StreamOffset | None:
-    """None: there is none, or it is another source's."""
+    """The offsets of this source. None: there are none, or they belong to another source."""
     try:
         return parse_offset(json.loads(text))
     except (ValueError, InvalidConfigError):

@@ -1,4 +1,4 @@
-"""How much of a topic one batch of a streaming query takes: the options, and how a limit is shared by partitions."""
+"""How much of a topic one batch of a streaming query takes: the options, and how partitions share a limit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _DURATION = re.compile(r"([0-9]+)\s*([a-z]*)")
 
 @dataclass(frozen=True)
 class Limits:
-    """0: no such limit. A batch waits for `min_offsets`, but no longer than `max_delay_ms` since the last one."""
+    """0 means no such limit. A batch waits for `min_offsets`, but no longer than `max_delay_ms` after the last one."""
 
     max_offsets: int = 0
     max_bytes: int = 0
     min_offsets: int = 0
     max_delay_ms: int = 900_000
 
-    # Invariant: min_offsets <= max_offsets, where there is a max_offsets.
+    # Invariant: min_offsets <= max_offsets, unless max_offsets is 0.
 
 
 def checked(limits: Limits) -> Limits:
-    """The limits. Raises InvalidConfigError where a batch could never have enough."""
+    """The limits. Raises InvalidConfigError if no batch could ever have enough records."""
     if 0 < limits.max_offsets < limits.min_offsets:
         raise InvalidConfigError(
             f"minOffsetsPerTrigger = {limits.min_offsets} is more than maxOffsetsPerTrigger = {limits.max_offsets}"
@@ -45,13 +45,14 @@ def parse_duration_ms(option: str, text: str) -> int:
 
 
 def shares(limit: int, backlogs: Mapping[P, int]) -> dict[P, int]:
-    """The limit, shared in proportion to the backlogs; partitions without one get nothing.
+    """The limit, shared in proportion to the backlogs. A partition without a backlog gets nothing.
 
-    Each other partition gets at least 1, so that none starves: with a limit below their number, the sum is above it.
+    Each other partition gets at least 1, so that none starves. So if the limit is below their number, the sum is above
+    it.
     """
     sizes = {partition: size for partition, size in backlogs.items() if size > 0}
     total, count = sum(sizes.values()), len(sizes)
     if max(limit, count) >= total:
         return sizes
-    rest = max(limit, count) - count  # The rest, when each has its 1.
+    rest = max(limit, count) - count  # What is left when each has its 1.
     return {partition: 1 + (size - 1) * rest // (total - count) for partition, size in sizes.items()}

@@ -1,4 +1,4 @@
-"""Spark shows an error of Python as the text of its traceback, often cut off: the message has to stand at its top."""
+"""Spark shows an error of Python as the text of its traceback, and often cuts it. So the message must come first."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from spark_broker.errors import InvariantError, SparkBrokerError, UnknownServerError
 
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-"""pyspark's own switch. It is read when a worker's last exception is reported; the worker ends then."""
+"""pyspark's own switch. pyspark reads it when it reports the last exception of a worker. The worker ends then."""
 
 
 @contextmanager
 def message_first() -> Iterator[None]:
-    """A typed error that leaves the block ends this worker of Spark, and is shown as its message, without frames.
+    """A typed error that leaves the block ends this worker of Spark. Its message is shown without frames.
 
-    The frames would say nothing to the user: the error says what to do next. An error that is a bug keeps its frames.
+    The frames would not help the user: the error says what to do next. An error that is a bug keeps its frames.
     """
     try:
         yield

@@ -1,4 +1,6 @@
-"""The options of a read, in one table: names and defaults of Spark's Kafka source, and what this source adds."""
+"""The options of a read, in one table: names and defaults of Spark's Kafka source, and the options that this source
+adds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from enum import Enum
 
 
 class Query(Enum):
-    """The kind of a query. Spark asks for the schema before it says which of the two it will be."""
+    """The kind of a query. Spark asks for the schema before it says which kind the query will be."""
 
     BATCH = "batch"
     STREAM = "stream"
@@ -16,9 +18,10 @@ class Query(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """One option. `default`: what an absent one stands for, as it would be written; empty: none.
+    """One option. `queries`: the kinds of query in which it counts.
 
-    `stream_default`: the same in a streaming query, where it is another. `queries`: where it counts.
+    `default`: the value of an absent option, as a user would write it; empty: none. `stream_default`: the default of a
+    streaming query, if it differs.
     """
 
     name: str
@@ -57,14 +60,14 @@ TABLE = (
     Option("localReads", "true", in_kafka=False),
     Option("group", queries=Query.STREAM, in_kafka=False),
 )
-"""What the source itself understands. `path` and `paths` are the argument of `load`."""
+"""Options that only the source itself understands. `path` and `paths` are the argument of `load`."""
 
 SETTINGS = (Option("kafka.bootstrap.servers"), Option("isolation.level", "read_committed"))
-"""Settings of a consumer that the documentation lists beside the options; every other one may be given too."""
+"""Settings of a consumer that the documentation lists beside the options. Every other setting may be given, too."""
 
 WITHOUT_EFFECT = (
     *("groupIdPrefix", "kafka.group.id", "group.id"),  # No query joins a consumer group. `group` publishes progress.
-    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # Deadlines bound them.
+    *("kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs"),  # Deadlines limit these.
 )
 """Options of Spark's Kafka source that a job may keep when it changes the format."""
 

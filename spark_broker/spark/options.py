@@ -1,6 +1,6 @@
 """The options of a read: those of Spark's Kafka source, a few more, and the settings of a consumer.
 
-Names are compared without regard to case, since Spark hands them on in lower case.
+Case does not count in a name, because Spark hands names on in lower case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PREFIX = "kafka."
 class ReadOptions:
     """A read. `settings` are those of the consumers that carry it out.
 
-    `end` counts in a batch query, `limits` and `group` (empty: none) in a streaming one.
+    `end` counts in a batch query, `limits` and `group` (empty: none) in a streaming query.
     """
 
     selection: Selection
@@ -47,9 +47,9 @@ class ReadOptions:
 
 
 def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> ReadOptions:
-    """The read that these options describe; as a query of either kind, what only one of them refuses is let pass.
+    """The read that these options describe. For a query of either kind, it accepts what either of the two accepts.
 
-    Raises InvalidConfigError; for an unknown option it names the nearest known one.
+    Raises InvalidConfigError. For an unknown option, the error names the nearest known one.
     """
     values, settings = _sorted_out(options)
     return ReadOptions(
@@ -79,7 +79,7 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
     for given, value in options.items():
         name = given.lower()
         if name == "provider" or name.startswith("option."):
-            # CREATE TABLE would succeed, and every query of the table would come without its options.
+            # CREATE TABLE would succeed, but every query of the table would come without these options.
             raise InvalidConfigError("use CREATE TEMPORARY VIEW ... USING spark_broker, not CREATE TABLE")
         setting = name.removeprefix(PREFIX)
         if name in canonical:
@@ -97,7 +97,9 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
 
 
 def _unknown(name: str, known: list[str]) -> str:
-    """The nearest name is looked for in lower case, which is how the option arrives, and shown as it is documented."""
+    """Options arrive in lower case, so the nearest name is looked for in lower case. The error shows it as it is
+    documented.
+    """
     shown = {name.lower(): name for name in known}
     shown.update({PREFIX + name.lower(): PREFIX + name for name in known if "." in name})
     message = unknown_setting(name, list(shown), "option")

@@ -1,4 +1,6 @@
-"""From options to ranges of offsets, once per query: a retried task reads what its first attempt would have read."""
+"""Turns options into ranges of offsets, once for each query. So a retried task reads what its first attempt would have
+read.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,11 @@ Infos = Mapping[TopicPartition, ListedOffset]
 def plan_ranges(
     metadata: ClusterMetadata, options: ReadOptions, topics: Sequence[TopicView], deadline: Deadline
 ) -> list[OffsetRange]:
-    """The ranges to read, none of them empty; ends are last stable offsets, with read_uncommitted high watermarks.
+    """The ranges to read; none is empty. They end at last stable offsets, or with read_uncommitted at high watermarks.
 
-    Raises InvalidConfigError for offsets that do not name exactly the partitions of the read or end before they start,
-    OffsetOutOfRangeError for offsets that the partition does not have (unless failOnDataLoss is false), and
-    UnknownTopicOrPartitionError.
+    Raises InvalidConfigError for offsets that do not name exactly the partitions of the read, or that end before they
+    start. Raises OffsetOutOfRangeError for offsets that the partition does not have (unless failOnDataLoss is false).
+    Raises UnknownTopicOrPartitionError.
     """
     partitions = partitions_of(options.selection, topics)
     _check_named(options.end, partitions)
@@ -68,7 +70,7 @@ def _look_up(
 
 
 def _check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
-    """Offsets must name every partition of the read, as in Spark's Kafka source: a forgotten one is a mistake."""
+    """Offsets must name every partition of the read, as in Spark's Kafka source. A missing one is a mistake."""
     named: Mapping[TopicPartition, int] | None = None
     if isinstance(bound, ByOffset):
         named = bound.offsets
@@ -122,7 +124,9 @@ def _named(bound: ByOffset, tp: TopicPartition, info: ListedOffset, *, fail: boo
 def _timed(
     options: ReadOptions, bound: ByTimestamp, tp: TopicPartition, listed: ListedOffset, info: ListedOffset
 ) -> int:
-    """No record at or after the moment: as an end it is the latest; as a start it is an error unless told otherwise."""
+    """There is no record at or after the moment. An end is the latest offset then. A start is an error, unless the
+    options say otherwise.
+    """
     if listed.offset >= 0:
         # A record that was committed between the two lookups belongs to the next read.
         return min(listed.offset, info.offset)

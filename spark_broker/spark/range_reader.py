@@ -1,4 +1,4 @@
-"""Reads one range of offsets exactly, from the current leader of the partition: an election fails no task."""
+"""Reads one range of offsets exactly, from the current leader of the partition. An election fails no task."""
 
 from __future__ import annotations
 
@@ -30,20 +30,22 @@ from spark_broker.spark.fetch_session import RangeSession
 from spark_broker.spark.ranges import OffsetRange
 
 FIRST_ANSWER_TIMEOUT_MS = 2000
-"""A frozen leader takes requests and never answers. A healthy one answers within milliseconds, since what is read is
-committed. After this long the reader looks for another leader. Each time it waits twice as long, for a slow one."""
+"""A frozen leader takes requests and never answers. A healthy one answers within milliseconds, because what is read is
+committed. After this time the reader looks for another leader. Each time it waits twice as long, so that a slow leader
+can answer.
+"""
 
 CORRUPT_ANSWERS_MAX = 3
-"""The network may damage an answer. After this many damaged answers in a row, the leader's log is damaged."""
+"""The network may damage an answer. After this many damaged answers in a row, the leader's log counts as damaged."""
 
 _log = logging.getLogger(__name__)
 
 
 class RangeReader:
-    """The batches of one range, in order, each offset once. Used by one thread.
+    """The batches of one range, in order, each offset once. For one thread.
 
-    Not every offset of a range holds a record: markers of transactions take one each, and read_committed leaves out
-    aborted batches. The leader says how far a range is read; rows are not counted.
+    Not every offset of a range holds a record. Each marker of a transaction takes one, and read_committed leaves out
+    aborted batches. The leader says up to which offset a range is read; rows are not counted.
     """
 
     def __init__(
@@ -56,7 +58,7 @@ class RangeReader:
         fail_on_data_loss: bool = True,
         local_reads: bool = True,
     ) -> None:
-        """`local_reads`: read the files of a leader on this machine, where that is possible."""
+        """`local_reads`: read the files of a leader on this machine where possible."""
         self._metadata = metadata
         self._part = part
         self._settings = settings
@@ -69,10 +71,10 @@ class RangeReader:
         self._deadline = self._next_deadline()
 
     def batches(self) -> Iterator[list[ConsumedBatch]]:
-        """One list for each answer of a leader; the last batch ends where the range does.
+        """One list for each answer of a leader. The last batch ends where the range does.
 
-        Raises InconsistentTopicIdError when the topic was created again; OffsetOutOfRangeError when records are gone
-        (with failOnDataLoss=false they are passed over); any other typed error that lasted for
+        Raises InconsistentTopicIdError when the topic was created again. Raises OffsetOutOfRangeError when records are
+        gone (with failOnDataLoss=false they are passed over). Raises any other typed error that lasted for
         default.api.timeout.ms without progress.
         """
         try:
@@ -91,7 +93,7 @@ class RangeReader:
                     continue
                 if fetched:
                     yield fetched
-                    # The time that Spark took before it asked for more does not count.
+                    # The time before Spark asked for more does not count.
                     self._deadline = self._next_deadline()
         finally:
             self._drop_session()
@@ -104,7 +106,7 @@ class RangeReader:
         part = session.answer(timeout_ms=self._answer_timeout_ms())
         position = max(self._position, part.response.next_offset)
         if not part.response.error_code and position < self._part.end:
-            session.request(position)  # Sent before this answer is decoded.
+            session.request(position)  # The next request is sent before this answer is decoded.
         answer = self._fetches.answer(part)
         if answer.error is not None:
             raise answer.error
@@ -140,7 +142,7 @@ class RangeReader:
         return RangeSession(address_of(broker), target, self._fetches, self._settings)
 
     def _recover(self, error: SparkBrokerError) -> None:
-        """Go on from the same position with fresh metadata, or raise an error that every leader would answer."""
+        """Go on from the same position with fresh metadata. Raises an error that every leader would answer."""
         match meaning_of(error):
             case Meaning.TRUNCATED:
                 self._read_what_is_there_now(error)
@@ -163,7 +165,7 @@ class RangeReader:
         self._metadata.refresh(self._deadline)
 
     def _read_what_is_there_now(self, error: SparkBrokerError) -> None:
-        """An unclean election cut the log below the end that was planned: other records may be at these offsets."""
+        """An unclean election cut the log below the planned end. Other records may be at these offsets now."""
         tp, end = self._part.tp, self._part.end
         if self._fail_on_data_loss:
             raise LogTruncationError(f"{tp}: since the query was planned, {error.message}") from error
@@ -176,7 +178,7 @@ class RangeReader:
         self._part = replace(self._part, end=end, read_to=latest.offset, read_epoch=latest.last_epoch)
 
     def _skip_lost(self, error: SparkBrokerError) -> None:
-        """Retention or DeleteRecords moved the log start past the position, or the log was cut (failOnDataLoss off)."""
+        """The log start is past the position now, or the log was truncated (failOnDataLoss=false)."""
         tp, position = self._part.tp, self._position
         if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(f"{tp}: records from offset {position} on are gone: {error.message}") from error

@@ -11,10 +11,10 @@ from spark_broker.model import TopicPartition
 
 @dataclass(frozen=True)
 class OffsetRange:
-    """Offsets `start` up to `end`, exclusive, of one partition of the topic with this id: one task's work.
+    """Offsets `start` up to `end`, exclusive, of one partition of the topic with this id: the work of one task.
 
     `read_to`, `read_epoch`: the end of the whole partition when the query was planned, and the leader epoch of the
-    record before it. A log that does not agree there any more does not hold what was planned. -1: not known.
+    record before it. A log that does not agree with these does not hold the planned records. -1: not known.
     """
 
     topic: str
@@ -35,8 +35,11 @@ class OffsetRange:
 
 
 def split_ranges(ranges: Sequence[OffsetRange], *, min_partitions: int = 0, max_records: int = 0) -> list[OffsetRange]:
-    """The ranges that are not empty, cut so that there are about `min_partitions` of them, and none has more than
-    `max_records` offsets (0: no such wish). Sizes are even, as in Spark's Kafka source."""
+    """The ranges that are not empty, cut into about `min_partitions` parts of at most `max_records` offsets (0: any
+    number).
+
+    The parts of a range have about the same size, as in Spark's Kafka source.
+    """
     pieces = [whole for whole in ranges if whole.size > 0]
     if max_records:
         pieces = [piece for whole in pieces for piece in _cut(whole, -(-whole.size // max_records))]
@@ -47,7 +50,7 @@ def split_ranges(ranges: Sequence[OffsetRange], *, min_partitions: int = 0, max_
 
 
 def _cut(whole: OffsetRange, parts: int) -> Iterable[OffsetRange]:
-    """The range in this many parts (or fewer, since none is empty) whose sizes differ by one at most."""
+    """The range in this many parts (or fewer, because none is empty). Their sizes differ by one at most."""
     parts = min(parts, whole.size)
     bounds = [whole.start + whole.size * index // parts for index in range(parts + 1)]
     for start, end in pairwise(bounds):

@@ -21,7 +21,7 @@ class SubscribedTopics:
 
 @dataclass(frozen=True)
 class SubscribePattern:
-    """All partitions of the topics whose whole name matches; internal topics never do."""
+    """All partitions of the topics whose whole name matches. Internal topics never match."""
 
     pattern: str
 
@@ -93,7 +93,9 @@ def _partitions(topic: str, numbers: object) -> tuple[int, ...]:
 
 
 def parse_json(name: str, text: str) -> object:
-    """The value of an option in JSON. Raises InvalidConfigError, which says at which character it is not JSON."""
+    """The value of an option in JSON. Raises InvalidConfigError with the position of the first character that is not
+    JSON.
+    """
     try:
         value: object = json.loads(text)
     except ValueError as error:

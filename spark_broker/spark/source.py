@@ -31,18 +31,19 @@ def read_schema(options: Mapping[str, str]) -> StructType:
 
 @message_alone()
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
-    """The reader of a query with this schema: the source's own, or the user's, who leaves out or reorders columns."""
+    """The reader of a query with this schema. A user's own schema may leave out or reorder columns."""
     return BatchReader(parse_options(options), schema)
 
 
 def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
-    """The reader of a streaming query with this schema, likewise."""
-    # With its traceback: Spark 4.2 trips over an error here (UnboundLocalError), and says only there what it was.
+    """The reader of a streaming query with this schema, in the same way."""
+    # The traceback stays here. Spark 4.2 fails on an error here (UnboundLocalError), and only the traceback names the
+    # error.
     return StreamReader(parse_options(options, Query.STREAM), schema)
 
 
 class BatchReader(DataSourceReader):
-    """Plans once, then reads each range in a task. It is pickled, with what `partitions` returned, for the tasks."""
+    """Plans once, then reads each range in a task. It is pickled for the tasks, with the result of `partitions`."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -50,7 +51,7 @@ class BatchReader(DataSourceReader):
 
     @message_alone()
     def partitions(self) -> Sequence[InputPartition]:
-        """One for each range. Raises typed errors: an unknown column, offsets that are not there, no cluster."""
+        """A task for each range. Raises typed errors: an unknown column, offsets that do not exist, no cluster."""
         from spark_broker.client.retry import Deadline
         from spark_broker.spark.cluster import connected, selected_topics
         from spark_broker.spark.planning import plan_ranges

@@ -1,4 +1,6 @@
-"""Between Arrow's types and Spark's: what a DataFrame holds, and what a user's `.schema(...)` asks for."""
+"""Between Arrow's types and Spark's: the schema of a DataFrame, and the schema that a user asks for with
+`.schema(...)`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from spark_broker.spark.columns import Column, by_name
 
 @dataclass(frozen=True)
 class ReadSchema:
-    """What a read yields: one Arrow schema, exactly as Spark expects it, and the column behind each field."""
+    """What a read yields: one Arrow schema, exactly as Spark expects it, and the column of each field."""
 
     schema: pa.Schema
     columns: tuple[Column, ...]
@@ -45,7 +47,7 @@ def _leaves(kind: pa.DataType) -> list[pa.DataType]:
 def output_of(schema: StructType, columns: Sequence[Column]) -> ReadSchema:
     """The output of a read with this schema, the source's own or the user's.
 
-    Raises InvalidConfigError for a column that there is not, SchemaMismatchError for one of another type.
+    Raises InvalidConfigError for an unknown column, and SchemaMismatchError for a column of another type.
     """
     try:
         target = to_arrow_schema(schema, timezone="UTC")
@@ -61,7 +63,7 @@ def output_of(schema: StructType, columns: Sequence[Column]) -> ReadSchema:
 
 
 def _fits(stored: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether every value of one type is a value of the other: the same type or a wider one."""
+    """Whether every value of one type is a value of the other, which is the same type or a wider one."""
     if pa.types.is_list(stored) and pa.types.is_list(wanted):
         return wanted.value_field.nullable and _fits(stored.value_type, wanted.value_type)
     if pa.types.is_map(stored) and pa.types.is_map(wanted):

@@ -1,6 +1,7 @@
-"""The streaming read of the data source: a thin shell around `stream_planner`, in the process that Spark asks.
+"""The streaming read of the data source: a thin shell around `stream_planner`, in a process of Spark.
 
-Spark asks for offsets and ranges in one long-lived process of each query, and reads each range in a task elsewhere.
+Spark asks for offsets and ranges in one process that lives as long as the query. It reads each range in a task
+elsewhere.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ Json = dict[str, Any]
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark calls. It is pickled for the tasks before it has connected to anything."""
+    """The object that Spark calls. It is pickled for the tasks before it has connected to anything."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
@@ -62,11 +63,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @message_alone()
     def initialOffset(self) -> Json:
-        """A mark: Spark asks twice, and again after a crash. `latestOffset` resolves it once."""
+        """A mark without offsets. Spark asks twice, and again after a crash. `latestOffset` resolves the mark once."""
         return dict(INITIAL)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Every limit but ReadAllAvailable stands for all limits of the options."""
+        """The limits of a batch. Every Spark limit but ReadAllAvailable stands for all limits of the options."""
         limits = self._options.limits
         if limits.max_offsets:
             return ReadMaxRows(limits.max_offsets)
@@ -75,12 +76,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(limits.min_offsets) if limits.min_offsets else ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Remember the current ends: the query reads up to them, and ends."""
+        """Remember the current ends. The query reads up to them, and then ends."""
         self._planner.stop_at(self._connected().logs(None))
 
     @message_alone()
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:
-        """The end of the next batch; `start` itself when there is nothing for one yet.
+        """The end of the next batch. It is `start` while there is nothing to read.
 
         Raises typed errors: records or topics are gone (failOnDataLoss), no cluster.
         """
@@ -104,7 +105,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self, session: StreamSession, position: StreamOffset, logs: Logs, *, limited: bool, lossy: bool
     ) -> StreamOffset:
         begin = resumed(position, logs)
-        # With another isolation.level than before, the position may be past the last stable offset.
+        # If isolation.level was another one before, the position may be past the last stable offset.
         ends = {tp: max(begin[tp], log.end) for tp, log in logs.items()}
         if limited:
             if self._planner.is_delayed(sum(ends[tp] - begin[tp] for tp in ends), int(time.monotonic() * 1000)):
@@ -117,12 +118,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @message_alone()
     def reportLatestOffset(self) -> Json | None:
-        """Where the logs ended at the last look: it is in the query's progress, beside what is read."""
+        """Where the logs ended at the last look. The query's progress shows it beside the offsets that were read."""
         return None if self._latest is None else self._latest.to_json()
 
     @message_alone()
     def partitions(self, start: Json, end: Json) -> Sequence[InputPartition]:
-        """A task for each range between the two: the same ones when the batch is repeated. Raises typed errors."""
+        """A task for each range between the two offsets. A repeated batch has the same tasks. Raises typed errors."""
         last = parse_offset(end)
         if last is None or start == end:
             return []
@@ -160,7 +161,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._session
 
     def _report(self, losses: Sequence[Loss]) -> bool:
-        """Fail, or log them; whether there are any."""
+        """Raise the losses, or log them. Returns whether there are any."""
         if losses and self._options.fail_on_data_loss:
             raise loss_error(losses)
         for loss in losses:

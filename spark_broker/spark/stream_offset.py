@@ -13,9 +13,10 @@ from spark_broker.model import TopicPartition
 from spark_broker.spark.selection import is_int
 
 INITIAL = {"initial": True}
-"""The offset before the first batch. It says nothing: what it stands for is resolved once, and kept in the end of that
-batch (`StreamOffset.first`), which Spark stores before it runs the batch. A batch that is repeated after a crash starts
-where it started, although Spark asks for the initial offset anew."""
+"""The offset before the first batch. It names no offsets. They are resolved once, and kept in the end of the first
+batch (`StreamOffset.first`), which Spark stores before it runs that batch. So a batch that is repeated after a crash
+starts where it started before, although Spark asks for the initial offset again.
+"""
 
 
 @dataclass(frozen=True)
@@ -28,10 +29,10 @@ class PartitionEnd:
 
 @dataclass(frozen=True)
 class StreamOffset:
-    """`offsets`: the first record of each partition that is not read yet. Topics without a record yet may be absent.
+    """`offsets`: the first record of each partition that is not read yet. Topics without records may be absent.
 
-    `ends`: a log that does not agree there any more does not hold what was planned. `first`: where the first batch
-    started, in that batch's end.
+    `ends`: a log that does not agree with them does not hold the planned records. `first`: where the first batch
+    started; only the end of the first batch has it.
     """
 
     offsets: Mapping[TopicPartition, int]

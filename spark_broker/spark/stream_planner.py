@@ -1,4 +1,6 @@
-"""The rules of a streaming read, without I/O: from what is read and what the logs hold to the end of the next batch."""
+"""The rules of a streaming read, without I/O. They take what is read and what the logs hold, and give the end of the
+next batch.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,10 @@ from spark_broker.spark.stream_offset import PartitionEnd, StreamOffset
 
 @dataclass(frozen=True)
 class LogRange:
-    """What a partition holds: `start` to `end` for this query. While transactions are open, `high_watermark` is later.
+    """What a partition holds: for this query, `start` to `end`. While transactions are open, `high_watermark` is later.
 
-    `last_epoch`: leader epoch of the record before `end`; `position_epoch`: of the one before the query's position.
-    -1: not known.
+    `last_epoch`: leader epoch of the record before `end`. `position_epoch`: that of the record before the query's
+    position. -1: not known.
     """
 
     topic_id: str
@@ -53,7 +55,7 @@ class LossKind(Enum):
 
 @dataclass(frozen=True)
 class Loss:
-    """Records from `start` on that cannot be read any more; `end` (exclusive) -1: nobody knows how many there were."""
+    """Records from `start` on that cannot be read any more. `end` (exclusive) -1: their number is not known."""
 
     kind: LossKind
     tp: TopicPartition
@@ -90,7 +92,7 @@ _ERRORS: Mapping[LossKind, type[SparkBrokerError]] = {
 
 
 def loss_error(losses: Sequence[Loss]) -> SparkBrokerError:
-    """The error of a query that fails on data loss: every loss, and what to do."""
+    """The error of a query that fails on data loss. It names every loss, and what to do next."""
     said = "; ".join(str(loss) for loss in losses)
     return _ERRORS[losses[0].kind](
         f"{said}. With failOnDataLoss=false the query goes on with what there is; a new checkpointLocation begins anew"
@@ -98,7 +100,7 @@ def loss_error(losses: Sequence[Loss]) -> SparkBrokerError:
 
 
 def find_losses(position: StreamOffset, logs: Logs) -> list[Loss]:
-    """The records that a query at `position` can never read, as the logs are now."""
+    """The records that a query at `position` can never read from these logs."""
     losses = []
     for tp, offset in sorted(position.offsets.items()):
         log = logs.get(tp)
@@ -128,7 +130,7 @@ def _another_record_precedes(position: StreamOffset, tp: TopicPartition, log: Lo
 
 
 def resumed(position: StreamOffset, logs: Logs) -> dict[TopicPartition, int]:
-    """Where reading goes on in each partition that there is: after a loss, at what is left."""
+    """Where reading goes on in each existing partition. After a loss, it goes on with what is left."""
     begin = {}
     for tp, log in logs.items():
         offset = 0 if _recreated(position, tp, logs) else position.offsets.get(tp, 0)
@@ -137,7 +139,7 @@ def resumed(position: StreamOffset, logs: Logs) -> dict[TopicPartition, int]:
 
 
 class StreamPlanner:
-    """Decides where each batch ends. Used by one thread; `now_ms` is any clock that does not go back."""
+    """Decides where each batch ends. For one thread. `now_ms` is any clock that does not go back."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -145,7 +147,7 @@ class StreamPlanner:
         self._target: Logs | None = None
 
     def stop_at(self, logs: Logs) -> None:
-        """Trigger.AvailableNow: the query reads what there is now, in as many batches as it takes, and ends."""
+        """Trigger.AvailableNow: the query reads what there is now, in as many batches as it needs, and ends."""
         self._target = logs
 
     def within_target(self, logs: Logs) -> dict[TopicPartition, LogRange]:
@@ -160,9 +162,9 @@ class StreamPlanner:
         }
 
     def is_delayed(self, backlog: int, now_ms: int) -> bool:
-        """Whether the batch waits for minOffsetsPerTrigger; if not, it counts as begun.
+        """Whether the batch waits for minOffsetsPerTrigger. If not, it counts as begun.
 
-        With Trigger.AvailableNow none waits: the last records would never be read.
+        With Trigger.AvailableNow no batch waits. Otherwise the last records would never be read.
         """
         since = self._last_trigger_ms
         is_due = since is None or now_ms - since >= self._limits.max_delay_ms
@@ -179,7 +181,7 @@ class StreamPlanner:
         return {tp: begin[tp] + sizes.get(tp, 0) for tp in ends}
 
     def byte_shares(self, sizes: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """How much of maxBytesPerTrigger each partition gets, by the bytes that wait in each."""
+        """How much of maxBytesPerTrigger each partition gets, in proportion to its waiting bytes."""
         return shares(self._limits.max_bytes, sizes)
 
 
@@ -206,7 +208,7 @@ def first_position(end: StreamOffset, start: StreamOffset | None) -> StreamOffse
 
 
 def batch_ranges(position: StreamOffset, end: StreamOffset) -> list[OffsetRange]:
-    """What a batch between the two reads, now or when it is repeated."""
+    """What a batch between the two offsets reads, now or when it is repeated."""
     ranges = []
     for tp, offset in sorted(end.offsets.items()):
         topic_id = end.topic_ids[tp.topic]
@@ -220,7 +222,7 @@ def batch_ranges(position: StreamOffset, end: StreamOffset) -> list[OffsetRange]
 
 
 def still_there(ranges: Sequence[OffsetRange], logs: Logs) -> list[OffsetRange]:
-    """What the logs still hold of ranges that were planned in another run."""
+    """The part that the logs still hold of ranges that an earlier run planned."""
     kept = []
     for part in ranges:
         log = logs.get(part.tp)

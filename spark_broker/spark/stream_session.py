@@ -21,13 +21,13 @@ from spark_broker.spark.stream_offset import StreamOffset
 from spark_broker.spark.stream_planner import LogRange
 
 PUBLISH_TIMEOUT_MS = 5000
-"""A group's offsets tell others how far the query is; the query does not wait for them longer than this."""
+"""A group's offsets show others how far the query is. The query waits for a commit no longer than this."""
 
 _log = logging.getLogger(__name__)
 
 
 class StreamSession:
-    """Used by one thread. Every call has the deadline default.api.timeout.ms, and raises typed errors."""
+    """For one thread. Every call has the deadline default.api.timeout.ms, and raises typed errors."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -45,7 +45,7 @@ class StreamSession:
         return StreamOffset(starts, {topic.name: topic.topic_id for topic in topics})
 
     def logs(self, position: StreamOffset | None) -> dict[TopicPartition, LogRange]:
-        """What the selected partitions hold now. Partitions that came since the last look are among them."""
+        """What the selected partitions hold now, with partitions that are new since the last look."""
         deadline = self._deadline()
         known = () if position is None else position.topic_ids
         topics = existing_topics(self._metadata, self._options.selection, known, deadline)
@@ -71,7 +71,7 @@ class StreamSession:
     def reached(
         self, begin: Mapping[TopicPartition, int], max_bytes: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, int]:
-        """How far so many bytes of each partition reach: one stored batch at least."""
+        """How far this many bytes of each partition reach. It is at least one stored batch."""
         reaches = {tp: Reach(begin[tp], size) for tp, size in max_bytes.items()}
         return {tp: info.fitting_offset for tp, info in self._look_up(reaches, self._deadline(), reaches).items()}
 
@@ -88,9 +88,9 @@ class StreamSession:
         )
 
     def publish(self, position: StreamOffset) -> None:
-        """Commit the position as the offsets of the query's group, if it has one and they moved.
+        """Commit the position as the offsets of the query's group, if it has a group and they moved.
 
-        A failure is logged: the next batch publishes again, and Spark's checkpoint is what counts.
+        A failure is logged. The next batch commits again, and only Spark's checkpoint decides where the query goes on.
         """
         if self._group is None or position.offsets == self._published:
             return

@@ -1,4 +1,6 @@
-"""What a task does with its rows: gather, convert, append by partition, and wait until all are acknowledged."""
+"""What a task does with its rows: it gathers and converts them, appends them by partition, and waits for every
+acknowledgement.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,15 @@ if TYPE_CHECKING:
     from spark_broker.client.producer import Producer
 
 GATHERED_BYTES = 4 * 1024 * 1024
-"""Spark hands on 10,000 rows at a time; partitions get larger micro-batches when as much as this is divided at once."""
+"""Spark hands on 10,000 rows at a time. The rows of this many bytes are divided at once, so partitions get larger
+micro-batches.
+"""
 
 
 class TaskWrite:
-    """One attempt's rows on their way to the log. `task`: its partition, so that tasks begin at different ones."""
+    """One attempt's rows on their way to the log. `task`: the number of its partition. Tasks begin at different
+    partitions.
+    """
 
     def __init__(self, plan: WritePlan, producer: Producer, task: int) -> None:
         self._plan = plan
@@ -34,9 +40,8 @@ class TaskWrite:
         self._failure: BaseException | None = None
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> int:
-        """Append everything; returns the number of rows once all are acknowledged.
-
-        Raises the first append's error, and what is wrong with the rows.
+        """Append everything. Returns the number of rows once all are acknowledged. Raises the first append's error, and
+        errors of the rows.
         """
         rows = 0
         for gathered in _gathered(batches):
@@ -59,7 +64,7 @@ class TaskWrite:
             yield self._topic(name), part
 
     def _topic(self, name: str) -> OneTopic:
-        """A topic that the column names. The task keeps it as it was when the topic's first row came."""
+        """A topic that the column names. The task keeps the topic as it was when its first row came."""
         if name not in self._topics:
             producer = self._plan.options.producer
             with connected(producer) as metadata:

@@ -1,4 +1,4 @@
-"""From the rows of a DataFrame to record batches of a topic's schema, by partition: no row is looked at in Python."""
+"""Turns the rows of a DataFrame into record batches of a topic's schema, by partition. Python looks at no row."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ TOPIC_COLUMN = "topic"
 PARTITION_COLUMN = "partition"
 
 _OF_A_READ = frozenset(("_topic", "_partition", "_offset", "_timestamp"))
-"""Columns that the read of a typed topic adds: a copy from topic to topic leaves them out."""
+"""Columns that the read of a typed topic adds. A copy from topic to topic leaves them out."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A topic as a write sees it, when it is planned. `partitions` is pinned: rows of one key stay together.
+    """A topic as a write sees it when it is planned.
 
-    `usable`: the partitions for rows without a key.
+    `partitions` does not change during the write, so rows of one key stay together. `usable`: the partitions for rows
+    without a key.
     """
 
     name: str
@@ -52,21 +53,23 @@ class Target:
 
 @dataclass(frozen=True)
 class ColumnMapping:
-    """Which columns of a DataFrame, by position, become which of the topic's. `partition`: where rows name theirs."""
+    """Which columns of a DataFrame, by position, become which of the topic's. `partition`: the column in which rows
+    name theirs.
+    """
 
     columns: tuple[tuple[int, str], ...]
     partition: int | None
 
 
 def mapping_of(rows: pa.Schema, target: Target, *, routed: bool) -> ColumnMapping:
-    """How a DataFrame's rows become the topic's; `routed`: its column `topic` names the topic of each row.
+    """How a DataFrame's rows become the topic's. `routed`: its column `topic` names the topic of each row.
 
-    Raises SchemaMismatchError, naming the column, for one that is missing, unknown or of a type that does not fit.
+    Raises SchemaMismatchError with the name of a column that is missing, unknown or of a type that does not fit.
     """
     positions = positions_by_name(rows)
     stored = {name.lower(): name for name in target.schema.names}
     if target.is_record:
-        # As in Kafka's sink, what else the DataFrame has is not written.
+        # As in Kafka's sink, other columns of the DataFrame are not written.
         if "value" not in positions:
             raise SchemaMismatchError(f"column 'value' is missing; topic {target.name!r} stores Kafka's record")
         mapped = [name for name in positions if name in stored]
@@ -92,7 +95,7 @@ def positions_by_name(rows: pa.Schema) -> dict[str, int]:
 
 
 def topic_position(rows: pa.Schema) -> int:
-    """Where the column `topic` is. Raises SchemaMismatchError unless it is there and of text."""
+    """The position of the column `topic`. Raises SchemaMismatchError unless it is there and holds text."""
     at = positions_by_name(rows).get(TOPIC_COLUMN)
     if at is None:
         raise SchemaMismatchError("no topic is named: give the option topic, or a column 'topic'")
@@ -129,9 +132,9 @@ def topic_rows(rows: pa.RecordBatch, mapping: ColumnMapping, target: Target) -> 
 def by_partition(
     rows: pa.RecordBatch, mapping: ColumnMapping, target: Target, *, sticky: int
 ) -> list[tuple[int, pa.RecordBatch]]:
-    """The rows under the topic's schema, by partition: the one that a row names, or its key's, or `sticky`.
+    """The rows under the topic's schema, by partition: the partition that a row names, or its key's, or `sticky`.
 
-    Raises SchemaMismatchError, and UnknownTopicOrPartitionError for a partition that there is not.
+    Raises SchemaMismatchError, and UnknownTopicOrPartitionError for a partition that does not exist.
     """
     conformed = topic_rows(rows, mapping, target)
     if not rows.num_rows:

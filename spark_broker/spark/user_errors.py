@@ -1,7 +1,8 @@
-"""What a user of a DataFrame sees of an error: its message and what to do next, and no traceback of ours.
+"""What a user of a DataFrame sees of an error: its message and what to do next, without our traceback.
 
-Spark puts the Python traceback of a failed source in front of the message, a page of frames. It leaves it out where the
-worker's environment says so at the moment of the error. A worker ends after an error, so nothing else is hidden.
+Spark puts the Python traceback of a failed source, a page of frames, in front of the message. It leaves the traceback
+out if the worker's environment says so when the error is reported. A worker ends after an error, so nothing else is
+hidden.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from spark_broker.errors import SparkBrokerError, UnknownServerError
 HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 
 OURS = (UnknownServerError,)
-"""Bugs of spark-broker: whoever reports one needs the traceback. An InvariantError is no SparkBrokerError."""
+"""Bugs of spark-broker. A report of one needs the traceback. An InvariantError is no SparkBrokerError."""
 
 
 @contextmanager
 def message_alone() -> Iterator[None]:
-    """Raise typed errors on, in a worker of Spark without their traceback."""
+    """Raise typed errors again. In a worker of Spark they come without their traceback."""
     try:
         yield
     except SparkBrokerError as error:

@@ -1,6 +1,6 @@
 """The options of a write: those of Spark's Kafka sink, those of a transaction, of a topic to create, and a producer's.
 
-Names are compared without regard to case, since Spark hands them on in lower case.
+Case does not count in a name, because Spark hands names on in lower case.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SET_BY_THE_SINK = {
     "acks": ("all", "-1"),
     "enable.idempotence": ("true",),
 }
-"""Settings of a producer with the only values that a write may have."""
+"""Settings of a producer that must have these values in a write."""
 
 PRODUCER_PREFIX = "kafka."
 TOPIC_PREFIX = "topic."
@@ -40,7 +40,7 @@ TRANSACTION_TIMEOUT_MS = 900_000
 
 @dataclass(frozen=True)
 class TopicToCreate:
-    """What `createTopic=true` makes of a topic that does not exist; None: the cluster's default."""
+    """What `createTopic=true` gives a topic that does not exist. None: the cluster's default."""
 
     partitions: int | None
     replication_factor: int | None
@@ -49,7 +49,7 @@ class TopicToCreate:
 
 @dataclass(frozen=True)
 class Idempotence:
-    """`txnAppId` and `txnVersion`: a version at or below the application's last one is not written again."""
+    """`txnAppId` and `txnVersion`. A version at or below the application's last one is not written again."""
 
     app_id: str
     version: int
@@ -69,9 +69,8 @@ class WriteOptions:
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
-    """The write that these options describe.
-
-    Raises InvalidConfigError; for an unknown option it names the nearest known one.
+    """The write that these options describe. Raises InvalidConfigError. For an unknown option, the error names the
+    nearest known one.
     """
     values, settings, topic_settings = _sorted_out(options)
     transactional = _flag(values, "transactional", default=True)
@@ -127,7 +126,9 @@ def _check_setting(setting: str, value: str) -> None:
 
 
 def _unknown(name: str, of_topics: list[str]) -> str:
-    """The nearest name is looked for in lower case, which is how the option arrives, and shown as it is documented."""
+    """Options arrive in lower case, so the nearest name is looked for in lower case. The error shows it as it is
+    documented.
+    """
     settings = set(ProducerConfig.setting_names()) - {"transactional.id"}
     known = {name.lower(): name for name in (*OPTIONS, *of_topics, *settings)}
     known.update({PRODUCER_PREFIX + one: PRODUCER_PREFIX + one for one in settings})

@@ -1,4 +1,6 @@
-"""What a write does, decided once by the planner: its topic, created where asked for, and its records' columns."""
+"""What a write does, decided once by the planner: its topic (created where the options say so), and its records'
+columns.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,8 @@ class WritePlan:
 
 
 def plan_write(options: WriteOptions, schema: StructType) -> WritePlan:
-    """Raises InvalidConfigError, InvalidSchemaError, SchemaMismatchError, UnknownTopicOrPartitionError, and what a
-    cluster answers, within max.block.ms.
+    """Raises InvalidConfigError, InvalidSchemaError, SchemaMismatchError, UnknownTopicOrPartitionError, and the
+    cluster's errors, within max.block.ms.
     """
     from spark_broker.client.retry import Deadline
     from spark_broker.spark.cluster import connected

@@ -108,7 +108,7 @@ def _ends_a_batch() -> bool:
 
     It needs no plan. An error of the plan in the abort (the topic was deleted) would hide the query's own error.
     """
-    # Spark's daemon imports the module. Without the daemon, it is the main module.
+    # Spark's daemon imports the module. Without the daemon it is the main module.
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return ENDING_MODULE in sys.modules or (spec is not None and spec.name == ENDING_MODULE)
 
@@ -122,7 +122,9 @@ def _batch_version(plan: WritePlan) -> Version:
 
 
 def _application(plan: WritePlan, idempotence: Idempotence) -> str:
-    """Two topics of one `foreachBatch` may share a txnAppId, as two Delta tables may; so may a topic's successor."""
+    """Two topics of one `foreachBatch` may share a txnAppId, as two Delta tables may. So may a topic that was created
+    again.
+    """
     if not isinstance(plan.destination, OneTopic):
         return idempotence.app_id
     target = plan.destination.target
@@ -130,7 +132,7 @@ def _application(plan: WritePlan, idempotence: Idempotence) -> str:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """Made once for a write; copies of it run `write`, `commit` and `abort`, each in a process of its own."""
+    """Made once for each write. Copies of it run `write`, `commit` and `abort`, each in a process of its own."""
 
     def __init__(self, plan: WritePlan, version: Version | None) -> None:
         self._plan = plan
@@ -138,25 +140,26 @@ class BatchWriter(DataSourceArrowWriter):
 
     @message_alone()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
+        """Write one attempt's rows. Returns once all are acknowledged. Raises typed errors."""
         with message_first():
             return write_attempt(self._plan, self._version, iterator)
 
     @message_alone()
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Make the winners' rows visible. Raises typed errors; RequestTimedOutError: the outcome is not known."""
+        """Make the winners' rows visible. Raises typed errors. After RequestTimedOutError the outcome is not known."""
         with message_first():
             if self._version is not None:
                 _commit(self._version, self._plan.options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Best effort: what stays open is aborted at its time-out."""
+        """Best effort. What stays open is aborted at its time-out."""
         if self._version is not None:
             _abort(self._version, self._plan.options)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """The planner makes one for each micro-batch. Spark makes another to commit or abort it: its execution is not used.
+    """The planner makes one for each micro-batch. Spark makes another one to commit or abort it; the execution of that
+    one is not used.
 
     `plan`: None in the process that only commits or aborts.
     """
@@ -168,7 +171,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @message_alone()
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """One attempt's rows; returns once all are acknowledged. Raises typed errors."""
+        """Write one attempt's rows. Returns once all are acknowledged. Raises typed errors."""
         with message_first():
             if self.plan is None:
                 raise InvariantError("a task got the writer of a process that commits")
@@ -177,19 +180,19 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     @message_alone()
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Make the winners' rows visible. A batch whose earlier run was committed is left as it is."""
+        """Make the winners' rows visible. If an earlier run of the batch was committed, nothing is done."""
         with message_first():
             for version in _versions(messages, batchId):
                 _commit(version, self.options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Best effort: where no attempt has reported, the query's next run aborts what is open, or the time-out."""
+        """Best effort. If no attempt has reported, the query's next run aborts what is open, or the time-out does."""
         for version in _versions(messages, batchId):
             _abort(version, self.options)
 
 
 def stream_version(execution: str) -> Version:
-    """The version that the task of a stream writes, in which it is called. Raises InvariantError elsewhere."""
+    """The version that the current task of a stream writes. Raises InvariantError outside of such a task."""
     context = TaskContext.get()
     query_id = None if context is None else context.getLocalProperty(QUERY_ID)
     batch_id = None if context is None else context.getLocalProperty(BATCH_ID)
@@ -199,7 +202,7 @@ def stream_version(execution: str) -> Version:
 
 
 def _versions(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> set[Version]:
-    """The version that the messages are about: one, or none without a transaction or a message."""
+    """The version that the messages name. There is at most one. None: there is no transaction, or no message."""
     versions = {message.version for message in messages if isinstance(message, Written) and message.version is not None}
     invariant(len(versions) <= 1, f"one execution writes batch {batch_id}")
     invariant(all(version.version == batch_id for version in versions), f"the messages are of batch {batch_id}")
@@ -207,7 +210,7 @@ def _versions(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> 
 
 
 def write_attempt(plan: WritePlan, version: Version | None, batches: Iterator[pa.RecordBatch]) -> Written:
-    """Join the version with the first row, and write. Where it is committed already, the rows are passed over."""
+    """Join the version at the first row, and write. If the version is committed already, the rows are passed over."""
     from spark_broker.client.producer import Producer
     from spark_broker.spark.task_write import TaskWrite
 

@@ -67,12 +67,12 @@ with Producer(servers, acks="all") as producer:
         pause.wait(max(0.0, started + number / rate - time.monotonic()))
         producer.send(topic, value)
 """
-"""Our steady producer; Kafka brings its own."""
+"""Our steady producer. Kafka brings its own."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of those that are compared: a format, where it is, and its options."""
+    """One side of the comparison: a format, its address, and its options."""
 
     name: str
     format: str
@@ -91,7 +91,7 @@ class Side:
 
     @contextmanager
     def steadily(self, topic: str, rate: int, seconds: int, base: Path) -> Iterator[None]:
-        """So many records a second, from a process of its own."""
+        """This many records a second, from a process of its own."""
         command = steady_kafka(base, self.servers, topic, rate, seconds)
         if self.format != "kafka":
             command = [sys.executable, "-c", STEADY, self.servers, topic, str(rate), str(seconds)]
@@ -122,7 +122,9 @@ class Rates:
         print(f"{name}: {side}: {rate / 1e6:.2f} million rows/s", file=sys.stderr)
 
     def figures(self, goals: Mapping[tuple[str, str, str], str]) -> list[Figure]:
-        """A line for each side of a measurement that has a goal: our median by its median. The first turn warms up."""
+        """A line for each side of a measurement that has a goal: our median, divided by that side's. The first turn
+        warms up.
+        """
         lines = []
         for (name, ours, theirs), goal in goals.items():
             rates = self.by_name.get(name, {})
@@ -194,7 +196,7 @@ def session(master: str, base: Path) -> Iterator[tuple[SparkSession, str]]:
 
 
 class Bench:
-    """The measurements; each makes the topics that it needs."""
+    """The measurements. Each one creates the topics that it needs."""
 
     def __init__(self, spark: SparkSession, ours: str, servers: str, options: argparse.Namespace, base: Path) -> None:
         self.spark = spark
@@ -216,7 +218,7 @@ class Bench:
             self.rates.take("count of 100-byte records", side.name, partial(self._counted, side))
 
     def typed(self) -> None:
-        """A group-by over ten columns: ours are columns, the connector's come out of JSON."""
+        """A group-by over ten columns. Ours are columns; the connector's come out of JSON."""
         self._fill_typed()
         schema = cast("StructType", StructType.fromDDL(COLUMNS))
 
@@ -235,7 +237,7 @@ class Bench:
             self.rates.take(name, DEFAULT, lambda: grouped(parsed()))
 
     def stream(self) -> None:
-        """Everything that is there, as a stream that ends, to a sink that does nothing."""
+        """Everything that is there, as a stream that ends, into a sink that does nothing."""
         self._fill("plain", self._records())
         for number, side in enumerate(self._turns(self._ours, self._default)):
             self.rates.take("stream to a no-op sink", side.name, partial(self._streamed, side, number))
@@ -254,7 +256,7 @@ class Bench:
             self.rates.take("df.write, acks=all", side.name, partial(side.write, rows, "written"))
 
     def latency(self) -> None:
-        """From one topic to another: from a record's making to its append, both by this machine's clock."""
+        """From one topic to another: the time from a record's creation to its append, both by this machine's clock."""
         medians = {}
         for side in (self._ours, self._default):
             medians[side.name] = self._copied(side)
@@ -326,7 +328,7 @@ class Bench:
         self._write_tuned.write(rows.select(F.to_json(F.struct("*")).alias("value")), "json")
 
     def _make(self, topic: str, config: dict[str, object]) -> None:
-        """Kafka makes its topics on use."""
+        """Kafka creates its topics on first use."""
         if topic not in self._made:
             with Admin(self._ours.servers) as admin:
                 admin.create_topic(NewTopic(topic, self._partitions, 1, config=config))

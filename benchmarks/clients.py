@@ -1,4 +1,4 @@
-"""Many clients that have nothing to do: what they cost, and what a new client has to wait beside them.
+"""Many clients that have nothing to do: what they cost, and how long a new client waits beside them.
 
 `python -m benchmarks.clients <host:port> <topic> <count>` is their process: consumers of an empty topic.
 """
@@ -27,11 +27,11 @@ SETTLE_S = 6.0
 """A consumer that finds nothing waits longer each time, up to five seconds."""
 
 PAUSE_S = 1.0
-"""The record has woken all of them: the next new client comes when they have nothing to do again."""
+"""Each record wakes all consumers. The next new client comes when they are idle again."""
 
 
 class ClientsFigures(msgspec.Struct, frozen=True):
-    """CPU in percent of one core; times in milliseconds, of all that a new producer's first append needs."""
+    """CPU in percent of one core. Times in milliseconds, for everything that a new producer's first append needs."""
 
     consumers: int
     brokers_percent: list[float]
@@ -43,7 +43,7 @@ class ClientsFigures(msgspec.Struct, frozen=True):
 
 
 def measure_clients(bootstrap: str, topic: str, consumers: int, first_appends: int) -> ClientsFigures:
-    """Beside so many idle consumers of the topic, in a process of their own. Brokers are on this machine."""
+    """Measure beside this many idle consumers of the topic, in a process of their own. Brokers are on this machine."""
     with Admin(bootstrap) as admin:
         brokers = [psutil.Process(broker.pid) for broker in admin.describe_cluster().brokers if not broker.fenced]
     with idle_consumers(bootstrap, topic, consumers) as pid:

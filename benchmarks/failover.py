@@ -1,4 +1,4 @@
-"""How long appends stall when something is killed, and who else is begun anew by it."""
+"""How long appends stall when something is killed, and which other brokers restart."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 TICK_S = 0.02
-"""Every partition gets a batch this often: a gap cannot be seen finer than this."""
+"""Every partition gets a batch at this interval. A gap is measured no finer than that."""
 
 SETTLE_S = 1.0
 RECOVER_TIMEOUT_S = 180.0
@@ -47,7 +47,7 @@ BUCKETS_MS = (50, 100, 250, 500, 1000)
 
 @dataclass(frozen=True)
 class Fault:
-    """What is done. `ends_victim`: its broker is replaced; else nobody's is."""
+    """What a fault does. `ends_victim`: the broker that is hit is replaced. Otherwise no broker is."""
 
     described: str
     strike: Callable[[SparkContext, BrokerProcesses], None]
@@ -66,7 +66,7 @@ FAULTS = {
 class FaultFigures(msgspec.Struct, frozen=True):
     """One fault. `gap_ms`: the longest time that any one partition went without an acknowledgement.
 
-    `recovered_s`: until the replacement was back in every ISR, or every broker was kept again. `begun_anew`: brokers
+    `recovered_s`: until the replacement was back in every ISR, or every broker was kept again. `restarted`: brokers
     that were not hit and have another epoch than before. `elections`: partitions whose leader epoch rose.
     """
 
@@ -75,12 +75,14 @@ class FaultFigures(msgspec.Struct, frozen=True):
     partitions_led: int
     gap_ms: float
     recovered_s: float
-    begun_anew: int
+    restarted: int
     elections: int
 
 
 class Distribution(msgspec.Struct, frozen=True):
-    """The gaps of one kind of fault, in milliseconds; `buckets`: how many lie between two of `BUCKETS_MS`, or above."""
+    """The gaps of one kind of fault, in milliseconds. `buckets`: how many lie between two of `BUCKETS_MS`, or above the
+    last.
+    """
 
     count: int
     median: float
@@ -162,7 +164,7 @@ class Appending:
 
 @contextmanager
 def busy(processes: int) -> Iterator[None]:
-    """So many processes that do nothing but compute, for as long as the block runs."""
+    """This many processes that only compute, as long as the block runs."""
     spinning = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield
@@ -173,7 +175,7 @@ def busy(processes: int) -> Iterator[None]:
 
 
 class Tormentor:
-    """Makes one fault after the other on a topic's brokers, under appends; everything is whole again in between."""
+    """Makes one fault after the other on a topic's brokers, under appends. Everything is whole before each one."""
 
     def __init__(
         self, sc: SparkContext, bootstrap: str, topic: str, tell: Callable[[FaultFigures], None], *, seed: int = 1
@@ -222,7 +224,7 @@ class Tormentor:
             partitions_led=Counter(one.leader for one in described.partitions)[victim.id],
             gap_ms=round(gap_ms),
             recovered_s=round(recovered - struck, 1),
-            begun_anew=sum(after.get(broker) != before[broker] for broker in spared),
+            restarted=sum(after.get(broker) != before[broker] for broker in spared),
             elections=self._elections(described, admin.describe_topic(self._topic)),
         )
 

@@ -20,7 +20,7 @@ def marks(section: str) -> tuple[str, str]:
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """One line: what was measured, the result, and what it is meant to reach."""
+    """One line: what was measured, the result, and the goal."""
 
     name: str
     result: str

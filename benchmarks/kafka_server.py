@@ -1,4 +1,4 @@
-"""A real Kafka of one broker on this machine, from Maven's packages: what our figures stand beside."""
+"""A real Kafka of one broker on this machine, from Maven's packages, to compare our figures with."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HEAP = "1g"
 
 
 def jars(pom: str, target: Path) -> list[Path]:
-    """The packages that `kafka/<pom>` names, with what they need, copied to a directory. Raises InvalidConfigError."""
+    """Copy the packages that `kafka/<pom>` names, with dependencies, to a directory. Raises InvalidConfigError."""
     target.mkdir(parents=True, exist_ok=True)
     command = ["mvn", "-q", "-B", "-f", str(HERE / pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
     try:
@@ -33,7 +33,7 @@ def jars(pom: str, target: Path) -> list[Path]:
 
 @contextmanager
 def kafka(base: Path, partitions: int) -> Iterator[str]:
-    """`host:port` of a Kafka whose topics are made on use. Raises InvalidConfigError when it does not start."""
+    """`host:port` of a Kafka that creates topics on first use. Raises InvalidConfigError when it does not start."""
     classpath = str(jars("server.xml", base / "server") and base / "server") + "/*"
     port, controller_port = _free_ports(2)
     settings = base / "server.properties"
@@ -53,7 +53,9 @@ def kafka(base: Path, partitions: int) -> Iterator[str]:
 
 
 def steady_kafka(base: Path, servers: str, topic: str, rate: int, seconds: int) -> list[str]:
-    """The command of Kafka's own producer, at so many records of 100 bytes a second; `base` as `kafka` got it."""
+    """The command of Kafka's own producer, at this rate of records of 100 bytes. `base`: the one that `kafka` was
+    given.
+    """
     java = [str(Path(os.environ["JAVA_HOME"]) / "bin" / "java"), "-cp", f"{base / 'server'}/*"]
     size = ["--num-records", str(rate * seconds), "--record-size", "100", "--throughput", str(rate)]
     properties = ["--producer-props", f"bootstrap.servers={servers}", "acks=all"]

@@ -1,7 +1,8 @@
 """Many partitions: how long a cold start, a fail-over and a new topic take, and what idle partitions cost.
 
-Without Spark: the controller's process and three brokers' beside it, which are killed and started again on the same
-directories. The clock of a cold start begins before the first process is started; appends begin when all are live.
+It needs no Spark. The controller and three brokers are processes, which are killed and started again on the same
+directories. The time of a cold start begins before the first process is started. Appends begin when all brokers are
+live.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ TIMEOUT_S = 120.0
 
 
 class PartitionFigures(msgspec.Struct, frozen=True):
-    """Seconds from the beginning to the first acknowledgement, and to one from every partition.
+    """Seconds from the beginning to the first acknowledgement, and until every partition has acknowledged.
 
-    `led`: partitions by leader after the cold start. `idle_percent`: of a core, each broker. `append_ms`: the median of
-    one synchronous append beside the idle partitions.
+    `led`: partitions by leader after the cold start. `idle_percent`: percent of a core, for each broker. `append_ms`:
+    the median of one synchronous append beside the idle partitions.
     """
 
     partitions: int
@@ -53,7 +54,9 @@ class PartitionFigures(msgspec.Struct, frozen=True):
 
 
 def measure_partitions(partitions: int) -> PartitionFigures:
-    """A topic with so many partitions of three replicas: made, used, cold-started, left idle, and one broker killed."""
+    """Create a topic with this many partitions of three replicas, append to it, start cold, leave it idle, and kill one
+    broker.
+    """
     with TemporaryDirectory() as base:
         with ProcessCluster(Path(base), BROKERS) as cluster, Producer(cluster.bootstrap_servers) as producer:
             bootstrap = cluster.bootstrap_servers
@@ -108,7 +111,9 @@ def _make_topic(bootstrap: str, name: str, partitions: int) -> None:
 
 
 def _append_to(producer: Producer, partitions: Iterable[int], began: float) -> tuple[float, float]:
-    """One record to each; seconds until the first and the last was acknowledged. Raises an append's error."""
+    """Append one record to each. Returns the seconds until the first and the last acknowledgement. Raises an append's
+    error.
+    """
     times: list[float] = []
     futures = [producer.append(MANY, RECORD, partition=number) for number in partitions]
     for future in futures:

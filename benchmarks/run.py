@@ -1,7 +1,7 @@
 """The benchmarks: `make bench`, or `python -m benchmarks.run --help`.
 
-One cluster of three brokers on three executors, one client in the process that also drives Spark; many partitions are
-measured without Spark. Nothing is asserted: figures are printed.
+One cluster has three brokers on three executors. One client is in the process that also drives Spark. Many partitions
+are measured without Spark. Nothing is asserted: the figures are printed.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ NAMES = ("start", "throughput", "latency", "clients", "partitions", "failover")
 KEEP_ALL = {"retention.ms": -1}
 
 GOALS = {
-    "executor": "each under 1,000 ms, median under 250 ms, none begun anew",
+    "executor": "each under 1,000 ms, median under 250 ms, none restarted",
     "broker": "",
     "both": "",
     "keeper": "no election",
-    "cancel": "each under 500 ms, none begun anew",
+    "cancel": "each under 500 ms, none restarted",
 }
 
 err = Console(stderr=True, highlight=False)
 
 
 class StartFigures(msgspec.Struct, frozen=True):
-    """Seconds from one step of a start to the next. What is ours: `controller_s` and `brokers_s`."""
+    """Seconds from one step of a start to the next. `controller_s` and `brokers_s` are ours; the others are Spark's."""
 
     session_s: float
     controller_s: float
@@ -73,7 +73,7 @@ class StartFigures(msgspec.Struct, frozen=True):
 
 
 class SendFigures(msgspec.Struct, frozen=True):
-    """Records of one thread that sends them one by one, until the last is acknowledged."""
+    """One thread sends records one by one, until the last is acknowledged."""
 
     keyed: bool
     records: int
@@ -143,7 +143,7 @@ def main(given: list[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> Report:
-    """What was asked for."""
+    """Measure what was asked for."""
     wanted = options.only or NAMES
     report = Report(machine(), options.master)
     if "partitions" in wanted:
@@ -187,12 +187,12 @@ class Stopwatch:
         self._last = time.monotonic()
 
     def lap(self, name: str) -> None:
-        """What took until now since the last lap."""
+        """The seconds since the last lap."""
         now = time.monotonic()
         self.seconds[name], self._last = round(now - self._last, 2), now
 
     def progress(self, what: str, ready: int, needed: int) -> None:
-        """Of a cluster's start: its controller is there when executors are first awaited."""
+        """The progress of a cluster's start. When executors are first awaited, the controller is there."""
         if what == "executors" and "controller" not in self.seconds:
             self.lap("controller")
         if what == "executors" and ready == needed:
@@ -200,7 +200,7 @@ class Stopwatch:
 
 
 def first_use(bootstrap: str, spark: SparkSession, watch: Stopwatch) -> StartFigures:
-    """What the README does after the start: a topic, an append, a query; and the same query again."""
+    """What the README does after the start: a topic, an append and a query. Then the same query again."""
     make_topic(bootstrap, "first", 6, BROKERS)
     with Producer(bootstrap, acks="all") as producer:
         producer.append("first", [{"key": b"en", "value": b"hello"}]).result()
@@ -221,14 +221,14 @@ def session(master: str) -> SparkSession:
 
     builder = SparkSession.builder.master(master).appName("benchmarks").config("spark.ui.enabled", "false")
     spark = configure_spark(builder).getOrCreate()
-    # Executors are killed on purpose: what Spark and the launcher say of that is no news here.
+    # Executors are killed on purpose. What Spark and the launcher say about it is of no interest here.
     spark.sparkContext.setLogLevel("FATAL")
     logging.getLogger("spark_broker").setLevel(logging.ERROR)
     return spark
 
 
 def throughput(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
-    """`perf produce` with acks=1 and without replicas, with acks=all and three; `perf consume` of what that left."""
+    """`perf produce` with acks=1 and one replica, with acks=all and three; then `perf consume` of the first topic."""
     batch = random_records(options.batch_records, RECORD_BYTES)
     for acks, factor, results in (("1", 1, report.produce_acks_1), ("all", BROKERS, report.produce_acks_all)):
         topic = f"perf-acks-{acks}"
@@ -248,7 +248,7 @@ def throughput(bootstrap: str, options: argparse.Namespace, report: Report) -> N
 
 
 def one_by_one(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
-    """`Producer.send` of single records in one thread, without keys and with a thousand of them."""
+    """`Producer.send` of single records in one thread, first without keys, then with a thousand keys."""
     make_topic(bootstrap, "sends", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
     keyless: list[bytes | None] = [None]
     for keys in (keyless, [f"key-{number:06}".encode() for number in range(1000)]):
@@ -260,7 +260,7 @@ def one_by_one(bootstrap: str, options: argparse.Namespace, report: Report) -> N
 
 
 def send_each(bootstrap: str, topic: str, records: int, keys: Sequence[bytes | None]) -> SendFigures:
-    """The records take the keys in turns; a tenth as many go before. Raises the error of one that failed."""
+    """The records take the keys in turn. A tenth as many records warm up. Raises the error of a record that failed."""
     value, turns = b"x" * RECORD_BYTES, itertools.cycle(keys)
     with Producer(bootstrap, acks="all") as producer:
         for key in itertools.islice(turns, records // 10):
@@ -276,7 +276,7 @@ def send_each(bootstrap: str, topic: str, records: int, keys: Sequence[bytes | N
 
 
 def latency(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
-    """One append of 100 rows after the other, each awaited."""
+    """One append of 100 rows after the other. Each is awaited."""
     make_topic(bootstrap, "latency", 1, BROKERS)
     batch = random_records(100, RECORD_BYTES)
     with err.status("single synchronous appends"), Producer(bootstrap, acks="all") as producer:
@@ -288,7 +288,7 @@ def latency(bootstrap: str, options: argparse.Namespace, report: Report) -> None
 
 
 def many_clients(bootstrap: str, options: argparse.Namespace, report: Report) -> None:
-    """Consumers that wait for nothing, and new producers beside them."""
+    """Consumers that have nothing to read, and new producers beside them."""
     make_topic(bootstrap, "clients", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
     with err.status(f"{options.consumers} idle consumers"):
         report.clients = measure_clients(bootstrap, "clients", options.consumers, options.first_appends)
@@ -297,7 +297,7 @@ def many_clients(bootstrap: str, options: argparse.Namespace, report: Report) ->
 
 
 def failover(bootstrap: str, spark: SparkSession, options: argparse.Namespace, report: Report) -> None:
-    """Faults of random brokers, under a steady stream of appends; then the same beside busy processes."""
+    """Faults of random brokers, under a steady stream of appends. Then the same beside busy processes."""
     make_topic(bootstrap, "failover", 2 * BROKERS, BROKERS, {"min.insync.replicas": 2})
     times = {name: options.cancels if name == "cancel" else options.kills for name in options.fault or FAULTS}
     faults = [name for name, count in times.items() for _ in range(count)]
@@ -306,7 +306,7 @@ def failover(bootstrap: str, spark: SparkSession, options: argparse.Namespace, r
     def tell(one: FaultFigures) -> None:
         err.print(
             f"{FAULTS[one.fault].described} (broker {one.broker}, leader of {one.partitions_led}): longest gap "
-            f"{one.gap_ms:,.0f} ms, {one.begun_anew} others begun anew, whole after {one.recovered_s} s"
+            f"{one.gap_ms:,.0f} ms, {one.restarted} others restarted, whole after {one.recovered_s} s"
         )
 
     tormentor = Tormentor(spark.sparkContext, bootstrap, "failover", tell)
@@ -381,7 +381,7 @@ def _faults(faults: list[FaultFigures], beside: str = "") -> list[Figure]:
         Figure(
             f"time without an acknowledgement, {FAULTS[name].described}{beside}",
             f"{Distribution.of([fault.gap_ms for fault in those])}; "
-            f"others begun anew: {sum(fault.begun_anew for fault in those)}"
+            f"others restarted: {sum(fault.restarted for fault in those)}"
             + ("" if FAULTS[name].ends_victim else f"; elections: {sum(fault.elections for fault in those)}"),
             GOALS[name],
         )

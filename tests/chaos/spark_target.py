@@ -181,7 +181,7 @@ class SparkTarget(Target):
         now = {broker.id: broker.epoch for broker in self.admin().describe_cluster(include_fenced=True).brokers}
         for broker_id, epoch in self._spared.items():
             if now.get(broker_id) != epoch:
-                raise NotHealedError(f"broker {broker_id} was begun anew by a fault that did not hit it")
+                raise NotHealedError(f"broker {broker_id} was restarted by a fault that did not hit it")
 
     def _processes(self, broker: BrokerInfo) -> BrokerProcesses:
         found = broker_processes(broker)

@@ -76,7 +76,7 @@ def test_each_kind_of_fault_is_a_line_and_those_beside_busy_processes_are_others
         *[False] * len(FAULTS),
         True,
     ]
-    assert "others begun anew: 1" in figures[1].result
+    assert "others restarted: 1" in figures[1].result
     assert "elections: 1" in figures[3].result
 
 

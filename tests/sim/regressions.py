@@ -53,7 +53,7 @@ REGRESSIONS = [
     Regression(
         seed=623,
         events=500,
-        found="a replica begun anew forgot the running maximum timestamp (found with a bug put in)",
+        found="a rebuilt replica forgot the running maximum timestamp (found with a bug put in)",
         mended="storage/log.py",
     ),
     Regression(

@@ -1,4 +1,4 @@
-"""The running maximum of timestamps where a log has begun anew: whoever was empty there knows of nothing before."""
+"""The running maximum of timestamps after a log was emptied: it knows nothing of earlier records."""
 
 from __future__ import annotations
 

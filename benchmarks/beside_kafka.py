@@ -1,6 +1,7 @@
 """Our DataFrames beside Spark's Kafka connector on a real Kafka: the same rows, one session, by turns.
 
-`python -m benchmarks.beside_kafka --help`. Both logs have one replica; `acks` is `all` on both sides.
+`python -m benchmarks.beside_kafka --help`. Both logs have one replica; `acks` is `all` on both sides. A bare data
+source that reads the same rows from Arrow files shows how fast a data source in Python can be.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everywhere
 from pyspark.sql.types import StructType
 
+from benchmarks.bare_source import read_files, write_files
 from benchmarks.figures import Figure, machine, write
 from benchmarks.kafka_server import jars, kafka, steady_kafka
 from spark_broker import Admin, BrokerCluster, NewTopic, configure_spark
@@ -136,11 +138,15 @@ class Rates:
 
 
 OURS, PRUNED, DEFAULT, TUNED = "ours", "ours, the query's columns", "connector", "connector, tuned"
+BARE, BARE_PRUNED = "a bare data source", "a bare data source, the query's columns"
 GOALS = {
     ("count of 100-byte records", OURS, DEFAULT): "6 times",
     ("count of 100-byte records", OURS, TUNED): "2 times",
+    ("count of 100-byte records", OURS, BARE): "0.8 times",
     ("group-by over ten columns", OURS, DEFAULT): "12 times",
     ("group-by over ten columns", PRUNED, DEFAULT): "20 times",
+    ("group-by over ten columns", OURS, BARE): "0.8 times",
+    ("group-by over ten columns", PRUNED, BARE_PRUNED): "0.8 times",
     ("stream to a no-op sink", OURS, DEFAULT): "5 times",
     ("df.write, acks=all", OURS, DEFAULT): "3 times",
     ("df.write, acks=all", OURS, TUNED): "1.5 times",
@@ -214,27 +220,36 @@ class Bench:
     def count(self) -> None:
         """Every record of a topic of 100-byte records."""
         self._fill("plain", self._records())
-        for side in self._turns(self._ours, self._default, self._read_tuned):
-            self.rates.take("count of 100-byte records", side.name, partial(self._counted, side))
+        reads: dict[str, Callable[[], DataFrame]] = {
+            side.name: partial(side.read, self.spark, "plain") for side in (self._ours, self._default, self._read_tuned)
+        }
+        reads[BARE] = self._in_files("plain", reads[OURS]())
+        for _ in range(self._rounds):
+            for name, read in reads.items():
+                self.rates.take("count of 100-byte records", name, partial(self._counted, read))
 
     def typed(self) -> None:
         """A group-by over ten columns. Ours are columns; the connector's come out of JSON."""
         self._fill_typed()
         schema = cast("StructType", StructType.fromDDL(COLUMNS))
 
-        def grouped(rows: DataFrame) -> None:
-            rows.groupBy("dest").agg(F.avg("arr_delay"), F.count("*")).collect()
+        def grouped(read: Callable[[], DataFrame]) -> None:
+            read().groupBy("dest").agg(F.avg("arr_delay"), F.count("*")).collect()
 
         def parsed() -> DataFrame:
             value = F.from_json(F.col("value").cast("string"), schema)
             return self._default.read(self.spark, "json").select(value.alias("v")).select("v.*")
 
-        name = "group-by over ten columns"
+        reads: dict[str, Callable[[], DataFrame]] = {
+            OURS: partial(self._ours.read, self.spark, "typed"),
+            PRUNED: partial(self._ours.read, self.spark, "typed", columns=",".join(QUERY_COLUMNS)),
+            DEFAULT: parsed,
+        }
+        reads[BARE] = self._in_files("typed", reads[OURS]())
+        reads[BARE_PRUNED] = self._in_files("pruned", reads[PRUNED]())
         for _ in range(self._rounds):
-            self.rates.take(name, OURS, lambda: grouped(self._ours.read(self.spark, "typed")))
-            pruned = self._ours.read(self.spark, "typed", columns=",".join(QUERY_COLUMNS))
-            self.rates.take(name, PRUNED, partial(grouped, pruned))
-            self.rates.take(name, DEFAULT, lambda: grouped(parsed()))
+            for side, read in reads.items():
+                self.rates.take("group-by over ten columns", side, partial(grouped, read))
 
     def stream(self) -> None:
         """Everything that is there, as a stream that ends, into a sink that does nothing."""
@@ -290,8 +305,14 @@ class Bench:
         for _ in range(self._rounds):
             yield from sides
 
-    def _counted(self, side: Side) -> None:
-        count = side.read(self.spark, "plain").count()
+    def _in_files(self, name: str, rows: DataFrame) -> Callable[[], DataFrame]:
+        """Write the rows for the bare data source. Returns what reads them."""
+        directory = self._base / f"bare-{name}"
+        write_files(rows, directory, self._partitions)
+        return partial(read_files, self.spark, rows.schema, directory)
+
+    def _counted(self, read: Callable[[], DataFrame]) -> None:
+        count = read().count()
         if count != self.rates.rows:
             raise AssertionError(f"{count} rows of {self.rates.rows}")
 

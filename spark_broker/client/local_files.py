@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -17,7 +18,7 @@ from spark_broker.errors import CorruptMessageError
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import Frame, decode_headers, verified_frames
 from spark_broker.protocol.messages import FileExtent
-from spark_broker.storage.filesystem import LOCAL
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 
 
 class UnusableExtentError(Exception):
@@ -34,14 +35,15 @@ def this_boot_id() -> str:
 class LocalFiles:
     """The file that a reader has open: the one of its last extent. For one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, fs: FileSystem = LOCAL) -> None:
+        self._fs = fs
         self._fd = -1
         self._file: tuple[str, int, int] | None = None
 
     def frames(self, headers: Buffer, extents: Sequence[FileExtent]) -> list[Frame]:
         """The batches of an answer, with checked CRCs. Raises UnusableExtentError."""
         messages = pa.allocate_buffer(sum(extent.length for extent in extents))
-        view = memoryview(messages)
+        view = memoryview(messages).cast("B")
         at = 0
         try:
             for extent in extents:
@@ -61,16 +63,15 @@ class LocalFiles:
         if file == self._file:
             return
         self.close()
-        self._fd = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
-        stat = os.fstat(self._fd)
-        if (stat.st_dev, stat.st_ino) != (extent.device, extent.inode):
+        self._fd = self._fs.open(Path(extent.path), os.O_RDONLY)
+        if self._fs.open_file_id(self._fd) != (extent.device, extent.inode):
             raise UnusableExtentError(f"{extent.path} is another file than the leader's")
         self._file = file
 
     def _read(self, extent: FileExtent, target: memoryview) -> None:
         position = extent.position
         while target:
-            count = os.preadv(self._fd, [target], position)
+            count = self._fs.pread_into(self._fd, target, position)
             if not count:
                 raise UnusableExtentError(f"{extent.path} ends at byte {position}")
             target, position = target[count:], position + count
@@ -78,5 +79,5 @@ class LocalFiles:
     def close(self) -> None:
         """Close the file."""
         if self._fd >= 0:
-            os.close(self._fd)
+            self._fs.close(self._fd)
         self._fd, self._file = -1, None

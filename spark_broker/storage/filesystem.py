@@ -53,6 +53,10 @@ class FileSystem(Protocol):
         """Up to `length` bytes; fewer at the end of the file, and perhaps elsewhere."""
         ...
 
+    def pread_into(self, fd: int, target: memoryview, position: int) -> int:
+        """Read into the view; returns how many bytes: fewer at the end of the file, and perhaps elsewhere."""
+        ...
+
     def pwritev(self, fd: int, views: Sequence[memoryview], position: int, /) -> int:
         """Write from this byte on; returns how many bytes were written, which may be fewer than given."""
         ...
@@ -79,6 +83,10 @@ class FileSystem(Protocol):
 
     def file_id(self, path: Path) -> tuple[int, int]:
         """Device and inode of the file that has this name now."""
+        ...
+
+    def open_file_id(self, fd: int) -> tuple[int, int]:
+        """Device and inode of the open file."""
         ...
 
     def truncate(self, path: Path, length: int) -> None:
@@ -158,6 +166,9 @@ class LocalFileSystem:
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
+    def pread_into(self, fd: int, target: memoryview, position: int) -> int:
+        return os.preadv(fd, [target], position)
+
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
@@ -172,6 +183,10 @@ class LocalFileSystem:
 
     def file_id(self, path: Path) -> tuple[int, int]:
         stat = path.stat()
+        return stat.st_dev, stat.st_ino
+
+    def open_file_id(self, fd: int) -> tuple[int, int]:
+        stat = os.fstat(fd)
         return stat.st_dev, stat.st_ino
 
     def truncate(self, path: Path, length: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from spark_broker.spark import range_reader
 from spark_broker.spark.cluster import connected
 from spark_broker.spark.range_reader import RangeReader
 from spark_broker.spark.ranges import OffsetRange
+from spark_broker.storage.filesystem import LocalFileSystem
 from tests.support.process_cluster import ProcessCluster
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("score", pa.float64())])
@@ -167,50 +167,53 @@ def test_on_another_machine_the_leader_sends_the_batches(
     assert not extents.refused
 
 
-def not_permitted(patch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, *_: object) -> int:
-        raise PermissionError(errno.EACCES, "not yours", path)
+# The brokers are other processes: these faults are the reader's alone.
 
-    patch.setattr("spark_broker.client.local_files.os.open", refuse)
+
+def not_permitted(patch: pytest.MonkeyPatch) -> None:
+    def refuse(_: LocalFileSystem, path: Path, flags: int) -> int:
+        raise PermissionError(errno.EACCES, f"not yours, with flags {flags}", str(path))
+
+    patch.setattr(LocalFileSystem, "open", refuse)
 
 
 def another_file(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of the same name and size, as in a container of the same machine."""
-    real = os.open
+    real = LocalFileSystem.open
 
-    def copied(path: str, flags: int) -> int:
+    def copied(fs: LocalFileSystem, path: Path, flags: int) -> int:
         copy = tmp_path / "copy"
-        copy.write_bytes(Path(path).read_bytes())
-        return real(copy, flags)
+        copy.write_bytes(path.read_bytes())
+        return real(fs, copy, flags)
 
-    patch.setattr("spark_broker.client.local_files.os.open", copied)
+    patch.setattr(LocalFileSystem, "open", copied)
 
 
 def broken_disk(patch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, "broken")
 
-    patch.setattr("spark_broker.client.local_files.os.preadv", fail)
+    patch.setattr(LocalFileSystem, "pread_into", fail)
 
 
 def shorter(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("spark_broker.client.local_files.os.preadv", lambda *_: 0)
+    patch.setattr(LocalFileSystem, "pread_into", lambda *_: 0)
 
 
 def other_bytes(patch: pytest.MonkeyPatch) -> None:
-    real = os.preadv
+    real = LocalFileSystem.pread_into
 
-    def flipped(fd: int, views: list[memoryview], position: int) -> int:
-        count = real(fd, views, position)
-        views[0][count // 2] ^= 1
+    def flipped(fs: LocalFileSystem, fd: int, target: memoryview, position: int) -> int:
+        count = real(fs, fd, target, position)
+        target[count // 2] ^= 1
         return count
 
-    patch.setattr("spark_broker.client.local_files.os.preadv", flipped)
+    patch.setattr(LocalFileSystem, "pread_into", flipped)
 
 
 def in_pieces(patch: pytest.MonkeyPatch) -> None:
-    real = os.preadv
-    patch.setattr("spark_broker.client.local_files.os.preadv", lambda fd, views, at: real(fd, [views[0][:1000]], at))
+    real = LocalFileSystem.pread_into
+    patch.setattr(LocalFileSystem, "pread_into", lambda fs, fd, target, position: real(fs, fd, target[:1000], position))
 
 
 @pytest.mark.parametrize("fault", [not_permitted, broken_disk, shorter, other_bytes])

@@ -13,11 +13,13 @@ import pytest
 
 from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.broker.partition import Partition
+from spark_broker.client import local_files
 from spark_broker.controller import damage
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.frame import BatchHeader, Frame
+from spark_broker.protocol.wire import Buffer
 from spark_broker.storage import segment
 from tests.sim import bugs
 from tests.sim.kinds import has_bit_flips
@@ -52,13 +54,27 @@ def serve_damage(patch: Patch) -> None:
     """What is read is sent as it is, without a look at its checksum; who gets it has to look."""
 
     def buggy(headers: Sequence[BatchHeader], data: bytes) -> list[Frame]:
-        view, at, frames = memoryview(data), 0, []
-        for header in headers:
-            frames.append(Frame(header, view[at : at + header.length]))
-            at += header.length
-        return frames
+        return unverified(headers, memoryview(data))
 
     patch.setattr(segment, "verified_frames", buggy)
+
+
+def unverified(headers: Sequence[BatchHeader], view: memoryview) -> list[Frame]:
+    at, frames = 0, []
+    for header in headers:
+        frames.append(Frame(header, view[at : at + header.length]))
+        at += header.length
+    return frames
+
+
+@bug("28")
+def take_a_leaders_file_as_it_is(patch: Patch) -> None:
+    """A reader on the leader's machine does not look at the checksums of what it reads from the leader's files."""
+
+    def buggy(headers: Sequence[BatchHeader], messages: Buffer) -> list[Frame]:
+        return unverified(headers, memoryview(messages))
+
+    patch.setattr(local_files, "verified_frames", buggy)
 
 
 @bug("28")

@@ -1,14 +1,17 @@
 """Simulated consumers: the production `ConsumerMachine`, with events for its threads and streams to the leaders.
 
-It fetches when it polls. The leader answers at once with the records that it has, instead of a long poll.
+It fetches when it polls. The leader answers at once with the records that it has, instead of a long poll. Some fetches
+are those of a reader on the leader's machine, as a DataFrame's task is: it reads the leader's files itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
+
+import msgspec
 
 from spark_broker.client.cluster_view import merge
 from spark_broker.client.consumer_effects import (
@@ -21,14 +24,22 @@ from spark_broker.client.consumer_effects import (
 )
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.fetch_machine import Fetch, FetchedPart, FetchMachine
+from spark_broker.client.local_files import LocalFiles, UnusableExtentError
 from spark_broker.client.offset_lookup import OffsetLookup
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
-from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError, RequestTimedOutError, SparkBrokerError
+from spark_broker.errors import (
+    LogTruncationError,
+    NetworkError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    SparkBrokerError,
+)
 from spark_broker.model import ConsumedBatch, TopicPartition
 from spark_broker.protocol.frame import CONTROL, decode_frames
 from spark_broker.protocol.messages import (
+    FetchRequest,
     FetchResponse,
     ListOffsetsRequest,
     MetadataRequest,
@@ -36,11 +47,13 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.testing.history import Truncated
 from spark_broker.testing.simulation.batches import decoded
+from spark_broker.testing.simulation.filesystem import SimFileSystem
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
 from spark_broker.testing.simulation.scheduler import Timer
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 POLL_MS = 90.0
@@ -60,6 +73,9 @@ CONFIG = ConsumerConfig(
 Key = tuple[str, int]
 
 RECORDS_AT_ONCE = 5
+
+LOCAL_EVERY = 2
+"""Every so many fetches, the reader is on the leader's machine."""
 
 
 class _Values(NamedTuple):
@@ -99,7 +115,8 @@ class _Fetches(FetchMachine):
         transactional = self._consumer.world.transactional
         fetched: list[Prefetched] = []
         offset = target.offset
-        for header, data in decode_frames(part.payload):
+        frames = decode_frames(part.payload) if part.local is None else part.local
+        for header, data in frames:
             if transactional is not None and self._read_committed:
                 transactional.rules.handed_out(self._consumer.name, target.key, header)
             skipped = max(0, offset - header.base_offset)  # a batch may begin before the position
@@ -117,8 +134,37 @@ def _identity(batch: ConsumedBatch) -> ConsumedBatch:
     return batch
 
 
+class _LocalReads:
+    """A process on each broker's machine, which reads a leader's files there. It meets no fault but their damage."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._processes: dict[Address, tuple[SimFileSystem, LocalFiles]] = {}
+
+    def from_here(self, address: Address, request: FetchRequest) -> FetchRequest:
+        """The request, from a reader on the machine with this address."""
+        return msgspec.structs.replace(request, boot_id=self._machine(address).fs.boot_id())
+
+    def completed(self, address: Address, part: FetchedPart) -> FetchedPart:
+        """An answer with the batches that are in files. Raises UnusableExtentError."""
+        if not part.response.extents:
+            return part
+        fs, files = self._processes.get(address) or (None, None)
+        if fs is None or files is None or not fs.alive:  # It died with its machine.
+            fs = self._machine(address).fs.another_process()
+            files = LocalFiles(fs)
+            self._processes[address] = fs, files
+        self._world.trace.count("answers read from leaders' files")
+        with fs.undisturbed():
+            return replace(part, local=files.frames(part.payload, part.response.extents))
+
+    def _machine(self, address: Address) -> SimulatedMachine:
+        return next(machine for machine in self._world.machines if machine.address == address)
+
+
 @dataclass(slots=True, eq=False)
 class _Stream:
+    address: Address
     end: End
     timer: Timer
     fetch: Fetch | None = None
@@ -136,6 +182,7 @@ class SimConsumer(NetworkNode):
         self._topics: set[str] = set()  # the topics that it knows of
         self._addresses: dict[int, Address] = {}
         self._streams: dict[int, _Stream] = {}
+        self._local_reads = _LocalReads(world)
         self._polls = 0
 
     def start(self) -> None:
@@ -315,13 +362,14 @@ class SimConsumer(NetworkNode):
                 stream = self._streams.get(broker_id) or self._open(broker_id, address)
                 stream.fetch = fetch
                 stream.timer.set(FETCH_TIMEOUT_MS)
-                stream.end.send(fetch.request)
+                is_local = fetch.request.correlation_id % LOCAL_EVERY == 0
+                stream.end.send(self._local_reads.from_here(address, fetch.request) if is_local else fetch.request)
 
     def _open(self, broker_id: int, address: Address) -> _Stream:
         end = self.world.network.open(self, address[0], address, "fetch")
         late = RequestTimedOutError("the fetch was not answered in time")
         timer = Timer(self.world.scheduler, self, "fetch timed out", lambda: self._broke(broker_id, stream, late))
-        stream = self._streams[broker_id] = _Stream(end, timer)
+        stream = self._streams[broker_id] = _Stream(address, end, timer)
         end.on_message = lambda message: self._received(broker_id, stream, message)
         end.on_break = lambda error: self._broke(broker_id, stream, error)
         return stream
@@ -335,7 +383,16 @@ class SimConsumer(NetworkNode):
             stream.fetch = None
             stream.timer.cancel()
             self._check_range(fetch, response)
-            answers = self.machine.leaders.machine.read(fetch, response, memoryview(payload))
+            machine = self.machine.leaders.machine
+            try:
+                parts = machine.parts(fetch, response, memoryview(payload))
+                completed = [self._local_reads.completed(stream.address, part) for part in parts]
+            except UnusableExtentError as error:
+                self.world.trace.count("files of leaders that were unusable")
+                stream.fetch = fetch
+                self._broke(broker_id, stream, NetworkError(str(error)))
+                return
+            answers = [machine.answer(part) for part in completed]
             self.machine.leaders.fetched(broker_id, fetch, answers, self.now_ms)
             if self.unnotified is not None:
                 self.noticed()

@@ -296,6 +296,11 @@ class SimFileSystem:
         self._ask("pread", handle.path, position)
         return bytes(handle.file.content[position : position + length])
 
+    def pread_into(self, fd: int, target: memoryview, position: int) -> int:
+        data = self.pread(fd, len(target), position)
+        target[: len(data)] = data
+        return len(data)
+
     def pwritev(self, fd: int, views: Sequence[memoryview], position: int, /) -> int:
         handle = self._handle(fd)
         if not handle.writable:
@@ -357,7 +362,10 @@ class SimFileSystem:
         return len(node.content) if isinstance(node, File) else -1
 
     def file_id(self, path: Path) -> tuple[int, int]:
-        return 0, id(self._file(str(path)))
+        return 0, self._file(str(path)).number
+
+    def open_file_id(self, fd: int) -> tuple[int, int]:
+        return 0, self._handle(fd).file.number
 
     def truncate(self, path: Path, length: int) -> None:
         name = str(path)

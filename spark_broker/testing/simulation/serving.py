@@ -138,7 +138,8 @@ def serve_appends(process: BrokerProcess, end: End) -> None:
 def serve_fetches(process: BrokerProcess, end: End) -> None:
     """Serve a consumer on its stream."""
     stream = _ServerStream(process, end)
-    server = FetchStream(process.manager, stream)  # type: ignore[arg-type]
+    boot_id = process.machine.fs.boot_id()
+    server = FetchStream(process.manager, stream, boot_id=boot_id)  # type: ignore[arg-type]
 
     def received(message: object) -> None:
         stream.inbox.append((cast("StreamMessage", message), b""))

@@ -254,4 +254,10 @@ REGRESSIONS = [
         found="a replica that was moved away and back was taken for one whose directory somebody had removed",
         mended="broker/log_opener.py",
     ),
+    Regression(
+        seed=30000956,
+        events=500,
+        found="the rules: a schedule ended before a consumer was told of a cut; the new log had the old one's length",
+        mended="testing/simulation/ending.py",
+    ),
 ]

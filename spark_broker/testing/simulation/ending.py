@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
 from spark_broker.errors import OffsetOutOfRangeError, SparkBrokerError
-from spark_broker.model import NO_LEADER, TopicPartition
+from spark_broker.model import NO_EPOCH, NO_LEADER, TopicPartition
 from spark_broker.protocol.frame import Frame
 from spark_broker.testing.checker import check_history
 from spark_broker.testing.history import Isolation, Stored
@@ -16,6 +16,7 @@ from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
+    from spark_broker.testing.simulation.consumer import SimConsumer
     from spark_broker.testing.simulation.world import World
 
 ENDING_EVENTS_MAX = 200_000
@@ -78,9 +79,20 @@ def _missing(world: World) -> str:
         for consumer in world.consumers if not topic.internal else ():
             if consumer.position(key) != next(iter(marks))[1]:
                 return f"{consumer} is at {consumer.position(key)} of {name}, which ends at {sorted(marks)}"
+            if not _has_read_this(consumer, key, partitions[0]):
+                return f"{consumer} has not been told of a cut of {name}"
     missing = world.transactional.missing() if world.transactional is not None else ""
     missing = missing or (world.groups.missing() if world.groups is not None else "")
     return missing or world.bit_flips.missing()
+
+
+def _has_read_this(consumer: SimConsumer, key: Key, partition: Partition | None) -> bool:
+    """Whether the log that the consumer has read to its end is this one, and not an earlier one of the same length."""
+    position = consumer.position_of(key)
+    if position is None or partition is None or position.truncation is not None:
+        return False
+    epoch = partition.replica.epochs.epoch_at(position.position - 1)
+    return NO_EPOCH in (position.last_epoch, epoch) or position.last_epoch == epoch
 
 
 def _replica(world: World, broker_id: int, key: Key) -> Partition | None:

@@ -1,4 +1,4 @@
-"""Lets a thread wait for the answer of a component that never waits."""
+"""Lets a thread wait for the answer of a component that does not block."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class GroupCoordinator:
         return OffsetFetchResponse(self._shard(request.group_id).committed(request.group_id, request.partitions))
 
     def write_snapshots(self) -> None:
-        """To be called from time to time: shortens logs that have grown, drops shards that other brokers lead now."""
+        """Shorten logs that have grown, and drop shards that other brokers lead now. Call this from time to time."""
         for number, shard in list(self._shards.items()):
             if not shard.is_current(self._manager.find(*shard.partition.key)):
                 with self._lock:
@@ -107,8 +107,8 @@ class GroupCoordinator:
             try:
                 shard.write_snapshot(self._snapshot_records)
             except SparkBrokerError as error:
-                # A failed disk has stopped the partition already. After any other error the log just stays long for
-                # now. That may happen ten times a second for as long as replicas are missing.
+                # A failed disk has stopped the partition already. After any other error the log only stays long for
+                # now. Such an error may come ten times a second while replicas are missing.
                 logger.debug("%s: the snapshot waits: %s", shard.partition, error)
 
     def _shard(self, group_id: str) -> OffsetsShard:

@@ -100,10 +100,10 @@ class SessionEvents:
 
 
 class Membership:
-    """This broker as a member of the cluster, over all of its sessions, one at a time.
+    """This broker as a member of the cluster, over all of its sessions. There is one session at a time.
 
     Invariants: the controller epoch never falls; the image is a prefix of the controller's; a heartbeat is due only
-    while REGISTERED. One thread connects and hands in messages; `heartbeat` may be called by another.
+    while REGISTERED. One thread connects and hands in messages. Another thread may call `heartbeat`.
     """
 
     def __init__(

@@ -38,7 +38,9 @@ class Room:
         on_change: Callable[[], None],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """A process that begins with less than `room_bytes` free has no room: the last one may have run out of it."""
+        """A process that begins with less than `room_bytes` free has no room. The process before it may have run out of
+        it.
+        """
         self._path = path
         self._fs = fs
         self._room_bytes = room_bytes
@@ -68,7 +70,7 @@ class Room:
         self._on_change()
 
     def look(self) -> None:
-        """See whether a full disk has room again. To be called from time to time."""
+        """See whether a full disk has room again. Call this from time to time."""
         if not self._full:
             return
         free_bytes = self._free_bytes()
@@ -81,7 +83,7 @@ class Room:
         self._on_change()
 
     def _free_bytes(self) -> int:
-        """-1 when the disk does not say. What is wrong with it is noticed elsewhere."""
+        """The free bytes; -1 when the disk does not say. Another part of the broker notices what is wrong with it."""
         try:
             return self._fs.free_bytes(self._path)
         except OSError as error:

@@ -74,7 +74,7 @@ class LedShard:
         return partition is self.partition and partition.leader_epoch() == self.leader_epoch
 
     def check_leadership(self) -> None:
-        """To be called before an answer without an append. Raises NotLeaderOrFollowerError when the lease has ended."""
+        """Call this before an answer that needs no append. Raises NotLeaderOrFollowerError when the lease has ended."""
         self.partition.reader.offsets(self.leader_epoch)
 
     def append(self, records: Iterable[TransactionRecord], token: AppendToken, *, snapshot: bool = False) -> None:
@@ -88,7 +88,7 @@ class LedShard:
             self.appended_records += len(rows)
 
     def snapshot_batches(self) -> Iterator[list[TransactionRecord]]:
-        """The whole state as it is now, cut into batches of a moderate size."""
+        """The whole state as it is now, in batches of a moderate size."""
         batch: list[TransactionRecord] = []
         size_bytes = 0
         for record in list(self.shard.snapshot()):

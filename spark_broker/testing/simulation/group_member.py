@@ -136,13 +136,15 @@ class SimGroupMember(SimConsumer):
         self._commit_soon()
 
     def noticed(self) -> None:
-        """The member may commit, and be killed before it is notified: then its successor must be notified."""
+        """The member may commit the position, and be killed before poll raises the error. Then its successor must get
+        the error.
+        """
         self._commit_soon()
 
     def _ends_unnotified(self) -> bool:
-        """Whether the member ends before it is notified, at most once a group.
+        """Whether the member ends before poll raises the error. This happens at most once in each group.
 
-        This may be at the end of a schedule, too, when most of the leaders that lack records are elected.
+        It may also happen at the end of a schedule, where most elections of replicas that lack records are.
         """
         if self.unnotified is None or self.group in self._groups.ended_unnotified:
             return False
@@ -181,7 +183,7 @@ class SimGroupMember(SimConsumer):
                     self.world.history.offsets_committed(self.group, tp, offset.offset)
             self.machine.commit_ended(commit)
         else:
-            # Committed or not: the next commit is of these positions or of later ones.
+            # Committed or not, the next commit has these positions or later ones.
             self.world.note(self.name, TraceKind.CLIENT, f"a commit failed: {answer}")
             self.machine.commit_ended(commit, _error(answer))
             self._commit_soon()
@@ -195,7 +197,7 @@ class SimGroupMember(SimConsumer):
             self.advance()
 
     def _leave(self) -> None:
-        """Crash, or commit once more and go. Another member takes over."""
+        """Crash, or commit once more and leave. Another member takes over."""
         if self._groups.stopped:
             return
         if self._groups.rng.random() < self._groups.draw.crash_share:
@@ -212,7 +214,9 @@ class SimGroupMember(SimConsumer):
         self._groups.replace(self)
 
     def missing(self) -> str:
-        """What is not committed at the end, or was not fetched again; empty when all is as it should be."""
+        """Positions that are not committed at the end, or were not fetched again. Empty when everything is in its
+        place.
+        """
         if not self.alive:
             return f"{self.group} has no member"
         if self.machine.uncommitted_positions() or not self.machine.committed:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirm, no_coordinator
@@ -26,6 +28,7 @@ from spark_broker.errors import (
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
     EmptyResponse,
+    Message,
     OffsetCommitRequest,
     OffsetFetchRequest,
     OffsetFetchResponse,
@@ -77,10 +80,8 @@ class GroupCoordinator:
         if not records:
             reply(EmptyResponse())
             return
-        try:
-            shard.append(records, _Commit(reply), deadline_ms, transaction, self._confirm)
-        except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
-            raise CoordinatorNotAvailableError(error.message) from None
+        with _coordinator_errors():
+            shard.append(records, _Answer(reply, EmptyResponse()), deadline_ms, transaction, self._confirm)
 
     def _check_partitions(self, request: TransactionalOffsetCommitRequest) -> None:
         """Refuse offsets of partitions that do not exist: they would be committed, and never be found again."""
@@ -92,9 +93,15 @@ class GroupCoordinator:
                 there = f"topic {topic.name!r} has {len(topic.partitions)} partitions"
                 raise UnknownTopicOrPartitionError(f"offsets in a transaction: {there}, not {offset.partition + 1}")
 
-    def fetch(self, request: OffsetFetchRequest) -> OffsetFetchResponse:
-        """What the group has committed. Raises the error that the client gets."""
-        return OffsetFetchResponse(self._shard(request.group_id).committed(request.group_id, request.partitions))
+    def fetch(self, request: OffsetFetchRequest, deadline_ms: int, reply: Reply) -> None:
+        """Answer with what the group has committed, once it is certain that this broker still leads.
+
+        A group's next member must not begin before what the last one has committed. `reply` and errors: as of `commit`.
+        """
+        with _coordinator_errors():
+            shard = self._shard(request.group_id)
+            committed = OffsetFetchResponse(shard.committed(request.group_id, request.partitions))
+            shard.confirm_leadership(_Answer(reply, committed), deadline_ms)
 
     def write_snapshots(self) -> None:
         """Shorten logs that have grown, and drop shards that other brokers lead now. Call this from time to time."""
@@ -124,18 +131,27 @@ class GroupCoordinator:
         return shard
 
 
-class _Commit:
-    """A commit on its way. Called under the partition's lock.
+@contextmanager
+def _coordinator_errors() -> Iterator[None]:
+    try:
+        yield
+    except (NotLeaderOrFollowerError, NotEnoughReplicasError) as error:
+        raise CoordinatorNotAvailableError(error.message) from None
 
-    It need not be read back before it is answered: `OffsetsShard.committed` first reads what was committed since.
+
+class _Answer:
+    """The answer that the client gets when what was appended for it is committed. Called under the partition's lock.
+
+    A commit need not be read back before it is answered: `OffsetsShard.committed` first reads what was committed since.
     """
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, answer: Message) -> None:
         self._reply = reply
+        self._answer = answer
 
     def acknowledge(self, base_offset: int) -> None:
         del base_offset
-        self._reply(EmptyResponse())
+        self._reply(self._answer)
 
     def refuse(self, error: SparkBrokerError) -> None:
         self._reply(error)

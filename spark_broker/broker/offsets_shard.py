@@ -11,7 +11,7 @@ from spark_broker.broker.clock import Clock
 from spark_broker.broker.confirmation import Confirm, append_confirmed
 from spark_broker.broker.internal_records import encode_rows, rows_of
 from spark_broker.broker.partition import Partition
-from spark_broker.core.group_offsets import CommittedOffsets, OffsetRecord
+from spark_broker.core.group_offsets import READ_BARRIER, CommittedOffsets, OffsetRecord
 from spark_broker.core.replica import ACKS_ALL
 from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError
 from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, Frame
@@ -48,10 +48,24 @@ class OffsetsShard:
         return partition is self.partition and self.partition.leader_epoch() == self.leader_epoch
 
     def committed(self, group_id: str, partitions: list[tuple[str, int]] | None) -> list[CommittedOffset]:
-        """What the group has committed so far. Raises typed errors while this broker cannot know it."""
+        """What the group has committed so far, if this broker still leads (`confirm_leadership`). Raises typed errors
+        while this broker cannot know it.
+        """
         with self._lock:
             self._catch_up()
             return self._offsets.committed(group_id, partitions)
+
+    def confirm_leadership(self, token: AppendToken, deadline_ms: int) -> None:
+        """Acknowledge `token` when no other leader can have committed anything before this call.
+
+        The controller may move the leadership of a live broker, which learns of it later. Until then, the broker can
+        read, but not commit: the other replicas follow the new leader. So it appends a barrier, unless it is alone in
+        the ISR (docs/adr/0013-read-barriers.md). When this raises a typed error, nothing is stored.
+        """
+        if self.partition.is_replaceable():
+            self.partition.append(self._append(self._encode([READ_BARRIER]), deadline_ms), token)
+        else:
+            token.acknowledge(-1)
 
     def append(
         self,

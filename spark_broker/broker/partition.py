@@ -333,6 +333,11 @@ class Partition:
         with self.lock:
             return self.replica.assignment.leader_epoch
 
+    def is_replaceable(self) -> bool:
+        """See `Replica.is_replaceable`."""
+        with self.lock:
+            return self.replica.is_replaceable
+
     def fetch_position(self) -> FetchPosition | None:
         """What to ask the leader for; None when this replica does not follow."""
         with self.lock:

@@ -89,7 +89,7 @@ class BrokerRequests:
             case OffsetCommitRequest() | TransactionalOffsetCommitRequest():
                 self._coordinator.commit(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply)
             case OffsetFetchRequest():
-                reply(self._coordinator.fetch(request))
+                self._coordinator.fetch(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply)
             case ReplicaStateRequest(topic_id, partition, leader_epoch):
                 reply(self._manager.partition(topic_id, partition).replica_state(leader_epoch))
             case _:

@@ -90,7 +90,7 @@ class BrokerService:
 
     def _patience_ms(self, request: CallRequest) -> int:
         match request:
-            case OffsetCommitRequest() | TransactionalOffsetCommitRequest():
+            case OffsetCommitRequest() | TransactionalOffsetCommitRequest() | OffsetFetchRequest():
                 return COMMIT_TIMEOUT_MS
             case WriteTransactionMarkersRequest():
                 return MARKERS_WAIT_MS + GRACE_MS

@@ -58,6 +58,12 @@ def _record(key: OffsetKey, value: OffsetValue) -> OffsetRecord:
     return OffsetRecord(_encoder.encode(key), _encoder.encode(value))
 
 
+READ_BARRIER = _record(OffsetKey("", "", 0), OffsetValue(0, -1, ""))
+"""A record of no group. A coordinator appends it to learn whether it still leads: once the record is committed, no
+later leader had been elected when it was appended.
+"""
+
+
 class _Known(NamedTuple):
     """The commit that is in force according to the log below `known_to`."""
 
@@ -103,11 +109,11 @@ class CommittedOffsets:
             self._take(undecided.commits, end_offset)
 
     def _take(self, commits: list[tuple[OffsetKey, OffsetValue]], end_offset: int) -> None:
-        """A snapshot's offset counts only where no newer one is known."""
+        """A snapshot's offset counts only where no newer one is known. Read barriers are of no group."""
         for key, value in commits:
             known_to = end_offset if value.as_of == NO_SNAPSHOT else value.as_of
             current = self._offsets.get(key)
-            if current is None or current.known_to <= known_to:
+            if key.group_id and (current is None or current.known_to <= known_to):
                 self._offsets[key] = _Known(value, known_to)
 
     @property

@@ -175,6 +175,11 @@ class Replica(Machine[ReplicaStanding]):
         return self.leadership.proposed_isr if self.leadership else None
 
     @property
+    def is_replaceable(self) -> bool:
+        """Whether the controller may elect another leader while this one is live: another replica may be in the ISR."""
+        return self.leadership is not None and self.leadership.maximal_isr != {self.me}
+
+    @property
     def leader_epoch_start_offset(self) -> int:
         """Where the epoch begins in which this replica leads."""
         return self.leadership.epoch_start_offset if self.leadership else 0

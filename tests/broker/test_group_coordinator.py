@@ -1,4 +1,4 @@
-"""A broker's coordinator of committed offsets on a real log: nothing of it waits, every step is the test's."""
+"""A broker's coordinator of committed offsets on a real log. It never waits: the test drives every step."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from spark_broker.protocol.messages import (
     EmptyResponse,
     OffsetCommitRequest,
     OffsetFetchRequest,
+    OffsetFetchResponse,
     TransactionalOffsetCommitRequest,
 )
 from tests.broker.rig import INTERNAL_TOPIC_ID, InternalTopicRig
@@ -32,7 +33,7 @@ from tests.conftest import WaitUntil
 
 
 class GroupRig(InternalTopicRig):
-    """Two brokers with one partition of `__consumer_offsets`, which broker 0 leads, alone in the ISR."""
+    """Two brokers with one partition of `__consumer_offsets`. Broker 0 leads it, alone in the ISR."""
 
     internal_topic = CONSUMER_OFFSETS_TOPIC
     log_state = PartitionRegistration((0, 1), (0,), leader=0, leader_epoch=0, partition_epoch=0)
@@ -60,8 +61,29 @@ def commit(coordinator: GroupCoordinator, group: str, offset: int, timeout_ms: i
     return answers
 
 
+def fetch(coordinator: GroupCoordinator, group: str, partitions: list[tuple[str, int]] | None = None) -> list[Answer]:
+    """The answer appears in the list."""
+    answers: list[Answer] = []
+    coordinator.fetch(OffsetFetchRequest(group, partitions), SYSTEM_CLOCK.boottime_ms() + 30_000, answers.append)
+    return answers
+
+
 def committed(coordinator: GroupCoordinator, group: str) -> list[int]:
-    return [one.offset for one in coordinator.fetch(OffsetFetchRequest(group)).offsets]
+    """What a coordinator answers at once that is alone in its ISR."""
+    (answer,) = fetch(coordinator, group)
+    return offsets_of(answer)
+
+
+def awaited(coordinator: GroupCoordinator, group: str, wait_until: WaitUntil) -> list[int]:
+    """What a coordinator answers that must ask its followers."""
+    answers = fetch(coordinator, group)
+    wait_until(lambda: answers != [], "the answer")
+    return offsets_of(answers[0])
+
+
+def offsets_of(answer: Answer) -> list[int]:
+    assert isinstance(answer, OffsetFetchResponse), answer
+    return [committed.offset for committed in answer.offsets]
 
 
 def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait_until: WaitUntil) -> None:
@@ -69,12 +91,46 @@ def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait
     assert commit(coordinator, "g", 1) == [EmptyResponse()]
     rig.move_log(0, isr=(0, 1), partition_epoch=1)
     answers = commit(coordinator, "g", 2)
-    assert answers == []
-    assert committed(coordinator, "g") == [1], "it may still be lost"
+    fetched = fetch(coordinator, "g")
+    assert answers == fetched == []
     rig.publish(1)
-    wait_until(lambda: answers == [EmptyResponse()], "the commit")
-    assert committed(coordinator, "g") == [2]
-    assert coordinator.fetch(OffsetFetchRequest("g", [("t", 0), ("t", 1)])).offsets == [CommittedOffset("t", 0, 2, 3)]
+    wait_until(lambda: answers == [EmptyResponse()] and fetched != [], "the commit")
+    assert offsets_of(fetched[0]) == [1], "it could still be lost when the answer was made"
+    fetched = fetch(coordinator, "g", [("t", 0), ("t", 1)])
+    wait_until(lambda: fetched != [], "the answer")
+    assert fetched == [OffsetFetchResponse([CommittedOffset("t", 0, 2, 3)])]
+
+
+def test_a_coordinator_that_has_not_learned_of_its_successor_does_not_answer(
+    rig: GroupRig, wait_until: WaitUntil
+) -> None:
+    """Seed 40029335: a group's next member asked the old one, found nothing committed, and began anew."""
+    coordinator, successor = rig.coordinator(), rig.coordinator(1)
+    assert commit(coordinator, "g", 1) == [EmptyResponse()]
+    rig.move_log(0, 1, isr=(0, 1), partition_epoch=1)
+    wait_until(lambda: rig.log(1).replica.log_end_offset == 1, "the follower")
+    rig.move_log(1, leader=1, leader_epoch=1, partition_epoch=2)
+    late = fetch(coordinator, "g")
+    assert late == []
+    rig.publish(0)
+    assert [type(answer) for answer in late] == [NotLeaderOrFollowerError]
+    assert awaited(successor, "g", wait_until) == [1]
+
+
+def test_barriers_are_of_no_group_and_no_snapshot_has_them(rig: GroupRig, wait_until: WaitUntil) -> None:
+    coordinator = rig.coordinator(snapshot_records=1)
+    commit(coordinator, "g", 1)
+    rig.move_log(0, 1, isr=(0, 1), partition_epoch=1)
+    for _ in range(3):
+        assert awaited(coordinator, "g", wait_until) == [1]
+    assert rig.log().replica.log_end_offset == 4
+    coordinator.write_snapshots()
+    wait_until(lambda: rig.log().replica.high_watermark == 5, "a snapshot of one record")
+    coordinator.write_snapshots()
+    assert rig.log().replica.log_start_offset == 4
+    rig.move_log(0, 1, isr=(0,), partition_epoch=2)
+    assert committed(rig.coordinator(), "g") == [1]
+    assert committed(rig.coordinator(), "") == []
 
 
 def test_a_commit_that_the_followers_do_not_get_is_given_up_at_its_deadline(rig: GroupRig) -> None:
@@ -97,9 +153,10 @@ def test_whoever_commits_hears_that_another_broker_leads_now(rig: GroupRig, wait
     assert [type(answer) for answer in late] == [NotLeaderOrFollowerError]
     with pytest.raises(CoordinatorNotAvailableError):
         commit(coordinator, "g", 6)
-    with pytest.raises(NotLeaderOrFollowerError):
-        coordinator.fetch(OffsetFetchRequest("g"))
-    wait_until(lambda: committed(successor, "g") == [1], "what the new leader has read")
+    with pytest.raises(CoordinatorNotAvailableError):
+        fetch(coordinator, "g")
+    wait_until(lambda: rig.log(1).replica.high_watermark == 1, "what the new leader knows to be committed")
+    assert awaited(successor, "g", wait_until) == [1]
 
 
 def test_a_commit_that_makes_no_sense_is_refused(rig: GroupRig) -> None:
@@ -151,7 +208,7 @@ def test_a_snapshot_shortens_the_log_and_says_the_same(rig: GroupRig) -> None:
 def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written(
     rig: GroupRig, wait_until: WaitUntil
 ) -> None:
-    """It is of what was committed when it was made, and comes behind a commit that was on its way."""
+    """It covers what was committed when it was made, and is appended after a commit that was on its way."""
     coordinator = rig.coordinator(snapshot_records=1)
     commit(coordinator, "g", 1)
     rig.move_log(0, isr=(0, 1), partition_epoch=1)
@@ -161,10 +218,10 @@ def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written(
     assert rig.log().replica.high_watermark == 1
     rig.publish(1)
     wait_until(lambda: answers == [EmptyResponse()] and rig.log().replica.high_watermark == 3, "the commit")
-    assert committed(coordinator, "g") == [2]
+    assert awaited(coordinator, "g", wait_until) == [2]
     coordinator.write_snapshots()
     assert rig.log().replica.log_start_offset == 1
-    assert committed(rig.coordinator(), "g") == [2]
+    assert awaited(rig.coordinator(), "g", wait_until) == [2]
 
 
 def test_more_groups_than_a_batch_holds_are_a_snapshot_of_several(
@@ -200,7 +257,7 @@ def test_a_snapshot_that_the_log_does_not_take_is_written_later(rig: GroupRig) -
 
 
 def test_shards_of_partitions_that_others_lead_are_forgotten(rig: GroupRig) -> None:
-    """What the next leadership reads, it reads anew."""
+    """The next leadership reads the log again."""
     coordinator = rig.coordinator(snapshot_records=1)
     commit(coordinator, "g", 1)
     rig.move_log(0, leader=1, leader_epoch=1, isr=(0, 1), partition_epoch=1)

@@ -1,9 +1,9 @@
-"""Known bugs 17 and 32, put back into production code: commits that say too much, and commits that are forgotten.
+"""Known bugs 17, 32 and 33, put back into production code: commits that say too much, and commits that are forgotten.
 
-A log that is shortened before its snapshot is committed is not here: followers hear of the new log start with the very
-answer that brings them the snapshot, so a leader that has the one has the other. Nor is an older leader that judges a
-position of an epoch it has not heard of: 16,000 schedules had none that was asked. `tests/unit/core` and `tests/client`
-look after the leader that refuses and the consumer that does not ask.
+A log that is shortened before its snapshot is committed is not here: followers learn the new log start from the same
+answer that brings them the snapshot, so a leader that has one has the other. Nor is an older leader that judges a
+position of an epoch that it does not know: in 16,000 schedules no such leader was asked. `tests/unit/core` and
+`tests/client` cover the leader that refuses and the consumer that does not ask.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import partial
 import pytest
 
 from spark_broker.broker import coordinator
-from spark_broker.broker.append import Append
+from spark_broker.broker.append import Append, AppendToken
 from spark_broker.broker.offsets_shard import OffsetsShard
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.core import group_offsets
@@ -166,3 +166,14 @@ def take_back_what_was_committed_during_a_snapshot(patch: Patch) -> None:
             self._offsets[key] = _Known(value, end_offset)
 
     patch.setattr(CommittedOffsets, "_take", buggy)
+
+
+@bug("33", quick=False)
+def answer_without_knowing_who_leads(patch: Patch) -> None:
+    """A coordinator that does not know of its successor answers with what was committed in its own epoch."""
+
+    def buggy(self: OffsetsShard, token: AppendToken, deadline_ms: int) -> None:
+        del self, deadline_ms
+        token.acknowledge(-1)
+
+    patch.setattr(OffsetsShard, "confirm_leadership", buggy)

@@ -260,4 +260,10 @@ REGRESSIONS = [
         found="the rules: a schedule ended before a consumer was told of a cut; the new log had the old one's length",
         mended="testing/simulation/ending.py",
     ),
+    Regression(
+        seed=40029335,
+        events=500,
+        found="a coordinator that had not learned of its successor answered with offsets that were no longer the last",
+        mended="broker/offsets_shard.py",
+    ),
 ]

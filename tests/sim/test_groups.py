@@ -34,8 +34,9 @@ PATIENT = GroupDraw(
     offsets_replicas=3,
     offsets_min_isr=1,
     snapshot_records=10_000,
+    strand_share=0.0,
 )
-"""A group whose member goes when the scene says so."""
+"""A group whose member ends when the scene says so."""
 
 
 def with_groups() -> list[int]:
@@ -49,7 +50,7 @@ def test_a_share_of_the_schedules_has_groups() -> None:
 
 @pytest.mark.timeout(300)
 def test_groups_commit_resume_and_change_coordinators() -> None:
-    """That each has committed up to the end, and finds that, is asked at the end of every schedule."""
+    """The end of every schedule checks that each group has committed up to the end, and finds that."""
     seeds = with_groups()
     counts = counts_of(seeds)
     for what in ("offsets committed", "positions resumed", "members replaced", "coordinators changed"):
@@ -82,7 +83,7 @@ class Scene:
             fetch_pause_ms=0.0,
             restart_ms=20.0,
             plain_share=0.0,
-            faults={FAULT: 1.0},  # the rules are to know of it; nothing starts it
+            faults={FAULT: 1.0},  # the rules must know this fault; nothing starts it
         )
         self.world = World(1, swarm=calm, groups=draw)
         self.world.start()
@@ -110,7 +111,7 @@ class Scene:
 
     def replace_member(self) -> None:
         before = self.member
-        before._quit("is killed")
+        before.quit("is killed")
         run_until(self.world, lambda: self.member is not before)
 
     def kill_leader(self, topic: str = "t", restart_ms: float = 60_000.0) -> SimulatedMachine:
@@ -135,7 +136,7 @@ def test_a_successor_resumes_at_another_coordinator() -> None:
 
 
 def test_a_successor_is_told_that_what_its_group_has_read_is_gone() -> None:
-    """Known bug 17: the last member was gone before it could meet the next leader, whose log is another one."""
+    """Known bug 17: the last member ended before it could meet the next leader, whose log is another one."""
     scene = Scene()
     world, key = scene.world, scene.key()
     run_until(world, lambda: scene.committed() > 5)
@@ -151,7 +152,7 @@ def test_a_successor_is_told_that_what_its_group_has_read_is_gone() -> None:
     kept = leader.number if leader is not None else -1
     run_until(world, lambda: scene.committed() > elsewhere() + 5)
     lost = scene.committed()
-    scene.member._quit("is killed")
+    scene.member.quit("is killed")
     scene.kill_leader()
     for machine in world.machines:
         world.faults.pause_fetches(machine, 0.0)

@@ -184,6 +184,7 @@ class SimConsumer(NetworkNode):
         self._streams: dict[int, _Stream] = {}
         self._local_reads = _LocalReads(world)
         self._polls = 0
+        self.bootstrap: SimulatedMachine | None = None  # the one to ask for metadata first; None: any
 
     def start(self) -> None:
         """Learn of the cluster, then poll."""
@@ -245,7 +246,7 @@ class SimConsumer(NetworkNode):
                 raise ViolationError("consumers have no groups", f"{self}: {effect}")
 
     def _refresh(self) -> None:
-        machine = self.world.client_rng.choice(self.world.machines)
+        machine, self.bootstrap = self.bootstrap or self.world.client_rng.choice(self.world.machines), None
         self.world.network.call(
             self,
             machine.host,

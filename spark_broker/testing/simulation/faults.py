@@ -5,14 +5,18 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import NetworkError
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NO_LEADER
+from spark_broker.protocol.messages import ElectLeadersRequest, ReassignPartitionRequest
 from spark_broker.testing.simulation.administration import Administration
 from spark_broker.testing.simulation.clock_jumps import FAULT as CLOCK_JUMPS
 from spark_broker.testing.simulation.clock_jumps import jump, set_right
 from spark_broker.testing.simulation.filesystem import Fault, Operation
+from spark_broker.testing.simulation.groups import STRANDED_MS, Stranded
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.trace import TraceKind
 
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.broker import BrokerProcess
     from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
+
+
+ELECT_AFTER_MS = 20
+"""By then, the controller has made the successor the preferred leader."""
 
 
 class Faults:
@@ -104,7 +112,7 @@ class Faults:
         return self._killed(self._any_running(), restart_ms=1.0)
 
     def _bounce_follower_kill_leader(self) -> str:
-        """KIP-101: the worst moment for the leader to go is before the follower that came back has fetched again."""
+        """KIP-101: the worst moment to kill the leader is before the follower that came back has fetched again."""
         leader = self._leader()
         others = [machine for machine in self._running() if machine is not leader]
         if leader is None or not others:
@@ -256,6 +264,32 @@ class Faults:
         self._world.network.part("controller", machine.host)
         return f"{machine} is cut off from the controller for {self._heal_later():.0f} ms"
 
+    def _strand_coordinator(self) -> str:
+        """Move the leadership of committed offsets away from a broker that is cut off from the controller.
+
+        The old leader has its lease, so it answers clients that do not know of the new one.
+        """
+        world = self._world
+        topic = world.invariants.image.topic(CONSUMER_OFFSETS_TOPIC)
+        if topic is None or world.groups is None or world.groups.is_stranding:
+            return ""
+        number = self._rng.randrange(len(topic.partitions))
+        state = topic.partitions[number]
+        others = [broker for broker in state.isr if broker != state.leader]
+        if state.leader == NO_LEADER or not others:
+            return ""
+        successor = self._rng.choice(others)
+        target = [successor, *(broker for broker in state.replicas if broker != successor)]
+        machines, brokers = {machine.host: machine for machine in world.machines}, world.invariants.image.brokers
+        machine = machines[brokers[state.leader].host]
+        world.network.part("controller", machine.host)
+        world.groups.strand(Stranded(machine, machines[brokers[successor].host], number, state.leader_epoch))
+        world.call_controller(ReassignPartitionRequest(topic.name, number, target), "reassign")
+        elect = partial(world.call_controller, ElectLeadersRequest(None), "elect the successor")
+        world.scheduler.after(ELECT_AFTER_MS, world.operator, "elect the successor", elect)
+        world.scheduler.after(STRANDED_MS, world.operator, "network heals", world.network.heal)
+        return f"broker {successor} is to lead {topic.name}-{number}; broker {state.leader} does not learn of it"
+
     def _clog(self) -> str:
         source, target = self._rng.sample(self._hosts(), 2)
         if self._rng.random() < 0.4:
@@ -363,7 +397,7 @@ class Faults:
     def proposal_delay_ms(self, key: Key, proposal: ProposeIsr) -> float:
         """How long an ISR proposal waits in its broker.
 
-        known bug 9: the follower that the proposal lets in restarts meanwhile, and has lost records.
+        Known bug 9: the follower that the proposal lets in restarts meanwhile, and has lost records.
         """
         world = self._world
         state = world.invariants.image.partition(*key)

@@ -21,6 +21,10 @@ LEFT_OUT = frozenset({"delete records"})
 only its coordinator may shorten the log of committed offsets."""
 
 
+STRAND = "strand coordinator"
+"""The coordinator of a group does not learn that another broker leads now."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupDraw:
     """The draw of one seed. Times are virtual. A group has one member, which is assigned everything."""
@@ -35,6 +39,7 @@ class GroupDraw:
     offsets_replicas: int
     offsets_min_isr: int
     snapshot_records: int
+    strand_share: float  # faults that strand a coordinator, for each other fault
 
     @staticmethod
     def draw(seed: int) -> GroupDraw | None:
@@ -54,6 +59,7 @@ class GroupDraw:
             offsets_replicas=rng.choice([2, 3, 3]),
             offsets_min_isr=rng.choice([1, 2, 2]),
             snapshot_records=rng.choice([1, 4, 12, 10_000]),
+            strand_share=rng.choice([0.0, 0.05, 0.2]),
         )
         return drawn._hasty() if unclean else drawn
 
@@ -72,9 +78,12 @@ class GroupDraw:
         )
         # User topics name their own minimum; this default is for topics that the cluster creates by itself.
         topic = replace(swarm.settings.topic, min_insync_replicas=min(self.offsets_min_isr, self.offsets_replicas))
+        faults = {name: weight for name, weight in swarm.faults.items() if name not in LEFT_OUT}
+        if self.strand_share and self.offsets_replicas > 1:
+            faults[STRAND] = self.strand_share * (sum(faults.values()) or 1.0)
         return replace(
             swarm,
             settings=ClusterSettings(cluster=cluster, topic=topic),
-            faults={name: weight for name, weight in swarm.faults.items() if name not in LEFT_OUT},
+            faults=faults,
             consumers=0,  # the members read everything as well
         )

@@ -20,6 +20,7 @@ from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.groups import Groups
+    from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
 COORDINATOR_TIMEOUT_MS = 700
@@ -63,7 +64,7 @@ class SimGroupMember(SimConsumer):
         moved = [tp for tp in self.machine.partitions if self._has_moved(tp)]
         draw, chance = self._groups.draw, self._groups.rng.random() if moved else 1.0
         if chance < draw.restart_share and not self._groups.stopped:
-            self._quit("is killed as a leader changes")
+            self.quit("is killed as a leader changes")
         else:
             super().refreshed()
 
@@ -144,7 +145,7 @@ class SimGroupMember(SimConsumer):
     def _ends_unnotified(self) -> bool:
         """Whether the member ends before poll raises the error. This happens at most once in each group.
 
-        It may also happen at the end of a schedule, where most elections of replicas that lack records are.
+        It may also happen at the end of a schedule, where most elections of replicas that lack records happen.
         """
         if self.unnotified is None or self.group in self._groups.ended_unnotified:
             return False
@@ -165,9 +166,9 @@ class SimGroupMember(SimConsumer):
         offsets = self.machine.uncommitted_positions()
         if not offsets:
             if self._leaving:
-                self._quit("leaves")
+                self.quit("leaves")
             elif self._ends_unnotified():
-                self._quit("is killed before it is notified")
+                self.quit("is killed before it is notified")
             return
         self._commit_generations = {tp: self.machine.partitions[tp].generation for tp in offsets}
         self._last_commit = self._leaving
@@ -188,11 +189,15 @@ class SimGroupMember(SimConsumer):
             self.machine.commit_ended(commit, _error(answer))
             self._commit_soon()
         if self._last_commit:
-            self._quit("leaves")
+            self.quit("leaves")
         elif self._leaving:
             self._commit()
         elif self._ends_unnotified():
-            self._quit("is killed before it is notified")
+            self.quit("is killed before it is notified")
+        elif isinstance(answer, EmptyResponse) and self._groups.committed_past_the_stranded(
+            self.group, self._coordinator_epoch
+        ):
+            self.quit("is killed while a coordinator is stranded", self._groups.take_stranded())
         else:
             self.advance()
 
@@ -201,17 +206,18 @@ class SimGroupMember(SimConsumer):
         if self._groups.stopped:
             return
         if self._groups.rng.random() < self._groups.draw.crash_share:
-            self._quit("is killed")
+            self.quit("is killed")
             return
         self._leaving = True
         if self._commit_generations is None:
             self._commit()
 
-    def _quit(self, how: str) -> None:
+    def quit(self, how: str, bootstrap: SimulatedMachine | None = None) -> None:
+        """The member's process ends. Its successor asks `bootstrap` for metadata first."""
         positions = self.machine.positions_to_commit()
         self.world.note(self.name, TraceKind.CLIENT, f"{how} at {positions}, having committed {self.machine.committed}")
         self.world.end_client(self)
-        self._groups.replace(self)
+        self._groups.replace(self, bootstrap)
 
     def missing(self) -> str:
         """Positions that are not committed at the end, or were not fetched again. Empty when everything is in its

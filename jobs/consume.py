@@ -94,7 +94,7 @@ def target_of(options: argparse.Namespace) -> str:
 
 
 def read_options(options: argparse.Namespace) -> dict[str, str]:
-    """The options of the read. A stream reads from the first record on, as one run does, unless told otherwise."""
+    """The options of the read. Without other options, a stream reads from the first record on, as one run does."""
     return {
         "bootstrap.servers": options.bootstrap_servers,
         "subscribe": options.topic,

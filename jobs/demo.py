@@ -2,8 +2,9 @@
 
     make demo
 
-Starts a cluster application, appends the flights of 2013, kills the executor that leads the most partitions when a
-third of the rows is acknowledged, and compares what is in the topic with what was sent. Status 0 only if it is equal.
+Starts a cluster application and appends the flights of 2013. When a third of the rows is acknowledged, it kills the
+executor that leads the most partitions. It then compares what is in the topic with what was sent. Status 0 only if both
+are equal.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ class Snapshot:
 
     def leads(self) -> Counter[int]:
         """Broker id to the number of partitions that it leads."""
-        return Counter(one.leader for one in self.topic.partitions if one.leader is not None)
+        return Counter(partition.leader for partition in self.topic.partitions if partition.leader is not None)
 
     def isr_is_whole(self) -> bool:
         """Whether every replica is in sync."""
-        return all(set(one.isr) == set(one.replicas) for one in self.topic.partitions)
+        return all(set(partition.isr) == set(partition.replicas) for partition in self.topic.partitions)
 
     def busiest(self) -> BrokerInfo:
         """The broker that leads the most partitions; the first of them by id."""
@@ -42,32 +42,32 @@ def take(admin: Admin, topic: str, title: str) -> Snapshot:
 
 def table(snapshots: Sequence[Snapshot], victim: int) -> Table:
     """A line for each broker, then one for each partition; the killed broker and what it led stand out."""
-    found = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    found.add_column("")
+    lines = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    lines.add_column("")
     for snapshot in snapshots:
-        found.add_column(snapshot.title)
+        lines.add_column(snapshot.title)
     ids = sorted({broker.id for snapshot in snapshots for broker in snapshot.brokers})
     for broker in ids:
         cells = (_broker(snapshot, broker, victim) for snapshot in snapshots)
-        found.add_row(f"broker {broker}", *cells, end_section=broker == ids[-1])
+        lines.add_row(f"broker {broker}", *cells, end_section=broker == ids[-1])
     for number in range(len(snapshots[0].topic.partitions)):
-        found.add_row(f"partition {number}", *(_partition(snapshot, number, victim) for snapshot in snapshots))
-    return found
+        lines.add_row(f"partition {number}", *(_partition(snapshot, number, victim) for snapshot in snapshots))
+    return lines
 
 
 def _broker(snapshot: Snapshot, broker: int, victim: int) -> str:
-    found = next((one for one in snapshot.brokers if one.id == broker), None)
-    if found is None:
+    info = next((info for info in snapshot.brokers if info.id == broker), None)
+    if info is None:
         return "[red]gone[/]"
-    text = f"executor {found.executor_id}, leads {snapshot.leads()[broker]}"
+    text = f"executor {info.executor_id}, leads {snapshot.leads()[broker]}"
     return f"[yellow]{text}[/]" if broker == victim else text
 
 
 def _partition(snapshot: Snapshot, number: int, victim: int) -> str:
-    one = snapshot.topic.partitions[number]
-    leader = "[red]none[/]" if one.leader is None else str(one.leader)
-    if one.leader == victim:
+    partition = snapshot.topic.partitions[number]
+    leader = "[red]none[/]" if partition.leader is None else str(partition.leader)
+    if partition.leader == victim:
         leader = f"[yellow]{leader}[/]"
-    whole = set(one.isr) == set(one.replicas)
-    isr = ",".join(str(broker) for broker in sorted(one.isr))
+    whole = set(partition.isr) == set(partition.replicas)
+    isr = ",".join(str(broker) for broker in sorted(partition.isr))
     return f"leader {leader}  ISR {isr if whole else f'[red]{isr}[/]'}"

@@ -134,7 +134,7 @@ class NetworkError(SparkBrokerError):
 
 
 class CoordinatorNotAvailableError(SparkBrokerError):
-    """The partition of the internal topic that coordinates this group has no leader yet."""
+    """The coordinator of this group or transactional id cannot answer yet."""
 
     code = 15
     retriable = True
@@ -335,7 +335,7 @@ class FencedLeaderEpochError(SparkBrokerError):
 
 
 class UnknownLeaderEpochError(SparkBrokerError):
-    """The request names a newer leader epoch than this broker has heard of."""
+    """The request names a newer leader epoch than this broker knows."""
 
     code = 75
     retriable = True
@@ -366,7 +366,7 @@ class PreferredLeaderNotAvailableError(SparkBrokerError):
 
 
 class EligibleLeadersNotAvailableError(SparkBrokerError):
-    """No replica of the partition is live: there is nobody to elect."""
+    """No replica of the partition is live, so none can be elected."""
 
     code = 83
     hint = "Bring a broker of the partition's replicas back; or move a replica to a live one first, if all are lost."
@@ -402,7 +402,7 @@ class BrokerIdNotRegisteredError(SparkBrokerError):
 
 
 class ProducerFencedError(SparkBrokerError):
-    """A newer producer uses the transactional id, or a newer execution the application: this one is over."""
+    """A newer producer uses the transactional id, or a newer execution runs the application: this one is fenced."""
 
     code = 90
     hint = "Close this producer: exactly one process may use a transactional id at a time."
@@ -554,7 +554,7 @@ class AlreadyCommittedError(SparkBrokerError):
 
 
 class LogTruncationError(OffsetOutOfRangeError):
-    """The log was cut below what the consumer had read, and other records follow: an unclean election lost some."""
+    """An unclean election lost records that the consumer had read. Their offsets have other records now."""
 
     code = 1015
     hint = "Undo what came of the records from the divergent offset on, then seek to it; or set auto.offset.reset."

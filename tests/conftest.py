@@ -35,12 +35,12 @@ SPARK_TIMEOUT_S = 300
 """A test with real executors may have to wait for the start of its shared cluster."""
 
 DUMP_BEFORE_S = 1.0
-"""Stacks are written so long before a test's time-out ends its worker."""
+"""Stacks are written this long before a test's time-out ends its worker."""
 
 _TESTS = Path(__file__).parent
 
 SPARK = "spark"
-"""The mark of a test that needs executors, and the name of what one worker runs (`_one_workers`)."""
+"""The mark of a test that needs executors. Also the name of all these tests in `_one_workers`: one worker runs them."""
 
 SPARK_PATHS = ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py")
 """Files with tests that start executors."""
@@ -61,7 +61,7 @@ def pytest_sessionstart() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(settings: TimeoutSettings) -> None:
-    """A test that hangs shows its stacks in a run with several workers too: pytest-timeout's words are lost there."""
+    """Show the stacks of a test that hangs. In a run with several workers, pytest-timeout's own output is lost."""
     faulthandler.dump_traceback_later(max(0.1, settings.timeout - DUMP_BEFORE_S), file=_stderr)
 
 
@@ -72,7 +72,7 @@ def pytest_timeout_cancel_timer() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything under tests/spark needs executors: it is marked `spark` and may take longer. Fast tests are marked.
 
-    What takes Spark comes first: it takes longest, and one worker runs all of it.
+    Tests that need executors come first: they take longest, and one worker runs all of them.
     """
     for item in items:
         if item.path.is_relative_to(_TESTS / "spark"):
@@ -85,13 +85,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _one_workers(nodeid: str) -> str:
-    """What one worker runs: a file, for the sake of its shared clusters, or all that takes executors."""
+    """What one worker runs: a file, for the sake of its shared clusters, or all tests that need executors."""
     return SPARK if nodeid.startswith(SPARK_PATHS) else nodeid.split("::", 1)[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
-    """Two clusters of executors at a time would leave them too little of two cores."""
+    """Two cores are too few for two clusters of executors at a time."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByCluster(LoadScopeScheduling):  # type: ignore[misc]  # installed without types
@@ -103,7 +103,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Flight servers that tests made in this process are never joined: at an ordinary exit they would hang."""
+    """End at once: Flight servers that tests made in this process are never joined, and an ordinary exit would hang."""
     if "pyarrow.flight" in sys.modules and _exit_status is not None:
         sys.stdout.flush()
         sys.stderr.flush()

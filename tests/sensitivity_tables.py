@@ -1,7 +1,7 @@
 """Put the sensitivity tables into docs/reliability.md: `python -m tests.sensitivity_tables FILE...`.
 
 The files are what `python -m tests.sim.sensitivity --write FILE` and `python -m tests.storage.sensitivity --write FILE`
-wrote. Status 1, and nothing written, when one of the bugs was not found.
+wrote. When one of the bugs was not found, the status is 1 and nothing is written.
 """
 
 from __future__ import annotations

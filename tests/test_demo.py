@@ -65,4 +65,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(errors="replace")
     except OSError:
-        return ""  # It ended meanwhile.
+        return ""  # The process ended meanwhile.

@@ -27,7 +27,7 @@ ONE_IDEA = (
         "spark_broker/controller/controller.py",
     ),  # one state machine each
 )
-"""Splitting these would make two places of one."""
+"""A split of one of these would put one idea in two places."""
 
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".sh", ".yaml", ".yml", ".cfg", ".ipynb", ".txt", ".lock", ".json", ".in", ""}
 BINARY_PROBE_BYTES = 8192
@@ -84,7 +84,7 @@ def long_functions(source: str) -> Iterator[str]:
 
 
 def swallowed_exceptions(source: str) -> Iterator[str]:
-    """Handlers of everything (`except:`, Exception, BaseException) that neither raise nor use what they caught."""
+    """Handlers of everything (`except:`, Exception, BaseException) that neither raise nor hand on what they caught."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.ExceptHandler) or not _catches_everything(node.type):
             continue

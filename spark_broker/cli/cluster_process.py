@@ -78,7 +78,7 @@ def log_file(ready_file: Path) -> Path:
 
 
 def application_file() -> Path:
-    """The application: beside the package, under `jobs/` in a checkout. Raises MissingDependencyError."""
+    """The application: beside the package, or under `jobs/` in a checkout. Raises MissingDependencyError."""
     beside = Path(__file__).resolve().parents[2]
     for folder in APPLICATION_FOLDERS:
         if (beside / folder / "cluster.py").is_file():

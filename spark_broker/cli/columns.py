@@ -1,7 +1,7 @@
 """A column as a person writes it, `name:type`, and back: `topics create --column` takes what `topics describe` prints.
 
 Types have Arrow's names. `list<T>`, `struct<name: T, ...>` and `map<K, V>` nest; `decimal(p, s)` is decimal128, and
-`timestamp` alone is microseconds UTC. A name that is not a plain word stands in backticks, a backtick in it is doubled.
+`timestamp` alone is microseconds UTC. A name that is not a plain word stands in backticks; a backtick in it is doubled.
 """
 
 from __future__ import annotations

@@ -93,11 +93,11 @@ class Admin:
         self._close_lock = threading.Lock()
 
     def create_topic(self, topic: NewTopic) -> None:
-        """Create a topic; returns once every partition has a leader. Waits up to 2 s until every live broker knows of
-        it.
+        """Create a topic; returns once every partition has a leader.
 
-        Raises TopicAlreadyExistsError (also when the first answer of a retried request was lost), InvalidTopicError,
-        InvalidSchemaError, InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigError.
+        Waits up to 2 s until every live broker knows of it. Raises TopicAlreadyExistsError (also when the first answer
+        of a retried request was lost), InvalidTopicError, InvalidSchemaError, InvalidPartitionsError,
+        InvalidReplicationFactorError, InvalidConfigError.
         """
         deadline = self._deadline()
         schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(arrow_schema(topic.schema)))
@@ -158,8 +158,9 @@ class Admin:
         return _describe(self._metadata.view.topic(name) or topic, found)
 
     def create_partitions(self, name: str, total: int) -> None:
-        """Raise the number of partitions to `total`. A key may have another partition from then on. Raises
-        InvalidPartitionsError for a smaller number.
+        """Raise the number of partitions to `total`. A key may have another partition from then on.
+
+        Raises InvalidPartitionsError for a smaller number.
         """
         deadline = self._deadline()
         self._change(CreatePartitionsRequest(name, total), deadline)
@@ -172,9 +173,7 @@ class Admin:
         self._change(AlterTopicConfigRequest(name, texts), deadline)
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
-        """The cluster with its live brokers, in order of id. With `include_fenced`, brokers that are fenced are listed,
-        too.
-        """
+        """The cluster with its live brokers, in order of id. `include_fenced`: fenced brokers are listed, too."""
         view = self._metadata.fetch([], self._deadline())
         answer = MetadataResponse(
             view.cluster_id, view.controller_epoch, list(view.brokers.values()), [], view.controller

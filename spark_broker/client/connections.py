@@ -1,5 +1,6 @@
-"""Connections for calls: one for each address, and a bounded number of them. A broken one is dropped; its next user
-opens another.
+"""Connections for calls: one for each address, and a bounded number of them.
+
+A broken one is dropped; its next user opens another.
 """
 
 from __future__ import annotations

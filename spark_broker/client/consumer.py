@@ -53,7 +53,7 @@ Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
 @cache
 def _warn_that_members_read_everything() -> None:
-    """Once a process."""
+    """Warns once in each process."""
     _log.warning(
         "groups do not share partitions yet: every member of a group reads everything, and commits for all; "
         "assign each member its partitions, or run one member a group"
@@ -327,7 +327,7 @@ class Consumer:
         return known_epoch(position.last_epoch) if position is not None and position.position == offset else None
 
     def _await_commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
-        """Under the lock. Raises what the coordinator, or nobody, answered."""
+        """Under the lock. Raises the commit's error, also when no coordinator answered."""
         if not offsets:
             return
         commit = self._machine.commit(offsets, deadline.at_s * 1000)
@@ -365,7 +365,7 @@ class Consumer:
         return {tp: listed[tp].offset for tp in timestamps_ms}
 
     def _commit_when_due(self) -> None:
-        """Positions here are those that earlier polls handed out: what this poll returns is not committed by it."""
+        """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""
         if self._commit_due_in_s() == 0:
             self._auto_committed_s = time.monotonic()
             with self._changed:

@@ -44,7 +44,7 @@ Round = RefreshMetadata | FetchCommitted | LookUpOffsets
 class CommitOffsets:
     """Have the group's coordinator store these offsets by `deadline_ms`; then `commit_ended`.
 
-    `error`, once it is `done`: why they may not be stored. `background`: nobody waits for it.
+    `error`, once it is `done`: why they may not be stored. `background`: no caller waits for it.
     """
 
     offsets: Offsets

@@ -2,7 +2,7 @@
 
     state     event                                               next
     --------  --------------------------------------------------  ------------------------------------------------------
-    SENDING   an attempt failed, or nobody leads: `stop`          DRAINING: nothing is sent, answers come in
+    SENDING   an attempt failed, or there is no leader: `stop`    DRAINING: nothing is sent, answers come in
     DRAINING  every answer is in: `settle`                        SETTLED: it is decided what each batch's error means
     SETTLED   there is a leader, and a producer id: `resume`      SENDING: again from the first unacknowledged, in order
 
@@ -10,8 +10,8 @@ While SENDING, a prefix of `unacked` (`in_flight` batches) is sent, and the rest
 
 Sequence numbers say what is certain. A broker that answers OUT_OF_ORDER_SEQUENCE_NUMBER to the first unacknowledged
 batch does not have it: numbers are missing before it. If they are those of a batch of ours that failed, this one gets a
-new number under a new producer id (KIP-360); otherwise acknowledged batches were lost, and the user must hear of it.
-Not in a transaction: there a batch that failed ends the transaction, and what follows it is aborted.
+new number under a new producer id (KIP-360); otherwise acknowledged batches were lost, and the user must get the error.
+In a transaction, no batch gets a new number: a batch that failed ends the transaction, and what follows it is aborted.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ from spark_broker.protocol.frame import TRANSACTIONAL
 _T = TypeVar("_T")
 
 _ADMITTED = nullcontext()
-"""Without a transactional id, every append is."""
+"""Without a transactional id, every append is admitted."""
 
 logger = logging.getLogger(__name__)
 

@@ -132,7 +132,7 @@ class RecordBuilder:
 
 
 def _binary_array(items: Sequence[bytes | None], kind: pa.DataType = pa.binary()) -> pa.Array:  # noqa: B008
-    """Not by `pa.array`, which is slower and imports pandas."""
+    """The items as an array. `pa.array` would be slower, and would import pandas."""
     kinds = set(map(type, items))
     if kinds == {NoneType}:
         return pa.nulls(len(items), kind)

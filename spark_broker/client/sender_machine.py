@@ -11,7 +11,7 @@ A partition that failed recovers in rounds, one after another, for all partition
     REFRESHING   metadata came, producer ids are needed    IDENTIFYING (RequestProducerIds)
     REFRESHING   metadata came                             IDLE, pausing
     IDENTIFYING  producer ids came                         IDLE, pausing
-    either       nobody answered                           IDLE, pausing
+    either       no broker answered                        IDLE, pausing
 
 Once metadata has come, each partition goes on whose leader is known, if a newer one is elected or its back-off is over.
 """
@@ -338,7 +338,7 @@ class SenderMachine:
         if channel is None:
             channel = self._channels[broker.id] = LeaderChannel(broker.id, address_of(broker))
         if queue.ready and queue.channel is not None and queue.channel is not channel:
-            # Nobody may write to the old leader any more. There the batches would only be passed over.
+            # No batch may go to the old leader any more. In its line, the queue would only be passed over.
             queue.channel.line.remove(queue)
             queue.ready = False
         queue.channel, queue.leader_epoch = channel, state.leader_epoch

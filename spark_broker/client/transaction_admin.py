@@ -56,7 +56,7 @@ def describe_transaction(metadata: ClusterMetadata, transactional_id: str, deadl
 
 
 def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline: Deadline) -> None:
-    """End the transaction in the name of its producer, or of its execution. Both learn of it when they commit."""
+    """End the transaction in the name of its producer, or of its execution. Either gets an error when it commits."""
     transaction = describe_transaction(metadata, transactional_id, deadline)
     if transaction.state == EMPTY:
         raise InvalidTxnStateError(f"no transaction of {transactional_id!r} is open")

@@ -34,7 +34,7 @@ class Absences:
             self._someone_live_since_ms = now_ms
 
     def just_begun(self, duration_ms: int, now_ms: int) -> bool:
-        """Whether no broker is live, or the first has been for less than this: the others are still being started."""
+        """Whether no broker is live, or the first became live less than this ago: the others are still starting."""
         start = self._someone_live_since_ms
         return start is None or now_ms - start < duration_ms
 

@@ -47,7 +47,7 @@ def measured_skew_ms(at_least_ms: int, at_most_ms: int, error_max_ms: int) -> in
 
 
 def agreed_ms(skews_ms: Sequence[int], within_ms: int) -> int | None:
-    """The median, if more than half of the clocks are within `within_ms` of it; None: no majority agrees.
+    """The median, if more than half of the clocks are within `within_ms` of it; None if no majority agrees.
 
     Of an even number of clocks, the median is the one of the middle two that is nearer to the controller's clock (0).
     """

@@ -102,7 +102,7 @@ class Controller(Machine[ControllerStanding]):
         super().__init__("the controller")
         cluster = settings.cluster
         self.image = image
-        self._began = False  # until then, the image says which brokers were live under an earlier controller
+        self._began = False  # before ControllerStarted, the image's live brokers are an earlier controller's
         self.sessions = Sessions(SessionTimes(cluster.broker_session_timeout_ms, cluster.controller_reconnect_grace_ms))
         self._settings = settings
         self._shared_executor = shared_executor
@@ -400,7 +400,7 @@ class Controller(Machine[ControllerStanding]):
         self._effects.append(Send(event.session_id, answer))
 
     def answer_meanwhile(self, event: HeartbeatReceived, committed: MetadataImage) -> HeartbeatResponse | None:
-        """The answer to a live broker while decisions are being written: it stays live. None: the broker has to wait.
+        """The answer to a live broker while decisions are being written: it stays live. None if the broker has to wait.
 
         The heartbeat is also handled later, with the time at which it came: the broker's session then outlasts the
         lease that this answer extends. A broker that the waiting decisions fence gets no answer.
@@ -424,7 +424,7 @@ class Controller(Machine[ControllerStanding]):
             self._apply(damage.quarantine(self.image, session.broker_id, new, self._full), why)
 
     def _hear_of_room(self, session: Session, beat: HeartbeatRequest) -> None:
-        """A full broker resigns anew with every heartbeat: others may have joined ISRs, or got room, since the last."""
+        """A full broker resigns at each heartbeat: others may have joined ISRs, or got room, since the last one."""
         broker_id = session.broker_id
         was_full = broker_id in self._full
         if not beat.full:

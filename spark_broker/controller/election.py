@@ -16,7 +16,7 @@ from spark_broker.model import NO_LEADER
 
 @dataclass(frozen=True, slots=True)
 class Election:
-    """The winner (NO_LEADER: there is none) and the ISR that it leads."""
+    """The winner (NO_LEADER if there is none) and the ISR that it leads."""
 
     leader: int
     isr: tuple[int, ...]

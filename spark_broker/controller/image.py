@@ -74,7 +74,7 @@ class PartitionRegistration:
     partition_epoch: int  # Invariant: rises with every change, never falls
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
-    damaged: tuple[int, ...] = ()  # of last_known_elr: the quarantined log may hold more than any other
+    damaged: tuple[int, ...] = ()  # those of last_known_elr whose quarantined log may hold more than any other
     elr: tuple[int, ...] = ()  # Invariant: empty while the ISR has the minimum
     last_known_elr: tuple[int, ...] = ()  # left ISR or ELR and may lack records; empty while the ISR has the minimum
 

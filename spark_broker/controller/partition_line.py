@@ -16,7 +16,7 @@ NAMES |= {"last_known_elr": "last known ELR"}
 
 @dataclass(frozen=True, slots=True)
 class PartitionChanged:
-    """`before` None: the partition is new. `expected`: as in Note.
+    """`before`: None if the partition is new. `expected`: as in Note.
 
     Text and fields are computed only when the line is written: where INFO is off, a change costs only this object.
     """

@@ -23,7 +23,7 @@ from spark_broker.protocol.messages import StopBroker
 
 class SessionState(Enum):
     OPEN = auto()  # the stream is there
-    STOPPING = auto()  # the broker was told that it may stop: the end of its stream is expected
+    STOPPING = auto()  # the broker was notified that it may stop: the end of its stream is expected
     BROKEN = auto()  # the stream ended; the same process may come back for a moment
     UNCERTAIN = auto()  # the stream ended when others did, or when the controller was late: wait for the time-out
     FENCED = auto()  # the session is over
@@ -166,7 +166,7 @@ class Sessions:
         return session
 
     def may_stop(self, session: Session) -> None:
-        """The broker is about to be told that it may stop."""
+        """The broker is about to be notified that it may stop."""
         session.move(Signal.MAY_STOP)
 
     def ended(self, session_id: int, now_ms: int) -> list[SessionEffect]:

@@ -192,7 +192,7 @@ def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, s
 
 
 def _eligible_anew(topic: TopicState) -> list[MetadataRecord]:
-    """Under a lower min.insync.replicas the high watermark advances with fewer replicas, so ELRs may end."""
+    """Under a lower min.insync.replicas the high watermark advances with fewer replicas, so ELRs may become empty."""
     changes = (change(topic, number, state) for number, state in enumerate(topic.partitions))
     return [record for record in changes if record is not None]
 

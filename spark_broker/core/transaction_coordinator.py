@@ -16,7 +16,7 @@ events that cause a record, and what follows once it is committed:
     Ongoing          JoinTransaction, AddPartition...      -> Ongoing       answer
     Ongoing          EndTransaction, CommitTransaction     -> PrepareCommit markers
     Ongoing          EndTransaction, AbortTransaction      -> PrepareAbort  markers
-    Ongoing          InitTransactions, newer execution     -> PrepareAbort  markers; after the end, decided anew
+    Ongoing          InitTransactions, newer execution     -> PrepareAbort  markers; after the end, decided again
     Ongoing          idle for longer than its time-out     -> PrepareAbort  markers
     Prepare*         AddPartitionToTransaction             refused: the epoch is over
     Prepare*         any other request                     waits for the end, then as from Empty
@@ -240,7 +240,7 @@ class TransactionShard(Machine[CoordinatorStanding]):
 
     @event
     def loaded(self, now_ms: int) -> list[Effect]:
-        """Every record is replayed: go on with what the last leader had decided. Time-outs begin anew."""
+        """Every record is replayed: go on with what the last leader had decided. Time-outs begin again."""
         effects: list[Effect] = []
         for transaction in self.transactions.values():
             transaction.active_ms = now_ms

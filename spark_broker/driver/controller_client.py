@@ -55,7 +55,7 @@ class ControllerClient:
         self._config = config
         self._changed = threading.Condition()
         self._started: Started | None = None
-        self._answers: dict[int, Answer | None] = {}  # by command id; None: awaited
+        self._answers: dict[int, Answer | None] = {}  # by command id; None while the answer is awaited
         self._failed: ControllerFailed | None = None
         self._next_id = 0
         self._ended = False
@@ -217,7 +217,7 @@ class ControllerClient:
             match message:
                 case Started():
                     self._started = message
-                case Answer() if message.id in self._answers:  # else its asker has given up
+                case Answer() if message.id in self._answers:  # otherwise the caller has given up
                     self._answers[message.id] = message
                 case ControllerFailed():
                     self._failed = message

@@ -149,7 +149,7 @@ class ControllerLink:
                 return
 
     def _restart(self) -> SparkBrokerError | None:
-        """Start a killed controller again; the next call repeats a failed start. Returns what forbids it for good."""
+        """Start a killed controller again; the next call repeats a failed start. Returns an error that is final."""
         logger.warning("the controller's process, pid %d, was killed and is started again", self._client.pid)
         with self._lock:
             if self._closed.is_set():

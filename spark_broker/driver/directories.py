@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Directories:
-    """Absolute places. `temporary`: they were made for this application and go with it."""
+    """Absolute places. `temporary`: they were made for this application and are removed at its end."""
 
     log_dirs: str
     metadata_dir: str

@@ -86,8 +86,8 @@ class _Launch:
 class _Post:
     """An executor with launches, and the keeper there. Guarded by the host's lock.
 
-    `connection`: the keeper's, of the job with `token`. `lost_at_s`, `why_lost`: of the last keeper
-    that was lost. `idle_since_s`: when the last launch ended. `over`: its executor is gone.
+    `connection`: the keeper's, of the job with `token`. `lost_at_s`, `why_lost`: of the last keeper that was lost.
+    `idle_since_s`: when the last launch ended. `over`: its executor is gone.
     """
 
     executor: Executor
@@ -173,7 +173,7 @@ class KeeperHost:
         return launch.outcome or BrokerOutcome(reason=LOST)
 
     def close(self) -> None:
-        """End every launch that still runs, by force; then let the keepers go."""
+        """End every launch that still runs, by force; then end the keepers."""
         with self._changed:
             self._closing = True
             posts = list(self._posts.values())

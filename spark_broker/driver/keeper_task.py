@@ -36,7 +36,7 @@ MISPLACED = b"misplaced"
 """A keeper's result: Spark ran it on another executor than it was meant for."""
 
 LEFT = b"left"
-"""A keeper's result: the driver let it go, or is gone."""
+"""A keeper's result: the driver sent `Leave`, or is gone."""
 
 
 class KeeperOrder(msgspec.Struct, frozen=True):

@@ -36,7 +36,7 @@ class _UnknownValuesError(TypeError):
 def array_of(values: Sequence[object], kind: pa.DataType) -> pa.Array:
     """`pa.array(values, kind)`, errors included.
 
-    Known are text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores.
+    It builds text, bytes, booleans, integers, floats, timestamps, lists and structs of the types that the log stores.
     The values must be exactly of the Python type that belongs to the Arrow type; others go to `pa.array`.
     """
     try:

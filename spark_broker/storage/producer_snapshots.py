@@ -3,7 +3,7 @@
 One is written at each roll: opening or cutting a log then replays one segment, not the whole log. One is written at the
 log start: retention then removes records, but not what is known of their producers (KIP-360). A snapshot is a function
 of the log below its offset, and is removed before that part of the log is cut. Only the snapshot at the log start
-cannot be made again from the log.
+cannot be rebuilt from the log.
 
 A file is `u32 version | u32 CRC-32C of the version and the rest | MessagePack`, written whole.
 """

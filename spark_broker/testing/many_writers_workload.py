@@ -76,7 +76,7 @@ class ManyWritersJob(ClientThread):
         self._version = version + 1
 
     def renew(self) -> None:
-        """A driver that starts again knows nothing, and asks which version was committed last."""
+        """A driver that restarts knows nothing, and asks which version was committed last."""
         self._version = None
 
     def _group(self, version: int) -> TransactionGroup:

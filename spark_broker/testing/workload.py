@@ -271,7 +271,7 @@ def snapshot_with_data_frame(
     name: str = "DataFrame",
     final: bool = True,
 ) -> None:
-    """Read a topic of Kafka's record as a DataFrame, or several (`a,b`). `spark`: a SparkSession."""
+    """Read a topic with Kafka's record, or several (`a,b`), as a DataFrame. `spark`: a SparkSession."""
     recorder.snapshot_began(name)
     reader = spark.read.format("spark_broker").option("kafka.bootstrap.servers", bootstrap_servers)
     table = reader.option("subscribe", topic).load().select("topic", "partition", "offset", "value").toArrow()

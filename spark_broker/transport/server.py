@@ -1,8 +1,8 @@
 """The Flight server: hands calls and streams of messages to handlers.
 
-Import this module only in the process that serves (a broker's or the controller's): gRPC does
-not survive a fork. Never shut a server down, and never wait for its end: `FlightServerBase.shutdown()` hangs while an
-idle client stream is open. The process reports that it is done and then exits.
+Import this module only in the process that serves (a broker's or the controller's): gRPC does not survive a fork.
+Never shut a server down, and never wait for its end: `FlightServerBase.shutdown()` hangs while an idle client stream is
+open. The process reports that it is done and then exits.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ StreamHandler = Callable[[ServerStream], None]
 class Server(flight.FlightServerBase):  # type: ignore[misc]
     """Serves calls and streams on `host:port` (0: any free port) from the moment it is made.
 
-    A handler's typed errors go to its client. Anything else is our own bug: `on_bug` is called, and the client
-    gets UnknownServerError.
+    A handler's typed errors go to its client. Anything else is our own bug: `on_bug` is called, and the client gets
+    UnknownServerError.
     """
 
     def __init__(

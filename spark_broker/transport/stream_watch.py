@@ -1,4 +1,4 @@
-"""Looks after a server's streams: wakes those whose client has left, disconnects clients that take nothing.
+"""Looks after a server's streams: wakes those whose client has left, and disconnects clients that take nothing.
 
 One thread serves all streams, so a stream that waits costs nothing. gRPC reports neither case by itself.
 """

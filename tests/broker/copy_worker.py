@@ -1,4 +1,4 @@
-"""A consume-transform-produce loop, as a process of its own that a test kills: `copy_worker SERVERS FROM TO GROUP`."""
+"""A consume-transform-produce loop in its own process, which a test kills: `copy_worker SERVERS FROM TO GROUP`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from spark_broker import Consumer, Producer, TopicPartition
 from spark_broker.errors import TransactionAbortableError
 
 RECORDS_MAX = 25
-"""Of one transaction: small ones, so that a kill finds one open."""
+"""The records of one transaction: few, so that a kill finds one open."""
 
 
 def copy(servers: str, source: str, target: str, group: str) -> None:
-    """Copy records in upper case for ever, each once; a line on standard output for each commit."""
+    """Copy each record once, in upper case, for ever; each commit is a line on standard output."""
     config = {"group.id": group, "auto.offset.reset": "earliest", "enable.auto.commit": False}
     with (
         Producer(servers, transactional_id=group) as producer,
         Consumer(servers, topics=[source], config=config) as consumer,
     ):
-        producer.init_transactions()  # what the killed one left open is decided before its offsets are read
+        producer.init_transactions()  # decides what the killed process left open, before offsets are read
         while True:
             for batch in consumer.poll(1.0):
                 for at in range(0, batch.data.num_rows, RECORDS_MAX):

@@ -1,4 +1,4 @@
-"""A partition with one replica, which leads: its real files and its real shell, without servers."""
+"""A partition with one replica, which leads: real files and the real shell, without servers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from spark_broker.storage.start_kind import StartKind
 from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
 
 BIG = 1000
-"""Bytes of a value that, with another, fills a segment of 4096 bytes."""
+"""Bytes of a value; two such values fill a segment of 4096 bytes."""
 
 
 class ShiftedClock(SystemClock):
-    """The machine's clocks, the wall clock `ahead_ms` of the real one."""
+    """The machine's clocks, but the wall clock is `ahead_ms` ahead."""
 
     def __init__(self) -> None:
         self.ahead_ms = 0
@@ -35,7 +35,7 @@ class ShiftedClock(SystemClock):
 
 
 class LonePartition:
-    """Open from the start; `reopen` ends the process and starts another in the next leader epoch."""
+    """It is open from the start; `reopen` ends the process and starts another in the next leader epoch."""
 
     def __init__(self, directory: Path, config: dict[str, str] | None = None) -> None:
         directory.mkdir(exist_ok=True)
@@ -69,20 +69,20 @@ class LonePartition:
         return partition
 
     def close(self, *, clean: bool = False) -> int:
-        """The process ends. Returns its high watermark."""
+        """End the process; returns its high watermark."""
         high_watermark = self.partition.replica.high_watermark
         self.partition.close(clean=clean)
         return high_watermark
 
     def reopen(self, start: StartKind, high_watermark: int | None = None) -> None:
-        """With the high watermark of the last checkpoint (None: the very last one)."""
+        """Restart with this checkpointed high watermark (None: that of the ended process)."""
         last = self.close(clean=start is StartKind.CLEAN)
         self.partition = self._open(start, last if high_watermark is None else high_watermark)
 
     def offer(
         self, *values: bytes, pid: int = 7, epoch: int = 0, sequence: int = 0, transactional: bool = True
     ) -> int | AwaitedTransaction:
-        """Append as a client does: the base offset, or that the coordinator must be asked."""
+        """Append as a client does; returns the base offset, or that the coordinator must be asked."""
         outcome = Outcome()
         message = encode_batch(
             batch(*values),
@@ -96,7 +96,7 @@ class LonePartition:
         return awaited if awaited is not None else outcome.future.result(20)
 
     def write(self, *values: bytes, pid: int = 7, epoch: int = 0, sequence: int = 0, transactional: bool = True) -> int:
-        """Append; the coordinator has the partition in the transaction, whenever it is asked."""
+        """Append; whenever the coordinator is asked, it confirms that the partition is in the transaction."""
         offered = self.offer(*values, pid=pid, epoch=epoch, sequence=sequence, transactional=transactional)
         if isinstance(offered, AwaitedTransaction):
             self.partition.confirm(offered)
@@ -105,7 +105,7 @@ class LonePartition:
         return offered
 
     def end(self, epoch: int, *, committed: bool, pid: int = 7) -> int:
-        """The marker that begins `epoch`; its offset, or a later one when it was there already."""
+        """Write the marker that begins `epoch`; returns its offset, or a later one if it was stored already."""
         outcome = Outcome()
         deadline_ms = SYSTEM_CLOCK.boottime_ms() + 30_000
         self.partition.append_marker(Marker(pid, epoch, committed, deadline_ms), outcome)

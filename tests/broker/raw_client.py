@@ -1,4 +1,4 @@
-"""A client of transactions without the client library: requests, batches and reads as they cross the wire."""
+"""A transactional client without the client library: requests, batches and reads as on the wire."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ RETRY_S = 0.05
 
 
 def rows(values: Iterable[bytes]) -> pa.RecordBatch:
-    """Kafka's records with these values."""
+    """Records as Kafka's, with these values."""
     found = list(values)
     nulls = [pa.nulls(len(found), DEFAULT_SCHEMA.field(name).type) for name in ("key", "headers")]
     times = pa.array([0] * len(found), pa.int64()).cast(DEFAULT_SCHEMA.field("timestamp").type)
@@ -63,13 +63,13 @@ def rows(values: Iterable[bytes]) -> pa.RecordBatch:
 
 
 class RawClient:
-    """Knows the cluster by its bootstrap addresses; every call is repeated while its error is retriable."""
+    """Knows the cluster by its bootstrap addresses, and repeats every call while its error is retriable."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = [Connection(host, int(port)) for host, port in (a.split(":") for a in bootstrap.split(","))]
         self._connections: dict[str, Connection] = {}
         self._pause = threading.Event()
-        self.retried: list[str] = []  # names of the errors
+        self.retried: list[str] = []  # names of the errors that were retried
 
     def call_any(self, request: Message) -> Message:
         error: SparkBrokerError = NetworkError("no broker was asked")
@@ -121,7 +121,7 @@ class RawClient:
         return group_partition(transactional_id, len(self.topic(topic).partitions))
 
     def log_starts(self, name: str) -> list[tuple[int, int]]:
-        """(partition, log start offset) of each partition."""
+        """Each partition's number and log start offset."""
         return self._retry(lambda: self._log_starts(name))
 
     def _log_starts(self, name: str) -> list[tuple[int, int]]:
@@ -147,7 +147,7 @@ class RawClient:
     def ask(
         self, name: str, request: Message, topic: str = TRANSACTION_STATE_TOPIC, timeout_ms: int = 30_000
     ) -> Message:
-        """Ask the coordinator of this name, wherever it is."""
+        """Ask the present coordinator of this name."""
 
         def once() -> Message:
             answer: Message = self.connection(self.coordinator(name, topic)).call(request, timeout_ms=timeout_ms)
@@ -192,7 +192,7 @@ class RawClient:
         sequence: int,
         transactional_id: str,
     ) -> int:
-        """Append a transactional batch; returns its base offset. Raises the error that refuses it for good."""
+        """Append a transactional batch; returns its base offset. Raises the final error that refuses it."""
         message = encode_batch(
             rows(values),
             producer_id=who.producer_id,

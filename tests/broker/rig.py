@@ -1,4 +1,4 @@
-"""Real brokers without a controller: servers, logs and replication in one process, images made by hand."""
+"""Real brokers without a controller: servers, logs and replication in one process, with handmade images."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FAR_FUTURE_MS = 3_600_000
 
 
 def batch(*values: bytes) -> pa.RecordBatch:
-    """Rows of Kafka's record with these values."""
+    """Records as Kafka's, with these values."""
     columns = {
         "key": [None] * len(values),
         "value": list(values),
@@ -71,7 +71,7 @@ class Outcome:
 
 
 class RigBroker:
-    """One broker on `base/broker-<slot>`; `proposals` are the ISRs that it has asked for."""
+    """One broker on `base/broker-<slot>`; `proposals` are the ISRs that it has proposed."""
 
     def __init__(self, base: Path, broker_id: int, settings: ClusterSettings) -> None:
         self.id = broker_id
@@ -102,7 +102,7 @@ class RigBroker:
             self.proposed.notify_all()
 
     def await_proposal(self, isr: set[int], timeout_s: float = 20.0) -> ProposeIsr:
-        """The proposal of exactly this ISR."""
+        """Wait for the proposal of exactly this ISR."""
 
         def find() -> ProposeIsr | None:
             return next((p for p in reversed(self.proposals) if {member for member, _ in p.isr} == isr), None)
@@ -207,7 +207,7 @@ class Rig:
         )
 
     def publish(self, *to: int, **changes: object) -> None:
-        """Change the partition and tell these brokers (none named: all)."""
+        """Change the partition and apply the image at these brokers (none named: all)."""
         self.state = dataclasses.replace(self.state, **changes)  # type: ignore[arg-type]
         image = self.image(self.state)
         for n in to or tuple(self.brokers):
@@ -221,7 +221,7 @@ class Rig:
 
 
 class InternalTopicRig(Rig):
-    """Beside the topic `t`, one partition of an internal topic of this name."""
+    """It has the topic `t`, and an internal topic of this name with one partition."""
 
     internal_topic: str
     log_state = PartitionRegistration((0, 1), (0, 1), leader=0, leader_epoch=0, partition_epoch=0)
@@ -243,6 +243,6 @@ class InternalTopicRig(Rig):
         )
 
     def move_log(self, *to: int, **changes: object) -> None:
-        """Change the log's partition and tell these brokers (none named: all)."""
+        """Change the log's partition and apply the image at these brokers (none named: all)."""
         self.log_state = dataclasses.replace(self.log_state, **changes)  # type: ignore[arg-type]
         self.publish(*to)

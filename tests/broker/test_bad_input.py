@@ -1,4 +1,4 @@
-"""What bad input gets: a typed error at the client that sent it, and a broker that goes on serving everybody else."""
+"""Bad input is a typed error at the client that sent it, and the broker goes on serving all others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def admin(process_cluster: ProcessCluster) -> Iterator[Admin]:
 
 @pytest.fixture(autouse=True)
 def still_serving(process_cluster: ProcessCluster, admin: Admin) -> Iterator[None]:
-    """Whatever the test did: appends and reads go on, and nothing that was acknowledged has changed."""
+    """After each test, appends and reads go on, and no acknowledged record has changed."""
     before = everything(process_cluster)
     yield
     with Producer(process_cluster.bootstrap_servers) as producer:

@@ -1,4 +1,4 @@
-"""Calls between brokers: a destination that does not answer holds up nothing but what is meant for it."""
+"""Calls between brokers: a destination that does not answer delays only its own calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def broker(number: int, port: int = 9000) -> BrokerState:
 
 
 class FakeConnection:
-    """Answers with Empty; one to a frozen host when the test lets it."""
+    """Answers with Empty; the frozen host answers once the test sets `thaw`."""
 
     made: list[FakeConnection]
     thaw: threading.Event

@@ -31,7 +31,7 @@ def admin(process_cluster: ProcessCluster) -> Iterator[Admin]:
 def drain(
     cluster: ProcessCluster, topic: str, partitions: int, columns: list[str] | None = None
 ) -> list[tuple[int, int, object]]:
-    """(partition, offset, row) of everything from the log starts to the high watermarks."""
+    """Partition, offset and row of every record from the log starts to the high watermarks."""
     wanted = [TopicPartition(topic, number) for number in range(partitions)]
     rows: list[tuple[int, int, object]] = []
     with Consumer(cluster.bootstrap_servers, columns=columns, auto_offset_reset="earliest") as consumer:
@@ -44,7 +44,7 @@ def drain(
 
 
 def slot_of(cluster: ProcessCluster, admin: Admin, broker_id: int | None) -> int:
-    """The slot whose process is this broker."""
+    """The slot of this broker's process."""
     pid = next(b.pid for b in admin.describe_cluster().brokers if b.id == broker_id)
     return next(slot for slot in range(4) if cluster.pid(slot) == pid)
 

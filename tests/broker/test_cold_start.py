@@ -1,4 +1,4 @@
-"""What a start costs that opens many logs, and when a broker says that it serves."""
+"""The cost of a start that opens many logs, and when a broker reports that it is ready."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ A_FEW = 10
 
 
 class Watched(LocalFileSystem):
-    """Counts syncs; `gate`, when it is set, holds up whoever lists a partition's directory."""
+    """Counts syncs; while there is a `gate`, each listing of a partition's directory waits for it."""
 
     def __init__(self) -> None:
         self.syncs = 0
@@ -58,7 +58,7 @@ class Watched(LocalFileSystem):
 
 
 class Started:
-    """One start of a broker on its directory, whose controller is the test."""
+    """One start of a broker on its directory; the test is its controller."""
 
     def __init__(self, base: Path, launch: int = 1) -> None:
         self.fs = Watched()
@@ -86,7 +86,7 @@ class Started:
 
 
 def image(partitions: int = PARTITIONS, *, leader: int = 0, epoch: int = 3) -> MetadataImage:
-    """One topic, all of it on broker 0."""
+    """One topic, whose partitions are all on broker 0."""
     state = PartitionRegistration((0,), (0,), leader=leader, leader_epoch=epoch, partition_epoch=epoch)
     schemas = (schema_to_bytes(DEFAULT_SCHEMA),)
     topic = TopicState("t", TOPIC_ID, MappingProxyType({}), schemas=schemas, partitions=(state,) * partitions)
@@ -103,7 +103,7 @@ def test_new_partitions_are_synced_as_files_and_their_names_all_at_once(tmp_path
     broker = Started(tmp_path)
     before = broker.fs.syncs
     broker.manager.apply(image())
-    assert broker.fs.syncs - before <= 2 * PARTITIONS + A_FEW  # each description, and its name in its own directory
+    assert broker.fs.syncs - before <= 2 * PARTITIONS + A_FEW  # each partition's description, and the name of that file
     before = broker.fs.syncs
     broker.append_to_all()
     assert broker.fs.syncs == before
@@ -127,7 +127,7 @@ def test_a_start_after_a_crash_of_the_process_syncs_each_partitions_names_and_no
 
 
 def test_a_broker_is_ready_when_its_logs_are_open_and_not_before(tmp_path: Path) -> None:
-    """Elected sooner, it would lead for seconds what it cannot serve."""
+    """If it were elected sooner, it would lead partitions that it cannot serve for seconds."""
     first = Started(tmp_path)
     first.manager.apply(image())
     first.crash()

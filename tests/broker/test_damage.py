@@ -1,4 +1,4 @@
-"""Damage at run time: nothing damaged is served, the replica is quarantined and fetched again (known bug 28)."""
+"""Damage at run time: it is not served, and the replica is quarantined and fetched again (known bug 28)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def flip(directory: Path, suffix: str = ".arrow") -> Path:
-    """One bit in the middle of a replica's first segment, which is sealed."""
+    """Flip one bit in the middle of a replica's first segment, which is sealed."""
     path = min(directory.glob(f"*{suffix}"))
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 0x10
@@ -102,7 +102,7 @@ def test_appends_that_wait_for_their_commit_are_refused_when_the_leader_is_damag
 
 
 def test_nothing_comes_in_the_place_of_a_damaged_replica_before_the_controller_has_heard(rig: Rig) -> None:
-    """Elected while its report is under way, an empty replica would make all others throw their records away."""
+    """If an empty replica were elected while its report is under way, all others would truncate their records."""
     damaged, manager = rig.brokers[2], rig.brokers[2].manager
     flip(replica_directory(damaged))
     with pytest.raises(NotLeaderOrFollowerError):
@@ -119,7 +119,7 @@ def test_nothing_comes_in_the_place_of_a_damaged_replica_before_the_controller_h
 
 
 def test_a_late_reader_of_a_replica_that_was_set_aside_does_no_harm_to_the_next(rig: Rig) -> None:
-    """It holds the closed log of the replica before."""
+    """It holds the closed log of the earlier replica."""
     damaged, manager = rig.brokers[0], rig.brokers[0].manager
     old = damaged.partition
     flip(replica_directory(damaged))

@@ -1,4 +1,4 @@
-"""A leader is killed: why the leader changed, and who saw what, is read from the logs of the processes."""
+"""When a leader is killed, the processes' logs tell why the leader changed and what each broker saw."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Line = dict[str, Any]
 
 
 class ControllerLines(logging.Handler):
-    """What an application's handler with the JSON format gets of the controller's log."""
+    """The controller's log as an application's handler with the JSON format gets it."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -65,7 +65,7 @@ def of_broker(cluster: ProcessCluster, slot: int) -> list[Line]:
 
 
 def first(lines: list[Line], found: Callable[[Line], bool]) -> int:
-    """The position of the first such line; waits for nothing."""
+    """The position of the first such line, or -1; it does not wait."""
     return next((at for at, line in enumerate(lines) if found(line)), -1)
 
 

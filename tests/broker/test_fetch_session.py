@@ -30,12 +30,12 @@ from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
 
 EPOCHS = {0: 1, 1: 1, 2: 1}
 LIVE = {0: 1, 2: 1}
-"""The follower is fenced: as long as it may not join the ISR, nothing waits for it."""
+"""Broker 1, the follower, is fenced. As long as it may not join the ISR, no append waits for it."""
 Answer = tuple[ReplicaFetchResponse, bytes]
 
 
 class Manager:
-    """All that a leader's end of a session asks of its broker."""
+    """The part of a broker that the leader's end of a session uses."""
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
@@ -49,7 +49,7 @@ class Manager:
 
 
 class Stream:
-    """A follower's session with the leader, of which the test carries the messages."""
+    """A follower's session with the leader, whose messages the test carries."""
 
     def __init__(self, leader: Partition, follower: Partition, clock: Clock = SYSTEM_CLOCK) -> None:
         settings = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_timeout_ms=1000)
@@ -57,7 +57,7 @@ class Stream:
         self._server = ReplicaSession(cast(ReplicaManager, Manager(leader)), 1 << 20, clock=clock)
 
     def ask(self) -> Answer:
-        """The next request, answered at once."""
+        """The answer to the next request, without a wait."""
         return self.answer(self.request())
 
     def request(self) -> ReplicaFetchRequest:
@@ -66,7 +66,7 @@ class Stream:
         return request
 
     def answer(self, request: ReplicaFetchRequest) -> Answer:
-        """As after a wait without news."""
+        """The leader's answer, as after a wait without news."""
         self._server.begin(request)
         self._server.poll()
         response, payload = self._server.finish()
@@ -78,7 +78,7 @@ class Stream:
 
 
 class SteppedClock(SystemClock):
-    """Boot time goes on when a test says so."""
+    """Boot time passes only when a test changes it."""
 
     now_ms = 1_000
 
@@ -125,9 +125,9 @@ def elect(leader: int, leader_epoch: int, *partitions: Partition) -> None:
 
 
 def test_what_an_ignored_answer_said_of_the_high_watermark_is_said_again(opened: Open) -> None:
-    """Two streams of one follower: the answer to the older one comes first and moves the log, the newer one's is late.
+    """A follower has two streams. The older one's answer comes first and moves the log, and the newer one's is late.
 
-    The leader had told the newer stream of its high watermark, and would not tell it again until it moves.
+    The leader had sent its high watermark on the newer stream, and would not send it again until it moves.
     """
     leader, follower = opened(0), opened(1)
     older, newer = Stream(leader, follower), Stream(leader, follower)
@@ -160,9 +160,9 @@ def test_a_high_watermark_that_was_told_is_not_told_again(opened: Open) -> None:
 
 
 def test_how_far_a_follower_is_does_not_stay_with_what_a_late_request_said(opened: Open) -> None:
-    """Simulator, seed 413174: a request of a stream that is closed already overtakes nothing, and comes all the same.
+    """Simulator, seed 413174: a request of an older stream arrives late, although that stream is closed already.
 
-    What the follower said on its newer stream holds, though it has nothing to add.
+    What the follower reported on its newer stream must hold in the end, although it has nothing to add.
     """
     leader, follower, clock = opened(0), opened(1), SteppedClock()
     older, newer = Stream(leader, follower, clock), Stream(leader, follower, clock)
@@ -182,7 +182,7 @@ def test_how_far_a_follower_is_does_not_stay_with_what_a_late_request_said(opene
 
 
 def test_a_follower_whose_full_disk_refuses_a_cut_is_as_it_was(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulator, seed 423964: its log had not been cut, and what it went on from was the offset of the cut."""
+    """Simulator, seed 423964: its log had not been truncated, but it went on from the truncation offset."""
     leader, follower = opened(0), opened(1)
     elect(1, 1, follower)
     for _ in range(3):
@@ -206,7 +206,7 @@ def test_a_follower_whose_full_disk_refuses_a_cut_is_as_it_was(opened: Open, mon
 
 
 def test_a_follower_follows_what_a_full_disk_has_left_of_a_cut(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulator, seed 809093: later segments were gone already when the cut within a sealed one found no room."""
+    """Simulator, seed 809093: later segments were deleted before the truncation of a sealed one found no room."""
     leader, follower = opened(0), opened(1)
     append(leader, b"a" * 300)
     first = Stream(leader, follower)
@@ -215,7 +215,7 @@ def test_a_follower_follows_what_a_full_disk_has_left_of_a_cut(opened: Open, mon
     for _ in range(3):
         append(follower, b"uncommitted" * 150)
     bases = [header.base_offset for header in follower.log.headers(0) if header.first_of_segment]
-    above = next(base for base in bases if base > 1)  # the cut falls into the segment before it
+    above = next(base for base in bases if base > 1)  # the segment before it is truncated
     elect(0, 2, leader, follower)
     stream = Stream(leader, follower, SteppedClock())
 
@@ -254,7 +254,7 @@ def test_a_follower_says_that_what_it_was_sent_did_not_fit(opened: Open, monkeyp
 def test_a_follower_that_a_full_disk_keeps_from_beginning_anew_claims_nothing(
     opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its log was dropped, and what comes in its place found no room; then another leader is asked first."""
+    """Its log was dropped, and the new one found no room. Then another leader is elected."""
     follower = opened(1)
     elect(1, 1, follower)
     append(follower, b"a")

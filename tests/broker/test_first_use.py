@@ -1,4 +1,4 @@
-"""A broker's first append, group commit, transaction and fetch import nothing: others would wait meanwhile."""
+"""A broker's first append, group commit, transaction and fetch import nothing: other requests would wait for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.first_use import TOPIC
 from tests.support.process_cluster import Place, ProcessCluster
 
 IMPORT = "import time:"
-"""How each line of Python's own account of imports begins."""
+"""The beginning of each line with which Python reports an import."""
 
 OPERATIONS = (
     "append",

@@ -1,4 +1,4 @@
-"""A full disk refuses what has to be stored, and ends nothing."""
+"""A broker with a full disk refuses what it would have to store, and goes on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def elect_again(lone: LonePartition) -> None:
 
 
 def test_an_election_and_the_appends_after_it_wait_for_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batches carry their epochs: the file may be behind until the next flush, on a full disk, too."""
+    """The batches carry their epochs, so the file may lag until the next flush, on a full disk, too."""
     lone = LonePartition(tmp_path / "t-0")
     lone.write(b"a", sequence=0, transactional=False)
     lone.partition.flush()

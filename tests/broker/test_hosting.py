@@ -1,4 +1,4 @@
-"""Brokers' processes: started, adopted, told apart, ended; and what they belong to. Real processes, no Spark."""
+"""How real broker processes are started, adopted, told apart and ended, and what they belong to. No Spark."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def identity(pid: int) -> ProcessIdentity:
 
 
 class Host:
-    """Starts stand-ins for one executor: by default this process."""
+    """Starts stand-ins for brokers of one executor, by default this process."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -66,7 +66,7 @@ class Host:
         return broker
 
     def await_announced(self, launch: int) -> int:
-        """The pid, once the stand-in has announced itself."""
+        """The stand-in's pid, once it has announced itself."""
         path = self.directory / f"launch-{launch}"
         eventually(path.exists, what=f"launch {launch}")
         return int(msgspec.json.decode(path.read_bytes())["pid"])
@@ -94,7 +94,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @pytest.fixture
 def jvm() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that stands for an executor's JVM. Its pid alone matters."""
+    """A process that stands for an executor's JVM. Only its pid matters."""
     with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -195,7 +195,7 @@ def test_every_keeper_hears_how_the_broker_left(host: Host) -> None:
 
 
 def test_a_keeper_that_connected_before_the_end_hears_of_it_and_a_later_one_is_refused(host: Host) -> None:
-    """The thread that would take it in does not come to it: it is not even started here."""
+    """The thread that would accept the keepers does not run: this test does not start it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     name = f"\0spark-broker/{host.cluster_id}/1"
     listener.bind(name)
@@ -277,7 +277,7 @@ def test_a_broker_whose_executor_ended_before_it_began_ends_at_once(host: Host, 
 
 
 def test_the_end_of_its_starter_and_of_the_starters_process_group_is_nothing_to_a_broker(host: Host) -> None:
-    """As when `pyspark.daemon` ends: it signals its whole process group."""
+    """This is what `pyspark.daemon` does when it ends: it signals its whole process group."""
     source = (
         "import os, signal, sys, msgspec\n"
         "from spark_broker.broker import hosting\n"
@@ -449,7 +449,7 @@ def test_a_log_that_is_a_socket_is_inherited() -> None:
 
 
 class sleeper:  # noqa: N801 (read as a verb: `with sleeper(...)`)
-    """A process with this stderr; its pid."""
+    """The pid of a process with this stderr."""
 
     def __init__(self, stderr: int) -> None:
         self._process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The thread that carries ISR proposals to the controller, with partitions that propose more at the same time."""
+"""The thread that sends ISR proposals to the controller while partitions propose more."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class FakeController:
 
 
 class ProposingPartition:
-    """Another thread holds its lock and proposes an ISR: `is_current` waits for that thread."""
+    """Another thread holds its lock and proposes an ISR, so `is_current` waits for that thread."""
 
     def __init__(self, proposals: IsrProposals) -> None:
         self._proposals = proposals
@@ -54,8 +54,8 @@ class ProposingPartition:
 
 
 def test_a_partition_can_propose_while_an_earlier_proposal_is_compared_with_it() -> None:
-    """Under the queue's lock, the comparison would wait for the partition's lock, and whoever holds that for the
-    queue's: both threads would wait for ever."""
+    """Under the queue's lock, the comparison would wait for the partition's lock. The thread that holds the partition's
+    lock would wait for the queue's: both would wait for ever."""
     controller, bugs = FakeController(), list[BaseException]()
     proposals = IsrProposals(cast("Any", controller), 1000, bugs.append)
     partition = ProposingPartition(proposals)

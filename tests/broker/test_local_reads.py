@@ -32,7 +32,7 @@ BATCHES = 30
 
 @dataclass
 class Extents:
-    """What was read from files. `refused`: how often that failed."""
+    """The extents that were read from files; `refused` counts the reads that failed."""
 
     read: list[FileExtent]
     refused: int = 0
@@ -114,7 +114,7 @@ def batches_of(
 
 
 def read(servers: str, topic: str, **how: object) -> list[tuple[int, int, object, object]]:
-    """Every batch that was read, with all that a reader gets of it."""
+    """Every batch, with everything that a reader gets of it."""
     return [
         (batch.base_offset, batch.leader_epoch, batch.data.to_pydict(), batch.timestamps.to_pylist())
         for batches in batches_of(servers, topic, **how)  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ def test_a_range_may_begin_within_a_batch_and_answers_are_as_large_as_asked(topi
 
 
 def test_a_small_answer_does_not_wait_for_fetch_min_bytes(topics: str, extents: Extents) -> None:
-    """The bytes in files count, not those of the answer: it would come after fetch.max.wait.ms."""
+    """The bytes in files count. If only those of the answer did, it would come after fetch.max.wait.ms."""
     how = {"fetch.min.bytes": "10000", "fetch.max.wait.ms": "60000", "request.timeout.ms": "61000"}
     assert len(read(topics, "plain", **how)) == BATCHES
     assert extents.read
@@ -167,7 +167,7 @@ def test_on_another_machine_the_leader_sends_the_batches(
     assert not extents.refused
 
 
-# The brokers are other processes: these faults are the reader's alone.
+# The brokers are other processes, so only the reader has these faults.
 
 
 def not_permitted(patch: pytest.MonkeyPatch) -> None:

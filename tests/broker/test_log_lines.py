@@ -1,4 +1,4 @@
-"""A broker's log: each change of state is one line that says who, what, which epoch and why."""
+"""A broker's log: each change of state is one line with who, what, which epoch and why."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 class NamedPartition:
-    """A partition by name only; refusals are counted."""
+    """A partition that only has a name and counts refusals."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -95,7 +95,7 @@ def test_the_controllers_answer_to_a_proposal_is_a_line(caplog: pytest.LogCaptur
 
 def test_a_follower_says_what_it_cuts_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lone = LonePartition(tmp_path / "t-0")
-    elect(0, 1, lone.partition)  # with broker 2 in the ISR: what comes now is not committed
+    elect(0, 1, lone.partition)  # broker 2 is in the ISR, so later appends are not committed
     append(lone.partition, b"a")
     elect(2, 2, lone.partition)
     position = lone.partition.fetch_position()
@@ -141,7 +141,7 @@ def test_a_line_with_a_traceback_and_one_without_fields_are_one_line_of_json_eac
 
 
 def fields(caplog: pytest.LogCaptureFixture, words: str) -> dict[str, object]:
-    """The fields of the one line whose text has these words, which a reader of JSON finds, too."""
+    """The fields of the only line whose text has these words. The JSON format has them, too."""
     (record,) = (record for record in caplog.records if words in record.getMessage())
     found = fields_of(record)
     assert {*found} <= {*json.loads(formatter(JSON).format(record))}
@@ -156,7 +156,7 @@ def test_each_change_of_role_is_one_line_and_an_isr_of_the_same_epoch_another(
     lone = LonePartition(tmp_path / "t-0")
     elect(2, 1, lone.partition)
     elect(0, 2, lone.partition)
-    elect(0, 2, lone.partition)  # nothing new
+    elect(0, 2, lone.partition)  # no change
     again = LeaderAndIsr(0, 2, 3, (0, 1, 2), (0, 1, 2))
     lone.partition.assign(again, lone.topic, {0: 1, 1: 1, 2: 1})
     log = "log from 0 to 0, high watermark 0"

@@ -1,4 +1,4 @@
-"""Directories that may not be written, go away, or turn read-only: told clearly, and nobody else is disturbed."""
+"""Directories that may not be written, go away, or turn read-only: errors are clear, and others are not disturbed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ except SparkBrokerError as error:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that everybody may look into; root's."""
+    """A directory of root's that every user may list."""
     path = Path(tempfile.mkdtemp(prefix="spark-broker-test-"))
     path.chmod(0o755)
     yield path
@@ -99,7 +99,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def maintain(rig: Rig, broker: int) -> None:
-    """Everything that is due, twice: damage is quarantined after it was found."""
+    """Run all maintenance twice, because damage is quarantined only after it was found."""
     maintenance = Maintenance(rig.brokers[broker].manager, rig.settings.cluster, rig.brokers[broker].bugs.append)
     maintenance.begin(0)
     maintenance.run_due(LATER_S)
@@ -117,7 +117,7 @@ def test_a_partition_whose_directory_was_removed_is_damaged_and_the_broker_goes_
 
 
 def crash_without_directory(rig: Rig) -> RigBroker:
-    """Somebody removes the partition's directory, and the leader's process ends before it notices."""
+    """The partition's directory is removed, and the leader's process ends before it notices."""
     leader = rig.brokers[0]
     maintain(rig, 0)
     assert leader.directory.read_high_watermarks() == {KEY: leader.partition.replica.high_watermark}
@@ -131,14 +131,14 @@ def crash_without_directory(rig: Rig) -> RigBroker:
 
 
 def test_a_directory_that_was_removed_just_before_a_crash_is_damage_to_the_next_process(rig: Rig) -> None:
-    """An empty log in its place could be elected: the others would throw their records away."""
+    """An empty log in its place could be elected, and the others would truncate their records."""
     again = crash_without_directory(rig)
     rig.publish(0)
     assert again.manager.damaged == [KEY]
 
 
 def test_where_the_replica_is_not_electable_it_is_fetched_again(rig: Rig) -> None:
-    """As one that was moved away, with its directory, and back."""
+    """It is treated as a replica that was moved away, with its directory, and back."""
     again = crash_without_directory(rig)
     rig.publish(0, leader=1, leader_epoch=1, isr=(1,))
     assert again.manager.damaged == []
@@ -172,7 +172,7 @@ def test_a_broker_whose_directory_was_removed_ends_and_says_why(rig: Rig) -> Non
 
 
 class BadFile(LocalFileSystem):
-    """A disk that answers EIO for what is written to, or read from, one partition's files."""
+    """A disk that answers EIO to writes to one partition's files."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -220,7 +220,7 @@ def said(cluster: ProcessCluster, slot: int) -> str:
 
 
 def write(producer: Producer, values: range) -> None:
-    """To every partition, one record at a time, acknowledged by the ISR."""
+    """Write to every partition, one record at a time, each acknowledged by the ISR."""
     for value in values:
         for partition in range(3):
             producer.send("t", value=b"%d" % value, partition=partition).result(60)

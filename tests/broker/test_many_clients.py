@@ -1,4 +1,4 @@
-"""Many busy clients: followers and the controller's session go before them, and a new client has its turn."""
+"""Many busy clients: followers and the controller's session come first, and a new client has its turn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS = 15.0
 LAG_MS = 2500
 FIRST_APPEND_S = 20.0
 SELDOM = 4
-"""Where all threads compete, it is 20 to 200 times. A neighbour that takes the machine's cores may cost one."""
+"""If all threads competed, it would be 20 to 200 times. Other load on the machine may cause one."""
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def busy_clients(cluster: ProcessCluster, topic: str) -> Iterator[list[subproces
 
 
 def first_append_s(cluster: ProcessCluster, topic: str) -> float:
-    """How long a new client's first append takes, with all that goes before it."""
+    """How long a new client's first append takes, with everything before it."""
     began = time.monotonic()
     with Producer(cluster.bootstrap_servers, acks="all") as producer:
         producer.append(topic, [{"value": b"new"}]).result(60)

@@ -19,7 +19,7 @@ NOW_MS = 1000
 
 
 def image(*leaders: int) -> MetadataImage:
-    """One topic whose partitions have these leaders; brokers 0 and 1."""
+    """One topic on brokers 0 and 1, whose partitions have these leaders."""
     brokers = {
         n: BrokerState(n, n, str(n), "", n, "host", 9000 + n, None, "here", "", 0, 0, 0, "clean", fenced=False)
         for n in (0, 1)
@@ -85,7 +85,7 @@ def test_a_partition_that_is_past_the_epoch_is_done() -> None:
 
 
 def test_a_marker_follows_a_leader_that_moves_while_it_is_under_way() -> None:
-    """Its first leader is frozen: the answer would come only with the time-out."""
+    """Its first leader is frozen, so that answer would come only with the time-out."""
     queue = MarkerQueue()
     queue.add(0, [target(0)])
     (frozen,) = queue.next_rounds(image(0), NOW_MS)

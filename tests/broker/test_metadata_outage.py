@@ -1,4 +1,4 @@
-"""Real processes: the metadata store fails for a while. Who leads goes on; nobody is elected before it works again."""
+"""Real processes: the metadata store fails for a while. Leaders go on; no leader is elected until it works again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.process_cluster import ProcessCluster
 from tests.support.waiting import eventually
 
 CONFIG = {"broker.session.timeout.ms": 1500, "request.timeout.ms": 2000}
-"""A session that nobody keeps alive ends sooner than the outage."""
+"""A session that is not kept alive ends sooner than the outage."""
 
 TOPIC = "t"
 PARTITIONS = 6
@@ -83,7 +83,7 @@ class Writer:
 
 
 def ask_for_topic(cluster: ProcessCluster) -> None:
-    """In vain, for now."""
+    """Ask for a topic; the request times out for now."""
     with (
         Admin(cluster.bootstrap_servers, default_api_timeout_ms=5000) as admin,
         pytest.raises(RequestTimedOutError),
@@ -101,7 +101,7 @@ def epochs(admin: Admin) -> dict[int, int]:
 def test_an_outage_of_the_metadata_store_stalls_nobody_and_is_over_when_it_is_over(
     cluster: ProcessCluster, admin: Admin, outage_s: float
 ) -> None:
-    """A session that nobody keeps alive ends sooner; one that a busy machine holds up for a second or two does not."""
+    """A session that is not kept alive ends sooner, but one that a busy machine delays for a second or two does not."""
     before = epochs(admin)
     with Writer(cluster).at_work() as writer:
         writer.await_more(3)

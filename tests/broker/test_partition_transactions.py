@@ -1,4 +1,7 @@
-"""Transactions and producers of one partition on real files: shell, log and snapshots; the test is the coordinator."""
+"""Transactions and producers of one partition on real files, with shell, log and snapshots.
+
+The test is the coordinator.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,7 @@ def test_after_the_marker_the_coordinator_is_asked_again(lone: LonePartition) ->
 
 
 def test_a_confirmation_that_comes_after_the_marker_admits_nothing(lone: LonePartition) -> None:
-    """24: asked before the transaction ended, answered after."""
+    """24: the leader asked before the transaction ended, and the answer came after."""
     awaited = lone.offer(b"a")
     assert isinstance(awaited, AwaitedTransaction)
     lone.end(1, committed=False)
@@ -193,7 +196,7 @@ def test_whatever_the_high_watermarks_checkpoint_the_state_is_the_logs(
 
 
 def test_a_transaction_whose_marker_is_not_known_to_be_committed_stays_undecided(tmp_path: Path) -> None:
-    """The snapshots after the marker know of no end: one below the high watermark is taken."""
+    """Snapshots after the marker do not know the end, so one below the high watermark is taken."""
     lone = small(tmp_path)
     lone.write(big(0))
     lone.end(1, committed=True)
@@ -211,7 +214,7 @@ def test_a_transaction_whose_marker_is_not_known_to_be_committed_stays_undecided
 
 @every_start
 def test_retention_takes_records_away_but_not_what_is_known_of_their_producer(tmp_path: Path, start: StartKind) -> None:
-    """20 and 22: a retry whose segment has left the disk has its original offset."""
+    """20 and 22: a retry of a batch whose segment was deleted has its original offset."""
     lone = small(tmp_path, retention_bytes=4096)
     offsets = [lone.write(big(n), sequence=n, transactional=False) for n in range(3)]
     for number in range(6):
@@ -228,7 +231,7 @@ def test_retention_takes_records_away_but_not_what_is_known_of_their_producer(tm
 
 
 def test_retention_keeps_what_is_undecided(tmp_path: Path) -> None:
-    """Gone here, it would hold back the last stable offset of the next leader, whose log starts earlier (KIP-207)."""
+    """A deleted one would hold back the last stable offset of the next leader, whose log starts earlier (KIP-207)."""
     lone = small(tmp_path, retention_bytes=4096)
     for number in range(4):
         lone.write(big(number), pid=8, sequence=number, transactional=False)
@@ -281,7 +284,7 @@ def test_a_log_start_within_a_segment_has_a_snapshot_of_its_own(lone: LonePartit
 def test_a_read_that_retention_overtakes_shows_no_aborted_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The frames are read, then retention takes them away and forgets that they were aborted."""
+    """The frames are read; then retention deletes them and forgets that they were aborted."""
     lone = small(tmp_path, retention_bytes=4096)
     lone.write(big(0))
     lone.end(1, committed=False)
@@ -337,7 +340,7 @@ def test_a_log_whose_every_snapshot_is_lost_is_replayed_while_it_begins_at_0(tmp
 
 @pytest.mark.parametrize("harm", ["spoil", "remove"])
 def test_a_lost_snapshot_at_the_log_start_is_damage(tmp_path: Path, harm: str) -> None:
-    """28: what retention has removed is in no other place; the replica is fetched again, not cleaned."""
+    """28: the state of deleted records is in no other file, so the replica is fetched again, not repaired."""
     lone = small(tmp_path, retention_bytes=4096)
     for number in range(9):
         lone.write(big(number), sequence=number, transactional=False)
@@ -366,7 +369,7 @@ def test_retention_renews_a_damaged_snapshot_before_it_stands_alone(tmp_path: Pa
 
 
 def test_a_snapshot_past_the_end_of_a_recovered_log_is_dropped(tmp_path: Path) -> None:
-    """A machine crash took the log's end; what is then written there is something else."""
+    """A machine crash lost the log's end, and other records are written there afterwards."""
     lone = small(tmp_path)
     for number in range(4):
         lone.write(big(number), sequence=number, transactional=False)
@@ -410,7 +413,7 @@ def test_a_log_of_many_segments_is_opened_by_its_last_snapshot_and_what_follows(
 
 
 def test_a_cut_takes_the_snapshots_with_it(tmp_path: Path) -> None:
-    """KAFKA-5435: what is written after the cut is not what they speak of."""
+    """KAFKA-5435: they do not describe the records that are written after the truncation."""
     lone = small(tmp_path)
     for number in range(8):
         lone.write(big(number), sequence=number)
@@ -423,7 +426,7 @@ def test_a_cut_takes_the_snapshots_with_it(tmp_path: Path) -> None:
 
 
 def test_an_idle_producer_is_forgotten_and_does_not_begin_anew_by_itself(lone: LonePartition) -> None:
-    """20: only its client can say that a new epoch begins."""
+    """20: only its client can begin a new epoch."""
     lone.write(b"a", transactional=False)
     lone.write(b"b", sequence=1, transactional=False)
     lone.partition.expire_producers(expiration_ms=-10_000)
@@ -444,7 +447,7 @@ def test_a_producer_with_an_open_transaction_is_not_forgotten(lone: LonePartitio
 
 @dataclass
 class OnePartition:
-    """As much of a replica manager as maintenance asks for."""
+    """The part of a replica manager that maintenance uses."""
 
     partition: Partition
     room: Room
@@ -459,13 +462,13 @@ class OnePartition:
         return []
 
     def quarantine_damaged(self) -> None:
-        """There is nothing."""
+        """No replica is damaged."""
 
     def check_directory(self) -> None:
-        """It is there."""
+        """The directory exists."""
 
     def save_high_watermarks(self) -> None:
-        """Nowhere."""
+        """They are not saved."""
 
 
 def test_maintenance_forgets_idle_producers_when_it_is_time_to_look(lone: LonePartition) -> None:
@@ -510,7 +513,7 @@ def test_a_follower_that_begins_at_the_log_start_knows_the_transactions_that_wer
     wait_until(lambda: follower.high_watermark == leader.high_watermark, "the follower to catch up")
     assert follower.producers == leader.producers
     assert follower.last_stable_offset == leader.last_stable_offset == 11
-    # Led by the follower, the transactions end as they would have, and what was aborted stays so.
+    # When the follower leads, the transactions end as they would have, and aborted ones stay aborted.
     rig.publish(leader=1, leader_epoch=1, partition_epoch=1, isr=(1,))
     lone.partition, lone.leader_epoch = rig.brokers[1].partition, 1
     assert lone.read() == []

@@ -1,4 +1,4 @@
-"""When a follower opens a fetch session with a leader, and when the next one: the rules, without a stream."""
+"""The rules for when a follower opens a fetch session with a leader, and when the next, without a stream."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SETTINGS = FetcherSettings(1, 1, max_wait_ms=100, max_bytes=1 << 20, request_tim
 
 
 class SteppedClock(SystemClock):
-    """Boot time goes on when a test says so."""
+    """Boot time passes only when a test changes it."""
 
     now_ms = 1_000
 
@@ -44,7 +44,7 @@ def session_of(fetcher: ReplicaFetcher) -> FetchSession:
 
 
 def state(of: Any) -> FetcherState:
-    """Its state now: what a checker of types knows of it is over with the next event."""
+    """Its state now. The call keeps type checkers from narrowing the attribute past the next event."""
     return cast("FetcherState", of.state)
 
 
@@ -55,7 +55,7 @@ def test_what_is_followed_already_does_not_interrupt_the_session(fetcher: Replic
 
 
 def test_another_leader_epoch_begins_another_session(fetcher: ReplicaFetcher) -> None:
-    """KAFKA-7164: the leader may be the same broker, and the logs may differ all the same."""
+    """KAFKA-7164: the logs may differ even if the leader is the same broker."""
     session = session_of(fetcher)
     assert fetcher.follow(PARTITIONS, {KEY: 2})
     assert session_of(fetcher) is not session

@@ -1,4 +1,4 @@
-"""A process that dies at any step of a change of its log leaves one that opens, with the producers of its batches."""
+"""A process that dies at any step of a log's change leaves a log that opens with the producers of its batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ STEPS_MAX = 200
 
 
 class KilledError(BaseException):
-    """Nothing may catch it, as nothing catches a SIGKILL."""
+    """Not an Exception, so that no handler catches it: a SIGKILL cannot be caught."""
 
 
 class DyingFileSystem(LocalFileSystem):
-    """The process dies before its change number `steps` of what is on disk (from 0)."""
+    """The process dies before its change number `steps` (from 0) to the disk."""
 
     def __init__(self, steps: int) -> None:
         self.left = steps
@@ -81,11 +81,11 @@ CHANGES: dict[str, Callable[[ReplicaLog], None]] = {
 
 
 RESTARTED = [ProducerStateEntry(9, 0, 1, [(0, 0, 0, 0)], 0)]
-"""What the leader says of the part before its log start."""
+"""The producers' state before the leader's log start, as the leader reports it."""
 
 
 def prepared(tmp_path: Path) -> tuple[LonePartition, list[BatchInfo]]:
-    """Offsets 2 to 9 in segments of two batches, and all batches since 0. Half are of a transaction that is open."""
+    """A log of offsets 2 to 9 in segments of two batches, and all batches since 0. Half are of an open transaction."""
     lone = small(tmp_path)
     for number in range(5):
         lone.write(big(number), sequence=number, transactional=False)
@@ -117,7 +117,7 @@ def test_a_log_opens_after_a_crash_at_any_step(tmp_path: Path, change: Callable[
 
 
 def check_opens(directory: Path, lone: LonePartition, batches: list[BatchInfo]) -> None:
-    """Whatever the high watermark, the state is that of the batches, or what the leader said."""
+    """For every high watermark the state is that of the batches, or the one that the leader reported."""
     log = ReplicaLog(directory, lone.topic, StartKind.PROCESS_CRASH)
     opened = log.state(high_watermark=0)
     expected = ProducerStates()

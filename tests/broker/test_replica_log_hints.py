@@ -1,4 +1,4 @@
-"""What a broker saves of its replicas to be quicker, and does without when it is damaged."""
+"""Hints that a broker saves about its replicas: it can do without damaged ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.broker.rig import KEY, Rig, RigBroker
 
 
 def test_damaged_high_watermarks_stop_no_broker(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """They are hints: the replicas learn them anew, and the next checkpoint replaces the file."""
+    """They are hints: the replicas learn them again, and the next checkpoint replaces the file."""
     rig = Rig(tmp_path, brokers=1)
     broker = rig.brokers[0]
     mark = {KEY: 5}

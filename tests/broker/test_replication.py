@@ -1,4 +1,4 @@
-"""Replication between real brokers: servers, streams, files; the test is the controller."""
+"""Replication between real brokers with servers, streams and files; the test is the controller."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_failover_keeps_what_was_acknowledged_and_fences_the_old_leader(rig: R
         old.append(b"%d" % n, epoch=0).result(20)
     rig.publish(1, 2, leader=1, leader_epoch=1, partition_epoch=1, isr=(1, 2))
     assert new.append(b"after", epoch=1).result(20) == 5
-    # The old leader has not heard: it takes the batch, but nobody copies it, so it never acknowledges.
+    # The old leader does not know: it takes the batch, but no follower copies it, so it never acknowledges.
     stray = old.append(b"stray", epoch=0)
     assert not stray.done()
     rig.publish(0)

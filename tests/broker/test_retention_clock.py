@@ -1,4 +1,4 @@
-"""A leader whose clock is behind gives records old times; when leadership moves, nothing fresh is deleted."""
+"""A leader whose clock is behind gives records old times; when leadership moves, no fresh record is deleted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RETENTION_MS = 60_000
 
 
 def lone_partition(tmp_path: Path) -> LonePartition:
-    """Two values fill a segment."""
+    """A partition in which two values fill a segment."""
     return LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "retention.ms": str(RETENTION_MS)})
 
 
@@ -43,7 +43,7 @@ def test_a_leader_deletes_what_it_has_appended_itself_on_time(tmp_path: Path) ->
 
 
 def test_a_leader_without_a_lease_deletes_nothing(tmp_path: Path) -> None:
-    """A broker whose clock turned wrong is fenced: its lease is dropped before it hears that others lead."""
+    """A broker whose clock turned wrong is fenced. Its lease is dropped before it knows that others lead."""
     lone = lone_partition(tmp_path)
     fill(lone)
     lone.clock.ahead_ms = 100 * RETENTION_MS

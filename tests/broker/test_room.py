@@ -1,4 +1,4 @@
-"""A broker says that its disk is full: once in its log, however much it stops, and with its heartbeats."""
+"""A broker reports that its disk is full: in one log line, however much it stops, and in its heartbeats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOM_BYTES = 1000
 
 
 class SteppedClock(SystemClock):
-    """Boot time goes on when a test says so."""
+    """Boot time passes only when a test changes it."""
 
     now_ms = 1_000
 
@@ -35,7 +35,7 @@ class SteppedClock(SystemClock):
 
 
 class Disk:
-    """A room on a simulated disk; `changes` is what it told, in order."""
+    """A `Room` on a simulated disk; `changes` are its reports in order."""
 
     def __init__(self, free_bytes: int | None = None) -> None:
         self.fs = SimFileSystem()
@@ -78,7 +78,7 @@ def test_a_little_room_is_none() -> None:
 
 
 def test_a_quota_that_does_not_show_does_not_make_it_flap() -> None:
-    """Every write is refused, and the file system says that it has room."""
+    """Every write is refused, although the file system reports that it has room."""
     disk = Disk()
     for _ in range(60):
         disk.room.refused(REFUSED)
@@ -113,7 +113,7 @@ def test_the_machine_says_what_is_free(tmp_path: Path) -> None:
 
 
 class Broker:
-    """As much of a broker as has a disk and a heartbeat."""
+    """The part of a broker that has a disk and a heartbeat."""
 
     def __init__(self) -> None:
         self.fs = SimFileSystem()
@@ -142,7 +142,7 @@ class Broker:
 
 
 def test_heartbeats_say_that_the_disk_is_full_and_that_it_has_room(caplog: pytest.LogCaptureFixture) -> None:
-    """Each change sends one at once."""
+    """Each change sends a heartbeat at once."""
     broker = Broker()
     assert not broker.membership.heartbeat().full
     broker.fs.capacity_bytes = broker.fs.used_bytes

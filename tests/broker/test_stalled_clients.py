@@ -1,4 +1,4 @@
-"""Clients that take nothing of their answers: they cost a bounded amount of memory, and nobody else notices them."""
+"""Clients that do not read their answers cost a bounded amount of memory, and others do not notice them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
 
 
 class Readers:
-    """A process of readers that have asked and do not read."""
+    """A process with readers that have sent requests and do not read the answers."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""A broker that has more clients than it can serve: followers go on, clients wait, and then they are told."""
+"""A broker with more clients than it can serve: followers go on; clients wait, and then get an error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def fetch(stream: ClientStream) -> None:
 
 
 def fetched(stream: ClientStream) -> int:
-    """The error code."""
+    """The error code of the fetch's answer."""
     response, _ = stream.receive(timeout_ms=WAIT_MS)
     assert isinstance(response, FetchResponse)
     return response.partitions[0].error_code

@@ -1,4 +1,4 @@
-"""A broker's transaction coordinator on a real log, driven by hand: no thread of its own, every step is the test's."""
+"""A broker's transaction coordinator on a real log, without a thread: the test drives every step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ TIMEOUT_MS = 60_000
 
 
 class CoordinatorRig(InternalTopicRig):
-    """Beside the topic `t`, one partition of `__transaction_state`."""
+    """It has the topic `t` and one partition of `__transaction_state`."""
 
     internal_topic = TRANSACTION_STATE_TOPIC
 
@@ -90,7 +90,7 @@ class Coordinator:
         self.woken += 1
 
     def send(self, request: CoordinatorRequest) -> list[Answer]:
-        """The answer appears in the list."""
+        """Send a request; the answer appears in the list."""
         answers: list[Answer] = []
         self.shell.handle(request, SYSTEM_CLOCK.boottime_ms() + 60_000, answers.append)
         return answers
@@ -121,7 +121,7 @@ def rig(tmp_path: Path) -> Iterator[CoordinatorRig]:
 
 
 def alone(rig: CoordinatorRig) -> Coordinator:
-    """Broker 0 has the only replica of everything: commits happen at once."""
+    """Broker 0 has the only replica of everything, so commits happen at once."""
     rig.state = dataclasses.replace(rig.state, replicas=(0,), isr=(0,))
     rig.move_log(0, replicas=(0,), isr=(0,))
     return Coordinator(rig, 0)
@@ -187,7 +187,7 @@ def test_nothing_is_answered_before_the_replicas_have_it(rig: CoordinatorRig, wa
 def test_a_shard_whose_append_is_in_doubt_is_loaded_anew_once_the_log_is_certain(
     rig: CoordinatorRig, wait_until: WaitUntil
 ) -> None:
-    """The lease ends before the replicas have the record, and comes back: the record counts, its answer was lost."""
+    """The lease ends before the replicas have the record, and comes back. The record counts; its answer was lost."""
     rig.publish(0)
     coordinator = Coordinator(rig, 0)
     broker = rig.brokers[0]
@@ -300,7 +300,7 @@ def test_an_append_that_the_log_refuses_changes_nothing(rig: CoordinatorRig) -> 
 
 
 def test_producer_ids_do_not_run_out_between_two_ticks(rig: CoordinatorRig) -> None:
-    """A job with more tasks than a block has ids: all join at once."""
+    """All tasks of a job join at once, and a block has fewer ids."""
     coordinator = alone(rig)
     answers = [coordinator.ask(JoinTransactionRequest("app", 1, "run", TIMEOUT_MS)) for _ in range(1500)]
     assert {type(answer) for answer in answers} == {InitProducerIdResponse}
@@ -309,7 +309,7 @@ def test_producer_ids_do_not_run_out_between_two_ticks(rig: CoordinatorRig) -> N
 
 def test_requests_that_wait_are_bounded(rig: CoordinatorRig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transaction_coordinator, "REQUESTS_MAX", 3)
-    rig.publish(0)  # nothing is committed: broker 1 does not follow
+    rig.publish(0)  # nothing is committed, because broker 1 does not follow
     coordinator = Coordinator(rig, 0)
     waiting = [coordinator.send(InitTransactionsRequest(f"id-{n}", TIMEOUT_MS)) for n in range(3)]
     assert waiting == [[], [], []]

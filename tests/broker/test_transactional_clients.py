@@ -1,4 +1,4 @@
-"""Transactions with the real clients on a cluster of real processes, which are killed meanwhile."""
+"""Transactions of the real clients on a cluster of real processes, some of which are killed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def admin(servers: ProcessCluster) -> Iterator[Admin]:
 
 @pytest.fixture(autouse=True)
 def _whole(servers: ProcessCluster) -> None:
-    """A test may leave the cluster with a broker that is still coming back."""
+    """A test may end while a broker of the cluster is still restarting."""
     servers.await_live(3)
 
 
@@ -69,7 +69,7 @@ def create(admin: Admin, *names: str) -> list[TopicPartition]:
 def read(
     servers: ProcessCluster, topic: str, isolation: Isolation = Isolation.READ_COMMITTED, partitions: int = PARTITIONS
 ) -> list[list[str]]:
-    """Every value, by partition."""
+    """All values, by partition."""
     wanted = [TopicPartition(topic, number) for number in range(partitions)]
     found: list[list[str]] = [[] for _ in wanted]
     deadline = time.monotonic() + WAIT_S
@@ -113,7 +113,7 @@ def test_a_newer_producer_fences_and_a_zombies_late_append_is_refused(servers: P
         older.begin_transaction()
         append(older, "fenced", 0, "older").result(WAIT_S)
         newer.begin_transaction()
-        # A partition that the older one has used, and one where nobody has heard of it.
+        # The older producer has used one partition; the other does not know it.
         for partition in (0, 1):
             with pytest.raises(SparkBrokerError):
                 append(older, "fenced", partition, "zombie").result(WAIT_S)
@@ -229,7 +229,7 @@ def test_a_newer_execution_takes_over_what_an_older_one_left(servers: ProcessClu
 
 
 class RecordedTransactions:
-    """Runs transactions in a thread, with everything that it knows of their outcomes in a recorder."""
+    """Runs transactions in a thread and records what it knows of their outcomes."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class RecordedTransactions:
             try:
                 producer.commit_transaction()
             except RequestTimedOutError:
-                continue  # the outcome is asked for until it is known
+                continue  # asks for the outcome until it is known
             except TransactionAbortableError as error:
                 self._recorder.commit_refused(commit, error)
                 producer.abort_transaction()

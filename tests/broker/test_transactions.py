@@ -127,7 +127,7 @@ def test_a_transaction_whose_producer_is_gone_is_aborted_in_time(client: RawClie
 
 
 def test_a_transaction_that_goes_on_does_not_time_out(client: RawClient, wait_until: WaitUntil) -> None:
-    """However short its time-out: the leader renews it while batches come."""
+    """The leader renews even a short time-out while batches come."""
     client.create("steady")
     timeout_ms = 3000
     who = client.init("busy", timeout_ms=timeout_ms)
@@ -211,7 +211,7 @@ def test_offsets_of_a_transaction_count_once_it_is_committed(client: RawClient) 
     who = client.end("mover", who, committed=False)
     assert offsets_of(client, "readers") == {}
     commit_offsets(client, who, "readers", 20)
-    # Plain commits of the same partition's groups go on, and snapshots keep what is undecided.
+    # Plain commits to the same partition go on, and snapshots keep undecided offsets.
     for offset in range(12):
         request = OffsetCommitRequest("readers", [CommittedOffset("plain", 0, offset)])
         client.ask("readers", request, CONSUMER_OFFSETS_TOPIC)
@@ -255,8 +255,8 @@ def kill(cluster: ProcessCluster, client: RawClient, broker_id: int, wait_until:
 def test_the_next_coordinator_finishes_what_was_decided(
     transactions_cluster: ProcessCluster, client: RawClient, wait_until: WaitUntil
 ) -> None:
-    """The decision is in the log; its markers cannot be written, because their leader is stopped; then the coordinator
-    is killed."""
+    """The decision is in the log, but its markers cannot be written, because their leader is stopped. Then the
+    coordinator is killed."""
     cluster = transactions_cluster
     topic = client.create("decided", partitions=3, replicas=1)
     transactional_id, partition = next(
@@ -388,7 +388,7 @@ def test_everything_is_known_after_the_end_of_all_processes(tmp_path: Path) -> N
             writer = client.join("app", version, "run")
             client.append("lasting", 0, [b"%d" % version], writer, 0, "app")
             client.ask("app", CommitTransactionRequest("app", version, "run", [writer.producer_id]))
-        # Snapshots have taken the place of older records.
+        # Snapshots have replaced older records.
         (log,) = [one for one in client.log_starts(TRANSACTION_STATE_TOPIC) if one[0] == client.number("app")]
         assert log[1] > 0
         open_ = client.init("open")

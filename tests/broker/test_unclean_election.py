@@ -1,4 +1,4 @@
-"""Real processes: the last complete copy is gone, a loss is accepted, and everybody who read what is lost notices."""
+"""Real processes: the last complete replica is lost, the loss is accepted, and all readers of lost records learn it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def meta_of(directory: Path) -> DirectoryMeta:
 
 
 def directory_of(cluster: ProcessCluster, broker: int) -> Path:
-    """The log directory of a broker. (A launch claims the free one with the lowest number.)"""
+    """The log directory of a broker. A launch claims the free one with the lowest number."""
     for path in sorted((cluster.base / "logs").glob(SLOT_PREFIX + "*")):
         if meta_of(path).broker_id == broker:
             return path
@@ -73,7 +73,7 @@ def state(admin: Admin, tp: TopicPartition) -> PartitionInfo:
 
 
 def append(cluster: ProcessCluster, tp: TopicPartition, values: str) -> None:
-    """One record at a time, each acknowledged by the whole ISR."""
+    """Append one record at a time, each acknowledged by the whole ISR."""
     with Producer(cluster.bootstrap_servers, acks="all") as producer:
         for value in values:
             producer.send(tp.topic, value=value.encode(), partition=tp.partition).result(30)
@@ -91,7 +91,7 @@ def read(consumer: Consumer, rows: int) -> str:
 
 
 def truncation(consumer: Consumer) -> LogTruncationError:
-    """What poll raises, sooner or later."""
+    """The truncation error that poll eventually raises."""
     caught: list[LogTruncationError] = []
 
     def poll() -> bool:
@@ -108,9 +108,9 @@ def truncation(consumer: Consumer) -> LogTruncationError:
 def test_a_follower_that_lags_leads_on_demand_and_consumers_learn_what_is_lost(
     cluster: ProcessCluster, admin: Admin
 ) -> None:
-    """kill -9 of the follower, then of the leader that went on alone; only the follower comes back."""
+    """The follower is killed, then the leader that went on alone; only the follower restarts."""
     admin.create_topic(NewTopic("t", partitions=6, replication_factor=2))
-    # Of the two directories that are free then, the launch claims the lower one: it must be the follower's.
+    # The launch claims the lower of the two directories that are free then, which must be the follower's.
     parts = admin.describe_topic("t").partitions
     number = next(
         p.partition for p in parts if directory_of(cluster, p.replicas[1]) < directory_of(cluster, p.replicas[0])
@@ -144,7 +144,7 @@ def test_a_follower_that_lags_leads_on_demand_and_consumers_learn_what_is_lost(
 
 
 def test_a_group_that_goes_on_from_a_lost_offset_is_told(cluster: ProcessCluster, admin: Admin) -> None:
-    """A replica whose log was damaged is the only one: it leads again, empty, once the loss is accepted."""
+    """The only replica's log was damaged. It leads again, empty, once the loss is accepted."""
     admin.create_topic(NewTopic("single", partitions=1, replication_factor=1))
     tp = TopicPartition("single", 0)
     append(cluster, tp, "abc")
@@ -172,7 +172,7 @@ def test_a_group_that_goes_on_from_a_lost_offset_is_told(cluster: ProcessCluster
 
 
 def test_the_only_replica_leads_again_by_itself_after_a_machine_crash(cluster: ProcessCluster, admin: Admin) -> None:
-    """Whatever is left of its log is all there is."""
+    """No other replica can have more than what is left of its log."""
     admin.create_topic(NewTopic("alone", partitions=1, replication_factor=1))
     tp = TopicPartition("alone", 0)
     append(cluster, tp, "abc")

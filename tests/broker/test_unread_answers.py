@@ -1,4 +1,4 @@
-"""Acknowledgements that a producer does not read: nobody waits for it, and who reads is answered at once."""
+"""Acknowledgements that a producer does not read: no thread waits for it, and other producers get theirs at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_broker.protocol.messages import AppendResponse, Message
 
 
 class Stream:
-    """Stands in for a `ServerStream`: notes how each answer left."""
+    """Stands in for a `ServerStream` and records how each answer was sent."""
 
     def __init__(self) -> None:
         self.now: list[Message] = []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PATIENT = {"delivery.timeout.ms": 600_000, "max.block.ms": 600_000}
-"""A batch that is never acknowledged, and not one that was slow, is what is looked for."""
+"""The run looks for batches that are never acknowledged, not for slow ones."""
 
 HASTY = {"delivery.timeout.ms": 3000, "request.timeout.ms": 2000, "max.block.ms": 3000}
 """Gives up in the middle of every fault: what it sent may be stored or not."""

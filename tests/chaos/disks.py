@@ -70,15 +70,17 @@ def mounted(path: Path) -> Iterator[SmallDisk | str]:
 
 
 class FailingDisk:
-    """An ext4 file system that turns read-only at its first error, as most are mounted. (The kernel refuses to remount
-    one read-only in which a file is open for writing.)"""
+    """An ext4 file system that turns read-only at its first error, as most are mounted.
+
+    An error is needed: the kernel refuses a read-only remount while a file is open for writing.
+    """
 
     def __init__(self, path: Path, image: Path) -> None:
         self._path = path
         self._image = image
 
     def mount(self) -> str:
-        """Empty: it worked."""
+        """Mount it. Returns what went wrong; empty when nothing did."""
         return _run("mount", "-o", "loop,errors=remount-ro", str(self._image), str(self._path))
 
     def turn_read_only(self) -> None:
@@ -86,7 +88,7 @@ class FailingDisk:
         Path(f"/sys/fs/ext4/{Path(device).name}/trigger_fs_error").write_text("1")
 
     def mount_again(self) -> None:
-        """Once nobody has a file open in it: checked, and writable."""
+        """Check it and make it writable again, once no process has a file open in it."""
         for command in (("umount", str(self._path)), ("e2fsck", "-fy", str(self._image))):
             _run(*command)
         why = self.mount()
@@ -94,7 +96,7 @@ class FailingDisk:
 
 
 def _run(*command: str) -> str:
-    """What went wrong; empty: nothing did."""
+    """What went wrong; empty when nothing did."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except FileNotFoundError:
@@ -123,7 +125,7 @@ def failing_ext4(path: Path) -> Iterator[FailingDisk | str]:
 
 @contextmanager
 def away(directory: Path) -> Iterator[None]:
-    """As long as the block lasts, the directory is not there; what is put in its place meanwhile goes."""
+    """As long as the block lasts, the directory is not there; what is put in its place meanwhile is removed."""
     moved = directory.with_name(directory.name + "-moved-away")
     directory.rename(moved)
     try:

@@ -1,7 +1,7 @@
 """A network of namespaces: one for each broker, joined by a bridge, in which packets of one direction can be lost.
 
-A direction is cut by a neighbour entry that names a hardware address which nobody has: what is sent to it goes nowhere,
-silently, and what comes from there arrives. Nothing leaves the namespace in which the run itself is (`isolated`).
+A neighbour entry cuts a direction: it names a hardware address that no interface has. What is sent there is lost
+silently; what comes from there arrives. Nothing leaves the namespace in which the run itself is (`isolated`).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Network:
 
     @contextmanager
     def lossy(self, source: int, target: int) -> Iterator[None]:
-        """As long as the block lasts, nothing that `source` sends to `target` arrives. The other way all is well."""
+        """As long as the block lasts, nothing that `source` sends to `target` arrives. The other direction works."""
         self._inside(
             source, "neigh", "replace", address(target), "lladdr", NOBODY, "dev", device(source), "nud", "permanent"
         )

@@ -86,7 +86,7 @@ class ProcessTarget(Target):
         return self._bootstrap_servers
 
     def tend(self) -> None:
-        with suppress(SparkBrokerError):  # Asked again in a moment: the controller may be the one that is down.
+        with suppress(SparkBrokerError):  # The next call tries again: it may be the controller that is down.
             self.cluster.launch_ended()
 
     @contextmanager

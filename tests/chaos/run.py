@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RECORDS_MAX_FACTOR = 2
 RECORDS_OF_A_FAULT = 20_000
-"""Bounds the history of a run for which nobody says how much it is to acknowledge."""
+"""Bounds the history of a run that is given no number of records to acknowledge."""
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -81,7 +81,7 @@ def main(given: list[str] | None = None) -> int:
 
 @contextmanager
 def working_directory(keep: Path | None) -> Iterator[Path]:
-    """Where clusters have their files. What is wrong stays there."""
+    """Where clusters have their files. The files of a run that found something stay there."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep.resolve()

@@ -42,7 +42,7 @@ KILLS = {
 """Faults that end a broker."""
 
 KEEPER_KILLS = {"kill-keeper": kill_keeper, "kill-keeper-daemon": kill_keeper_daemon}
-"""Faults that end no broker. Nor do those of Spark's own page, and freezes of what is not the broker."""
+"""Faults that end no broker. Kills on Spark's own page end none either, nor do freezes of other processes."""
 
 PAGE_KILLS = {"kill-jobs": "jobs", "kill-stages": "stages"}
 FREEZES: dict[str, Callable[[BrokerProcesses], tuple[int | None, ...]]] = {
@@ -91,7 +91,7 @@ class SparkTarget(Target):
         return self._undo.enter_context(application).await_ready()
 
     def _end_processes(self) -> None:
-        """Brokers are nobody's children once their keeper is gone."""
+        """A broker whose keeper has ended is an orphan."""
         kill_all(self._seen)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class SparkTarget(Target):
         return self._bootstrap_servers
 
     def tend(self) -> None:
-        """Spark and the launcher do."""
+        """Nothing: Spark and the launcher restart what has ended."""
 
     @contextmanager
     def strike(self, kind: str, rng: random.Random) -> Iterator[str]:
@@ -174,7 +174,7 @@ class SparkTarget(Target):
             yield f"broker {leader.id}"
 
     def _spare(self, *, but: BrokerInfo | None) -> None:
-        """The fault that follows must not end these brokers: all that are live now, but the one that it hits."""
+        """The next fault must not end these brokers: all that are live now, except the one that it hits."""
         self._spared = {broker.id: broker.epoch for broker in self.live() if but is None or broker.id != but.id}
 
     def check_spared(self) -> None:

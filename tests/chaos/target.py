@@ -61,7 +61,7 @@ class Target(ABC):
 
     @abstractmethod
     def tend(self) -> None:
-        """Start again what nobody else does."""
+        """Restart what nothing else restarts."""
 
     def admin(self) -> Admin:
         if self._admin is None:
@@ -138,7 +138,7 @@ class Target(ABC):
         return [TopicPartition(topic, one.partition) for one in self.described(topic)]
 
     def broker_of(self, directory: Path) -> str:
-        """Which broker a log directory is."""
+        """The broker that a log directory belongs to."""
         meta = read_meta(directory)
         return f"broker {meta.broker_id}" if meta else str(directory.name)
 

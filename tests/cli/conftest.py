@@ -31,7 +31,7 @@ class Ended:
 
     @property
     def json_lines(self) -> list[Any]:
-        """Its output as a document a line."""
+        """Its output: one document in each line."""
         return [json.loads(line) for line in self.out.splitlines()]
 
 

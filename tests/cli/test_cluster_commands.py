@@ -51,7 +51,7 @@ def test_a_cluster_runs_while_its_driver_lives(tmp_path: Path, process: subproce
 def test_a_pid_that_was_used_again_is_not_taken_for_the_driver(
     tmp_path: Path, process: subprocess.Popen[bytes]
 ) -> None:
-    """The note is an hour older than the process: that one cannot have written it."""
+    """The note is an hour older than the process, so this process cannot have written it."""
     path = note(tmp_path / "cluster.json", process.pid)
     hour_ago = path.stat().st_mtime - 3600
     os.utime(path, (hour_ago, hour_ago))

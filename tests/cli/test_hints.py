@@ -1,4 +1,4 @@
-"""What a newcomer does wrong first: the message says where, the hint what to do in that very case."""
+"""A newcomer's first mistakes. The message says where the mistake is, the hint what to do in that case."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ class FakePartition:
 
     @property
     def epochs(self) -> EpochHistory:
-        """As the batches say."""
+        """The leader-epoch history that the batches of the log give."""
         history = EpochHistory()
         for frame in self.log:
             history = history.assign(max(frame.header.leader_epoch, history.latest_epoch), frame.header.base_offset)
@@ -218,7 +218,7 @@ class FakeCluster:
             return base_offset
 
     def elect(self, topic: str, partition: int, leader: int) -> None:
-        """Another leader (or the same one), under a new epoch."""
+        """Elect another leader (or the same one) under a new epoch."""
         with self.changed:
             part = self.topics[topic].partitions[partition]
             part.leader, part.leader_epoch = leader, part.leader_epoch + 1
@@ -517,7 +517,7 @@ class FakeCluster:
         return self.topics[name]
 
     def metadata(self, names: list[str] | None) -> MetadataResponse:
-        """What every broker answers."""
+        """The answer of every broker."""
         wanted = self.topics.values() if names is None else [self.topics[n] for n in names if n in self.topics]
         brokers = [
             BrokerMetadata(

@@ -232,7 +232,7 @@ def coordinated_id(request: CallRequest) -> str | None:
 
 
 def check_coordinator(leaders: list[int], partition: int, broker: int) -> None:
-    """Raises what a broker answers that does not lead the partition."""
+    """Raises the error of a broker that does not lead the partition."""
     if not leaders:
         raise CoordinatorNotAvailableError("there is no topic of transactions")
     if leaders[partition] != broker:

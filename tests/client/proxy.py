@@ -62,7 +62,7 @@ class Proxy:
         for one in (client, server):
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
-            if listener.fileno() < 0:  # It was killed while this connection was being made.
+            if listener.fileno() < 0:  # The proxy was killed while this connection was being made.
                 _close(client)
                 _close(server)
                 return

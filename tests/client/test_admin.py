@@ -91,7 +91,7 @@ def test_create_topic_returns_when_every_partition_has_a_leader(cluster: FakeClu
 
 
 def test_create_topic_returns_when_brokers_that_lag_know_the_topic(cluster: FakeCluster, admin: Admin) -> None:
-    """A client may ask any broker, and would be told that the topic does not exist."""
+    """A client may ask any broker. One that lags would answer that the topic does not exist."""
     asked_of_the_last = 0
 
     def hook(broker: int, request: CallRequest) -> Message | None:
@@ -109,7 +109,7 @@ def test_create_topic_returns_when_brokers_that_lag_know_the_topic(cluster: Fake
 
 
 def test_delete_topic_returns_when_brokers_that_lag_do_not_show_the_topic(cluster: FakeCluster, admin: Admin) -> None:
-    """A client may ask any broker, and would be shown a topic that is gone."""
+    """A client may ask any broker. One that lags would show a topic that is gone."""
     cluster.create("t", 2)
     before = cluster.metadata(["t"])
     asked_of_the_last = 0
@@ -280,7 +280,7 @@ def test_unreachable_addresses_are_all_named() -> None:
 def test_a_slow_broker_is_asked_again_until_the_deadline_and_one_that_refuses_is_not_waited_for(
     cluster: FakeCluster,
 ) -> None:
-    """A busy machine takes longer than the 3 s after which addresses at which nobody is are given up."""
+    """A busy machine takes longer than the 3 s after which addresses without a listener are given up."""
     cluster.create("t")
     slow = Proxy(cluster.brokers[0].port)
     slow.freeze()

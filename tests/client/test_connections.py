@@ -1,4 +1,4 @@
-"""Clients come and go, in any order with their calls: their process goes on, and nothing of them stays."""
+"""Clients are closed while they are used: their process goes on, and they leave nothing behind."""
 
 from __future__ import annotations
 

@@ -346,7 +346,7 @@ def test_a_consumer_to_which_nothing_comes_asks_ever_more_seldom(
 def test_a_consumer_that_waits_for_more_than_a_byte_asks_as_often_as_it_is_told(
     cluster: FakeCluster, values: Values, wait_until: WaitUntil
 ) -> None:
-    """What has come would wait with what has not."""
+    """With a longer wait, records that have come would wait for more."""
     cluster.create("t")
     settings: dict[str, Any] = {"fetch_max_wait_ms": 40, "fetch_min_bytes": 100_000}
     with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest", **settings):
@@ -486,8 +486,10 @@ def test_a_partition_without_a_leader_is_read_once_it_has_one(
 def test_a_leader_that_another_call_of_the_consumer_learns_of_is_read_from(
     cluster: FakeCluster, consumer: Consumer, values: Values
 ) -> None:
-    """The lookup of an end was refused, and learned of the new leader. No fetch was refused: nothing was read from the
-    new leader until the metadata was five minutes old."""
+    """The lookup of an end was refused, and learned of the new leader.
+
+    No fetch was refused, so nothing was read from the new leader until the metadata was five minutes old.
+    """
     cluster.create("t")
     cluster.store("t", 0, values("a"))
     may_answer = threading.Event()
@@ -671,7 +673,7 @@ def test_a_commit_is_tried_again_while_the_coordinator_loads(cluster: FakeCluste
 def test_what_was_committed_is_not_known_any_more_after_a_commit_that_failed(
     cluster: FakeCluster, values: Values
 ) -> None:
-    """Simulator, seed 403128: it was stored, its answer was lost. Back where it was before, it must commit again."""
+    """Simulator, seed 403128: a commit was stored, its answer was lost. A consumer that seeks back commits again."""
     cluster.create("t")
     cluster.store("t", 0, values("a"))
 

@@ -1,4 +1,4 @@
-"""Random faults: whatever befalls leaders and connections, what was acknowledged is there, once and in order."""
+"""Random faults of leaders and connections: what was acknowledged is there, once and in order."""
 
 from __future__ import annotations
 

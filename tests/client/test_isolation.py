@@ -38,7 +38,7 @@ def mixed(cluster: FakeCluster, values: Values) -> FakeCluster:
 
 @pytest.fixture
 def undecided(mixed: FakeCluster, values: Values) -> Iterator[FakeCluster]:
-    """And 10 of an open transaction, 11 plain behind it."""
+    """As `mixed`, then 10 of an open transaction, and 11 plain."""
     with Producer(mixed.bootstrap, transactional_id="y") as producer:
         producer.begin_transaction()
         producer.append("t", values("open")).result(WAIT_S)

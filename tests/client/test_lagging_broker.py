@@ -1,4 +1,4 @@
-"""Any broker answers, one that lags behind the metadata log as well: its word alone fails nothing."""
+"""Any broker answers, also one that lags behind the metadata log: its answer alone fails nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def catch_up(cluster: FakeCluster) -> None:
 
 @contextmanager
 def later(cluster: FakeCluster) -> Iterator[None]:
-    """The brokers catch up after longer than the absence of a topic is doubted."""
+    """The brokers catch up later than the time for which the absence of a topic is doubted."""
     timer = threading.Timer(LONGER_THAN_GRACE_S, catch_up, [cluster])
     timer.start()
     try:

@@ -64,7 +64,7 @@ def test_a_batch_does_not_overtake_one_that_is_being_handed_on() -> None:
     first = send(b"first")
     assert entered.wait(WAIT_S)
     second = send(b"second")
-    second.join(0.2)  # long enough for it to overtake, were it free to
+    second.join(0.2)  # long enough for it to overtake, if it could
     release.set()
     first.join(WAIT_S)
     second.join(WAIT_S)
@@ -101,7 +101,7 @@ def test_records_that_come_after_a_pause_are_handed_on_too(wait_until: WaitUntil
 
 
 def test_a_record_that_comes_after_the_end_is_handed_on_at_once(sends: Sends) -> None:
-    """`send` may have looked whether the producer is open just before it was closed."""
+    """`send` may have found the producer open just before it was closed."""
     sends.send(b"before", 10)
     sends.lingering.close()
     sends.send(b"after", 10)

@@ -1,4 +1,4 @@
-"""Brokers that have too much to do: clients wait and ask again, and who gives up says what is the matter where."""
+"""Brokers that are overloaded: clients wait and ask again. A client that gives up names the reason of each address."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refused_address() -> str:
 
 
 def overload_calls(cluster: FakeCluster, times: int) -> list[float]:
-    """The first calls are refused; when each came."""
+    """Refuse the first `times` calls. Returns the times at which calls come."""
     came: list[float] = []
 
     def hook(broker: int, request: CallRequest) -> Message | None:

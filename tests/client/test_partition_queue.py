@@ -1,4 +1,4 @@
-"""Which batch of a partition may be sent: the rules that no broker shows until it is too late."""
+"""Which batch of a partition may be sent: rules whose violation a broker shows only when it is too late."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_a_batch_that_failed_is_never_more_than_five_numbers_behind_the_newest()
 def test_numbers_that_are_missing_are_known_of_every_identity_that_batches_still_have() -> None:
     """KIP-360, simulator seed 103088: 0 and 1 are given up; 2 goes on under a new id, and is given up as well.
 
-    The broker then has neither of the old id's, so 3 is out of order under it: no loss, 3 gets a new number too.
+    The broker then has neither 0 nor 1, so 3 is out of order under the old id. Nothing is lost, and 3 gets a new
+    number, too.
     """
     queue = queue_of(4)
     sent = send_all(queue)

@@ -53,7 +53,7 @@ print((resident() - before) / len(payload), [one.decode().base_offset for one in
 
 @pytest.mark.slow
 def test_small_batches_that_wait_take_little_more_than_their_bytes() -> None:
-    """Decoded, each takes five times as much: a few consumers of a topic of single records had a gigabyte."""
+    """A decoded batch takes five times as much: a few consumers of a topic of single records took a gigabyte."""
     run = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=False, timeout=60)
     assert run.returncode == 0, run.stderr
     beside_the_payload, complete = run.stdout.split()

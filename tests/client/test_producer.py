@@ -435,7 +435,7 @@ def test_a_frozen_leader_is_left_as_soon_as_it_is_fenced(
 def test_batches_that_wait_behind_a_stalled_leader_go_to_the_new_one(
     cluster: FakeCluster, values: Values, wait_until: WaitUntil
 ) -> None:
-    """They wait in the line of the old leader, which writes nothing: another thread's write is stuck there."""
+    """They wait in the old leader's line, from which nothing is written: another thread's write is stuck there."""
     cluster.create("big", 24)
     cluster.create("t")
     bulk = values("x" * 900_000)

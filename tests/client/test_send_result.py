@@ -1,4 +1,4 @@
-"""What `send` returns is a Future in every respect, though it has nothing of its own before somebody waits for it."""
+"""What `send` returns is a Future in every respect, though it has no fields of its own until a thread waits."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_wait_that_is_too_short_times_out() -> None:
 def test_a_thread_that_waits_is_told(outcome: RecordMetadata | SparkBrokerError) -> None:
     batch, (_, second, _) = batch_of_three()
     thread, results = in_thread(lambda: second.exception(WAIT_S))
-    thread.join(0.05)  # long enough for it to wait in most runs; it has to be right in all of them
+    thread.join(0.05)  # long enough for it to wait in most runs; the result must be right in all of them
     batch.complete(outcome)
     thread.join(WAIT_S)
     assert results == [outcome if isinstance(outcome, SparkBrokerError) else None]
@@ -153,7 +153,7 @@ def test_a_callback_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_callback_may_look_at_its_record_as_a_future() -> None:
-    """It gets its fields while its callbacks are being run: neither are they run again, nor is it completed again."""
+    """It gets its fields while its callbacks run. They are not run again, and it is not completed again."""
     batch, records = batch_of_three()
     called: list[Future[RecordMetadata]] = []
 

@@ -56,7 +56,7 @@ FIRST = TopicPartition("t", 0)
 
 
 def cluster(*leaders: int, epoch: int = 1, fenced: tuple[int, ...] = (), exists: bool = True) -> ClusterView:
-    """Topic "t", of whose partitions these brokers (of 0 and 1; -1: none) are the leaders."""
+    """Brokers 0 and 1, and topic "t". `leaders`: the leader of each partition (-1: none)."""
     brokers = [BrokerMetadata(n, f"host{n}", 9000, None, 1, 0, "", 0, n in fenced) for n in (0, 1)]
     partitions = [PartitionMetadata(n, leader, epoch, [0, 1], [0, 1], epoch) for n, leader in enumerate(leaders)]
     topics = [TopicMetadata("t", TOPIC_ID, partitions, [], {})] if exists else []
@@ -85,7 +85,7 @@ class Rig:
         self.sent: list[tuple[LeaderChannel, AppendRequest, OutgoingBatch]] = []
         self.outcomes: list[Outcome] = []
         self.closed: list[CloseChannel] = []
-        self.asked: list[SenderEffect] = []  # of brokers, and not answered
+        self.asked: list[SenderEffect] = []  # requests to brokers, not answered
 
     def append(self, count: int = 1, partition: int = 0) -> list[OutgoingBatch]:
         tp = TopicPartition("t", partition)

@@ -1,4 +1,4 @@
-"""Many writers, one commit: what the winners appended is there once, and nothing of anybody else."""
+"""Many writers, one commit: what the winners appended is there once, and nothing of other writers."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def transactional(cluster: FakeCluster, **settings: int) -> Producer:
 
 
 class Once:
-    """A call hook: what the first request of a kind gets, from any broker."""
+    """A call hook that answers the first request of a kind, at any broker."""
 
     def __init__(self, kind: type[CallRequest], answer: Callable[[int, CallRequest], Message | None]) -> None:
         self._kind = kind
@@ -654,7 +654,7 @@ def test_the_end_waits_for_an_append_that_another_thread_has_begun(
 
 
 def test_an_append_belongs_to_the_transaction_in_which_it_was_admitted(cluster: FakeCluster, values: Values) -> None:
-    """Threads append all the while; each append is in its transaction as a whole or was refused by its caller."""
+    """Threads append all the while. Each append is in its transaction as a whole, or was refused."""
     cluster.create("t", 2)
     admitted: list[Future[list[RecordMetadata]]] = []
     stop = threading.Event()

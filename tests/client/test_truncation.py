@@ -1,4 +1,4 @@
-"""KIP-320: a log that was cut below what was read is noticed by whoever knows the leader epoch of what it read."""
+"""KIP-320: a reader that knows the leader epoch of what it read notices when the log was cut below that."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_log_that_was_cut_at_the_position_or_above_goes_on_unnoticed(topic: Fa
 
 
 def test_the_log_parts_where_an_epoch_ends_that_both_have(topic: FakeCluster, values: Values) -> None:
-    """What the reader has of the lost epoch begins before the new leader's end of the epoch before it."""
+    """The reader's records of the lost epoch begin below the end that the epoch before it has at the new leader."""
     with Consumer(topic.bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign([T0])
         poll_rows(consumer, 4)
@@ -105,7 +105,7 @@ def test_the_log_parts_where_an_epoch_ends_that_both_have(topic: FakeCluster, va
 
 
 def test_a_committed_offset_is_compared_when_its_group_goes_on(topic: FakeCluster, values: Values) -> None:
-    """KAFKA-20507: the truncation came while nobody read."""
+    """KAFKA-20507: the truncation came while no consumer of the group was open."""
     with Consumer(topic.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest") as consumer:
         poll_rows(consumer, 4)
     topic.cut("t", 0, 2)
@@ -120,7 +120,7 @@ def test_a_committed_offset_is_compared_when_its_group_goes_on(topic: FakeCluste
 def test_whoever_resumes_is_notified_of_a_truncation_that_came_before_the_last_commits(
     topic: FakeCluster, values: Values
 ) -> None:
-    """A commit between the noticing of a truncation and the poll that notifies of it must not hide it."""
+    """A commit after a truncation is noticed, but before poll raises it, must not hide it."""
     settings = {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
     with Consumer(topic.bootstrap, group_id="g", topics="t", config=settings) as consumer:
         poll_rows(consumer, 4)

@@ -87,7 +87,7 @@ class Stream:
         return reader
 
     def restart(self) -> pa.Table | None:
-        """Stop, start again; the rows of the batch that is repeated, if one was not committed."""
+        """Stop and start again. Returns the rows of the batch that is repeated, if one was not committed."""
         self.reader.stop()
         self.reader = self._new_reader()
         return self._run() if len(self.offset_log) > self.committed else None
@@ -106,7 +106,7 @@ class Stream:
         return True
 
     def trigger(self, *, unlimited: bool = False) -> pa.Table | None:
-        """One batch, committed; None: there is nothing for one."""
+        """Run one batch and commit it. None: there is nothing to read."""
         return self._run() if self.plan(unlimited=unlimited) else None
 
     def numbers(self) -> list[int]:

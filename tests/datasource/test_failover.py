@@ -63,7 +63,7 @@ def test_records_that_are_gone_fail_the_task_unless_loss_is_accepted(cluster: Fa
 def test_a_log_that_was_cut_since_the_plan_fails_every_task_unless_loss_is_accepted(
     cluster: FakeCluster, read: MakeRead, again: int
 ) -> None:
-    """KIP-320: also where other records have come to the same offsets, and in tasks whose own range is still there."""
+    """KIP-320: also when other records have taken the same offsets, and in tasks whose own range is still there."""
     fill(cluster, "t", 1, 50)
     split = {"subscribe": "t", "minPartitions": "5"}
     strict, lenient = read(**split), read(**split, failOnDataLoss="false")

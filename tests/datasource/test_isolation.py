@@ -104,7 +104,7 @@ def test_a_last_stable_offset_that_a_new_leader_has_yet_to_reach_is_waited_for(
 ) -> None:
     found = read(subscribe="t", **{"fetch.max.wait.ms": "50"})
     part = undecided.topics["t"].partitions[0]
-    part.high_watermark = 15  # the marker at 21 is not committed here: 11 on is undecided
+    part.high_watermark = 15  # the marker at 21 is not committed here, so 11 and later are undecided
     with ThreadPoolExecutor(1) as pool:
         table = pool.submit(found.table)
         wait_until(

@@ -61,7 +61,7 @@ def test_a_new_query_starts_at_the_latest_and_its_first_batch_says_so(cluster: F
 def test_records_that_came_before_a_crash_of_the_first_batch_are_not_lost(
     cluster: FakeCluster, stream: MakeStream, start: str
 ) -> None:
-    """The trap: Spark asks for the initial offset again, and `latest` is later then."""
+    """The trap: Spark asks for the initial offset again, and `latest` has moved by then."""
     fill(cluster, "t", 1, 20)
     query = stream(subscribe="t", startingOffsets=start, maxOffsetsPerTrigger="10")
     assert query.plan()

@@ -1,4 +1,4 @@
-"""A user's mistake reaches the user as a message: Spark is asked to leave the Python traceback out, and only then."""
+"""A user's mistake reaches the user as a message. Only then is Spark asked to leave out the Python traceback."""
 
 from __future__ import annotations
 

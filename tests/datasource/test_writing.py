@@ -46,7 +46,7 @@ FLIGHTS = pa.schema([("dest", pa.string()), ("delay", pa.int32()), pa.field("n",
 
 @pytest.fixture(autouse=True)
 def traceback_switch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error hides its frames from Spark for the rest of its process, which is a worker of Spark elsewhere."""
+    """An error hides its frames for the rest of its process: outside of tests, that process is a worker of Spark."""
     monkeypatch.setenv(HIDE_TRACEBACK, "")
 
 
@@ -319,7 +319,7 @@ def test_an_aborted_write_is_never_seen(cluster: FakeCluster, write: MakeWrite) 
 
 
 def test_an_abort_after_the_commit_changes_nothing(cluster: FakeCluster, write: MakeWrite) -> None:
-    """Spark aborts when a commit raises, as it does when it cannot be known what came of it."""
+    """Spark aborts when a commit raises. A commit also raises when its outcome cannot be known."""
     cluster.create("t")
     planned = write(strings(value=["a"]).schema, topic="t")
     planned.commit(planned.attempt(strings(value=["a"])))
@@ -411,8 +411,8 @@ def test_a_topic_is_created_with_the_dataframes_columns(cluster: FakeCluster, wr
     assert sorted(read(subscribe="f").table()["n"].to_pylist()) == list(range(20))
 
 
-def stream(cluster: FakeCluster, execution: str, **options: str) -> StreamWriter:
-    """The planner's writer of a micro-batch; its execution is the test's."""
+def stream(cluster: FakeCluster, **options: str) -> StreamWriter:
+    """The planner's writer of a micro-batch."""
     source = DefaultSource(CaseInsensitiveDict(settings(cluster, topic="t", checkpointLocation="/c", **options)))
     writer = copied(source).streamWriter(from_arrow_schema(strings(value=[]).schema), overwrite=False)
     assert isinstance(writer, StreamWriter)
@@ -428,9 +428,9 @@ def stream_attempt(writer: StreamWriter, version: Version, *values: str) -> Writ
 def test_a_micro_batch_that_is_run_again_is_stored_once(cluster: FakeCluster) -> None:
     cluster.create("t")
     for execution in ("first", "second"):
-        writer = stream(cluster, execution)
+        writer = stream(cluster)
         messages = [stream_attempt(writer, Version("query", 0, execution), value) for value in ("a", "b")]
-        stream(cluster, "committing").commit([*messages], 0)
+        stream(cluster).commit([*messages], 0)
     assert committed(cluster) == [["a", "b"]]
 
 
@@ -439,33 +439,33 @@ def test_a_micro_batch_is_ended_without_a_look_at_its_topic(
 ) -> None:
     """The topic was deleted while the query ran. An error of the abort would be shown instead of the task's."""
     cluster.create("t")
-    attempt = stream_attempt(stream(cluster, "first"), Version("query", 0, "first"), "a")
+    attempt = stream_attempt(stream(cluster), Version("query", 0, "first"), "a")
     assert importlib.util.find_spec(ENDING_MODULE) is not None, "Spark ends micro-batches in another module now"
     monkeypatch.setitem(sys.modules, ENDING_MODULE, ModuleType(ENDING_MODULE))
-    stream(cluster, "committing").commit([attempt], 0)
+    stream(cluster).commit([attempt], 0)
     assert committed(cluster) == [["a"]]
     del cluster.topics["t"]
-    stream(cluster, "aborting").abort([attempt, None], 0)
+    stream(cluster).abort([attempt, None], 0)
     with pytest.raises(InvariantError, match="that commits"):
-        stream(cluster, "aborting").write(iter([]))
+        stream(cluster).write(iter([]))
 
 
 def test_a_micro_batch_whose_first_run_was_not_committed_is_stored_once(cluster: FakeCluster) -> None:
     cluster.create("t")
-    first = stream_attempt(stream(cluster, "first"), Version("query", 0, "first"), "a")
-    second = stream_attempt(stream(cluster, "second"), Version("query", 0, "second"), "a")
+    first = stream_attempt(stream(cluster), Version("query", 0, "first"), "a")
+    second = stream_attempt(stream(cluster), Version("query", 0, "second"), "a")
     with pytest.raises(SparkBrokerError, match="INVALID_TXN_STATE"):
-        stream(cluster, "committing").commit([first], 0)
-    stream(cluster, "committing").commit([second], 0)
+        stream(cluster).commit([first], 0)
+    stream(cluster).commit([second], 0)
     assert committed(cluster) == [["a"]]
 
 
 def test_an_abort_that_knows_nothing_does_nothing(cluster: FakeCluster) -> None:
     cluster.create("t")
-    stream(cluster, "first").abort([None, None], 0)
+    stream(cluster).abort([None, None], 0)
     assert cluster.transactions.by_id == {}
-    message = stream_attempt(stream(cluster, "first"), Version("query", 0, "first"), "a")
-    stream(cluster, "committing").abort([None, message], 0)
+    message = stream_attempt(stream(cluster), Version("query", 0, "first"), "a")
+    stream(cluster).abort([None, message], 0)
     assert not cluster.transactions.by_id["query"].open
     assert committed(cluster) == [[]]
 
@@ -473,9 +473,9 @@ def test_an_abort_that_knows_nothing_does_nothing(cluster: FakeCluster) -> None:
 def test_an_attempt_that_comes_after_the_abort_is_refused(cluster: FakeCluster) -> None:
     """When a query is stopped, Spark may abort while tasks still begin to write."""
     cluster.create("t")
-    writer = stream(cluster, "first")
+    writer = stream(cluster)
     message = stream_attempt(writer, Version("query", 0, "first"), "a")
-    stream(cluster, "committing").abort([message, None], 0)
+    stream(cluster).abort([message, None], 0)
     with pytest.raises(InvalidTxnStateError):
         stream_attempt(writer, Version("query", 0, "first"), "b")
     assert committed(cluster) == [[]]
@@ -483,4 +483,4 @@ def test_an_attempt_that_comes_after_the_abort_is_refused(cluster: FakeCluster) 
 
 def test_a_stream_is_its_own_application(cluster: FakeCluster) -> None:
     with pytest.raises(InvalidConfigError, match="a stream is its own application"):
-        stream(cluster, "first", txnAppId="a", txnVersion="1")
+        stream(cluster, txnAppId="a", txnVersion="1")

@@ -89,7 +89,7 @@ def classes() -> dict[str, str]:
 
 
 def is_member(owner: str, name: str) -> bool:
-    """Whether a file that defines the class mentions the name. A class of somebody else's is not judged."""
+    """Whether a file that defines the class mentions the name. A class from outside of the repository is not judged."""
     source = classes().get(owner)
     return source is None or re.search(rf"\b{name}\b", source) is not None
 

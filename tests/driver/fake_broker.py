@@ -1,4 +1,4 @@
-"""A broker that is only its session: registers over a real stream, sends heartbeats, replays metadata."""
+"""A broker that is only a session: it registers over a real stream, sends heartbeats and replays metadata."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEARTBEAT_S = 0.02
 
 
 class FakeBroker:
-    """Everything that it was told is kept. Its port is really open until `die`."""
+    """Keeps every message that it received. Its port is really open until `die`."""
 
     def __init__(self, at_host: str, at_port: int, launch: int, directory: str, **changes: object) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -57,7 +57,7 @@ class FakeBroker:
         self.stops: list[StopBroker] = []
         self.error: SparkBrokerError | None = None
         self.wants_shutdown = False
-        self.skew_ms = 0  # of its wall clock
+        self.skew_ms = 0  # how far its wall clock is ahead
         self._ahead_max_ms: int | None = None
         self.updates: list[MetadataUpdate] = []
         self._ended = threading.Event()
@@ -146,11 +146,11 @@ class FakeBroker:
         self._listener.close()
 
     def end_stream(self) -> None:
-        """The stream breaks, the port stays open."""
+        """The stream ends, but the port stays open."""
         self._ended.set()
         self._stream.close()
 
     def die(self) -> None:
-        """As after SIGKILL: port and stream are gone."""
+        """Port and stream are gone, as after SIGKILL."""
         self.close_port()
         self.end_stream()

@@ -1,4 +1,4 @@
-"""The controller's log is the driver's: what is said there, and that nobody waits for it."""
+"""The controller's log is the driver's: its lines, and that no thread waits for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The controller's process: started, asked, and gone with its driver."""
+"""The controller's process: it starts, answers, and ends with its driver."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def controller(tmp_path: Path) -> Iterator[ControllerClient]:
 
 
 def gone(pid: int) -> bool:
-    """Whether the process has ended (a zombie that nobody has waited for counts)."""
+    """Whether the process has ended; a zombie has ended, too."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):
@@ -178,7 +178,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("how", ["plain", "fork"])
 def test_the_controller_ends_with_its_driver(tmp_path: Path, wait_until: WaitUntil, how: str) -> None:
-    """Even when a forked child of the driver still holds the pipe open."""
+    """It ends even if a forked child of the driver still holds the pipe open."""
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, str(tmp_path / "metadata"), how],
         stdin=subprocess.PIPE,

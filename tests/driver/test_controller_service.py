@@ -1,4 +1,4 @@
-"""The controller's shell over real streams: commit, then tell; sessions, probes and failures."""
+"""The controller's shell over real streams: it commits before it notifies; sessions, probes and failures."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Running:
         return self.connection.call(request, timeout_ms=20_000)
 
     def close(self) -> None:
-        """The service first: while it decides, it fences whoever dies before it, and records that."""
+        """Close the service first, because it would fence brokers that die before it, and record that."""
         self.service.close()
         for broker in self.brokers:
             broker.die()
@@ -163,7 +163,7 @@ def test_a_broker_that_does_not_come_back_is_fenced_after_the_grace(
     running = start(broker_session_timeout_ms=600_000, controller_reconnect_grace_ms=200)
     broker, other = running.live_brokers(2)
     broker.end_stream()
-    # On a busy machine the controller may be late itself, and then it must not blame the broker: once more.
+    # On a busy machine the controller may be late itself. Then it must not fence the broker, and the test tries again.
     while _fenced_or_in_doubt(other, caplog) == "in doubt":
         caplog.clear()
         broker = running.again(broker).wait_live()
@@ -198,7 +198,7 @@ def test_a_later_launch_of_a_directory_supersedes_the_session_of_the_earlier_one
 def test_a_broker_hears_why_its_session_was_closed_however_late_that_is_sent(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its heartbeats go on meanwhile: the controller's handler saw them, returned, and the stream was gone."""
+    """Its heartbeats go on meanwhile. The controller's handler saw them and returned, and the stream was gone."""
     send, never = ServerStream.send, threading.Event()
 
     def late(stream: ServerStream, message: Message, *payload: Buffer) -> None:
@@ -334,7 +334,7 @@ def test_a_deposed_controller_fails_and_tells_nobody_of_its_decision(start: Star
 
 
 def test_a_deposed_controller_lets_its_brokers_go_though_it_has_nothing_to_write(start: Start) -> None:
-    """Simulator seeds 100251 and 104293: it answered heartbeats for ever, and its broker never led again."""
+    """Simulator, seeds 100251 and 104293: it answered heartbeats for ever, and its broker never led again."""
     old = start()
     old.live_brokers(1)
     start()
@@ -363,7 +363,7 @@ def test_a_restarted_controller_brings_everything_back(start: Start) -> None:
 
 
 def test_live_brokers_go_on_while_the_metadata_store_fails(start: Start, tmp_path: Path) -> None:
-    """For longer than a session lasts that nobody answers."""
+    """The outage lasts longer than a session without answers."""
     running = start(broker_session_timeout_ms=1500, broker_heartbeat_interval_ms=200, request_timeout_ms=1000)
     brokers = running.live_brokers(2)
     epochs = [broker.epoch for broker in running.service.image.brokers.values()]

@@ -1,4 +1,4 @@
-"""The claim on a metadata directory: a second cluster is kept out exactly while the first one lives."""
+"""The claim on a metadata directory: a second cluster is refused exactly while the first one lives."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_claim_that_was_given_up_keeps_nobody_out(store: LocalStore) -> None:
 
 @pytest.mark.parametrize("elsewhere", [{"boot_id": "another machine"}, {"pid_namespace": "another container"}])
 def test_of_another_machine_or_container_beats_tell_that_it_lives(store: LocalStore, elsewhere: dict[str, str]) -> None:
-    """Its pid says nothing here, though a process of this machine has the same."""
+    """Its pid means nothing here, although a process of this machine has the same one."""
     keeper = ClaimKeeper(store, msgspec.structs.replace(me("theirs"), **elsewhere), beat_s=BEAT_S)
     keeper.take()
     with pytest.raises(ClusterInUseError):

@@ -215,7 +215,7 @@ class Attacker:
             self.answers[type(error).__name__] += 1
 
     def absurd_requests(self) -> None:
-        """Requests that are valid and ask for more than anybody needs."""
+        """Requests that are valid and ask for more than any client needs."""
         known = self.known
         for time_ms in (2**63 - 1, -(2**63), 2**63 // 1000, -3, 0, 2**64 - 1):
             specs = [ListOffsetsPartition(known.topic_id, p % known.partitions, -1, time_ms) for p in range(20)]
@@ -247,7 +247,7 @@ class Attacker:
             self._read(reader)
 
     def endless_wait(self) -> tuple[Any, Any]:
-        """A long poll of 24 days; the caller keeps the stream, or lets it go."""
+        """A long poll of 24 days; the caller keeps the stream, or drops it."""
         command = flight.FlightDescriptor.for_command(f"fetch/{PROTOCOL_VERSION}".encode())
         writer, reader = self._client.do_exchange(command)
         wanted = [FetchPartition(self.known.topic_id, 0, -1, 0, 1)]

@@ -144,7 +144,7 @@ def _lie_about_inflation(rng: random.Random, target: bytearray, metadata: Messag
 
 
 def _forged(rng: random.Random, target: bytearray) -> bytes:
-    """With right checksums, and sometimes with other fields in the placeholder; unchanged where it has no head."""
+    """The message with right checksums, sometimes with other fields in the placeholder; unchanged without a head."""
     try:
         head = _read_head(target)
     except CorruptMessageError:

@@ -121,7 +121,7 @@ def _crashed(target: str, worker: subprocess.Popen[str], directory: Path, outcom
 
 
 def _finding(target: str, seed: int, what: str, directory: Path) -> Finding:
-    """The input is what the worker left; where it is already past it, the seed alone makes it again."""
+    """The input is what the worker left. If the worker is already past it, the seed makes it again."""
     path = directory / f"{target}-{seed}.bin"
     current, data = read_current(directory)
     if current == seed:

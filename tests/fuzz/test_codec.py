@@ -43,7 +43,7 @@ def test_damaged_input_of_many_seeds_does_no_harm(target: str, tmp_path: Path) -
 
 
 def test_a_change_of_one_of_many_equal_nodes_leaves_the_others() -> None:
-    """A thousand lists that were one grew together, to 200 MB: msgspec ends a process that lacks the memory."""
+    """One list at a thousand places grew everywhere, to 200 MB: msgspec ends a process that runs out of memory."""
     assert len(TARGETS["records"].make(random.Random("records/1023890"))) < 2 * MAX_INPUT_BYTES
 
 

@@ -24,8 +24,8 @@ GROWN_MIB = 220
 """What a process may keep after all attacks: libraries loaded late, and pools of Arrow and gRPC. Measured: 146."""
 
 PEAK_GROWN_MIB = 420
-"""While it serves: an answer of `fetch.max.bytes` (55 MiB) exists three times over, as it was read, as one message and
-as gRPC's copy. Measured: 250. Before the answer was bounded: 4,200."""
+"""While it serves: an answer of `fetch.max.bytes` (55 MiB) exists three times, as it was read, as one message and as
+gRPC's copy. Measured: 250. Before the answer was bounded: 4,200."""
 
 MORE_THREADS = 40
 """gRPC keeps threads for a while. An attack that left one per stream would leave hundreds."""
@@ -67,7 +67,7 @@ def cost(cluster: ProcessCluster, known: Known) -> Cost:
 
 @pytest.fixture(autouse=True)
 def everybody_else_is_served(cluster: ProcessCluster, known: Known, cost: Cost) -> Iterator[None]:
-    """Whatever the test did: an ordinary producer went on, all that it appended is read in order, nobody has grown."""
+    """Whatever the test did: an ordinary producer went on, all its records are read in order, no process has grown."""
     witness = Witness(cluster.bootstrap_servers, "witness")
     before = witness.read_back()
     with witness:
@@ -81,7 +81,7 @@ def everybody_else_is_served(cluster: ProcessCluster, known: Known, cost: Cost) 
 
 
 def addresses(cluster: ProcessCluster) -> list[tuple[str, int]]:
-    """Of every broker, and of the controller."""
+    """The addresses of every broker, and of the controller."""
     brokers = [address.split(":") for address in cluster.bootstrap_servers.split(",")]
     return [*((host, int(port)) for host, port in brokers), ("127.0.0.1", cluster.controller.port)]
 
@@ -89,7 +89,7 @@ def addresses(cluster: ProcessCluster) -> list[tuple[str, int]]:
 def attack(
     cluster: ProcessCluster, known: Known, method: str, times: int, *, seed: int = 0, servers: slice = slice(None)
 ) -> Counter[str]:
-    """The answers of these servers (all of them) to this attack; none of them may be a bug of ours."""
+    """The answers of these servers (all by default) to this attack; no answer may be a bug of ours."""
     answers: Counter[str] = Counter()
     for number, (host, port) in list(enumerate(addresses(cluster)))[servers]:
         attacker = Attacker(host, port, known, f"{method}/{seed}/{number}")

@@ -14,7 +14,7 @@ RESULT_TIMEOUT_S = 60
 
 
 class Witness:
-    """A context manager: appends one numbered batch after the other until it is left; then everything must be there."""
+    """A context manager that appends numbered batches until it is left. Then it raises the error of an append."""
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
         self._bootstrap_servers = bootstrap_servers

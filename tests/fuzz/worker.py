@@ -78,10 +78,10 @@ def main(name: str, first_seed: int, count: int, seconds: float, directory: Path
     end, next_report, accepted = time.monotonic() + seconds, time.monotonic(), 0
     seed = first_seed
     while seed < first_seed + count and time.monotonic() < end:
-        current.set(seed, b"")  # it may be the making of the input that ends the process
+        current.set(seed, b"")  # making the input may already end the process
         data = input_of(name, seed) if name in TARGETS else seed.to_bytes(8, "little")
         current.set(seed, data)
-        peak = _peak_bytes()  # to make an input may take more than to judge it
+        peak = _peak_bytes()  # making an input may take more than judging it
         faulthandler.dump_traceback_later(CASE_TIMEOUT_S, exit=True)
         finding = ""
         try:
@@ -114,13 +114,13 @@ def _limit_process(target: Target, name: str) -> None:
 
 
 def _peak_bytes() -> int:
-    """Of this program: `ru_maxrss` would begin with the peak of the process that started it."""
+    """The peak of this program's memory: `ru_maxrss` would begin with the peak of the process that started it."""
     (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 
 def _used_bytes() -> int:
-    """Resident, after what was freed was given back."""
+    """Resident memory, after freed memory was given back."""
     ctypes.CDLL(None).malloc_trim(0)
     pa.default_memory_pool().release_unused()
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

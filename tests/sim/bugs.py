@@ -1,10 +1,9 @@
 """Known bugs, put back into production code: each is a patch that the simulator has to find (docs/known-bugs.md).
 
-Some have no face here, and `tests/unit/core` looks after them. An epoch that was left past the log end in the file (3)
-is dropped by `ReplicaLog` when it opens, whatever the replica forgot to save. A follower that judges sequence numbers
-(21) agrees with its leader as long as both are of one version; the unit tests let a leader store what this one would
-not. A fetch of another epoch (7) that were counted would do no harm: it proves by (epoch, offset) what the follower
-has.
+Some faces of bugs are not here; `tests/unit/core` covers them. `ReplicaLog` drops an epoch past the log end (3) when it
+opens, whatever the replica forgot to save. A follower that judges sequence numbers (21) agrees with its leader as long
+as both have the same version; the unit tests let a leader of another version store what this version refuses. To count
+a fetch of another epoch (7) would do no harm: the fetch proves by (epoch, offset) what the follower has.
 """
 
 from __future__ import annotations

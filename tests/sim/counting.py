@@ -9,7 +9,7 @@ from spark_broker.testing.simulation.schedule import run_schedule
 
 
 def counts_of(seeds: Iterable[int]) -> Counter[str]:
-    """How often what happened in these; fails at the first that breaks a rule."""
+    """How often each thing happened in these schedules; fails at the first that breaks a rule."""
     counts: Counter[str] = Counter()
     for seed in seeds:
         result = run_schedule(seed)[0]

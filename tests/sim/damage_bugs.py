@@ -1,7 +1,7 @@
 """Known bug 28, put back into production code: damage that is cleaned up, served, or kept from the controller.
 
 A leader epoch that does not rise with the damage of a follower is not here: a fetch or a proposal would have to
-overtake the report, and 10,000 schedules have none that does. `tests/unit/controller/test_failover.py` looks after it.
+overtake the report, and in 10,000 schedules none does. `tests/unit/controller/test_failover.py` covers it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kinds of schedules: what a seed's draw has. A bug that only some can show is looked for in those alone."""
+"""Which features a seed's schedule has. A bug that needs a feature is looked for only in schedules that have it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def has_transactions(seed: int) -> bool:
 
 
 def has_single_use(seed: int) -> bool:
-    """Applications with one version beside one with many."""
+    """Applications for a single use (batch writes) beside applications with many versions."""
     draw = TransactionDraw.draw(seed)
     return draw is not None and draw.writes > 0
 
@@ -42,7 +42,7 @@ def may_have_unclean_elections(seed: int) -> bool:
 
 
 def has_groups_and_unclean_elections(seed: int) -> bool:
-    """Both."""
+    """Consumer groups, and unclean elections."""
     return may_have_unclean_elections(seed) and has_groups(seed)
 
 

@@ -13,7 +13,7 @@ from tests.sim.bugs import BUGS
 from tests.support.sensitivity import TRIES_MAX, main
 
 FILES = (damage_bugs, group_bugs, producer_bugs, transaction_bugs, unclean_bugs)
-"""Imported, they register their bugs."""
+"""Importing these modules registers their bugs."""
 
 
 def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str, object]:

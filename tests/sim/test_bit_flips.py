@@ -28,7 +28,7 @@ def test_only_schedules_with_bit_flips_are_changed() -> None:
 
 
 def test_what_rots_is_set_aside_and_healed() -> None:
-    """That all replicas agree, and that nothing is on a broker's list of damage, is asked at the end of each."""
+    """The end of each schedule checks that all replicas agree and that no broker lists a damaged one."""
     counts = counts_of(SEEDS)
     assert counts["fault: bit flip"] >= 5
     assert counts["replicas quarantined"] >= 5

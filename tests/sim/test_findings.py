@@ -97,7 +97,7 @@ def test_a_full_disk_ends_no_broker() -> None:
 
 
 def test_a_leader_that_cannot_read_its_log_leads_no_longer() -> None:
-    """Otherwise its followers and readers wait for as long as nobody writes."""
+    """Otherwise its followers and readers wait for as long as no producer writes."""
     world = cluster()
     for producer in world.producers:
         producer.start()
@@ -121,14 +121,14 @@ def leader_of(world: World) -> SimulatedMachine:
 
 
 def elect_preferred(world: World) -> None:
-    """Ask for it, and see what comes of it."""
+    """Request the election, and wait for its outcome."""
     world.call_controller(ElectLeadersRequest(None), "elect preferred leaders")
     until_ms = world.scheduler.now_ms + 100
     run_until(world, lambda: world.scheduler.now_ms > until_ms)
 
 
 def test_a_leader_with_a_full_disk_hands_over_and_leads_again_when_it_has_room() -> None:
-    """Its followers have room: appends go on within two seconds, and not the lag of a follower later."""
+    """Its followers have room: appends go on within two seconds, not only after `replica.lag.time.max.ms`."""
     world = cluster(lag_max_ms=30_000)
     for producer in world.producers:
         producer.start()

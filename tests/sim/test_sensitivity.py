@@ -9,7 +9,7 @@ from tests.sim.sensitivity import find
 from tests.support.sensitivity import TRIES_MAX, Hunts
 
 QUICK_TRIES_MAX = 500
-"""More than any quick one takes (docs/reliability.md has how many): seeds change their stories when the code does."""
+"""More than any quick bug takes (docs/reliability.md says how many): seeds change their stories when the code does."""
 
 NEAR = {
     "cut_at_the_leaders_end_only": 1390,
@@ -17,7 +17,7 @@ NEAR = {
     "let_older_incarnations_join": 930,
     "take_a_leaders_file_as_it_is": 900,
 }
-"""Where the hunt for a bug begins that few schedules meet. The table of docs/reliability.md counts from seed 0."""
+"""Where the hunt begins for a bug that few schedules meet. The table of docs/reliability.md counts from seed 0."""
 
 
 def find_near(name: str, tries: int) -> dict[str, object]:

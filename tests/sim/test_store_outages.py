@@ -1,4 +1,4 @@
-"""Outages of the metadata store in the simulator: they happen where a schedule has them, and end nobody."""
+"""Outages of the metadata store in the simulator: they happen where a schedule has them, and end no process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_brokers_are_answered_while_the_store_fails() -> None:
 
 
 def test_an_outage_alone_fences_nobody_and_elects_nobody() -> None:
-    """For five times a session, while a decision waits for the store."""
+    """The outage lasts five session timeouts, while a decision waits for the store."""
     world = cluster()
     before, elections = dict(world.invariants.image.brokers), world.trace.counts.get("elections", 0)
     topics = len(world.invariants.image.topics)

@@ -1,4 +1,4 @@
-"""Unclean elections in the simulator: they happen where a schedule has them, lose records, and readers are told."""
+"""Unclean elections in the simulator: they happen where a schedule has them, lose records, and readers are notified."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Known bugs of transactions, put back into production code: known bugs 19 to 24, and what a coordinator can do wrong.
 
 `forget_confirmation` (core.leadership) is not here: without it, the epoch that a marker begins refuses a late batch all
-the same. It matters only where that epoch has expired, which takes longer than a coordinator's word is good for.
+the same. It matters only where that epoch has expired, which takes longer than a coordinator's confirmation holds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ bug = partial(bugs.bug, shows=has_transactions)
 
 
 def keep_sequence_numbers_over_a_marker(patch: Patch) -> None:
-    """23: a number used again after an abort is taken for a duplicate of the aborted batch."""
+    """Known bug 23: a number used again after an abort is taken for a duplicate of the aborted batch."""
     replay = ProducerStates.replay
 
     def buggy(self: ProducerStates, batch: BatchInfo) -> None:

@@ -1,4 +1,4 @@
-"""Known bug 16, put back into production code: elections that lose records unasked, readers who are not told."""
+"""Known bug 16, put back into production code: elections that lose records unasked, readers that are not notified."""
 
 from __future__ import annotations
 

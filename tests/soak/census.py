@@ -1,4 +1,4 @@
-"""What a process uses, as against what its allocators keep: a thread of that process writes it into a file."""
+"""What a process uses, without what its allocators keep: a thread of that process writes it into a file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ EVERY_S = 1.0
 
 
 class Census(msgspec.Struct, frozen=True):
-    """`used_mb`: what glibc and Arrow have given out, Python's small objects not counted: `objects` says how many."""
+    """`used_mb`: what glibc and Arrow have given out, without Python's small objects. `objects`: how many those are."""
 
     used_mb: float
     objects: int
 
     @staticmethod
     def of(pid: int) -> Census | None:
-        """The newest of a process on this machine; None when it writes none."""
+        """The newest census of a process on this machine; None when it writes none."""
         try:
             return msgspec.json.decode(_file(pid).read_bytes(), type=Census)
         except (FileNotFoundError, KeyError):
@@ -47,12 +47,12 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def begin() -> None:
-    """Write one every second for as long as the process lives."""
+    """Write a census every second for as long as the process lives."""
     threading.Thread(target=_write, name="census", daemon=True).start()
 
 
 def run_broker(spec: BrokerSpec, leave: LeaveRequest) -> str:
-    """A broker's process that counts."""
+    """A broker's process that writes a census."""
     begin()
     return process.run_broker(spec, leave)
 

@@ -1,7 +1,7 @@
 """The clients of a soak, in a process of their own: `python -m tests.soak.clients <bootstrap> <seconds>`.
 
-Everything that comes and goes: clients, topics, transactions, groups. Beside it one producer and one consumer stay for
-the whole time. Prints one line of JSON at the end: how often what was done, and how often what failed.
+Clients, topics, transactions and groups come and go. One producer and one consumer stay for the whole time. Prints one
+line of JSON at the end: how often each thing was done, and how often it failed with each error.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ STEADY = "steady"
 PASSING = "passing"
 PARTITIONS = 6
 SMALL = {"min.insync.replicas": 2, "retention.bytes": 2_000_000, "segment.bytes": 500_000}
-"""What is kept is as much after five minutes as after an hour: those that read all of it would seem to grow."""
+"""Keeps as much after five minutes as after an hour: otherwise clients that read all of it would seem to grow."""
 
 IDS = 20
-"""Transactional ids and groups are used again: each that was ever used is remembered by the cluster for days."""
+"""Transactional ids and groups are used again: the cluster remembers each of them for days."""
 
 PAUSE_S = 0.02
 
 
 class Clients:
-    """Threads that work until a time."""
+    """Threads that work until a deadline."""
 
     def __init__(self, bootstrap: str, seconds: float) -> None:
         self.counts: Counter[str] = Counter()
@@ -120,7 +120,7 @@ class Clients:
 
 
 def main() -> None:
-    """Work so long."""
+    """Work for the given time."""
     census.begin()
     clients = Clients(sys.argv[1], float(sys.argv[2]))
     clients.run()

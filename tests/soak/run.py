@@ -35,7 +35,7 @@ FORGETS_SOON = {
     "producer.id.expiration.ms": 120_000,
     "producer.id.expiration.check.interval.ms": 10_000,
 }
-"""What a cluster remembers for a day, as Kafka does, is not to be taken for a leak: each producer id that ever was."""
+"""By default a cluster remembers every producer id for a day, as Kafka does; that must not look like a leak."""
 
 SAMPLE_S = 5.0
 END_S = 180.0
@@ -61,7 +61,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
-    """Run it."""
+    """Run the soak."""
     samples: dict[str, list[Sample]] = {}
     kills = 0
     counts = directory / "census"
@@ -88,7 +88,7 @@ def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
 
 
 def show(report: Report) -> None:
-    """As tables."""
+    """Print the report as tables."""
     console = Console(width=120)
     table = Table(title=f"{report.minutes:g} minutes", caption="mean, and its growth an hour; threads and files: more")
     for heading in ("process", "memory, MB", "of that in use, MB", "Python objects", "threads", "open files"):

@@ -10,13 +10,13 @@ import psutil
 from tests.soak.census import Census
 
 WARM_UP = 1 / 6
-"""Of the time, how much does not count: caches fill, and allocators find their size."""
+"""Share of the time that does not count: caches fill, and allocators find their size."""
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """Of one process. `at_s`: since the beginning. `memory_mb`: its own, without the files that it has mapped.
+    """A sample of one process. `at_s`: since the beginning. `memory_mb`: its own, without the files it has mapped.
 
-    `census`: what it says that it uses of that.
+    `census`: how much of that it says that it uses.
     """
 
     at_s: float
@@ -27,7 +27,7 @@ class Sample(msgspec.Struct, frozen=True):
 
     @staticmethod
     def of(process: psutil.Process, at_s: float) -> Sample:
-        """Now. Raises psutil.Error when it is gone."""
+        """A sample taken now. Raises psutil.Error when the process is gone."""
         with process.oneshot():
             memory = process.memory_info()
             memory_mb = round((memory.rss - memory.shared) / 1e6, 2)
@@ -42,7 +42,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class Growth(msgspec.Struct, frozen=True):
-    """Of one process, after the warm-up. `memory`: MB; `used`, `objects`: what the census says, where there is one.
+    """How one process grew after the warm-up. `memory`: MB; `used`, `objects`: what the census says, if there is one.
 
     `threads`, `files`: by how much the highest of the last third is above the highest of the third before it.
     """
@@ -56,7 +56,7 @@ class Growth(msgspec.Struct, frozen=True):
 
 
 def growth(name: str, samples: Sequence[Sample]) -> Growth:
-    """Of these, in the order of time."""
+    """The growth that these samples show; they are in the order of time."""
     counted = samples[int(len(samples) * WARM_UP) :]
     third = max(len(counted) // 3, 1)
     before, last = counted[-2 * third : -third] or counted, counted[-third:]

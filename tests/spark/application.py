@@ -55,7 +55,7 @@ class Application:
             )
 
     def await_ready(self) -> Self:
-        """Wait until every broker is live; from then on this knows the brokers as they are now."""
+        """Wait until every broker is live. Remember the addresses and processes of the brokers."""
         wait_for(lambda: self._ready_file.exists() or self._process.poll() is not None, "the ready file")
         if not self._ready_file.exists():
             pytest.fail(f"the application has ended: {self._log.read_text()}")
@@ -104,7 +104,7 @@ class Application:
 
 
 def environment(spark_settings: Mapping[str, str]) -> dict[str, str]:
-    """This process's, with settings for the Spark application that is started in it."""
+    """This process's environment, with settings for the Spark application that is started in it."""
     if not spark_settings:
         return dict(os.environ)
     conf = " ".join(f"--conf {name}={value}" for name, value in spark_settings.items())

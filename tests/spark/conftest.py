@@ -22,7 +22,7 @@ UNKIND = {
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
 }
-"""What a user may have set, and what must end no broker. A task that is killed and stays ends its executor."""
+"""Settings that a user may have made. They must end no broker. A killed task that does not end ends its executor."""
 
 
 @pytest.fixture(scope="session")

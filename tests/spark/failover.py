@@ -44,7 +44,7 @@ _topics = count()
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
-    """Return once the condition holds. A call that fails while brokers change says nothing: it is asked again."""
+    """Return once the condition holds. A call that fails while brokers change is repeated."""
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     last = "it was false"
@@ -76,7 +76,7 @@ class Scenario:
         self.admin.create_topic(NewTopic(self.topic, PARTITIONS, replicas, config=config))
         self.partitions = [TopicPartition(self.topic, number) for number in range(PARTITIONS)]
         self._clients = ExitStack()
-        # A batch that is never acknowledged, and not one that was slow, is what these tests look for.
+        # These tests look for batches that are never acknowledged, and not for slow ones.
         patient = {"delivery.timeout.ms": 600_000, "max.block.ms": 600_000}
         self.writer = RecordingWriter(
             self.recorder, bootstrap_servers, self.topic, PARTITIONS, rows=2, interval_s=0.005, settings=patient
@@ -171,7 +171,7 @@ class Scenario:
 
 
 class OldLeaderClient:
-    """A client that knows only one leader and its epoch, like one that missed the election. What it hears counts."""
+    """A client that knows only one leader and its epoch, as if it had missed the election. Its answers are recorded."""
 
     def __init__(self, scenario: Scenario, leader: BrokerInfo) -> None:
         description = scenario.admin.describe_topic(scenario.topic)
@@ -236,7 +236,7 @@ class OldLeaderClient:
 
 @contextmanager
 def old_leader_client(scenario: Scenario) -> Iterator[OldLeaderClient]:
-    """A client of partition 0's leader, with one append acknowledged: so it is only the epoch that fails the next."""
+    """A client of partition 0's leader, with one append acknowledged. So only its epoch can fail the next one."""
     for attempt in range(ATTEMPTS):
         client = OldLeaderClient(scenario, scenario.leader())
         try:

@@ -64,11 +64,11 @@ class StandaloneCluster:
         return self
 
     def decommission(self, host: str) -> None:
-        """What an operator does before a machine goes: the worker on it is told, and tells its executors."""
+        """What an operator does before a machine goes: the worker on it is notified, and notifies its executors."""
         os.kill(self._worker(host).pid, signal.SIGPWR)
 
     def kill_application(self) -> None:
-        """What the page of the master does when somebody presses (kill) beside the application."""
+        """What the page of the master does when a user presses (kill) beside the application."""
         page = urllib.request.urlopen(self._page, timeout=TIMEOUT_S).read().decode()
         (application,) = set(re.findall(r"app-\d+-\d+", page))
         data = urllib.parse.urlencode({"id": application, "terminate": "true"}).encode()

@@ -1,9 +1,9 @@
-"""A streaming query from files to a topic, as an application of its own, which dies where it is told to.
+"""A streaming query from files to a topic, as an application of its own, which dies at a given point.
 
     python stream_application.py --point after-commit --batch 1 ...
 
-The sink is the data source's own. What is added around it sends SIGKILL to the driver (its JVM and its Python), to an
-executor, or lets an attempt fail, once: a marker file says that it has been.
+The sink is the data source's own. The code around it sends SIGKILL to the driver (its JVM and its Python) or to an
+executor, or lets an attempt fail. It does so once: a marker file says that it has been done.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WAIT_S = 60.0
 
 @dataclass(frozen=True)
 class Dying:
-    """Where, in which micro-batch, and (during a commit) how many seconds after its beginning."""
+    """Where the query dies, in which micro-batch, and (during a commit) how many seconds after its beginning."""
 
     point: str
     batch: int
@@ -77,7 +77,7 @@ class Dying:
 
 
 class DyingWriter(DataSourceStreamArrowWriter):
-    """The data source's writer, with what happens to it."""
+    """The data source's writer, with the faults around it."""
 
     def __init__(self, inner: StreamWriter, dying: Dying) -> None:
         self._inner = inner
@@ -117,7 +117,7 @@ class DyingWriter(DataSourceStreamArrowWriter):
         self._inner.abort(messages, batchId)
 
     def _leave_lingering(self, batches: list[pa.RecordBatch]) -> None:
-        """The attempt goes on in a process of its own, while Spark hears that it has failed."""
+        """The attempt goes on in a process of its own. For Spark, it has failed."""
         marker = self._dying.marker
         version = stream_version(self._inner.execution)
         marker.with_suffix(".rows").write_bytes(pickle.dumps((self._inner.plan, version, batches)))

@@ -56,7 +56,7 @@ def test_every_bootstrap_server_knows_the_whole_cluster(cluster: BrokerCluster) 
 def test_the_processes_of_a_session_are_its_controller_and_its_brokers(
     cluster: BrokerCluster, spark: SparkSession
 ) -> None:
-    """What a start that fails must not leave is found where a cluster runs."""
+    """The processes that a failed start must not leave are found where a cluster runs."""
     assert {broker.pid for broker in cluster.describe().brokers} < processes_of(spark)
 
 

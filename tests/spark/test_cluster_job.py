@@ -33,7 +33,7 @@ def test_a_signal_ends_brokers_on_executors_in_order(tmp_path: Path, name: str) 
 
 
 def run_job(directory: Path, number: signal.Signals, master: str) -> dict[str, list[dict[str, str]]]:
-    """Start the job, wait until it is ready, send it the signal; its ready file. Two brokers."""
+    """Start the job with two brokers, wait until it is ready, and send it the signal. Returns its ready file."""
     ready_file = directory / "ready.json"
     arguments_ = ["--brokers", "2", "--master", master, "--ready-file", str(ready_file)]
     log = directory / "output"

@@ -1,4 +1,4 @@
-"""Clusters that end: in order, with their data or without, and what a later one makes of what they left."""
+"""Clusters that end: in order, with their data or without. A later cluster starts on what they left."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_after_a_controller_that_was_killed_with_its_cluster_the_directories_are
 ) -> None:
     config = {"log.dirs": str(tmp_path)}
     with BrokerCluster.start(spark, 1, config) as first:
-        first._controller._closed.set()  # so that nobody starts it again
+        first._controller._closed.set()  # so that it is not restarted
         os.kill(first._controller.pid, signal.SIGKILL)
 
     with BrokerCluster.start(spark, 1, config) as second:

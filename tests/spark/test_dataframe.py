@@ -205,7 +205,7 @@ def test_a_mistake_is_a_typed_error_when_the_query_is_planned(load: type[Load], 
 def test_a_read_goes_on_when_its_leader_is_killed_in_the_middle(
     load: type[Load], admin: Admin, producer: Producer
 ) -> None:
-    """The last test of the module: its cluster has lost a broker then."""
+    """This is the last test of the module, because the module's cluster loses a broker."""
     admin.create_topic(NewTopic("long", partitions=1, replication_factor=3, schema=FLIGHTS))
     for start in range(0, 200_000, 10_000):
         producer.append("long", flights(start, start + 10_000)).result(60)

@@ -245,7 +245,7 @@ def test_an_executor_killed_after_its_rows_is_replaced_and_they_are_stored_once(
 def test_a_broker_killed_between_two_runs_makes_no_difference(
     tmp_path: Path, brokers: ProcessCluster, point: str
 ) -> None:
-    """The broker is the coordinator of the query's transactions: another one knows what it decided."""
+    """The broker is the coordinator of the query's transactions. The next coordinator knows what it decided."""
     with Query(tmp_path, brokers) as query:
         batch = query.add_file()
         query.run_until_dead(point, batch)

@@ -57,7 +57,7 @@ FAULTS: dict[str, Fault] = {
 
 
 OFTEN = {"kill-executor-and-broker", "kill-broker", "freeze-broker"}
-"""What `make test` tries. Executors alone are killed there too: all at once, under queries, and in the demo."""
+"""What `make test` tries here. Its other tests kill executors alone: all at once, under queries, and in the demo."""
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_second_fault_after_the_first_has_healed_loses_nothing(scenario: Scena
 
 
 def every_pair_in_turn(names: list[str]) -> list[str]:
-    """A shortest sequence in which each of the names follows each."""
+    """A shortest sequence in which every name follows every name, also itself."""
     sequence = []
     for at, name in enumerate(names):
         sequence.append(name)
@@ -149,7 +149,7 @@ def test_a_frozen_executor_does_not_disturb_its_broker(scenario: Scenario, spark
 
 @pytest.mark.full
 def test_an_executor_that_spark_is_told_to_remove_hands_over_first(scenario: Scenario, spark: SparkSession) -> None:
-    """Spark announces nothing of it: the broker has the moment after its JVM's end."""
+    """Spark does not announce the removal. The broker has only the moment after its JVM's end."""
     victim = scenario.leader()
     others = {broker.id: broker.epoch for broker in scenario.live() if broker.id != victim.id}
 
@@ -165,7 +165,7 @@ def test_an_executor_that_spark_is_told_to_remove_hands_over_first(scenario: Sce
 
 
 def strike_in_turn(scenario: Scenario, first: str, second: str) -> None:
-    """One fault, and as soon as another broker leads, one of that broker."""
+    """One fault of the leader and, as soon as another broker leads, a second fault of that broker."""
     victim = scenario.leader()
     with FAULTS[first](broker_processes(victim)):
         scenario.await_leaders_elsewhere(victim)
@@ -205,7 +205,7 @@ def test_the_replicas_of_an_executor_that_never_comes_back_are_made_anew_on_the_
 
 @contextmanager
 def executors_limited(spark: SparkSession, executors: int) -> Iterator[None]:
-    """For as long as the block lasts Spark wants so many executors only: one that dies is not replaced."""
+    """For as long as the block lasts, Spark wants only this many executors: one that dies is not replaced."""
     sc = spark.sparkContext
     before = len(live_executors(sc))
     want_executors(sc, executors)
@@ -216,7 +216,7 @@ def executors_limited(spark: SparkSession, executors: int) -> Iterator[None]:
 
 
 def want_executors(sc: SparkContext, executors: int) -> None:
-    """Tell Spark's master how many executors the application wants; it ends none for that."""
+    """Tell Spark's master how many executors the application wants. The master ends no executor because of that."""
     jvm = sc._jvm
     assert jvm is not None
     nowhere = jvm.PythonUtils.toScalaMap(jvm.java.util.HashMap())

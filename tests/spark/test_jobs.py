@@ -39,7 +39,7 @@ def consume(servers: str, *arguments: str | Path, master: str = "local[2]") -> s
 def submit(
     job: str, servers: str, *arguments: str | Path, master: str = "local[2]"
 ) -> subprocess.CompletedProcess[str]:
-    """Run the job as an application of its own; its status and what it says."""
+    """Run the job as an application of its own. Returns its status and its output."""
     settings = {"spark.ui.enabled": "false", "spark.cores.max": "2", "spark.executor.cores": "1"}
     conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     submitted = [str(SPARK_SUBMIT), "--master", master, *conf, str(ROOT / "jobs" / job)]
@@ -55,7 +55,7 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """What went wrong, as the job says it: one line. spark-submit puts what Python says on stderr on its own stdout."""
+    """The job's one line about its error. spark-submit writes Python's stderr to its own stdout."""
     lines = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1, done.stdout + done.stderr
     return lines[0]

@@ -83,7 +83,7 @@ def test_a_killed_daemon_of_keepers_ends_no_broker(scenario: Scenario, spark: Sp
     with unharmed(scenario, spark, lost=[]):
         kill_keeper_daemon(broker_processes(leader))
         scenario.await_writes()
-    # Whoever keeps it next has another daemon.
+    # The broker's next keeper has another daemon.
     spark.sparkContext.cancelAllJobs()
     wait_for(lambda: all(keeper_of(one) for one in scenario.live()), "a keeper of every broker")
 
@@ -106,7 +106,7 @@ def test_cancelling_every_job_cancels_no_broker(scenario: Scenario, spark: Spark
 def test_ctrl_c_in_a_notebook_cancels_the_users_query_and_no_broker(scenario: Scenario, spark: SparkSession) -> None:
     """pyspark's own handler of SIGINT cancels every job of the session.
 
-    It cannot while the main thread is inside a call of py4j: so this one waits outside of it.
+    It cannot while the main thread is inside a call of py4j. So the main thread waits outside of one here.
     """
     failures: list[Exception] = []
     ended = threading.Event()
@@ -166,7 +166,7 @@ def test_interrupts_that_meet_the_start_of_a_keepers_worker_end_no_broker(
 def test_users_jobs_that_are_cancelled_while_their_workers_start_end_no_broker(
     scenario: Scenario, spark: SparkSession
 ) -> None:
-    """With an interrupt, which makes Spark end the daemon of users' workers; each time another one is to start."""
+    """A cancel is an interrupt, which makes Spark end the daemon of users' workers. Each query needs a new daemon."""
     sc = spark.sparkContext
     pause = threading.Event()
 
@@ -207,7 +207,7 @@ def kill_own_daemon(rows: Iterable[int]) -> Iterator[int]:
 
 
 def eat_memory(rows: Iterable[int]) -> Iterator[int]:
-    """More than this worker may have, which is far less than the machine has."""
+    """Takes more memory than this worker may have, which is far less than the machine has."""
     import resource
 
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, resource.RLIM_INFINITY))

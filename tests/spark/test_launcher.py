@@ -25,7 +25,7 @@ STAND_IN = "tests.support.stand_in_broker:run"
 
 @dataclass
 class RecordingController:
-    """Gives out launch numbers and remembers the losses that it was told of."""
+    """Gives out launch numbers and remembers the losses that are reported to it."""
 
     lost: list[int] = field(default_factory=list)
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))

@@ -37,7 +37,7 @@ SESSION = textwrap.dedent(
 
 
 class Session:
-    """A Python process with a Spark session and a cluster of two brokers in it; it does what it is told."""
+    """A Python process with a Spark session and a cluster of two brokers in it. It runs the statements of `tell`."""
 
     def __init__(self, master: str, log_dirs: Path) -> None:
         self._process = subprocess.Popen(
@@ -69,7 +69,7 @@ class Session:
         eventually(lambda: not any(is_running(pid) for pid in self.brokers), 20, "the end of every broker")
 
     def await_nothing(self) -> None:
-        """Of all that the session had started, the driver's own JVM aside."""
+        """Wait until all processes that the session had started have ended."""
 
         def left() -> list[str]:
             return [str(one) for one in self._everything if one.is_running() and is_running(one.pid)]

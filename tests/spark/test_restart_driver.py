@@ -30,7 +30,7 @@ Frozen = Callable[[BrokerProcesses], AbstractContextManager[None]]
 def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | None = None) -> None:
     """Start, kill these processes ("python", "jvm", "executors", joined by a plus) under load, start again, judge.
 
-    `frozen`: stops processes of the broker that leads partition 0 before that, and for as long as the test lasts.
+    `frozen` stops processes of the broker that leads partition 0, from before the kill to the end of the test.
     """
     config = {**CONFIG, "log.dirs": directory / "logs", "metadata.dir": directory / "metadata"}
     with (
@@ -57,7 +57,7 @@ def restart(directory: Path, spark: SparkSession, killed: str, frozen: Frozen | 
 
 
 def port_was_taken(port: int, broker: BrokerInfo) -> bool:
-    """Whether this broker found another process at its port: anybody may get it while the cluster is down."""
+    """Whether this broker found another process at its port: any process may get it while the cluster is down."""
     return f"port {port} is taken" in Path(broker.log or "").read_text()
 
 

@@ -21,7 +21,7 @@ FAR_AWAY = time.monotonic() + 3600
 
 
 def context(master: str, **conf: str) -> Any:
-    """As much of a SparkContext as these checks look at."""
+    """The part of a SparkContext that these checks use."""
     settings = {name.replace("_", "."): value for name, value in conf.items()}
     return SimpleNamespace(master=master, getConf=lambda: settings)
 
@@ -30,7 +30,7 @@ HEAD = context("spark://head:7077")
 
 
 class Executors:
-    """Comes up with one more executor each time somebody waits, up to `limit`."""
+    """While a caller waits, executors come one by one, up to `limit`."""
 
     def __init__(self, limit: int, *, cores: int = 2, needs_executors: bool = True) -> None:
         self.needs_executors = needs_executors

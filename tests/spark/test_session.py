@@ -1,4 +1,4 @@
-"""What `configure_spark` sets, keeps and refuses. No JVM is started: a builder is a bag of options until it is used."""
+"""What `configure_spark` sets, keeps and refuses. No JVM is started: a builder only holds options until it is used."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_missing_java_is_said_before_spark_looks_for_it(monkeypatch: pytest.Mo
 
 
 class Context:
-    """As much of a context that exists as is looked at."""
+    """The part of an existing context that the checks use."""
 
     def __init__(self, **conf: str) -> None:
         self.master = "local-cluster[3,2,1024]"

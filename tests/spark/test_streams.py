@@ -28,7 +28,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    """Three brokers beside Spark: the session's cores are the queries'."""
+    """Three brokers outside of Spark, so that the queries have all cores of the session."""
     config = {"log.retention.check.interval.ms": 500}
     with ProcessCluster(tmp_path_factory.mktemp("brokers"), 3, config) as started:
         yield started
@@ -99,14 +99,14 @@ class Job:
         return reader.options(**options).load(topic)
 
     def start(self, topic: str, *, trigger: str = "", **options: str) -> StreamingQuery:
-        """With Trigger.AvailableNow, or a batch in every such time."""
+        """With Trigger.AvailableNow, or with `trigger` as the time from batch to batch."""
         writer = self.read(topic, **options).writeStream.format("parquet").option("path", str(self.output))
         writer = writer.option("checkpointLocation", str(self.checkpoint))
         writer = writer.trigger(processingTime=trigger) if trigger else writer.trigger(availableNow=True)
         return writer.start()
 
     def run(self, topic: str, **options: str) -> StreamingQuery:
-        """Everything that there is, and the end."""
+        """Run a query that reads everything that there is, and ends."""
         query = self.start(topic, **options)
         assert query.awaitTermination(WAIT_S)
         return query
@@ -135,7 +135,7 @@ def rows_of_batches(query: StreamingQuery) -> list[int]:
 def test_a_job_of_sparks_kafka_guide_changes_its_format_and_address_alone(
     spark: SparkSession, servers: str, admin: Admin, producer: Producer, tmp_path: Path
 ) -> None:
-    """The guide's streaming query, with its words of the batch query about offsets and patterns."""
+    """The guide's streaming query, and its batch queries with offsets and patterns."""
     for topic in ("topic1", "topic2"):
         admin.create_topic(NewTopic(topic, partitions=2, replication_factor=3))
         for n in range(20):
@@ -202,7 +202,7 @@ def test_bytes_limit_a_batch(job: Job, topics: Topics) -> None:
 
 
 def test_records_that_came_before_a_crash_of_the_first_batch_are_not_lost(job: Job, topics: Topics) -> None:
-    """Spark asks for the initial offset again after such a crash, and the latest is later then."""
+    """Spark asks for the initial offset again after such a crash, and the latest offset has moved by then."""
     topics.create("crashed", partitions=1)
     topics.add("crashed", 1, 2, 3)
     first = job.run("crashed")
@@ -278,7 +278,7 @@ def test_a_recreated_topic_fails_the_query_and_is_read_anew_when_loss_is_accepte
     topics.add("again", *range(10))
     job.run("again", **EARLIEST)
     admin.delete_topic("again")
-    with Producer(job.servers) as fresh:  # the other one knows the old topic, and refuses
+    with Producer(job.servers) as fresh:  # the other producer knows the old topic, and refuses
         anew = Topics(admin, fresh)
         anew.create("again", partitions=1)
         anew.add("again", *range(100, 120))
@@ -333,7 +333,7 @@ def test_mistakes_are_told_before_a_query_runs(job: Job, topics: Topics) -> None
 def test_a_frame_that_is_filtered_in_two_ways_lacks_no_rows(
     spark: SparkSession, servers: str, topics: Topics, pushdown: str
 ) -> None:
-    """The trap: Spark 4.2 gives every later query of a DataFrame the plan that one query's pushed filters made."""
+    """The trap: Spark 4.2 keeps the pushed filters of one query in the plan of every later query of the DataFrame."""
     topic = topics.create(f"filtered-{pushdown}")
     for partition in range(2):
         topics.add(topic, *range(partition * 10, partition * 10 + 10), partition=partition)

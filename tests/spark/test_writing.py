@@ -74,7 +74,7 @@ def test_a_dataframe_of_every_type_comes_back_as_it_was(spark: SparkSession, ser
     try:
         save(frame, servers, "types", **options)
         stored = load(spark, servers, "types").drop("_topic", "_partition", "_offset", "_timestamp")
-        # What is inside of a column may always be null in a topic. A map cannot be sorted by.
+        # In a topic, values inside of a column may always be null. Rows cannot be sorted by a map.
         frame = frame.select(*(frame[field.name].cast(field.dataType) for field in stored.schema))
         assert_df_equality(stored, frame, transforms=[lambda df: df.sort("id")], ignore_nullable=True)
     finally:
@@ -95,7 +95,7 @@ def test_a_job_of_sparks_kafka_guide_changes_the_format_and_the_address(
     (
         df.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)")
         .write.format(FORMAT)
-        .mode("append")  # Spark asks a Python sink for it
+        .mode("append")  # Spark requires it for a Python sink
         .option("kafka.bootstrap.servers", servers)
         .option("topic", "topic1")
         .save()
@@ -183,7 +183,7 @@ def test_a_streams_output_mode_is_append_or_complete(
 
 
 def first_line(error: Exception, begins: str) -> str:
-    """The line in which Spark's text comes to our error."""
+    """Our error in Spark's text: from `begins` to the end of that line."""
     text = str(error)
     assert begins in text, text
     return text[text.index(begins) :].splitlines()[0]
@@ -221,7 +221,7 @@ def test_a_null_in_a_column_that_has_none_fails_the_task_and_stores_nothing(spar
     assert "spark_broker.errors.SchemaMismatchError: [SCHEMA_MISMATCH] topic 'whole': column 'id' is not null" in str(
         raised.value
     )
-    # What was written beside it is aborted, and holds up nobody.
+    # What was written beside it is aborted, and blocks no reader.
     save(spark.range(3, 5), servers, "whole")
     assert sorted(row.id for row in load(spark, servers, "whole").collect()) == list(range(5))
 

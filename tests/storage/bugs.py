@@ -36,7 +36,7 @@ Patch = pytest.MonkeyPatch
 
 @dataclass(frozen=True, slots=True)
 class StorageBug:
-    """`number`: of docs/known-bugs.md, empty for one that was found here. `quick`: found within a second or so."""
+    """`number` is that of docs/known-bugs.md, or empty for a bug found here. `quick`: found within about a second."""
 
     number: str
     name: str
@@ -367,7 +367,7 @@ def believe_snapshots(patch: Patch) -> None:
 
 
 class _Any(int):
-    """A checksum that fits every content."""
+    """A checksum that matches every content."""
 
     def __eq__(self, other: object) -> bool:
         return True

@@ -1,7 +1,7 @@
-"""The torture as endless runs of cases, so that it can be said after how many of them a bug is found.
+"""The torture as endless runs of cases, to count after how many of them a bug is found.
 
-A case is one crash with its recovery, one file damaged and opened, or one life of a log: it raises when it finds
-something. Every hunt goes the same way each time.
+A case is one crash with its recovery, one damaged file that is opened, or one life of a log: it raises when it finds
+something. Every hunt has the same cases each time.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Hunt = Callable[[], Iterator[Case]]
 
 
 def crashes_of_logs() -> Iterator[Case]:
-    """A crash at every operation of the scripted runs of a log, in any order, then of random ones."""
+    """A crash at every operation of a log's scripted runs, in random order, and then of random runs."""
     scripts = list(test_torture_crashes.RUNS.values())
     for runs in itertools.chain([scripts], ([test_torture_crashes.random_run(seed)] for seed in itertools.count())):
         points = [point for steps in runs for point in test_torture_crashes.run_of(steps).points]
@@ -46,7 +46,7 @@ def crashes_of_logs() -> Iterator[Case]:
 
 
 def crashes_of_replicas() -> Iterator[Case]:
-    """The same with all that a replica keeps."""
+    """The same for everything that a replica keeps."""
     scripts = list(test_torture_replica.RUNS.values())
     for runs in itertools.chain([scripts], ([test_torture_replica.random_run(seed)] for seed in itertools.count())):
         points = [point for steps in runs for point in test_torture_replica.run_of(steps).points]
@@ -59,7 +59,7 @@ AnyPoint = torture.Point | replica_torture.Point
 
 
 def _crashes(point: AnyPoint, check: Callable[..., None], rng: random.Random) -> Iterator[Case]:
-    """By the process, perhaps within a write; by the machine, which loses all that is unsynced, nothing, or some."""
+    """The process crashes, perhaps within a write; or the machine, which loses all unsynced changes, none, or some."""
     yield lambda: check(point.fs.copy().crash_process(), StartKind.PROCESS_CRASH, point.process)
     operation = point.operation
     if operation is not None and isinstance(operation.detail, bytes):
@@ -112,7 +112,7 @@ def _live(seed: int) -> None:
 
 
 def lives_with_failing_syncs() -> Iterator[Case]:
-    """An fsync fails now and then; in the end the machine loses all that is not synced."""
+    """An fsync fails now and then; in the end the machine loses all unsynced changes."""
     return (partial(_live_with_failing_syncs, seed) for seed in itertools.count())
 
 
@@ -129,7 +129,7 @@ def _live_with_failing_syncs(seed: int) -> None:
 
 
 def damage_at_rest() -> Iterator[Case]:
-    """A bit flipped in every seventh byte of every file, then of a file of every seventh length."""
+    """For each file, a flipped bit in every seventh byte, and then the file truncated to every seventh length."""
     test_torture_damage.image_of.cache_clear()
     for start in reversed(StartKind):
         image = test_torture_damage.image_of(start)
@@ -148,7 +148,7 @@ def damage_at_rest() -> Iterator[Case]:
 
 
 def damage_while_open() -> Iterator[Case]:
-    """A bit flipped in a byte of a file of an open log."""
+    """A flipped bit in a byte of a file of an open log."""
     image = test_torture_damage.image_of(StartKind.CLEAN)
     return (partial(_flip_while_open, image, name, byte) for name, byte in test_torture_damage.changed_after(11))
 
@@ -164,7 +164,7 @@ def _flip_while_open(image: test_torture_damage.Image, name: str, byte: int) -> 
 
 
 def damage_of_replicas() -> Iterator[Case]:
-    """Every second byte of snapshots and checkpoints."""
+    """Damage in every second byte of snapshots and checkpoints."""
     for start in StartKind:
         fs, legal = replica_damage.image_of(start)
         for _, damage in replica_damage.damages(fs, 2):
@@ -177,7 +177,7 @@ def _open_damaged(fs: SimFileSystem, start: StartKind, legal: Legal, damage: rep
 
 
 def disordered_ends() -> Iterator[Case]:
-    """KAFKA-3919: past what is synced, whole batches in any order, some missing, some there twice."""
+    """KAFKA-3919: unsynced batches are complete but in any order, some missing and some stored twice."""
     return (partial(_open_disordered, seed) for seed in itertools.count())
 
 

@@ -102,7 +102,7 @@ def append_batch(
 def filled(
     directory: Path, batches: Iterable[bool], config: LogConfig | None = None, fs: FileSystem = LOCAL
 ) -> tuple[PartitionLog, list[Frame]]:
-    """A log with one batch for each item; true rolls before it."""
+    """A log with one batch for each item; a true item rolls first."""
     log = open_log(directory, config=config, fs=fs)
     return log, [append_batch(log, roll=roll) for roll in batches]
 

@@ -1,4 +1,4 @@
-"""A replica's log at rest, and damage in each of its small files: reported, or of no consequence; never believed."""
+"""Damage in each small file of a replica's log at rest is reported or harmless, but never believed."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ Damage = Callable[[SimFileSystem], None]
 
 
 def image_of(start: StartKind) -> tuple[SimFileSystem, Legal]:
-    """The disk that an end of this kind leaves, all of it synced, and what the log is: with transactions that were
-    aborted, and open, on both sides of the snapshots; it starts at an offset that only the snapshot there explains."""
+    """The disk that an end of this kind leaves, all of it synced, and the log that it holds.
+
+    There are aborted and open transactions on both sides of the snapshots. The log starts at an offset that only the
+    snapshot there explains.
+    """
     run = ReplicaRun(recording=False)
     run.perform([*BATCHES, *LATER, ("flush", 0)])
     run.log.close(clean=True)
@@ -54,7 +57,7 @@ def snapshots_of(fs: SimFileSystem) -> list[str]:
 
 
 def opens_as(fs: SimFileSystem, start: StartKind, legal: Legal) -> bool:
-    """False: the damage is reported. Raises AssertionError when the log says something else than before."""
+    """False if the damage is reported. Raises AssertionError if the log differs from before."""
     try:
         problem = legal.problem(open_replica(start, fs))
     except DamagedLogError:
@@ -64,7 +67,10 @@ def opens_as(fs: SimFileSystem, start: StartKind, legal: Legal) -> bool:
 
 
 def damages(fs: SimFileSystem, every: int) -> Iterator[tuple[str, Damage]]:
-    """A bit flipped in every so many-th byte of each small file, each cut at every so many-th byte, and each lost."""
+    """Each small file with a flipped bit in every `every`-th byte, truncated at each of these bytes, or lost.
+
+    LOG_STATE_FILE is never lost.
+    """
     for name in [*snapshots_of(fs), LEADER_EPOCHS_FILE, LOG_STATE_FILE]:
         path = DIRECTORY / name
         for byte in range(0, fs.size_of(path), every):

@@ -1,8 +1,8 @@
-"""A run of a whole replica's log (batches, epochs, producers, transactions) on a simulated disk, beside a tiny model.
+"""A run of a replica's whole log (batches, epochs, producers, transactions) on a simulated disk, beside a tiny model.
 
-As `torture.Run`, one storey higher: `points` are the places to crash at, and `check` opens the `ReplicaLog` after a
-crash there. What must come out is a function of the batches that are left and of what the log was started from: the
-epoch history (KAFKA-10706), and the producers with their transactions, for every high watermark (KAFKA-5435, KIP-360).
+It is `torture.Run` one layer higher: `points` are the places to crash at, and `check` opens the `ReplicaLog` after a
+crash there. The remaining batches and the log's base must determine the epoch history (KAFKA-10706). They must also
+determine the producers with their transactions, for every high watermark (KAFKA-5435, KIP-360).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PLAIN = -1
 """The producer id of a producer that is not idempotent."""
 
 Step = tuple[str, int]
-"""A name of `ReplicaRun.STEPS` and its number: a producer id, a number of batches or of offsets."""
+"""A name of `STEPS` and its number: a producer id, or how many batches or offsets."""
 
 
 def open_replica(start: StartKind, fs: SimFileSystem) -> ReplicaLog:
@@ -43,9 +43,9 @@ def open_replica(start: StartKind, fs: SimFileSystem) -> ReplicaLog:
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a log was started from: nothing, or what the leader said of the part before its log start.
+    """What a log was started from: nothing, or the leader's state before its log start.
 
-    `epoch`: of the record before it.
+    `epoch` is that of the record before it.
     """
 
     offset: int = 0
@@ -57,7 +57,7 @@ class Base:
         return ProducerStates(self.producers, TransactionIndex(self.ongoing))
 
     def entries(self) -> list[ProducerStateEntry]:
-        """As the leader says it."""
+        """The state as the leader sends it."""
         ongoing = dict(self.ongoing)
         return [
             ProducerStateEntry(
@@ -72,7 +72,7 @@ class Base:
 
 
 def leaders_base(offset: int, epoch: int) -> Base:
-    """Two producers have written before `offset`; the transaction of one goes on."""
+    """Two producers have written before `offset`, and one has an open transaction."""
     if offset < 2:
         return Base(offset, epoch if offset else UNDEFINED_EPOCH)
     entry = ProducerEntry(0, (StoredBatch(0, 0, offset - 1),), 0)
@@ -81,8 +81,10 @@ def leaders_base(offset: int, epoch: int) -> Base:
 
 @dataclass(frozen=True, slots=True)
 class Legal:
-    """A log that was started from `base`, has had `frames`, starts at `start` and ends, where a batch does (or where
-    it starts), from `least` to `most`."""
+    """A log that was started from `base`, has had `frames`, and starts at `start`.
+
+    It ends from `least` to `most`, at the end of a batch or at its start.
+    """
 
     base: Base
     frames: tuple[Frame, ...]
@@ -108,9 +110,9 @@ class Legal:
         return history.start_at(self.start)
 
     def is_history(self, found: EpochHistory, end: int) -> bool:
-        """Whether it names the epoch of every record, and, where it knows it, of the one before the log start.
+        """Whether it names the epoch of every record, and, if known, of the record before the log start.
 
-        Of a log that begins where it was rebuilt, that is what the log was before, when a crash came in between.
+        If a log begins where it was rebuilt, the latter may be of the earlier log, because a crash came in between.
         """
         wanted = self.epochs(end)
         before = found.epoch_at(self.start - 1)
@@ -123,7 +125,7 @@ class Legal:
         )
 
     def problem(self, log: ReplicaLog) -> str:
-        """Why the log is not one of these; empty when it is. Raises DamagedLogError."""
+        """Why the log is none of these; empty if it is one. Raises DamagedLogError."""
         state = log.state(high_watermark=0)
         start, end = state.log_start_offset, state.log_end_offset
         if start != self.start or not self.least <= end <= self.most:
@@ -154,7 +156,7 @@ def everything(log: ReplicaLog) -> list[Frame]:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place to crash at: the disk before an operation (None: between two steps), and what may be found then."""
+    """A place to crash at: the disk before an operation (None: between two steps), and the logs that may be found."""
 
     fs: SimFileSystem
     step: Step
@@ -169,7 +171,7 @@ class Point:
 
 @lru_cache(maxsize=4000)
 def batch_at(base_offset: int, epoch: int, first: bool, writer: tuple[int, int, int], attributes: int) -> Frame:
-    """Two rows of the writer (producer id, its epoch, sequence number)."""
+    """Two rows of the writer, which is producer id, producer epoch and sequence number."""
     producer_id, producer_epoch, sequence = writer
     rows = pa.RecordBatch.from_arrays([pa.array([base_offset, base_offset + 1], pa.int64())], schema=SCHEMAS[0])
     message = encode_batch(
@@ -184,7 +186,7 @@ def batch_at(base_offset: int, epoch: int, first: bool, writer: tuple[int, int, 
 
 @lru_cache(maxsize=1000)
 def marker_at(base_offset: int, epoch: int, first: bool, producer: tuple[int, int], committed: bool) -> Frame:
-    """A marker that begins the producer's (id, epoch)."""
+    """A marker that begins the epoch of `producer`, which is id and epoch."""
     message = encode_marker(
         SCHEMAS[0], producer_id=producer[0], producer_epoch=producer[1], committed=committed, schema_id=0
     )
@@ -242,7 +244,7 @@ class ReplicaRun:
         return Legal(self.base, self.frames, self.start, self.end if least is None else least, self.end)
 
     def settle(self, step: Step, synced: int = 0) -> None:
-        """The step is over. What the log itself says is synced counts as well."""
+        """End the step: `synced` may raise what counts as synced."""
         self.synced = max(min(self.synced, self.end), synced)
         assert not self.now().problem(self.log), (step, self.now().problem(self.log))
         self._now = (step, (self.now(),), (self.now(least=max(self.start, self.synced)),))
@@ -256,7 +258,7 @@ class ReplicaRun:
         return None
 
     def write(self, step: Step) -> None:
-        """A batch of the producer: "plain", "data", "txn"; "roll" begins a segment with it."""
+        """Append a batch of the producer: "plain", "data", "txn"; "roll" begins a segment with it."""
         name, producer_id = step
         entry = dict(self.states.entries()).get(producer_id)
         open_transaction = self.states.transactions.first_offset(producer_id) >= 0
@@ -267,7 +269,7 @@ class ReplicaRun:
         self._append(step, batch_at(self.end, self.epoch, first, writer, attributes))
 
     def mark(self, step: Step) -> None:
-        """A marker for the producer: "commit" or "abort"."""
+        """Append a marker for the producer: "commit" or "abort"."""
         entry = dict(self.states.entries()).get(step[1])
         producer = (step[1], entry.producer_epoch + 1 if entry else 0)
         first = self.log.should_roll(400, 0, self.end)
@@ -284,19 +286,19 @@ class ReplicaRun:
         self.settle(step, sealed)
 
     def _save(self, history: EpochHistory) -> None:
-        """As the core does: an epoch that the file does not name is saved with its first batch."""
+        """Save an epoch that the file lacks with its first batch, as the core does."""
         if history.latest_epoch != self.saved.latest_epoch:
             self.log.save_epochs(history)
             self.saved = history
 
     def new_epoch(self, step: Step) -> None:
-        """A leader epoch begins at the log end: the history says so before anything is written in it."""
+        """A leader epoch begins at the log end; the history is saved before anything is written in it."""
         self.epoch += 1
         self._save(self.now().epochs(self.end).assign(self.epoch, self.end))
         self.settle(step)
 
     def truncate(self, step: Step) -> None:
-        """So many batches go, as far as they are above the log start; the history first, as the core says."""
+        """Truncate so many batches, but only above the log start; the history comes first, as in the core."""
         above = sum(f.header.base_offset >= self.start for f in self.frames)
         kept = self.frames[: len(self.frames) - min(step[1], above)]
         offset = kept[-1].header.next_offset if kept else self.base.offset
@@ -314,7 +316,7 @@ class ReplicaRun:
         self.settle(step)
 
     def advance(self, step: Step) -> None:
-        """The log start moves on by so many offsets, as far as all before it is decided."""
+        """Advance the log start by so many offsets, but not past undecided ones."""
         stable = self.states.transactions.last_stable_offset(self.end)
         offset = max(self.start, min(self.start + step[1], stable))
         done = Legal(self.base, self.frames, offset, self.end, self.end)
@@ -325,7 +327,7 @@ class ReplicaRun:
         self.settle(step, offset)
 
     def restart(self, step: Step) -> None:
-        """Everything goes; the replica begins anew, so far from its end, with what its leader says."""
+        """Rebuild the replica from its leader's state, at so many offsets from its present end."""
         base = leaders_base(max(0, self.end + step[1]), self.epoch)
         done = Legal(base, (), base.offset, base.offset, base.offset)
         before = self.now(least=self.start)
@@ -367,7 +369,7 @@ STEPS: dict[str, Callable[[ReplicaRun, Step], None]] = {
 
 
 def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Legal]) -> None:
-    """Recovery after this crash gives an allowed log; it goes on, and what it then syncs is synced."""
+    """Recovery after this crash gives an allowed log; it goes on, and later syncs are durable."""
     try:
         log = open_replica(start, fs)
         problems = [legal.problem(log) for legal in allowed]
@@ -382,7 +384,7 @@ def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Legal]) -> None
 
 
 def _one_more(found: Legal, end: int) -> tuple[Legal, Frame]:
-    """The log with the batch that comes next: a new one, or, where it is lost that holds the log start, that again."""
+    """The log with the next batch: a new one, or again the batch that holds the log start, if it was lost."""
     kept = tuple(f for f in found.frames if f.header.next_offset <= end)
     lost = next((f.header for f in found.frames if f.header.base_offset < end < f.header.next_offset), None)
     if lost is not None:

@@ -17,7 +17,7 @@ from tests.support.sensitivity import TRIES_MAX, main
 
 
 def hunt_for(hunt: Hunt, cases: int = TRIES_MAX) -> tuple[int, Exception | None]:
-    """How many cases were tried, and what the last one found. A run that cannot be made is found as well."""
+    """How many cases were tried, and what the last one found. A run that cannot be set up counts as a find."""
     after = 0
     try:
         for case in islice(hunt(), cases):

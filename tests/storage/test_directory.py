@@ -125,7 +125,7 @@ def test_a_child_process_does_not_hold_the_lock(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os.write(ready_write, b"x")
-        os.read(read_end, 1)  # Lives on after the parent has let go.
+        os.read(read_end, 1)  # The child lives on after the parent has released the lock.
         os._exit(0)
     try:
         os.read(ready_read, 1)

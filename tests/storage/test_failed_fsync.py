@@ -1,4 +1,4 @@
-"""Known bug 27: after a failed fsync, what later counts as synced really is, also for the process that comes next."""
+"""Known bug 27: after a failed fsync, what later counts as synced really is, also in the next process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that cannot be opened leaves no handle of another behind."""
+"""When a file cannot be opened, no handle of another file stays open."""
 
 from __future__ import annotations
 

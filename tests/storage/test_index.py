@@ -1,4 +1,4 @@
-"""The index in memory: what readers hold never changes under them."""
+"""The index in memory: the entries that a reader holds never change."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_every_read_equals_a_scan(
 def test_the_extent_of_a_range_equals_a_scan(
     steps: list[tuple[int, bool]], start: int, end: int, max_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """But for the schema at the beginning of each segment, which is counted where the whole segment is."""
+    """Only the schema at a segment's beginning may differ: it is counted if the whole segment is."""
     log = open_log(tmp_path_factory.mktemp("log"))
     for _, roll in steps:
         append_batch(log, roll=roll)
@@ -331,7 +331,7 @@ def test_a_full_disk_refuses_the_append_and_the_log_goes_on(roll: bool, failing_
 @pytest.mark.parametrize("roll", [False, True])
 @pytest.mark.parametrize("free_bytes", [300, 500, 900])
 def test_a_refused_batch_never_comes_back(roll: bool, free_bytes: int) -> None:
-    """The machine dies later, and may lose the cut: the batch must not stand where another one was appended."""
+    """The machine crashes later and may lose the truncation: the batch must not replace a later one."""
     fs, directory = sim_directory()
     log, _ = filled(directory, [False], fs=fs)
     refused = make_frame(3, 12, first=roll, value=0)
@@ -439,7 +439,7 @@ def test_readers_beside_appends_rolls_and_retention_see_only_whole_right_batches
 
 @pytest.mark.usefixtures("_quick_switches")
 def test_a_reader_beside_truncations_never_gets_bytes_that_are_not_the_batch(tmp_path: Path) -> None:
-    """Truncate and append other bytes at the same offsets, again and again: every frame that is read passes its CRC."""
+    """Other bytes replace a truncated tail again and again, but every frame that is read passes its CRC."""
     log = open_log(tmp_path)
     for _ in range(10):
         append_batch(log, leader_epoch=0, value=0)

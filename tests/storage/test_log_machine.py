@@ -1,4 +1,4 @@
-"""A log beside a tiny model, whatever is done to it, in any order: Hypothesis looks for a short way to break it."""
+"""A log beside a tiny model, with steps in any order: Hypothesis looks for a short way to break it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.storage.torture import Run
 
 
 class LogMachine(RuleBasedStateMachine):
-    """Steps succeed, find the disk full, or are cut short by the death of the process or of the machine."""
+    """Steps succeed, find the disk full, or are interrupted by a crash of the process or of the machine."""
 
     def __init__(self) -> None:
         super().__init__()
         self.run = Run(LogConfig(segment_bytes=1500), recording=False)
-        self.dies_in = -1  # Changes of the disk until the process dies in the midst of one; negative: it does not.
+        self.dies_in = -1  # Changes of the disk until the process dies during one; negative if it does not.
         self.kept_bytes = 0
 
     def _attempt(self, name: str, number: int = 0) -> None:
@@ -37,7 +37,7 @@ class LogMachine(RuleBasedStateMachine):
         self.dies_in -= 1
         if self.dies_in >= 0:
             return None
-        self.dies_in = 1 << 30  # Once only: what comes next is the next process's.
+        self.dies_in = 1 << 30  # Only once: later changes are the next process's.
         return Fault(kept_bytes=self.kept_bytes if operation.kind == "pwritev" else 0, kills=True)
 
     @rule(number=st.integers(1, 39))

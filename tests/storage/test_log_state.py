@@ -62,7 +62,7 @@ def test_damage_of_both_slots_is_reported() -> None:
 
 
 def test_a_crash_leaves_the_old_state_or_the_new_and_what_was_read_stays() -> None:
-    """Of process or machine, at every operation, and then once more of the machine."""
+    """The process or the machine crashes at every operation, and then the machine crashes again."""
     fs, directory = sim_directory()
     disks: list[tuple[SimFileSystem, int]] = []
     for number, state in enumerate(STATES):
@@ -100,7 +100,7 @@ def _torn(disk: SimFileSystem) -> Iterator[SimFileSystem]:
 
 
 def fill(log: PartitionLog) -> None:
-    """Append until nothing fits; at least two segments."""
+    """Append until nothing fits, which fills at least two segments."""
     rows = 64
     while rows:
         try:

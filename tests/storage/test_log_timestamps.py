@@ -1,4 +1,4 @@
-"""The running maximum of timestamps after a log was emptied: it knows nothing of earlier records."""
+"""The running maximum of timestamps after a log was emptied does not count earlier records."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECOND_US = 1_000_000
 
 
 def _log_with_hidden_timestamps(directory: Path) -> PartitionLog:
-    """Three segments that end at 9, all of them below the log start; timestamps up to 900 s."""
+    """Three segments up to offset 9, all below the log start, with timestamps of 900 s."""
     log = open_log(directory)
     for base_offset in (0, 3, 6):
         log.append_many([make_frame(base_offset, first=True, timestamp_us=900 * SECOND_US)])
@@ -20,7 +20,7 @@ def _log_with_hidden_timestamps(directory: Path) -> PartitionLog:
 
 
 def test_a_follower_takes_the_first_batch_of_a_leader_that_began_empty_here(tmp_path: Path) -> None:
-    """Found by the simulator: such a leader, its clock behind, stored less than what this log still had in a file."""
+    """Found by the simulator: such a leader's clock was behind, so its timestamps were lower than in a file here."""
     log = _log_with_hidden_timestamps(tmp_path)
     log.append_many([make_frame(9, first=True, timestamp_us=600 * SECOND_US)])
     assert log.log_end_offset == 12

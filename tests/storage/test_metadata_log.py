@@ -1,4 +1,4 @@
-"""The metadata log on real files: one writer wins each number, and nothing committed is lost or made up."""
+"""The metadata log on real files: one writer wins each number, and no record is lost or invented."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_an_append_that_waits_for_its_store_can_be_given_up() -> None:
 
 
 def put_back(moved: Path, path: Path) -> None:
-    """In the place of whatever is there by now."""
+    """Move the directory back, in place of whatever is there now."""
     if path.exists():
         shutil.rmtree(path)
     moved.rename(path)
@@ -280,7 +280,7 @@ def put_back(moved: Path, path: Path) -> None:
 
 @pytest.mark.parametrize("in_its_place", ["nothing", "an empty directory"])
 def test_a_directory_that_is_away_for_a_while_deposes_nobody(tmp_path: Path, in_its_place: str) -> None:
-    """An empty directory is what a mount leaves that was lost."""
+    """A lost mount leaves an empty directory."""
     path, moved = tmp_path / "metadata", tmp_path / "moved"
     tries: list[float] = []
 
@@ -345,7 +345,7 @@ def test_a_writer_that_slept_through_a_clean_up_is_deposed(tmp_path: Path) -> No
 
 
 def test_of_two_writers_that_slept_neither_builds_on_what_the_other_leaves(tmp_path: Path) -> None:
-    """Simulator, seed 453544: the number before its own is taken again, by a writer that was deposed like itself."""
+    """Simulator, seed 453544: another deposed writer takes the number before its own again."""
     log = begun(tmp_path, records_between_snapshots=5, snapshots_kept=1)
     sleepers = [MetadataLog.open(str(tmp_path))]
     log.append([LaunchRecord(1)])
@@ -370,7 +370,7 @@ def test_snapshots_replace_files_but_never_the_newest(tmp_path: Path) -> None:
 
 
 def test_a_crash_between_any_two_steps_loses_nothing() -> None:
-    """Every prefix of the calls that a log with snapshots makes leaves a store that replays to what was committed."""
+    """After every prefix of a log's calls, with snapshots, the store replays to the committed image."""
     total = _calls_until_crash(10_000)[1]
     for crash_at in range(1, total + 1):
         store, _, committed, begun_append = _run_until_crash(crash_at)
@@ -384,7 +384,7 @@ def _calls_until_crash(crash_at: int) -> tuple[MemoryStore, int]:
 
 
 class _Crash(BaseException):
-    """The process is gone; nothing handles it."""
+    """The process has ended: no handler catches it."""
 
 
 def _run_until_crash(crash_at: int) -> tuple[MemoryStore, int, object, object]:

@@ -130,7 +130,7 @@ def test_a_machine_crash_cuts_at_a_page_of_zeros_anywhere_past_the_recovery_poin
 
 
 def test_offsets_that_do_not_follow_one_another_are_cut_after_a_machine_crash(tmp_path: Path) -> None:
-    """KAFKA-3919: it does not refuse to start."""
+    """KAFKA-3919: the log does not refuse to open."""
     log, frames = filled(tmp_path, [False, False])
     log.close(clean=False)
     stray = make_frame(3, leader_epoch=1)
@@ -143,7 +143,7 @@ def test_what_was_synced_is_never_cut(tmp_path: Path) -> None:
     log, frames = filled(tmp_path, [False, False, False])
     log.flush()
     append_batch(log)
-    log.close(clean=True)  # Saves the recovery point: everything.
+    log.close(clean=True)  # Saves the log end as the recovery point.
     _truncated(tmp_path / ARROW, 1)
     for start in StartKind:
         with pytest.raises(DamagedLogError):

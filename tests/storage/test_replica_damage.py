@@ -1,4 +1,4 @@
-"""Damage in the small files of a replica, and of a broker: reported, or of no consequence; never believed."""
+"""Damage in the small files of a replica and of a broker is reported or harmless, but never believed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_damage_in_every_byte_of_a_replicas_small_files(start: StartKind) -> Non
 
 
 def test_the_list_of_replicas_set_aside_is_never_read_wrong() -> None:
-    """Shorter, it would let a replica lead that lacks records."""
+    """A shorter list would let a replica lead that lacks records."""
     fs = SimFileSystem()
     directory = LogDirectory.claim(Path("/logs"), cluster_id="c", launch=1, fs=fs)
     directory.partition_directory("t", "id", 3)
@@ -66,7 +66,7 @@ def test_the_list_of_replicas_set_aside_is_never_read_wrong() -> None:
 
 @pytest.mark.parametrize("kept", [0, -1], ids=["all unsynced changes lost", "none lost"])
 def test_a_damaged_replica_is_on_the_list_before_its_directory_is_moved(kept: int) -> None:
-    """Wherever the machine dies: where the directory is gone, the list says so."""
+    """Wherever the machine crashes, if the directory is gone, the replica is on the list."""
     disks: list[SimFileSystem] = []
     fs = SimFileSystem()
     directory = LogDirectory.claim(Path("/logs"), cluster_id="c", launch=1, fs=fs)

@@ -1,4 +1,4 @@
-"""Retention goes by the leader's own clock; what was appended under another's gets the margin of a skew."""
+"""Retention goes by the leader's own clock; what another leader appended is kept longer by the possible skew."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.storage.logs import make_frame, open_log
 
 
 def log_of_epochs(directory: Path, *epochs: int) -> PartitionLog:
-    """One segment for each leader epoch, of three offsets, appended at second 1, 2, 3 and so on; and a last one."""
+    """One segment of three offsets for each leader epoch, and a last one, appended at seconds 1, 2, 3 and so on."""
     log = open_log(directory, config=LogConfig(retention_ms=1000))
     for number, epoch in enumerate((*epochs, epochs[-1])):
         append_time_ms = 1000 * (number + 1)

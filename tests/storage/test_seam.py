@@ -1,4 +1,4 @@
-"""Only `storage/filesystem.py` touches the machine: what goes around it, no simulated crash would reach."""
+"""Only `storage/filesystem.py` touches the machine: simulated crashes would not reach code that bypasses it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ NUMPY_AND_ARROW = frozenset({"fromfile", "tofile", "memmap", "memory_map", "OSFi
 
 
 def violations(source: str) -> list[str]:
-    """`line: what` for each way around the seam."""
+    """`line: what` for each use of the machine that bypasses the seam."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

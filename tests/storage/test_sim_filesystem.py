@@ -32,7 +32,7 @@ def write(fs: FileSystem, path: Path, data: bytes, position: int = 0, flags: int
 
 
 def outcome(action: Callable[[], object]) -> object:
-    """What it returns, or the errno that it raises."""
+    """The action's result, or the errno that it raises."""
     try:
         return action()
     except OSError as error:
@@ -139,7 +139,7 @@ def test_a_dead_process_can_do_nothing() -> None:
     ):
         with pytest.raises(ProcessKilled):
             action()
-    fs.close(fd)  # As a `finally` does.
+    fs.close(fd)  # A `finally` does this, too.
     assert after.read_bytes(FILE) == b"x"
 
 

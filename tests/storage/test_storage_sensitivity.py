@@ -1,4 +1,4 @@
-"""Each known bug of storage, put in on purpose, is found by the torture: otherwise it would prove nothing."""
+"""The torture finds each known bug of storage that is put in on purpose: otherwise it would prove nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A crash at every operation of a run: of the process, also within a write; of the machine, with every subset lost."""
+"""At every operation of a run the process crashes, also within a write, or the machine, with every subset lost."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def every(length: int) -> Iterator[int]:
-    """Every number of bytes of a write, but not all of them."""
+    """Every number of bytes of a write except the full length."""
     yield from range(1, length)
 
 
 def some(length: int) -> Iterator[int]:
-    """The first bytes, the last, and around the middle of a write."""
+    """Lengths near the beginning, the middle and the end of a write."""
     yield from sorted({1, 8, 79, 80, 81, length // 2, length - 8, length - 1} & set(range(1, length)))
 
 
@@ -74,7 +74,7 @@ def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_every_crash_with_every_subset_of_unsynced_changes(name: str) -> None:
-    """Exhaustive up to 7 unsynced changes; writes are torn at every byte by a process, at random by a machine."""
+    """Exhaustive up to 7 unsynced changes. Process crashes tear writes at every byte, machine crashes at random."""
     rng = random.Random(name)
     for point in run_of(RUNS[name]).points:
         with telling(point):

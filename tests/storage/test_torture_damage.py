@@ -1,4 +1,4 @@
-"""Files cut at every byte, and a bit flipped in every byte: reported or harmless, and never served."""
+"""A file truncated at any byte, or a flipped bit in any byte, is reported or harmless, but never served."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @dataclass(frozen=True)
 class Image:
-    """A disk with a log of two sealed segments and an active one; all below `synced` is synced."""
+    """A disk with a log of two sealed segments and an active one, synced up to `synced`."""
 
     fs: SimFileSystem
     frames: tuple[Frame, ...]
@@ -46,7 +46,7 @@ class Image:
 
 @cache
 def image_of(start: StartKind) -> Image:
-    """The log as an end of this kind leaves it. Only after a clean one is the last batch synced."""
+    """The log as an end of this kind leaves it. The last batch is synced only after a clean end."""
     fs, directory = sim_directory()
     log = open_log(directory, fs=fs)
     rows = [(0, 2, True), (2, 2, False), (4, 3, True), (7, 1, True), (8, 2, False), (10, 1, False)]
@@ -54,7 +54,7 @@ def image_of(start: StartKind) -> Image:
     for position, frame in enumerate(frames):
         if position == len(frames) - 1:
             log.flush()
-            # So that the saved point is that of the flush: nothing else saves it.
+            # Only this saves the flush's recovery point.
             log._save_state()
         log.append(frame.header, frame.message)
     write_leader_epochs(directory, EPOCHS, fs=fs)
@@ -67,7 +67,7 @@ def files_of(fs: SimFileSystem) -> dict[str, bytes]:
 
 
 def served(log: PartitionLog) -> list[Frame]:
-    """All batches, after a look at everything else that a log tells of them. Raises DamagedLogError."""
+    """All batches, after a check of everything else that the log serves of them. Raises DamagedLogError."""
     frames = everything(log)
     assert list(log.headers()) == [frame.header for frame in frames]
     for header in (frame.header for frame in frames):
@@ -79,7 +79,7 @@ def served(log: PartitionLog) -> list[Frame]:
 
 
 def opens_to(fs: FileSystem, directory: Path, start: StartKind, image: Image, *, least: int) -> bool:
-    """Whether the log opens; then it serves a prefix of the image's batches, at least up to this offset."""
+    """Whether the log opens; if so, it serves a prefix of the image's batches, at least up to this offset."""
     try:
         log = open_log(directory, start, fs=fs)
         epochs = read_leader_epochs(directory, fs=fs)
@@ -94,7 +94,7 @@ def opens_to(fs: FileSystem, directory: Path, start: StartKind, image: Image, *,
 
 
 def check_damage(start: StartKind, damage: Damage, name: str, *, least: int) -> bool:
-    """Damage one file of the image, and open it. What is reported is not cleaned; `True`: it did no harm."""
+    """Damage one file of the image, and open the log. True if it did no harm; reported damage is not repaired."""
     image = image_of(start)
     fs = image.fs.copy()
     damage(fs, DIRECTORY / name)
@@ -160,7 +160,7 @@ def test_a_file_cut_at_every_byte_is_reported_or_recovered(name: str, start: Sta
 
 @pytest.mark.parametrize("start", list(StartKind))
 def test_damage_in_the_middle_of_what_is_synced_is_never_harmless(start: StartKind) -> None:
-    """The test above would pass a log that calls everything harmless: here is what must be reported."""
+    """The test above would accept a log that takes all damage for harmless: this damage must be reported."""
     for name in FILES:
         size = image_of(start).fs.size_of(DIRECTORY / name)
         unsynced = 80 if name == FILES[5] else 400 if name == FILES[4] else 8
@@ -209,7 +209,7 @@ def test_a_lost_file_is_reported_or_recovered(start: StartKind) -> None:
 
 @pytest.mark.parametrize("start", list(StartKind))
 def test_real_files_answer_alike(tmp_path: Path, start: StartKind) -> None:
-    """A sample of all the damage above, on the operating system's files."""
+    """A sample of the damage above, on the operating system's files."""
     image = image_of(start)
     for number, name in enumerate(FILES):
         for at in range(number, image.fs.size_of(DIRECTORY / name), 97):

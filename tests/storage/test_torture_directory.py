@@ -28,7 +28,7 @@ def claim(fs: SimFileSystem) -> LogDirectory:
 
 @dataclass(slots=True)
 class Life:
-    """A broker's life, and the disk before each of its changes with the number of the step that was under way."""
+    """A broker's life, and the disk before each change with the number of the current step."""
 
     fs: SimFileSystem = field(default_factory=SimFileSystem)
     disks: list[tuple[SimFileSystem, int]] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Life:
 
 
 def check_after(fs: SimFileSystem, step: int, start: StartKind) -> None:
-    """What a step that is over has written is there; what one under way writes is there whole, or not at all."""
+    """Finished steps have written everything; what the current step writes is complete or absent."""
     directory = claim(fs)
     assert (directory.slot, directory.meta.cluster_id) == (0, "c"), "the slot is found again"
     if step > 1:
@@ -98,7 +98,7 @@ def test_a_crash_at_any_operation_leaves_a_directory_that_is_claimed_again() -> 
 
 
 def settled() -> SimFileSystem:
-    """A directory with a partition and high watermarks, whose process is gone."""
+    """A directory with a partition and high watermarks, whose process has ended."""
     fs = SimFileSystem()
     directory = claim(fs)
     directory.update(broker_id=4, port=1234)
@@ -109,7 +109,7 @@ def settled() -> SimFileSystem:
 
 
 def read_all(fs: SimFileSystem) -> object:
-    """Everything that the directory says. Raises DamagedLogError."""
+    """Everything that the directory holds. Raises DamagedLogError."""
     directory = claim(fs)
     partition = directory.partition_directory("t", "id", 1)
     return directory.meta, directory.start_kind, partition, directory.read_high_watermarks()
@@ -179,7 +179,7 @@ def test_a_replica_that_lost_its_description_is_not_taken_for_a_new_topic() -> N
     fs = settled()
     directory = claim(fs)
     fs.unlink(SLOT / "t-1" / "partition.json")
-    directory.partition_directory("t", "id of a topic", 1)  # Nothing was in it.
+    directory.partition_directory("t", "id of a topic", 1)  # The directory was empty.
     fs.unlink(SLOT / "t-1" / "partition.json")
     fs.open(SLOT / "t-1" / "00000000000000000000.arrow", 66)
     with pytest.raises(DamagedLogError):

@@ -44,7 +44,7 @@ def run_of(steps: list[Step]) -> ReplicaRun:
 
 
 def check_process_crashes(point: Point, lengths: int) -> None:
-    """Recovery after the process died here, or in the write that comes: after about so many lengths of it."""
+    """Check recovery after the process died here, or in the next write, after about `lengths` different lengths."""
 
     def cuts(size: int) -> range:
         return range(1, size, max(1, size // lengths))
@@ -54,13 +54,13 @@ def check_process_crashes(point: Point, lengths: int) -> None:
 
 
 def check_machine_crashes(point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
-    """Recovery after each of `machine_crashes`."""
+    """Check recovery after each of `machine_crashes`."""
     for left in machine_crashes(point.fs, most_subsets=most_subsets, draws=draws, rng=rng):
         check(left, StartKind.MACHINE_CRASH, point.machine)
 
 
 def check_interrupted_recoveries(point: Point, kept: Collection[int]) -> None:
-    """Crash here, and then once more at each change that the recovery makes."""
+    """Crash here, and then again at each change that the recovery makes."""
     crashed = [(point.fs.copy().crash_process(), StartKind.PROCESS_CRASH, point.process)]
     crashed += [
         (point.fs.copy().crash_machine_keeping(subset), StartKind.MACHINE_CRASH, point.machine) for subset in kept
@@ -112,7 +112,7 @@ def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
 
 
 def random_run(seed: int) -> list[Step]:
-    """Twenty steps of any kind, more appends than others."""
+    """Twenty steps of any kind, with some more often than others."""
     rng = random.Random(seed)
     kinds = ["data", "data", "txn", "txn", "commit", "abort", "abort", "roll", "roll", "roll"]
     kinds += ["epoch", "truncate", "truncate", "advance", "restart", "flush", "crash", "close"]

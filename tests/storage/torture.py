@@ -1,7 +1,7 @@
 """A run of a log on a simulated disk that remembers, before every change of the disk, what a crash there may leave.
 
-`Run` performs steps on a `PartitionLog` and keeps the tiny model beside it: the batches, the log start, and up to where
-they are synced. `points` are the places to crash at; `check` opens the log after a crash and compares.
+`Run` performs steps on a `PartitionLog` and keeps the tiny model beside it: the batches, the log start, and the offset
+up to which they are synced. `points` are the places to crash at; `check` opens the log after a crash and compares.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from spark_broker.testing.simulation.filesystem import CHANGING, Fault, Operatio
 from tests.storage.logs import everything, make_frame, open_log, same, sim_directory
 
 Step = tuple[str, int]
-"""A name of `Run.STEPS` and its number: rows of a batch, an offset, an epoch."""
+"""A name of `STEPS` and its number: rows of a batch, or how many offsets or bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A log that starts at `start` and ends, where a batch does, from `least` to `most`; it holds those of `frames`."""
+    """A log with the batches of `frames` that starts at `start` and ends with a batch, from `least` to `most`."""
 
     frames: tuple[Frame, ...]
     start: int
@@ -37,7 +37,7 @@ class Expected:
     most: int
 
     def problem(self, log: PartitionLog) -> str:
-        """Why the log is not one of these; empty when it is."""
+        """Why the log is none of these; empty if it is one."""
         start, end = log.log_start_offset, log.log_end_offset
         if start != self.start or not self.least <= end <= self.most:
             return f"the log is [{start}, {end}), not [{self.start}, {self.least}..{self.most})"
@@ -50,7 +50,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place to crash at: the disk before an operation (None: between two steps), and what may be found then."""
+    """A place to crash at: the disk before an operation (None: between two steps), and the logs that may be found."""
 
     fs: SimFileSystem
     step: Step
@@ -65,7 +65,7 @@ class Point:
 
 @lru_cache(maxsize=1000)
 def frame_at(base_offset: int, rows: int, epoch: int, first: bool) -> Frame:
-    """A batch like any other at this place. Timestamps never fall, and stand still now and then."""
+    """The batch at this place. Timestamps never fall, and sometimes repeat."""
     timestamp_us = base_offset - base_offset % 5 + 10 * epoch
     return make_frame(base_offset, rows, leader_epoch=epoch, first=first, timestamp_us=timestamp_us)
 
@@ -102,31 +102,31 @@ class Run:
             STEPS[step[0]](self, step)
 
     def attempt(self, step: Step) -> str:
-        """Perform a step that may fail: "done", "full" (the log goes on), or "died" (with its process, or to all use).
+        """Perform a step that may fail. Returns "done", "full" (the log goes on), or "died" (process or log failed).
 
-        Whatever happened is one of the things that may happen, and the model goes on from it.
+        The log must then be one that the step may leave, and the model goes on from it.
         """
         try:
             self.perform([step])
             return "done"
-        except (StorageFullError, OSError):  # A checkpoint's own error is the system's.
+        except (StorageFullError, OSError):  # A checkpoint raises the system's error.
             if step[0] != "close":
                 self._adopt(self._now[1], self.synced)
                 return "full"
         except (KafkaStorageError, ProcessKilled):
-            pass  # The log refuses everything, or nobody is left to ask it.
+            pass  # The log refuses everything, or its process has ended.
         self.fs = self.fs.crash_process()
         self.fs.on_operation = None
         self.reopen(StartKind.PROCESS_CRASH, self._now[1])
         return "died"
 
     def lose_power(self, rng: random.Random) -> None:
-        """The machine dies and comes back."""
+        """The machine crashes and restarts."""
         self.fs = self.fs.crash_machine(rng)
         self.reopen(StartKind.MACHINE_CRASH, self._now[2])
 
     def reopen(self, start: StartKind, allowed: Sequence[Expected]) -> None:
-        """The log is opened by another process, on the disk that `fs` is now; room is made when it needs some."""
+        """Another process opens the log on the present disk, which gets room if it needs some."""
         try:
             self.log = open_log(self.directory, start, self.config, self.fs)
         except StorageFullError:
@@ -137,24 +137,24 @@ class Run:
         self._adopt(allowed, self.synced if start is StartKind.PROCESS_CRASH else self.log.log_end_offset)
 
     def _adopt(self, allowed: Sequence[Expected], synced: int) -> None:
-        """Go on from what the log turned out to be."""
+        """Go on from the log that was found."""
         fitting = [expected for expected in allowed if not expected.problem(self.log)]
         assert fitting, [expected.problem(self.log) for expected in allowed]
         end = self.log.log_end_offset
         frames = [frame for frame in fitting[0].frames if frame.header.next_offset <= end]
         if frames and frames[-1].header.next_offset < end:
-            frames = []  # All that is left of the log is its start.
+            frames = []  # Only the log start is left.
         self.settle(("found", end), frames, self.log.log_start_offset, min(synced, end))
 
     def during(
         self, step: Step, action: Callable[[], object], process: Sequence[Expected], machine: Sequence[Expected]
     ) -> None:
-        """Carry out what may be interrupted; while it lasts, a crash may leave what is given here."""
+        """Carry out an action that may be interrupted; meanwhile a crash may leave one of these logs."""
         self._now = (step, tuple(process), tuple(machine))
         action()
 
     def settle(self, step: Step, frames: Sequence[Frame], start: int, synced: int) -> None:
-        """The step is over: this is the log now, and up to there it is synced (at the latest where the log says so)."""
+        """End the step: this is the log now, synced up to `synced` or to its recovery point, if that is higher."""
         self.frames, self.start = tuple(frames), start
         self.synced = max(synced, self.log.recovery_point)
         assert self.synced <= self.end, "nothing is synced that is not there"
@@ -164,7 +164,7 @@ class Run:
             self.points.append(Point(self.fs.copy(), step, None, self._now[1], self._now[2]))
 
     def now(self, *, least: int | None = None, most: int | None = None) -> Expected:
-        """What the log is; with `least`, any prefix from there on."""
+        """The present log; with `least`, any prefix that reaches at least that far."""
         return Expected(
             self.frames, self.start, self.end if least is None else least, self.end if most is None else most
         )
@@ -176,10 +176,10 @@ class Run:
         return None
 
     def append(self, step: Step) -> None:
-        """Batches of `number` % 10 rows each, as many as the tens say (at least one), the first with a new segment."""
+        """Append `number` // 10 batches (at least one) of `number` % 10 rows; a "roll" begins a segment first."""
         name, number = step
         added: list[Frame] = []
-        # A replica that was started anew within a batch of its leader gets that batch whole.
+        # A replica that was rebuilt within a batch of its leader gets that batch whole.
         end = self.end - (name == "within" and not self.frames and self.start > 0)
         number += name == "within"
         for position in range(max(1, number // 10)):
@@ -199,7 +199,7 @@ class Run:
         self.settle(step, self.frames, self.start, self.end)
 
     def truncate(self, step: Step) -> None:
-        """So many offsets from the end."""
+        """Truncate so many offsets from the end."""
         offset = max(0, self.end - step[1])
         kept = tuple(f for f in self.frames if f.header.next_offset <= offset)
         first = self.log.segment_base_offsets[0] if self.log.segment_base_offsets else self.end
@@ -218,11 +218,11 @@ class Run:
         return None
 
     def restart(self, step: Step) -> None:
-        """Everything goes; the log begins again, so far from its present end."""
+        """Restart the log, at so many offsets from its present end."""
         self.restart_at(step, max(0, self.end + step[1]))
 
     def retain(self, step: Step) -> None:
-        """Retention keeps so many bytes, at the least."""
+        """Apply retention, which keeps at least so many bytes."""
         self.log.config = replace(self.config, retention_bytes=step[1], retention_ms=-1)
         self.advance(
             ("advance", self.log.retention_start(high_watermark=self.end, clock=RetentionClock(0)) - self.start)
@@ -235,7 +235,7 @@ class Run:
         self.settle(step, (), offset, offset)
 
     def advance(self, step: Step) -> None:
-        """The log start moves on by so many offsets."""
+        """Advance the log start by so many offsets."""
         offset = min(self.end, self.start + step[1])
         process = [self.now(), Expected(self.frames, offset, self.end, self.end)]
         machine = [
@@ -246,7 +246,7 @@ class Run:
         self.settle(step, self.frames, offset, max(self.synced, offset))
 
     def new_epoch(self, step: Step) -> None:
-        """A leader epoch begins: its checkpoint is written."""
+        """A leader epoch begins, and its checkpoint is written."""
         epochs = [*read_leader_epochs(self.directory, fs=self.fs), (self.epoch + 1, self.end)]
         self.during(
             step,
@@ -287,7 +287,7 @@ STEPS: dict[str, Callable[[Run, Step], None]] = {
 
 
 def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Expected], config: LogConfig | None = None) -> None:
-    """Recovery after this crash gives an allowed log; it takes a batch, and what it then syncs is synced."""
+    """Recovery after this crash gives an allowed log; it takes a batch, and later syncs are durable."""
     directory = Path("/p-0")
     try:
         log = open_log(directory, start, config, fs)
@@ -308,7 +308,7 @@ def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Expected], conf
 def process_crashes(
     disk: SimFileSystem, operation: Operation | None, cuts: Callable[[int], Iterable[int]]
 ) -> Iterator[SimFileSystem]:
-    """What is left where the process dies here, or within the write that comes: after `cuts(length)` bytes of it."""
+    """The disk if the process dies here, or within the next write after each of `cuts(length)` bytes."""
     yield disk.copy().crash_process()
     if operation is None or not isinstance(operation.detail, bytes):
         return
@@ -322,7 +322,7 @@ def process_crashes(
 def machine_crashes(
     disk: SimFileSystem, *, most_subsets: int, draws: int, rng: random.Random
 ) -> Iterator[SimFileSystem]:
-    """Where the machine dies: every subset of unsynced changes (a sample if there are more), and some torn ones."""
+    """The disk if the machine crashes here: each subset of unsynced changes, or a sample, and some torn ones."""
     count = 1 << disk.unsynced_changes
     kept = range(count) if count <= most_subsets else sorted({rng.randrange(count) for _ in range(most_subsets)})
     for subset in kept:
@@ -332,21 +332,21 @@ def machine_crashes(
 
 
 def check_process_crashes(point: Point, cuts: Callable[[int], Iterator[int]]) -> None:
-    """Recovery after each of `process_crashes`."""
+    """Check recovery after each of `process_crashes`."""
     for left in process_crashes(point.fs, point.operation, cuts):
         check(left, StartKind.PROCESS_CRASH, point.process)
 
 
 def check_machine_crashes(point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
-    """Recovery after each of `machine_crashes`."""
+    """Check recovery after each of `machine_crashes`."""
     for left in machine_crashes(point.fs, most_subsets=most_subsets, draws=draws, rng=rng):
         check(left, StartKind.MACHINE_CRASH, point.machine)
 
 
 def check_interrupted_recoveries(point: Point, kept_of: Callable[[int], Collection[int]]) -> None:
-    """Crash here, and then once more at each operation of the recovery, by the process or the machine dying.
+    """Crash here, and then let the process or the machine crash again at each operation of the recovery.
 
-    `kept_of(n)` says which subsets of n unsynced changes are tried.
+    `kept_of(n)` are the subsets of n unsynced changes to try.
     """
     crashed = [(point.fs.copy().crash_process(), StartKind.PROCESS_CRASH)]
     for kept in kept_of(point.fs.unsynced_changes):
@@ -360,7 +360,7 @@ def check_interrupted_recoveries(point: Point, kept_of: Callable[[int], Collecti
 
 
 def _recovery(fs: SimFileSystem, start: StartKind) -> tuple[list[SimFileSystem], Expected]:
-    """The disk before each change that a recovery makes, and what it found."""
+    """The disk before each change that a recovery makes, and the log that it found."""
     disks: list[SimFileSystem] = []
 
     def remember(operation: Operation) -> None:
@@ -375,7 +375,7 @@ def _recovery(fs: SimFileSystem, start: StartKind) -> tuple[list[SimFileSystem],
 
 @contextmanager
 def telling(what: object) -> Iterator[None]:
-    """A failure within says where it was."""
+    """A failure inside names where it was."""
     try:
         yield
     except AssertionError as error:

@@ -21,7 +21,7 @@ from tests.unit.controller.stories import damage
 
 
 class ElectionStage(Stage):
-    """Brokers 0, 1, ... and the topic `t`, replicated by all of them. Shown is what the metadata log says."""
+    """Brokers 0, 1, ... and the topic `t`, replicated by all of them. The trace shows what the metadata log says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class ElectionStage(Stage):
         self.cluster = Cluster()
 
     def after(self) -> None:
-        """Whose state has changed."""
+        """Say whose state has changed."""
         image = self.cluster.image
         states = {f"broker {broker.id}": _broker(broker) for broker in image.brokers.values()}
         topic = image.topic("t")
@@ -64,7 +64,7 @@ class ElectionStage(Stage):
         self._say_effects(list(outcome.effects))
 
     def do_lose(self, *brokers: str) -> None:
-        """One process after the other is gone: its stream ends, and its port refuses connections."""
+        """One process after the other ends: its stream ends, and its port refuses connections."""
         for broker in brokers:
             self.cluster.end_session(int(broker))
             self.do_port_refuses(broker)
@@ -80,23 +80,23 @@ class ElectionStage(Stage):
         self.cluster.register(registration(launch, directory, broker_id=int(broker), start_kind=start))
 
     def do_ready(self, *brokers: str) -> None:
-        """Its heartbeat says that its logs are open."""
+        """Each broker's heartbeat says that its logs are open."""
         for broker in map(int, brokers):
             self.cluster.beat(broker)
 
     def do_full(self, broker: str) -> None:
-        """Its heartbeat says that its disk is full."""
+        """The broker's heartbeat says that its disk is full."""
         self.cluster.beat(int(broker), full=True)
 
     def do_has_room(self, broker: str) -> None:
         self.cluster.beat(int(broker), full=False)
 
     def do_damaged(self, broker: str, number: str = "0") -> None:
-        """Its heartbeat says that it has quarantined its replica of the partition."""
+        """The broker's heartbeat says that it has quarantined its replica of the partition."""
         damage(self.cluster, int(broker), [(self.cluster.topic().topic_id, int(number))])
 
     def do_pass(self, ms: str, *, alive: str = "") -> None:
-        """Time passes, while these send heartbeats."""
+        """Time passes, while these brokers send heartbeats."""
         self.cluster.pass_time(int(ms), [int(broker) for broker in alive.split(",") if broker])
 
     def do_log_end(self, broker: str, *, epoch: str, offset: str) -> None:
@@ -126,7 +126,7 @@ class ElectionStage(Stage):
         )
 
     def do_restart_controller(self) -> None:
-        """The driver starts again on the same metadata."""
+        """The driver restarts on the same metadata."""
         self.cluster = Cluster(self.cluster.image)
         self.say(f"controller epoch {self.cluster.image.controller_epoch}")
 

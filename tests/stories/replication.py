@@ -74,7 +74,7 @@ class ReplicationStage(Stage):
         self.cluster = TracedCluster(self.say, 3, 2)
 
     def after(self) -> None:
-        """Whose state has changed."""
+        """Say whose state has changed, and check the rules."""
         for who, state in self._states().items():
             if self._shown.get(who) != state:
                 self.say(f"{who:<10} {state}")
@@ -148,12 +148,12 @@ class ReplicationStage(Stage):
         self.say(f"{request.follower} asks {request.leader} from {position.fetch_offset} on{last}")
 
     def do_deliver(self, *brokers: str) -> None:
-        """They hear all metadata; without names, everybody does."""
+        """These brokers receive all metadata; without names, every broker does."""
         for broker in map(int, brokers or self.cluster.nodes):
             self.cluster.deliver(broker)
 
     def do_move_leader(self, broker: str) -> None:
-        """The controller elects it; nobody has heard of it yet."""
+        """The controller elects the broker; no broker has received that yet."""
         assert self.cluster.controller.move_leader(int(broker))
 
     def do_elect(self, broker: str) -> None:
@@ -161,7 +161,7 @@ class ReplicationStage(Stage):
         self.do_deliver()
 
     def do_elect_uncleanly(self, broker: str) -> None:
-        """An operator accepts that what this replica lacks is lost: the rules do not hold for that."""
+        """An operator accepts the loss of what this replica lacks: the rules are not checked any more."""
         self._checker = None
         kept = {entry.value for entry in self.cluster.nodes[int(broker)].log.entries}
         for value in [value for value in self.cluster.acknowledged if value not in kept]:
@@ -171,7 +171,7 @@ class ReplicationStage(Stage):
         self.do_deliver()
 
     def do_fence(self, *brokers: str) -> None:
-        """The controller counts them as gone; nobody has heard of it yet."""
+        """The controller fences these brokers; no broker has received that yet."""
         self.cluster.controller.fence(*map(int, brokers))
 
     def do_unfence(self, *brokers: str) -> None:

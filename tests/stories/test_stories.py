@@ -43,7 +43,7 @@ def test_every_stage_has_stories_and_every_story_a_heading_and_a_trace() -> None
 
 
 class Echo(Stage):
-    """Repeats what it is told."""
+    """Repeats the words of a command."""
 
     def do_echo(self, *words: str, times: str = "1") -> None:
         for _ in range(int(times)):

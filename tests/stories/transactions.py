@@ -80,7 +80,7 @@ class TransactionStage(Stage):
         self._shown: dict[str, str] = {}
 
     def after(self) -> None:
-        """Whose state has changed."""
+        """Say whose state has changed."""
         for name, transactions in self.driver.shard.transactions.items():
             if self._shown.get(name) != (state := _state(transactions)):
                 self.say(f"{name} is {state}")

@@ -1,8 +1,8 @@
 """A process of clients that never pause: `python -m tests.support.busy_clients <host:port> <topic> <clients>`.
 
-A part each appends, fetches, and asks for metadata. One thread drives many of them, so that the brokers are busy.
-Says "busy" when all have been answered once, and after a line on stdin, as JSON, how often each kind was answered,
-and how often each error.
+Some append, some fetch, and some ask for metadata. One thread drives many of them, so that the brokers are busy.
+Says "busy" when all have been answered once. After a line on stdin it prints, as JSON, how often each kind was
+answered, and how often each error came.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Round = Callable[[], None]
 
 
 class BusyClients:
-    """Clients of one topic; `answered` counts."""
+    """Clients of one topic. `answered` counts the answers of each kind, and the errors."""
 
     def __init__(self, bootstrap: str, topic: str) -> None:
         self.answered: Counter[str] = Counter()
@@ -123,7 +123,7 @@ class BusyClients:
         return go_round
 
     def _streams(self, kind: str) -> list[tuple[PartitionMetadata, Connection, ClientStream]]:
-        """Every partition's leader in turns; a connection each, as clients have."""
+        """Streams to the partitions' leaders in turn, each on a connection of its own, as clients have."""
         opened = []
         for number in range(CLIENTS_PER_THREAD):
             partition = self._partitions[number % len(self._partitions)]
@@ -133,8 +133,8 @@ class BusyClients:
 
 
 def main() -> None:
-    """Hammer until told to stop."""
-    os.nice(19)  # as on another machine: what is to be short is the brokers' time, and not the test's
+    """Send requests until there is a line on stdin."""
+    os.nice(19)  # as on another machine: the brokers must run short of processor time, not the test
     busy = BusyClients(sys.argv[1], sys.argv[2])
     busy.start(int(sys.argv[3]))
     sys.stdout.write("busy\n")

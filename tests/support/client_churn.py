@@ -23,7 +23,7 @@ SETTLE_S = 10.0
 
 
 class Churn:
-    """Threads that come and go with clients until a time."""
+    """Threads that open, use and close clients until a deadline."""
 
     def __init__(self, bootstrap: str) -> None:
         self.clients = 0
@@ -31,7 +31,7 @@ class Churn:
         self._lock = threading.Lock()
 
     def run(self, seconds: float) -> None:
-        """Churn so long."""
+        """Churn for this time."""
         until = time.monotonic() + seconds
         threads = [threading.Thread(target=self._churn, args=(number, until)) for number in range(THREADS)]
         for thread in threads:
@@ -42,7 +42,7 @@ class Churn:
     def _churn(self, number: int, until: float) -> None:
         rng = random.Random(number)
         while time.monotonic() < until:
-            with contextlib.suppress(ClosedError):  # closed under it, as was meant
+            with contextlib.suppress(ClosedError):  # the other thread has closed it, as intended
                 self._use_one(rng)
             with self._lock:
                 self.clients += 1
@@ -84,7 +84,7 @@ def counted() -> dict[str, int]:
 
 
 def main() -> None:
-    """Churn twice, and tell."""
+    """Churn twice, and report."""
     errors: list[str] = []
     threading.excepthook = lambda hook: errors.append(f"{hook.exc_type.__name__}: {hook.exc_value}")
     churn = Churn(sys.argv[1])

@@ -34,10 +34,10 @@ class Place:
 
 
 class ProcessCluster:
-    """Brokers by slot; `kill` one, `launch` it again. A context manager. For use by several threads.
+    """Brokers by slot. `launch` starts one; its `kill` ends it. A context manager. For use by several threads.
 
     `places`: one for each broker, which then has a `log.dirs` of its own: a bootstrap list survives the end of all
-    of them. `controller_host`: what the controller binds; `output`: where brokers' words go.
+    of them. `controller_host`: what the controller binds; `output`: where brokers' output goes.
     `entry`: what a broker's process runs, as module:function.
     """
 
@@ -119,11 +119,11 @@ class ProcessCluster:
             return hosting.start(spec, self._entry, executor, command=place.command, log=log)
 
     def log_dirs_of(self, slot: int) -> Path:
-        """Under which a slot's broker claims its directory."""
+        """The `log.dirs` under which a slot's broker claims its directory."""
         return self.log_dirs / f"slot-{slot}" if self._own_log_dirs else self.log_dirs
 
     def launch_ended(self) -> list[int]:
-        """Launch every broker whose process has ended, as Spark's launcher would; the slots."""
+        """Launch every broker whose process has ended, as Spark's launcher would; returns their slots."""
         with self._lock:
             ended = [slot for slot, broker in self._brokers.items() if broker.has_ended]
             for slot in ended:

@@ -17,7 +17,7 @@ import pytest
 TRIES_MAX = 10_000
 
 Find = Callable[[str, int], dict[str, object]]
-"""Hunts for the bug of this name with so many tries; the row of the table, `after` 0 when it was not found."""
+"""Hunts for the bug of this name with so many tries. Returns the table's row; `after` is 0 when it was not found."""
 
 Hunts = Mapping[str, Future[dict[str, object]]]
 """The hunts under way, by the bug's name."""
@@ -27,7 +27,7 @@ Hunts = Mapping[str, Future[dict[str, object]]]
 def hunting(find: Find, tries: Mapping[str, int], processes: int | None = None) -> Iterator[Hunts]:
     """Hunt for these bugs, each with so many tries, as many at a time as there are cores.
 
-    What was not begun when this ends is left; what was is waited for, so that no process outlives a run of tests.
+    At the end, hunts that have not begun are cancelled; others are waited for, so that no process outlives the tests.
     """
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(processes, mp_context=context) as pool:

@@ -11,7 +11,7 @@ TIMEOUT_S = 30.0
 
 
 def free_port() -> int:
-    """A port that nobody listens on at this moment."""
+    """A port that no process listens on at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -31,7 +31,7 @@ class SparkUi:
         return [int(one[key]) for one in listed]
 
     def kill(self, what: str) -> int:
-        """Kill every running job, or every active stage; how many."""
+        """Kill every running job, or every active stage; returns how many."""
         path = {"jobs": "/jobs/job/kill/", "stages": "/stages/stage/kill/"}[what]
         ids = self.running(what)
         for number in ids:

@@ -37,7 +37,7 @@ def found(stream: ClientStream) -> str:
 
 
 def main() -> None:
-    """Ask, stall until told, and look."""
+    """Ask, stall until there is a line on stdin, and look."""
     host, _, port = sys.argv[1].rpartition(":")
     connection = Connection(host, int(port))
     metadata = connection.call(MetadataRequest([sys.argv[2]]), timeout_ms=20_000)

@@ -1,4 +1,4 @@
-"""A broker's stand-in for tests of the launcher: it says who it is in a file and ends when it is told to."""
+"""A broker's stand-in for tests of the launcher: it says who it is in a file and ends when it is asked to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIFETIME_S = 120
 def run(spec: BrokerSpec, leave: LeaveRequest) -> str:
     """Announce the launch in `log_dirs`; return once a file `stop` or `stop-<launch>` appears there, or when asked to.
 
-    A file `stubborn` there: not when it is asked to.
+    With a file `stubborn` there, it does not return when it is asked to.
     """
     directory = Path(spec.log_dirs)
     said = {

@@ -1,4 +1,4 @@
-"""The end of a process whose threads are inside Flight: it is an ordinary end, and silent."""
+"""A process whose threads are inside Flight ends normally and silently."""
 
 from __future__ import annotations
 

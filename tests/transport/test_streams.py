@@ -1,4 +1,4 @@
-"""Streams between real servers and clients: who left is noticed, who takes nothing stops nobody, what is over goes."""
+"""Real streams: clients that leave are noticed, clients that read nothing delay no other, ended streams are freed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Handler = Callable[[ServerStream], None]
 
 @contextmanager
 def serving(handler: Handler, **settings: int) -> Iterator[Connection]:
-    """A server of one kind of stream, and a connection to it. (The server goes with the process.)"""
+    """A server of one kind of stream, and a connection to it. The server ends with the process."""
     bugs: list[BaseException] = []
     server = Server(HOST, 0, lambda request: EmptyResponse(), {"s": handler}, bugs.append, **settings)
     connection = Connection(HOST, server.port)
@@ -37,7 +37,7 @@ def serving(handler: Handler, **settings: int) -> Iterator[Connection]:
 
 
 def read(stream: ClientStream, count: int) -> list[object]:
-    """So many messages."""
+    """Receive so many messages."""
     return [stream.receive(timeout_ms=30_000)[0] for _ in range(count)]
 
 
@@ -55,7 +55,7 @@ def test_a_handler_that_waits_is_told_when_its_client_leaves() -> None:
         stream = connection.open_stream("s")
         stream.send(REQUEST)
         assert waiting.wait(30)
-        assert not gone.wait(1.0)  # longer than the server's look: a client that is there is not called gone
+        assert not gone.wait(1.0)  # longer than the server's check, which must not take a present client for gone
         stream.close()
         assert gone.wait(30)
 
@@ -135,7 +135,7 @@ def test_a_client_that_takes_nothing_is_disconnected_and_the_sender_goes_on(capl
 
 
 def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
-    """The time-out is of one message, however many there are."""
+    """The time-out applies to each message, however many there are."""
     done = threading.Event()
 
     def handler(stream: ServerStream) -> None:

@@ -1,4 +1,4 @@
-"""How large answers may be: those that nobody takes never leave nothing for the others."""
+"""How large answers may be: answers that no client reads never use up the room of the others."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def kinds() -> st.SearchStrategy[tuple[pa.DataType, st.SearchStrategy[Any]]]:
 
 
 def built(build: Callable[[list[object], pa.DataType], pa.Array], values: list[object], kind: pa.DataType) -> str:
-    """What comes out, as text (NaN is not NaN): the type, the values, how many are null; or the error."""
+    """The type, the values and the count of nulls as text, because NaN is not equal to NaN; or the error."""
     try:
         array = build(values, kind)
     except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:

@@ -1,4 +1,4 @@
-"""The message of a batch: encoding, the leader's overwrite, and validation of bytes that nobody vouches for."""
+"""The message of a batch: encoding, the leader's overwrite, and validation of bytes that cannot be trusted."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_message_at_an_odd_address_decodes() -> None:
 
 
 def forged(message: bytes, **fields: int) -> bytes:
-    """The message with other fields and CRCs to match: a liar that computes checksums."""
+    """The message with other fields and CRCs to match, as from a malicious client that computes checksums."""
     target = bytearray(message)
     metadata = read_metadata(target)
     header = validate(message, MANY_TYPES, max_uncompressed_bytes=LIMIT).header._replace(**fields)
@@ -164,7 +164,7 @@ def forged(message: bytes, **fields: int) -> bytes:
 
 
 def resealed(message: bytearray) -> bytes:
-    """The message with its CRCs computed again, after its bytes were changed."""
+    """The message with CRCs that match its changed bytes."""
     head = _read_head(message)
     body_crc = crc32c(bytes(message[head.metadata.head_bytes :]))
     _write_value(message, head.metadata, head.header._replace(length=len(message)), body_crc)
@@ -269,7 +269,7 @@ def _mutated(message: bytes, rng: random.Random) -> bytearray:
     target = bytearray(message)
     metadata = read_metadata(message)
     for _ in range(rng.randint(1, 4)):
-        # Mostly in the head, where the structure is, and never in the value, so that resealing keeps its meaning.
+        # Mostly in the head, which holds the structure; never in the value, so that resealing keeps its meaning.
         at = rng.randrange(4, metadata.head_bytes if rng.random() < 0.7 else len(target))
         if metadata.value_at - 8 <= at < metadata.value_at + VALUE_BYTES:
             continue
@@ -288,7 +288,7 @@ def _mutated(message: bytes, rng: random.Random) -> bytearray:
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
 def test_thousands_of_mutations_with_right_checksums_do_no_harm(compression: str | None) -> None:
-    """The hardest liar: bytes change at random, every CRC is made right. What is accepted is safe to read and store."""
+    """The hardest case: random bytes change and every CRC matches. What is accepted is safe to read and store."""
     rng = random.Random(7)
     message = encode_batch(many_types(), compression=compression)
     accepted = 0

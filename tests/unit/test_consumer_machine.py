@@ -43,7 +43,7 @@ EARLIEST = -2
 
 
 def view(*leaders: tuple[int, int], topic_id: str = "id", brokers: int = 3) -> ClusterView:
-    """A topic `t`; of each partition, its leader and leader epoch."""
+    """A topic `t`; each partition is given as its leader and leader epoch."""
     partitions = tuple(
         PartitionMetadata(number, leader, epoch, [0, 1, 2], [0, 1, 2], epoch)
         for number, (leader, epoch) in enumerate(leaders)
@@ -55,7 +55,7 @@ def view(*leaders: tuple[int, int], topic_id: str = "id", brokers: int = 3) -> C
 
 
 class Rig:
-    """A machine whose brokers are the test. Time passes when the test says so."""
+    """A machine for which the test plays the brokers and the clock."""
 
     def __init__(self, **settings: object) -> None:
         config = ConsumerConfig(**{"auto_offset_reset": "earliest", "retry_backoff_ms": 100, **settings})  # type: ignore[arg-type]
@@ -76,7 +76,7 @@ class Rig:
         return self.step()
 
     def reading(self, offset: int = 0, epoch: int = -1) -> Rig:
-        """At an offset of `t-0`, led by broker 0 in epoch 0."""
+        """Position the consumer at an offset of `t-0`, which broker 0 leads in epoch 0."""
         self.machine.assign([T0])
         self.machine.seek(T0, OffsetAndMetadata(offset, epoch))
         self.metadata(view((0, 0)))
@@ -145,7 +145,7 @@ def test_a_topic_that_is_missing_does_not_keep_others_from_their_first_positions
         for effect in rig.step():
             if isinstance(effect, RefreshMetadata):
                 rig.machine.metadata_came(view((0, 0)), rig.now_ms)
-    # The lookup is still under way: nothing else begins beside it, and it was not forgotten.
+    # The lookup is still under way: it was not forgotten, and no second one was started.
     assert rig.machine.partitions[T0].start is not None
 
 
@@ -265,7 +265,7 @@ def test_a_truncation_is_notified_of_once_and_fetches_wait_for_it(rig: Rig) -> N
 
 
 def test_what_is_committed_lies_before_a_truncation_that_nobody_is_notified_of(rig: Rig) -> None:
-    """The process ends between the commit and the next poll: whoever resumes is notified."""
+    """If the process ends between the commit and the next poll, the consumer that resumes is notified."""
     rig.reading()
     rig.truncate()
     assert rig.machine.positions_to_commit() == {T0: OffsetAndMetadata(10, 0)}
@@ -288,7 +288,7 @@ def test_a_topic_that_is_missing_for_longer_than_a_broker_lags_is_an_error_until
 
 
 def recreated(rig: Rig) -> None:
-    """The topic was deleted and created again, for long enough to believe it."""
+    """The topic was deleted and created again, so long ago that the consumer believes it."""
     rig.reading(5, epoch=0)
     for _ in range(2):
         rig.now_ms += 300_001
@@ -336,7 +336,7 @@ def test_commits_go_out_one_at_a_time_and_older_ones_that_nobody_waits_for_are_l
 
 
 def test_what_a_failed_commit_has_stored_is_not_known() -> None:
-    """Simulator, seed 403128: back where it was before, it must commit again."""
+    """Simulator, seed 403128: when the position is back where it was, the consumer must commit again."""
     rig = Rig(group_id="g")
     before, after = {T0: OffsetAndMetadata(1)}, {T0: OffsetAndMetadata(2)}
     rig.machine.commit_later(before, 0.0)
@@ -348,7 +348,7 @@ def test_what_a_failed_commit_has_stored_is_not_known() -> None:
 
 
 def test_metadata_that_comes_after_its_end_has_no_leader_followed() -> None:
-    """It had been asked for before. Nobody would have ended the thread of that leader."""
+    """It was requested before the end. The thread for that leader would never have ended."""
     rig = Rig()
     rig.machine.assign([T0])
     rig.only(RefreshMetadata)

@@ -1,4 +1,4 @@
-"""The check of consume, transform, produce finds copies that are missing, twice, or of nothing."""
+"""The check of consume, transform, produce finds copies that are missing, stored twice, or without a source."""
 
 from __future__ import annotations
 

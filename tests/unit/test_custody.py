@@ -24,7 +24,7 @@ def custody(adoption_timeout_ms: int = ADOPTION_MS) -> Custody:
 
 
 def state(of: Custody) -> CustodyState:
-    """Its state now: what a checker of types knows of it is over with the next event."""
+    """Its state now. The call keeps type checkers from narrowing the attribute past the next event."""
     return of.state
 
 

@@ -1,4 +1,4 @@
-"""A damaged replica is named to the controller until it is in sync again, whenever its broker ends in between."""
+"""A damaged replica is reported to the controller until it is in sync again, whenever its broker ends in between."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_replica_that_was_set_aside_is_named_by_the_next_process_too(directory
 def test_it_is_named_before_its_directory_is_moved_away(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that dies in between finds the damage again, or nothing: never an empty replica without a past."""
+    """If the process dies in between, the next one finds the damage or no replica, never an unreported empty one."""
 
     def dies(topic: str, partition: int) -> Path:
         raise KeyboardInterrupt(f"{topic}-{partition}")

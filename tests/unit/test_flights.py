@@ -1,4 +1,4 @@
-"""The demo's data: typed as it says, nothing lost in parsing."""
+"""The demo's data has the types that it declares, and parsing loses nothing."""
 
 from __future__ import annotations
 

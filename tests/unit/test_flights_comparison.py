@@ -25,7 +25,7 @@ def with_values(changes: dict[int, int]) -> pa.Table:
 
 
 def renumbered(read: pa.Table) -> pa.Table:
-    """The same rows with offsets that run on, as they would if the log had never held what is missing."""
+    """The same rows with offsets that have no gaps, as if the log had never held the missing rows."""
     seen: dict[int, int] = {}
     offsets = []
     for partition in read[PARTITION].to_pylist():

@@ -71,7 +71,7 @@ def test_a_job_that_ends_too_early_is_reported_with_its_log(submit: Path) -> Non
 
 
 def runs(stat: Path) -> bool:
-    """Whether the process of this file in /proc is there, and is no zombie."""
+    """Whether the process of this file in /proc exists and is no zombie."""
     try:
         return stat.read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

@@ -37,7 +37,7 @@ ROWS = (Stored(P0, 0, b"a"), Stored(P0, 1, b"b"), Stored(P0, 2, b"c"), Stored(P1
 
 
 def judged(*events: Event, rows: tuple[Stored, ...] = ROWS, stored: tuple[Stored, ...] = ()) -> CheckResult:
-    """The appends, then these events, then a whole read that finds `rows`."""
+    """Check the appends, then these events, then a whole read that finds `rows`."""
     return check_history(History((*APPENDS, *events, Snapshot("consumer", runs_of(rows)))), stored)
 
 

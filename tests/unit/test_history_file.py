@@ -1,4 +1,4 @@
-"""A history that was saved is loaded as it was, and what is not one is refused."""
+"""A saved history is loaded as it was, and a file that is not a history is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever clients do on a log that does everything right, the checker finds nothing; what is then changed, it finds.
+"""The checker finds no violation on a correct log, whatever clients do, and finds what is changed afterwards.
 
 The log here is a tiny model: partitions are lists of cells, and a transaction's cells are shown up to the last stable
 offset.
@@ -38,7 +38,7 @@ STEPS = (
 
 @dataclass
 class Cell:
-    """One offset: a value, or a marker (None). `transaction`: None for a plain append."""
+    """One offset: a value, or a marker (None). `transaction` is None for a plain append."""
 
     value: bytes | None
     transaction: int | None = None
@@ -50,7 +50,7 @@ class PerfectLog:
 
     recorder: HistoryRecorder = field(default_factory=HistoryRecorder)
     cells: dict[TopicPartition, list[Cell]] = field(default_factory=lambda: {p: [] for p in PARTITIONS})
-    open: dict[int, int] = field(default_factory=dict)  # writer: its transaction
+    open: dict[int, int] = field(default_factory=dict)  # writer to its transaction
     committed: set[int] = field(default_factory=set)
     ended: set[int] = field(default_factory=set)
     positions: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
@@ -145,7 +145,7 @@ class PerfectLog:
         return len(self.cells[partition])
 
     def shown(self, partition: TopicPartition, isolation: Isolation) -> list[Stored]:
-        """What a reader of everything is given."""
+        """What a reader of the whole partition is given."""
         cells = self.cells[partition]
         if isolation is Isolation.READ_UNCOMMITTED:
             return [Stored(partition, at, cell.value) for at, cell in enumerate(cells) if cell.value is not None]
@@ -168,7 +168,7 @@ class PerfectLog:
         self.recorder.snapshot(name, rows, isolation=isolation, final=final)
 
     def history(self) -> History:
-        """End everything and read it all."""
+        """End every transaction and read everything."""
         for writer in list(self.open):
             self.close(writer, committed=False)
         for isolation in Isolation:
@@ -221,7 +221,7 @@ def test_a_row_that_is_missing_at_the_end_is_found_wherever_it_was_promised_or_r
 
     result = check_history(History((*history.events[:-2], without)))
 
-    # A value that nobody was promised and nobody read may be missing; all others may not.
+    # Only a value that was neither promised nor read may be missing.
     if result.ok:
         assert result.acknowledged_values == before.acknowledged_values
         assert run.values[at] not in promised_or_read(history)

@@ -1,4 +1,4 @@
-"""The page about an anomaly says what it is, who wrote what lies around it, and what each reader saw there."""
+"""The page about an anomaly says what it is, which clients wrote around it, and what each reader saw there."""
 
 from __future__ import annotations
 

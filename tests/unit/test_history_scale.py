@@ -1,4 +1,4 @@
-"""A history of a million records, read whole many times, is judged in bounded room; the time-out bounds the time."""
+"""A history of a million records, read whole many times, is checked in bounded memory; the time-out bounds the time."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ GROUPS = (
     ("spark",),
     ("cli", "testing", "jobs"),
 )
-"""A layer imports itself, the groups before its own, and inside its group only what `WITHIN_GROUP` says."""
+"""A layer imports itself, the groups before its own, and inside its group only what `WITHIN_GROUP` allows."""
 
 WITHIN_GROUP = {
-    # Nouns may name errors and have times; a message may carry a setting; decisions may use core's values.
+    # A model may name errors and have times; a message may carry a setting; the controller may use core's values.
     "model": {"errors", "times"},
     "protocol": {"config"},
     "controller": {"core"},
@@ -56,7 +56,7 @@ PURE_MODULES = (
     "client/sender_machine.py",
     "client/transaction_machine.py",
 )
-"""State machines, and what they know, in a layer that is not pure."""
+"""State machines and their data in a layer that is not pure."""
 
 IMPURE_MODULES = (
     # clock, randomness, environment
@@ -90,12 +90,12 @@ IMPURE_NAMES = (
     *("pyarrow.memory_map", "pyarrow.OSFile", "pyarrow.input_stream", "pyarrow.output_stream"),
 )
 IMPURE_BUILTINS = ("open", "input", "print", "breakpoint", "exec", "eval", "__import__", "hash", "id")
-"""`hash` of a string differs from process to process, `id` from run to run: decisions by them cannot be replayed."""
+"""A string's `hash` and an object's `id` differ from run to run: decisions that use them cannot be replayed."""
 
 
 @dataclass(frozen=True)
 class Imported:
-    """`import module` or `from module import name`, with absolute module and the line it is on."""
+    """`import module` or `from module import name`, with the absolute module and the line."""
 
     module: str
     name: str | None
@@ -121,7 +121,7 @@ def imports_of(tree: ast.AST, package: str) -> Iterator[Imported]:
 
 
 def layer_of(imported: Imported) -> str | None:
-    """The layer that an import reaches: `facade` for `spark_broker` itself, None for what is not of this project."""
+    """The layer that an import reaches: `facade` for `spark_broker` itself, None for modules of other projects."""
     parts = imported.dotted.split(".")
     if parts[0] == "jobs":
         return "jobs"
@@ -142,7 +142,7 @@ def may_import(layer: str, target: str) -> bool:
 
 
 def direction_violations(source: str, layer: str, package: str) -> list[str]:
-    """`line: what` for each import in `source`, a module of `layer`, that goes against the direction."""
+    """`line: what` for each forbidden import in `source`, a module of `layer`."""
     return [
         f"{imported.line}: {layer} imports {target} ({imported.dotted})"
         for imported in imports_of(ast.parse(source), package)
@@ -191,7 +191,7 @@ def modules() -> list[Path]:
 
 
 def place_of(path: Path) -> tuple[str, str]:
-    """(layer, package) of a file: `spark_broker/core/replica.py` is of ("core", "spark_broker.core")."""
+    """Layer and package of a file: ("core", "spark_broker.core") for `spark_broker/core/replica.py`."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     layer = "jobs" if parts[0] == "jobs" else parts[1]
     return layer, ".".join(parts[:-1])
@@ -201,14 +201,14 @@ def test_every_layer_imports_only_what_is_before_it() -> None:
     found = []
     for path in modules():
         if path == ROOT / "spark_broker" / "__init__.py":
-            continue  # the facade: the subprocess test below holds it to what it may load
+            continue  # the facade: the subprocess test below checks what it loads
         layer, package = place_of(path)
         found += [f"{path.relative_to(ROOT)}:{line}" for line in direction_violations(path.read_text(), layer, package)]
     assert found == []
 
 
 def import_cycle(imports: Mapping[str, Collection[str]]) -> list[str]:
-    """Modules that import each other in a circle, the first one found; empty when imports go one way."""
+    """The first cycle of imports that is found; empty when imports go one way."""
     done: set[str] = set()
 
     def visit(module: str, path: list[str]) -> list[str]:
@@ -224,7 +224,7 @@ def import_cycle(imports: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def imports_within(folder: str) -> dict[str, set[str]]:
-    """Which modules of a folder of the package each of them imports, late imports too, those for types alone not."""
+    """For each module of a folder, the modules of that folder that it imports, also late but not only for types."""
     package = f"spark_broker.{folder.replace('/', '.')}"
     paths = {f"{package}.{path.stem}": path for path in (ROOT / "spark_broker" / folder).glob("*.py")}
     found: dict[str, set[str]] = {}
@@ -401,7 +401,7 @@ def test_the_checked_builtins_exist() -> None:
 
 
 def test_without_spark_the_driver_names_say_what_to_install() -> None:
-    """`sys.modules[...] = None` is how Python says that a module is not there."""
+    """`sys.modules[...] = None` makes Python treat a module as missing."""
     program = (
         "import sys; sys.modules['pyspark'] = None\n"
         "import spark_broker\n"

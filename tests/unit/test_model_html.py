@@ -1,4 +1,4 @@
-"""Descriptions show themselves in a notebook, whatever their names hold."""
+"""Descriptions render in a notebook, whatever their names contain."""
 
 from __future__ import annotations
 

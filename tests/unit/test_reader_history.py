@@ -1,4 +1,4 @@
-"""The checker and readers: groups' committed offsets, latest offsets, whole reads on the way, unclean elections."""
+"""The checker and readers: committed offsets, latest offsets, whole reads during a run, unclean elections."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def polled(first: int, end: int, reader: str = "r") -> Polled:
 
 
 def kinds(*events: Event, runs: tuple[Run, ...] = (Run(P0, 0, VALUES),)) -> set[ViolationKind]:
-    """Of the append, these events, and a whole read that finds `runs`."""
+    """The violations of the append, these events, and a whole read that finds `runs`."""
     result = check_history(History((*APPENDED, *events, Snapshot("consumer", runs))))
     return {violation.kind for violation in result.violations}
 
@@ -194,7 +194,7 @@ def test_a_group_that_comes_back_must_be_told_what_its_last_member_had_read() ->
 
 
 def test_a_group_that_comes_back_may_not_learn_how_far_down_the_log_was_cut() -> None:
-    """It knows the epoch of the last record alone: the log diverges from `b` on, and it is told of what follows `c`."""
+    """It knows only the last record's epoch. The log diverges from `b` on, but it is notified only from `d` on."""
     more = (Invoked(2, "w", P0, (b"y", b"z")), Acknowledged(2, 3))
     runs = (Run(P0, 0, (b"a", b"x", b"y", b"z")),)
     first = (ReaderOpened("r", group="g"), Positioned("r", P0, 0), polled(0, 4), OffsetsCommitted("g", P0, 4))
@@ -202,7 +202,7 @@ def test_a_group_that_comes_back_may_not_learn_how_far_down_the_log_was_cut() ->
     second = (ReaderOpened("r2", group="g"), Positioned("r2", P0, 4), Truncated("r2", P0, 3))
     before = (*first, *rewritten, *second, Polled("r2", P0, 3, (b"z",)))
     assert kinds(*before, runs=runs) == set()
-    # What it has read itself, it remembers.
+    # It knows the records that it has read itself.
     later = (Invoked(3, "w", P0, (b"v",)), Acknowledged(3, 3), Truncated("r2", P0, 4), Polled("r2", P0, 4, (b"u",)))
     more_runs = (Run(P0, 0, (b"a", b"x", b"y", b"v", b"u")),)
     assert ViolationKind.CHANGED in kinds(

@@ -62,7 +62,7 @@ def test_text_that_is_not_unicode_is_refused() -> None:
 
 
 def test_what_send_does_with_a_batch_imports_no_pandas() -> None:
-    """`pa.array` does, on its first use, which takes longer than everything else that a small client does."""
+    """The first `pa.array` imports it, which takes longer than everything else that a small client does."""
     code = """
 import sys
 from spark_broker.client.partitioner import partition_batch

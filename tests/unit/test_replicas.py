@@ -30,7 +30,7 @@ def make_replica(log_dirs: Path, broker: int, write: Callable[[PartitionLog], ob
 
 
 def three_batches(log: PartitionLog) -> None:
-    """Offsets 0 to 8; a segment begins at 6."""
+    """Append offsets 0 to 8; a segment begins at 6."""
     for roll in (False, False, True):
         append_batch(log, roll=roll)
 

@@ -15,7 +15,7 @@ LONG_S = 30.0
 
 
 class Waiter(threading.Thread):
-    """Takes one turn in a thread of its own, notes that it has it, and keeps it until told."""
+    """Takes one turn in its own thread, appends its name to `served`, and keeps the turn until `done` is set."""
 
     def __init__(self, queue: RequestQueue, kind: RequestKind, served: list[str], name: str) -> None:
         super().__init__(daemon=True)

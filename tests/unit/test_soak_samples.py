@@ -1,4 +1,4 @@
-"""Whether what a process holds grows: a line through its memory, the highest counts of threads and files."""
+"""Whether a process's resources grow: a line through its memory, the highest counts of threads and files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINUTE_S = 60.0
 
 
 def taken(count: int, *, leak_mb: float = 0.0, warm_up_mb: float = 0.0, files: int = 10) -> list[Sample]:
-    """One a minute. `warm_up_mb`: what the first sixth lacks; `files`: of the last third."""
+    """One a minute. `warm_up_mb`: what the first sixth lacks; `files`: open files in the last quarter."""
     return [
         Sample(
             at_s=n * MINUTE_S,

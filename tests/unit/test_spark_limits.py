@@ -1,4 +1,4 @@
-"""A limit is shared by the partitions in proportion to what waits in each, and none starves."""
+"""The partitions share a limit in proportion to what waits in each, and none starves."""
 
 from __future__ import annotations
 

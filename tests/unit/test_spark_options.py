@@ -1,4 +1,4 @@
-"""Options of a read: those of Spark's Kafka source, whatever their case; a mistake is a typed error that helps."""
+"""Options of a read are those of Spark's Kafka source in any case; a mistake is a typed error that helps."""
 
 from __future__ import annotations
 

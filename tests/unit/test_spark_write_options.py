@@ -1,4 +1,4 @@
-"""Options of a write: those of Spark's Kafka sink, whatever their case; a mistake is a typed error that helps."""
+"""Options of a write are those of Spark's Kafka sink in any case; a mistake is a typed error that helps."""
 
 from __future__ import annotations
 

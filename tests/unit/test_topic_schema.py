@@ -1,4 +1,4 @@
-"""A topic's schema as Arrow's, as Spark's, or as its DDL: the same topic."""
+"""A topic's schema may be given as Arrow's, as Spark's, or as DDL: the topic is the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checker and transactions: each thing that must not happen, by hand, beside the history in which it does not."""
+"""The checker and transactions: each anomaly, written by hand, beside a history without it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNKNOWN: tuple[Event, ...] = (CommitInvoked(0, (0,)), CommitUnknown(0, "timed ou
 
 
 def judged(*events: Event, runs: tuple[Run, ...] = ALL) -> CheckResult:
-    """The events, then a whole read that finds `runs`."""
+    """Check the events, then a whole read that finds `runs`."""
     return check_history(History((*events, Snapshot("consumer", runs))))
 
 
@@ -178,7 +178,7 @@ def test_a_whole_read_on_the_way_is_held_back_by_open_transactions_and_by_nothin
 
 
 def attempt(transaction: int, value: bytes, *, version: int = 1, execution: str = "e") -> tuple[Event, ...]:
-    """A task attempt that joins the version, and appends one value at the offset of its transaction."""
+    """A task attempt that joins the version and appends one value; its transaction number is the offset."""
     return (
         TransactionBegan(transaction, f"task-{transaction}", app="app", version=version, execution=execution),
         Invoked(transaction, f"task-{transaction}", P0, (value,), transaction),
@@ -218,7 +218,7 @@ def test_one_version_is_committed_once() -> None:
     assert kinds(*TASKS, *first, *other, TransactionCommitted(1), runs=winners(b"a", b"b", b"c")) == {
         ViolationKind.COMMITTED_TWICE
     }
-    # Nobody was told of the second commit, and its values show that it happened.
+    # The second commit was never acknowledged, but its values show that it happened.
     assert kinds(*TASKS, *first, *other, runs=winners(b"a", b"b", b"c")) == {ViolationKind.COMMITTED_TWICE}
 
 

@@ -144,8 +144,8 @@ class ReplicaPartition(Message, frozen=True):
 
 class ReplicaFetchRequest(Message, frozen=True):
     """A follower's fetch. The stream is the fetch session: `partitions` are those that are new or changed since its
-    last request, `forgotten` those that the follower no longer follows. A partition in both begins anew: what the
-    session has said about it no longer counts."""
+    last request, `forgotten` those that the follower no longer follows. A partition in both is first forgotten and
+    then added: what the session has said about it no longer counts."""
 
     correlation_id: int
     broker_id: BrokerId

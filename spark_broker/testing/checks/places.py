@@ -52,7 +52,7 @@ def check_reads(facts: Facts) -> Iterator[Violation]:
 
 
 def settled_reads(facts: Facts) -> Iterator[Read]:
-    """Reads that must all agree. Where an election was unclean, only those at the end must."""
+    """Reads that must all agree. After an unclean election in a partition, only its reads at the end must."""
     return (read for read in facts.reads if read.final or read.run.partition not in facts.unclean)
 
 

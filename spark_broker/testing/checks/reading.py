@@ -164,7 +164,7 @@ def _gone(facts: Facts, reader: str, runs: Iterable[Run]) -> Iterator[Violation]
 
 
 def _passed_over(facts: Facts, reader: str, partition: TopicPartition, runs: Sequence[Run]) -> Iterator[Violation]:
-    """Records between the first and the last that the reader was handed, which it was not handed."""
+    """Records that the reader was not handed, between the first and the last that it was handed."""
     if not runs:
         return
     handed_out = {offset for run in runs for offset in range(run.base_offset, run.next_offset)}

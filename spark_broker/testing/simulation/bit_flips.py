@@ -162,7 +162,7 @@ class BitFlips:
         return found
 
     def missing(self) -> str:
-        """What is not healed yet at the end, when everything else is in its place; empty when everything is."""
+        """What is not healed yet at the end, once everything else is in its place; empty when all is healed."""
         aside = [machine for machine in self._world.machines if machine.process and machine.process.manager.damaged]
         if self.latent:
             self._read_everything()

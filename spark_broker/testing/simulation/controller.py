@@ -195,7 +195,7 @@ class SimulatedController(NetworkNode):
             self._session_over(session_id)
 
     def _probe(self, effect: ProbePort) -> None:
-        """Submit whether the port refuses. A machine that cannot be reached does not: it may have a live broker."""
+        """Submit whether the port refuses. An unreachable machine's port does not: it may have a live broker."""
         network = self._world.network
         reachable = effect.host not in network.down and not network.is_blocked(self.host, effect.host)
         listener = network.listeners.get((effect.host, effect.port))

@@ -163,7 +163,7 @@ class Invariants:
     def _check_damage(self, process: BrokerProcess) -> None:
         """Known bugs 26, 27: a crash leaves no damage, and what was synced is not lost. Every replica is intact.
 
-        known bug 28: except one with a bit flip, which then counts as another replica, and is not in sync.
+        Known bug 28: a replica with a bit flip is excepted. It then counts as another replica, and is not in sync.
         """
         for key in self._world.bit_flips.look(process):
             if not self._world.bit_flips.was_damaged(process.machine, key):
@@ -333,7 +333,7 @@ class Invariants:
             )
 
     def _check_bounds(self, process: BrokerProcess, replica: Replica, name: str) -> None:
-        """Known bug 15: log start <= high watermark <= log end. 5: epochs begin at or before the log end."""
+        """Known bug 15: log start <= high watermark <= log end. Known bug 5: epochs begin at or before the log end."""
         if not replica.log_start_offset <= replica.high_watermark <= replica.log_end_offset:
             raise ViolationError(
                 "offsets are in order",

@@ -86,7 +86,7 @@ class _AppendServer:
             confirm=self._confirm,
         )
         self._held = False
-        self._asked = 0  # how often, about the batch at the front
+        self._asked = 0  # how often it asked about the batch at the front
         self._refusal: SparkBrokerError | None = None
 
     def received(self, message: object) -> None:

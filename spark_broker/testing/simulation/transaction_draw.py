@@ -31,7 +31,7 @@ class TransactionDraw:
     """The draw of one seed. Times are virtual; shares are of the transactions."""
 
     producers: int  # transactional ids with one writer
-    applications: int  # with many
+    applications: int  # transactional ids with many writers
     writes: int  # like applications, but each version is an application for a single use
     plain_producers: int
     state_partitions: int
@@ -44,7 +44,7 @@ class TransactionDraw:
     abort_share: float
     idle_share: float
     repeat_share: float
-    restart_share: float  # of the versions, after which an application is stopped and begins again
+    restart_share: float  # of the versions, after which an application is stopped and restarts
     duplicate_rate: float
     late_rate: float
     reads_uncommitted: bool

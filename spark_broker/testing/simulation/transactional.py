@@ -116,7 +116,7 @@ class Transactional:
     def _after_restart(self, start: partial[None]) -> None:
         if not self._stopped:
             delay_ms = RESTART_MS * self.rng.random()
-            if self.draw.writes and self.rng.random() < LATE_RESTART_SHARE:  # later than names are forgotten
+            if self.draw.writes and self.rng.random() < LATE_RESTART_SHARE:  # only after names are forgotten
                 delay_ms += LATE_RESTART_TIMEOUTS * self.draw.timeout_ms
             self._world.scheduler.after(delay_ms, self._world.operator, "start client", start)
 

@@ -45,7 +45,7 @@ class SimTransactionalProducer(TransactionalClient):
         replace()
 
     def _give_way(self, error: SparkBrokerError | None) -> None:
-        """Quit, and begin again as another instance (in production: another Producer)."""
+        """Quit, and restart as another instance (in production: another Producer)."""
         self.quit(str(error))
         self.replaced()
 

@@ -43,7 +43,7 @@ UNREAD_LOOKS = 20
 
 
 def with_unclean_elections(seed: int, swarm: Swarm) -> Swarm:
-    """The draw of a seed, with unclean elections if it has them. A generator of its own leaves the other seeds."""
+    """The draw of a seed, with unclean elections if any. A generator of its own leaves the other seeds as they are."""
     rng = random.Random(f"{seed}/unclean draw")
     if rng.random() >= SHARE or "bit flip" in swarm.faults:
         return swarm

@@ -101,7 +101,7 @@ class World:
         self.transactional = Transactional(self, transactions) if transactions is not None else None
         self.groups = Groups(self, groups) if groups is not None else None
         self._controllers = 0
-        self._topics = 0  # that were asked for
+        self._topics = 0  # requested so far
         self._topic_ids = 0
         self._batches = 0
         self._described: dict[int, tuple[MetadataImage, MetadataResponse]] = {}

@@ -79,8 +79,8 @@ class Cluster:
         self.controller = Controller(image, settings(**values), shared_executor=shared_executor)
         self.ids = itertools.count(1)  # of calls, sessions and topics
         self.session_of: dict[int, int] = {}
-        self.skews_ms: dict[int, int] = {}  # brokers' wall clocks, ahead of the right time
-        self.own_skew_ms = 0  # the controller's
+        self.skews_ms: dict[int, int] = {}  # how far each broker's wall clock is ahead
+        self.own_skew_ms = 0  # how far the controller's is ahead
         self.full: set[int] = set()  # brokers whose disks have no room
         self.logs: dict[tuple[int, str, int], tuple[int, int]] = {}  # (broker, topic id, number) to (epoch, end)
         self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
@@ -143,7 +143,7 @@ class Cluster:
     def beat(
         self, broker: int, *, wants_shutdown: bool = False, ready: bool = True, full: bool | None = None
     ) -> HeartbeatResponse | None:
-        """A heartbeat of a broker that has all metadata. `full`: from now on its disk is, or is not."""
+        """A heartbeat of a broker that has all metadata. `full`: whether its disk is full from now on."""
         if full is not None:
             (self.full.add if full else self.full.discard)(broker)
         beat = HeartbeatRequest(
@@ -162,7 +162,7 @@ class Cluster:
         return next((message for message in sent if isinstance(message, HeartbeatResponse)), None)
 
     def log_ends(self, broker: int) -> list[LogEnd]:
-        """What a broker says that has heard of everything."""
+        """The log ends that a broker with all metadata reports."""
         ends = []
         for topic, number, state in self.image.partitions():
             if is_asked_for(state, broker):

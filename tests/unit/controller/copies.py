@@ -1,4 +1,4 @@
-"""What the replicas of every partition have on disk, in a few lines: each record is the leader epoch that wrote it."""
+"""The replicas' logs on disk, in a few lines: each record is the leader epoch that wrote it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Log = tuple[int, ...]
 
 
 def reach(log: Log) -> tuple[int, int]:
-    """Of two logs that clean elections led to, the one that reaches further has all that the other has committed."""
+    """Of two logs after clean elections, the one that reaches further has every committed record of the other."""
     return (log[-1] if log else -1, len(log))
 
 
@@ -23,13 +23,13 @@ class Copies:
 
     logs: dict[tuple[str, int, int], Log] = field(default_factory=dict)
     committed: dict[tuple[str, int], Log] = field(default_factory=dict)
-    elected: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest leader epoch that was looked at
+    elected: dict[tuple[str, int], int] = field(default_factory=dict)  # the newest leader epoch that was checked
 
     def log(self, topic_id: str, number: int, broker: int) -> Log:
         return self.logs.get((topic_id, number, broker), ())
 
     def ends(self, image: MetadataImage) -> dict[tuple[int, str, int], tuple[int, int]]:
-        """Of every replica, also of those that have nothing."""
+        """The log ends of all replicas, also of empty ones."""
         return {
             (broker, topic.topic_id, number): reach(self.log(topic.topic_id, number, broker))
             for topic, number, state in image.partitions()
@@ -48,7 +48,7 @@ class Copies:
             self.logs[topic_id, number, broker] = self.log(topic_id, number, leader)
 
     def crash(self, broker: int) -> None:
-        """The machine: what was not synced is gone."""
+        """The machine crashes: what was not synced is lost."""
         for key in [key for key in self.logs if key[2] == broker]:
             self.logs[key] = self.logs[key][:-CRASH_LOSES]
 

@@ -1,4 +1,4 @@
-"""What happens to brokers, in the words of the stories that the tests tell."""
+"""What happens to brokers, as steps of the stories that the tests tell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.controller.cluster import Cluster, registration
 
 
 def lose(cluster: Cluster, *brokers: int) -> None:
-    """One process after the other is gone: its stream ends and its port refuses."""
+    """The processes end one after the other: the stream ends and the port refuses."""
     for broker in brokers:
         (probe,) = cluster.end_session(broker)
         assert isinstance(probe, ProbePort)
@@ -36,7 +36,7 @@ def restarted(cluster: Cluster, **values: object) -> Cluster:
 
 
 def damage(cluster: Cluster, broker: int, partitions: Sequence[tuple[str, int]], number: int = 1) -> None:
-    """The broker has opened its logs, and has set these aside; the `number` of the damage is its own."""
+    """The broker has opened its logs and reports these as quarantined. It has given the damage its `number`."""
     beat = HeartbeatRequest(
         broker_epoch=cluster.image.brokers[broker].epoch,
         metadata_offset=cluster.image.next_offset,

@@ -1,4 +1,4 @@
-"""Brokers whose clock is wrong are fenced while a majority of clocks agrees; never more than a minority."""
+"""Brokers whose clock is wrong are fenced while a majority of clocks agrees, but never more than a minority."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_majority_of_clocks_is_never_wrong(skews: list[int]) -> None:
 
 @given(st.integers(-HOUR_MS, HOUR_MS), st.integers(0, HOUR_MS), st.integers(0, HOUR_MS))
 def test_delays_do_not_make_a_skew(skew: int, up_ms: int, down_ms: int) -> None:
-    """The heartbeat was under way for `up_ms`, the answer before it for `down_ms`."""
+    """The heartbeat took `up_ms`, and the answer before it took `down_ms`."""
     measured = measured_skew_ms(skew - up_ms, skew + down_ms, 2_500)
     assert (measured is None) == (up_ms + down_ms > 5_000)
     assert measured is None or abs(measured - skew) <= 2_500
@@ -128,7 +128,7 @@ def test_a_controller_whose_own_clock_is_wrong_fences_nobody() -> None:
 
 @pytest.mark.parametrize("step_ms", [HOUR_MS, -HOUR_MS])
 def test_a_step_of_the_controllers_clock_fences_nobody_meanwhile(step_ms: int) -> None:
-    """What was measured before the step must not be compared with what comes after it."""
+    """Measurements from before and after the step must not be compared."""
     cluster = brokers(Cluster(), 0, 0, 0, 0)
     beats(cluster)
     cluster.own_skew_ms = step_ms

@@ -13,7 +13,7 @@ PARTITIONS = 30
 
 
 def stopped_cluster(**values: object) -> Cluster:
-    """Three brokers, each leading ten partitions, whose controller was started again; nobody is back yet."""
+    """Three brokers, each the leader of ten partitions. Their controller has restarted, and no broker is back yet."""
     cluster = Cluster(**values)  # type: ignore[arg-type]
     cluster.start_brokers(3)
     cluster.create_topic(partitions=PARTITIONS)
@@ -21,7 +21,7 @@ def stopped_cluster(**values: object) -> Cluster:
 
 
 def led(cluster: Cluster) -> dict[int, int]:
-    """How many partitions each leads; -1: nobody does."""
+    """How many partitions each broker leads; -1 counts those without a leader."""
     return dict(Counter(p.leader for p in cluster.topic().partitions))
 
 
@@ -32,7 +32,7 @@ def test_leaders_are_spread_over_brokers_that_come_back_one_after_the_other() ->
         cluster.tick(500)
         assert led(cluster).get(-1, 0) == PARTITIONS - 10 * count
     assert led(cluster) == {0: 10, 1: 10, 2: 10}
-    assert all(p.leader_epoch == 2 for p in cluster.topic().partitions)  # fenced, elected: no second election
+    assert all(p.leader_epoch == 2 for p in cluster.topic().partitions)  # fenced, then elected once
 
 
 def test_the_first_broker_leads_its_own_partitions_at_once() -> None:
@@ -61,7 +61,7 @@ def test_a_dead_brokers_partitions_are_led_by_whoever_comes_next() -> None:
 
 
 def test_the_time_that_others_have_begins_with_the_first_that_serves() -> None:
-    """However long the executors take, nobody is back for nothing."""
+    """However long the executors take, each broker leads its own partitions."""
     cluster = stopped_cluster()
     cluster.pass_time(60_000)
     come_back(cluster, 0)
@@ -97,7 +97,7 @@ def test_a_broker_that_comes_late_gets_its_partitions_at_the_first_balance_and_n
 def test_nobody_is_waited_for_who_has_left_the_isr_meanwhile() -> None:
     cluster = stopped_cluster()
     come_back(cluster, 0)
-    register_again(cluster, 1, "machine_crash")  # It is not ready yet, and no longer in an ISR.
+    register_again(cluster, 1, "machine_crash")  # It is not ready yet, and is in no ISR any more.
     assert led(cluster) == {0: 15, -1: 15}  # Half of what broker 1 led, the other half waits for broker 2.
     come_back(cluster, 2)
     assert led(cluster) == {0: 15, 2: 15}
@@ -112,7 +112,7 @@ def test_nobody_is_waited_for_whose_disk_is_full() -> None:
 
 
 def test_where_others_lead_a_broker_that_is_back_waits_for_nobody() -> None:
-    """The wait is for a start. Here broker 2 has served all the time, with no part in these partitions."""
+    """Only a starting cluster waits. Here broker 2, which has no replica of the partition, has served all the time."""
     cluster = Cluster()
     cluster.start_brokers(3)
     cluster.create_topic(partitions=1, factor=2)

@@ -1,4 +1,4 @@
-"""KIP-966: replicas that left an ISR below the minimum are still eligible, as long as they lost nothing."""
+"""KIP-966: replicas that left an ISR below the minimum stay eligible as long as they lost nothing."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sets(state: PartitionRegistration) -> Sets:
 
 
 def alter(cluster: Cluster, isr: list[int], lacking: list[int] | None = None) -> None:
-    """The leader asks for this ISR."""
+    """The leader proposes this ISR."""
     topic, state = cluster.topic(), cluster.partition()
     members = [IsrMember(broker, cluster.image.brokers[broker].epoch) for broker in isr]
     change = AlterIsr(topic.topic_id, 0, state.leader_epoch, state.partition_epoch, members, lacking or [])
@@ -119,7 +119,7 @@ def test_a_replica_that_told_the_leader_that_it_lacks_committed_records_is_not_e
 
 
 def test_a_lower_minimum_ends_eligibility() -> None:
-    """High watermarks move on with the smaller ISR from then on."""
+    """From then on, high watermarks advance with the smaller ISR."""
     cluster = three_brokers()
     lose(cluster, 2, 1)
     before = cluster.partition()

@@ -1,4 +1,4 @@
-"""What becomes of leaders and ISRs when brokers go and come back, told as stories of a whole cluster."""
+"""Leaders and ISRs when brokers go and come back, as stories of a whole cluster."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_damaged_replica_leaves_the_isr_before_its_broker_may_lead() -> None:
 
 
 def test_damage_of_a_live_brokers_replica_raises_the_leader_epoch_and_is_heard() -> None:
-    """What the broker fetched with the lost log, and proposals that rest on that, are of an older epoch."""
+    """The lost log's fetches, and the ISR proposals that rest on them, then belong to an older epoch."""
     cluster = three_brokers()
     topic_id, before = cluster.topic().topic_id, cluster.partition()
     damage(cluster, 2, [(topic_id, 0)], number=7)
@@ -121,7 +121,7 @@ def test_damage_of_a_live_brokers_replica_raises_the_leader_epoch_and_is_heard()
     assert (state.leader_epoch, state.partition_epoch) == (before.leader_epoch + 1, before.partition_epoch + 1)
     damage(cluster, 2, [(topic_id, 0)], number=7)
     assert cluster.partition() == state
-    damage(cluster, 2, [(topic_id, 0)], number=8)  # Out already: found again in what has come in its place.
+    damage(cluster, 2, [(topic_id, 0)], number=8)  # It has left the ISR already; the new replica is damaged, too.
     assert cluster.partition().leader_epoch == state.leader_epoch + 1
 
 

@@ -25,7 +25,7 @@ from tests.unit.controller.cluster import Cluster, registration
 
 @pytest.fixture
 def cluster() -> Cluster:
-    """Broker 0 leads; 2 was lost and is back, out of the ISR."""
+    """Broker 0 leads; broker 2 was lost and is back, outside the ISR."""
     cluster = Cluster()
     cluster.start_brokers(3)
     cluster.create_topic()

@@ -1,4 +1,4 @@
-"""What brokers hear while a decision is being written: those that are live, and stay live, go on."""
+"""Answers to brokers while a decision is being written: brokers that are live, and stay live, go on."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def beat(cluster: Cluster, broker: int, now_ms: int, **changes: int) -> Heartbea
 
 
 def waiting(cluster: Cluster, *decided: Event) -> Meanwhile:
-    """From 0 ms on, what these events decide is being written."""
+    """The decisions of these events are being written from 0 ms on."""
     meanwhile = Meanwhile(cluster.controller)
     committed = cluster.image
     for event in decided:

@@ -1,4 +1,4 @@
-"""Replicas move: by hand, to heal, and to give a new broker its share. Leaders go back to where they are preferred."""
+"""Replicas move by hand, to heal, and to give a new broker its share. Preferred leaders lead again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def catch_up(cluster: Cluster, name: str = "t") -> int:
 
 
 def settle(cluster: Cluster, alive: list[int]) -> None:
-    """Time passes and replicas catch up, until nothing moves any more."""
+    """Time passes and replicas catch up until nothing moves any more."""
     for _ in range(200):
         cluster.pass_time(500, alive=alive)
         if not catch_up(cluster) and not any(p.reassigning for p in cluster.topic().partitions):
@@ -73,8 +73,8 @@ def test_a_move_that_only_drops_or_reorders_replicas_is_done_at_once() -> None:
 
 
 def test_a_replica_that_leaves_ends_the_leader_epoch() -> None:
-    """Simulator, seed 466845: it came back before its broker heard that it was gone. The leader counted what that
-    broker fetched with its old log, which it then deleted: as a member of the ISR."""
+    """Simulator, seed 466845: a replica left and came back before its broker was notified. The leader counted, as an
+    ISR member's, what the broker fetched with its old log. Then the broker deleted that log."""
     cluster = Cluster()
     cluster.start_brokers(3)
     cluster.create_topic(factor=2)

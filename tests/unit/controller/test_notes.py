@@ -42,7 +42,7 @@ def three_brokers(partitions: int = 1, **config: str) -> Cluster:
 
 
 def alter(cluster: Cluster, leader: int, *isr: int) -> None:
-    """The leader's request for this ISR of all partitions that it leads."""
+    """The leader proposes this ISR for all partitions that it leads."""
     members = [IsrMember(broker, cluster.image.brokers[broker].epoch) for broker in isr]
     changes = [
         AlterIsr(topic.topic_id, number, state.leader_epoch, state.partition_epoch, members)

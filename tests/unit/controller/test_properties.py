@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the invariants of partitions and epochs hold, and every replay agrees."""
+"""The invariants of partitions and epochs hold in every order of events, and every replay agrees."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ClusterMachine(RuleBasedStateMachine):
             self.leads_only_what_nobody_with_room_can_lead(broker)
 
     def leads_only_what_nobody_with_room_can_lead(self, full: int) -> None:
-        """As far as the controller has heard: another's heartbeat may say otherwise later."""
+        """As far as the controller knows: another broker's heartbeat may later report a change."""
         image = self.cluster.image
         with_room = {b for b in image.brokers if image.is_live(b) and b not in self.cluster.full}
         for _, _, state in image.partitions():
@@ -104,7 +104,7 @@ class ClusterMachine(RuleBasedStateMachine):
         if state.leader == -1:
             return
         others = data.draw(st.sets(st.sampled_from(state.replicas)))
-        older = data.draw(st.sampled_from([0, 0, 0, 1]))  # the leader has not heard of the followers' new incarnations
+        older = data.draw(st.sampled_from([0, 0, 0, 1]))  # the leader does not know of new incarnations
         members = [
             IsrMember(b, self.cluster.image.brokers[b].epoch - (older and b not in state.isr))
             for b in sorted({state.leader, *others})
@@ -118,7 +118,7 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule()
     def append_everywhere(self) -> None:
-        """A record is committed where the ISR has the minimum, and stays on the leader alone elsewhere."""
+        """A record is committed where the ISR has the minimum; elsewhere only the leader has it."""
         for topic, number, state in self.cluster.image.partitions():
             if state.leader != -1:
                 minimum = min(int(topic.config.get("min.insync.replicas", "1")), len(state.replicas))
@@ -150,7 +150,7 @@ class ClusterMachine(RuleBasedStateMachine):
         sessions, unclean, ids = self.cluster.session_of, self.cluster.unclean, self.cluster.ids
         self.cluster = Cluster(self.cluster.image, replica_reassignment_delay_ms=2000)
         self.cluster.now_ms = now_ms
-        self.cluster.ids = ids  # A topic that is made again has another id.
+        self.cluster.ids = ids  # A topic that is created again has another id.
         self.cluster.session_of = dict.fromkeys(sessions, -1)
         self.cluster.unclean = unclean
 
@@ -206,7 +206,7 @@ class ClusterMachine(RuleBasedStateMachine):
             if state.leader != -1:
                 assert not image.brokers[state.leader].fenced
             elif any(image.is_live(broker) for broker in (*state.isr, *state.elr)):
-                # While the cluster starts, it waits for whoever leads it rather: for how long is in test_cold_start.
+                # A starting cluster waits for the preferred member; test_cold_start checks for how long.
                 members = [broker for broker in state.replicas if broker in (state.isr or state.elr)]
                 assert not image.is_live(min(members, key=self.cluster.controller.full.__contains__))
 

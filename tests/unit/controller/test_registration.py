@@ -1,4 +1,4 @@
-"""Registration: ids belong to directories, launches supersede each other, a leadership ends with its process."""
+"""Registration: ids belong to directories, newer launches supersede older ones, leadership ends with its process."""
 
 from __future__ import annotations
 

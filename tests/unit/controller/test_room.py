@@ -67,7 +67,7 @@ def test_it_resigns_as_soon_as_somebody_else_has_room(cluster: Cluster) -> None:
 
 def test_a_replica_that_is_not_in_sync_or_not_live_is_no_successor(cluster: Cluster) -> None:
     lose(cluster, 2)
-    come_back(cluster, 2)  # live, and out of every ISR
+    come_back(cluster, 2)  # live, and outside every ISR
     cluster.beat(1, full=True)
     cluster.beat(0, full=True)
     assert set(leaders(cluster)) == {0}
@@ -75,7 +75,7 @@ def test_a_replica_that_is_not_in_sync_or_not_live_is_no_successor(cluster: Clus
 
 
 def test_an_eligible_replica_does_not_lead_alone_in_place_of_one_that_is_in_sync() -> None:
-    """It has everything, but the ISR would shrink to it; it joins the ISR by itself."""
+    """It has every committed record, but the ISR would shrink to it. It joins the ISR without an election."""
     cluster = Cluster()
     cluster.start_brokers(2)
     cluster.create_topic(factor=2, config={"min.insync.replicas": "2"})
@@ -158,7 +158,7 @@ def test_a_new_topic_is_led_where_there_is_room(cluster: Cluster) -> None:
 
 
 def test_one_that_comes_back_full_leads_what_waits_for_it(cluster: Cluster) -> None:
-    """It was the last of the ISR: nobody else has everything."""
+    """It was the last member of the ISR: no other replica has every committed record."""
     cluster.beat(0, full=True)
     lose(cluster, 1)
     lose(cluster, 2)

@@ -1,4 +1,4 @@
-"""Each known bug, put in on purpose, is found by the random stories: otherwise they would prove nothing."""
+"""The random stories find each known bug that is put in on purpose: otherwise they would prove nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Patch = pytest.MonkeyPatch
 
 
 def keep_a_last_member_after_a_machine_crash(patch: Patch) -> None:
-    """12: the last replica stays in the ISR though it lost its tail, and is elected over one that has everything."""
+    """12: the last replica stays in the ISR though it lost its tail, and is elected over a complete one."""
 
     def buggy(
         topic: TopicState,
@@ -42,7 +42,7 @@ def keep_a_last_member_after_a_machine_crash(patch: Patch) -> None:
 
 
 def keep_eligible_after_a_machine_crash(patch: Patch) -> None:
-    """12: eligibility outlives the loss of what it rests on."""
+    """12: a replica stays eligible after it lost records."""
     original = partition_change._with_eligible
 
     def buggy(
@@ -55,12 +55,12 @@ def keep_eligible_after_a_machine_crash(patch: Patch) -> None:
 
 
 def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
-    """12: the high watermark moves on, and who is eligible does not have what is committed since."""
+    """12: the high watermark advances, and an eligible replica lacks what is committed since."""
     patch.setattr(partition_change, "min_insync_replicas", lambda topic: 99)
 
 
 def elect_any_live_replica(patch: Patch) -> None:
-    """16: unclean election without anybody's leave."""
+    """16: an unclean election that was not permitted."""
 
     def buggy(state: PartitionRegistration, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
         del full
@@ -71,7 +71,7 @@ def elect_any_live_replica(patch: Patch) -> None:
 
 
 def elect_the_last_replica_without_comparing_it(patch: Patch) -> None:
-    """12: the first replica that is back is taken for complete, once nobody is known to be."""
+    """12: when no replica is known to be complete, the first that is back is taken for complete."""
 
     def buggy(
         self: LogEnds, image: MetadataImage, key: Key, state: PartitionRegistration
@@ -83,7 +83,7 @@ def elect_the_last_replica_without_comparing_it(patch: Patch) -> None:
 
 
 def let_an_older_incarnation_join(patch: Patch) -> None:
-    """9, KIP-903: a follower joins on what its predecessor had fetched, before its machine crashed."""
+    """9, KIP-903: a follower joins the ISR on what it had fetched before its machine crashed."""
     patch.setattr(isr, "_check_joins", lambda image, member: None)
 
 
@@ -100,7 +100,7 @@ SLOW = [let_an_older_incarnation_join]
 
 
 def find(name: str, stories: int) -> dict[str, object]:
-    """`after` 0: so many stories did not find the bug; else as many as were allowed: which one it was is not known."""
+    """`after` is 0 if no story found the bug, else the number of allowed stories: which one found it is not known."""
     put_in = next(bug for bug in BUGS if bug.__name__ == name)
     search = settings(
         max_examples=stories,

@@ -28,7 +28,7 @@ def three_sessions() -> Sessions:
 
 
 def told(effects: Sequence[SessionEffect]) -> list[str]:
-    """Effects as a line each."""
+    """The effects, one line each."""
     lines = []
     for effect in effects:
         match effect:
@@ -46,7 +46,7 @@ def told(effects: Sequence[SessionEffect]) -> list[str]:
 
 
 def run_until(sessions: Sessions, start_ms: int, end_ms: int, step_ms: int = 50) -> list[str]:
-    """Ticks from start to end; what happened as `time: effect`, probes answered at once."""
+    """Tick from start to end and answer probes at once; returns what happened as `time: effect`."""
     lines = []
     for now in range(start_ms, end_ms + 1, step_ms):
         for effect in sessions.tick(now):

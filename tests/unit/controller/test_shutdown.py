@@ -17,7 +17,7 @@ def three_brokers() -> Cluster:
 
 
 def stops(cluster: Cluster) -> list[int]:
-    """Sessions that were told to stop in order by the last event."""
+    """The sessions to which the last event sent a stop."""
     return [e.session_id for e in cluster.effects if isinstance(e, Send) and isinstance(e.message, StopBroker)]
 
 

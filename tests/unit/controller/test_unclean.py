@@ -1,4 +1,4 @@
-"""No replica is left that is known to be complete: who leads then, and who does not."""
+"""Which replica leads, and which does not, when none is known to be complete."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def one_replica() -> Cluster:
 
 
 def reaches(cluster: Cluster, broker: int, epoch: int, end: int) -> None:
-    """What the broker's replica of t-0 has."""
+    """Set how far the broker's replica of t-0 reaches."""
     cluster.logs[broker, cluster.topic().topic_id, 0] = (epoch, end)
 
 
 def elect(cluster: Cluster, **values: object) -> list[type[SparkBrokerError] | None]:
-    """The error of each partition (None: elected) of an unclean election."""
+    """The error of each partition of an unclean election; None if a leader was elected."""
     answer = cluster.call(ElectLeadersRequest(**{"unclean": True, **values}))  # type: ignore[arg-type]
     assert isinstance(answer, ElectLeadersResponse)
     return [ERRORS[result.error_code] if result.error_code else None for result in answer.results]
@@ -58,7 +58,7 @@ def leader(cluster: Cluster) -> tuple[int, tuple[int, ...]]:
 
 
 def test_the_only_replica_leads_again_after_a_machine_crash_under_a_higher_epoch() -> None:
-    """Nobody else has more, so waiting for an operator would save nothing; that records may be gone is noted."""
+    """No other replica has more, so waiting for an operator would save nothing. A note warns of lost records."""
     cluster = one_replica()
     before = cluster.partition().leader_epoch
     register_again(cluster, 0, "machine_crash")
@@ -70,7 +70,7 @@ def test_the_only_replica_leads_again_after_a_machine_crash_under_a_higher_epoch
 
 
 def test_a_last_replica_that_restarted_uncleanly_leads_only_if_no_other_has_more() -> None:
-    """Known bug 12 with min.insync.replicas=1, where nobody is eligible beside the last member."""
+    """Known bug 12 with min.insync.replicas=1, where no replica is eligible beside the last ISR member."""
     cluster = three_brokers()
     lose(cluster, 1, 2, 0)
     reaches(cluster, 0, 0, 20)
@@ -92,7 +92,7 @@ def test_replicas_with_the_same_records_are_elected_in_order_of_preference() -> 
 
 @pytest.mark.parametrize("stale", ["leader epoch", "incarnation"])
 def test_a_log_end_from_before_is_not_compared(stale: str) -> None:
-    """The log may have changed since it was said: under a leader in between, or by another crash."""
+    """The log may have changed since the report: under a leader in between, or by another crash."""
     cluster = three_brokers()
     lose(cluster, 1, 2, 0)
     come_back(cluster, 0, "machine_crash")
@@ -245,7 +245,7 @@ def test_the_setting_can_be_turned_on_when_it_is_needed() -> None:
 
 
 def test_a_driver_that_restarts_loses_no_records_by_the_setting() -> None:
-    """Its brokers come back one by one, and the first is not the most complete."""
+    """Brokers come back one by one, and the first is not the most complete."""
     cluster = three_brokers(ALLOWED)
     lose(cluster, 2)
     cluster = restarted(cluster)

@@ -1,4 +1,4 @@
-"""What must hold after every step of a cluster, whatever happened; a ViolationError names the rule that does not."""
+"""What must hold after every step of a cluster; a ViolationError names the rule that is broken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def require(condition: bool, rule: str) -> None:
 
 @dataclass(slots=True)
 class Checker:
-    """Remembers what was seen before: what is committed once never changes, and nothing that was shown falls."""
+    """Remembers what it saw: committed records never change, and offsets that were shown never fall."""
 
     committed: dict[int, Entry] = field(default_factory=dict)  # by base offset
     named: dict[tuple[int, int], int] = field(default_factory=dict)  # (leader epoch, base offset) to value
@@ -66,7 +66,7 @@ class Checker:
 
     @staticmethod
     def _check_producers(node: Node, replica: Replica) -> None:
-        """Known bug 19. A replica that forgot idle ones knows less of them, and nothing else."""
+        """Known bug 19. A replica that forgot idle producers lacks only those."""
         rebuilt = node.log.expected_producers()
         if node.forgot:
             remembered = dict(rebuilt.entries())
@@ -86,7 +86,7 @@ class Checker:
             require(replica.producers == rebuilt, f"broker {node.id}: producers differ from the log")
 
     def _check_isolation(self, node: Node, replica: Replica) -> None:
-        """Readers of committed records see every batch of a committed transaction, and of others none."""
+        """Readers of committed records see every batch of a committed transaction, and no batch of others."""
         stable, transactions = replica.last_stable_offset, replica.producers.transactions
         require(replica.log_start_offset <= stable <= replica.high_watermark, f"broker {node.id}: LSO {stable}")
         key = (node.id, node.run)
@@ -104,7 +104,7 @@ class Checker:
                 require(aborted != committed, f"broker {node.id}: {entry.value} is shown: {not aborted}")
 
     def _check_high_watermark(self, node: Node, replica: Replica) -> None:
-        """It never falls while the process lives, except where the log was dropped and began anew."""
+        """It never falls while the process lives, except where the log was rebuilt."""
         key = (node.id, node.run)
         before = self.high_watermarks.get(key, 0)
         anew = replica.role is Role.FOLLOWER and replica.high_watermark == replica.log_start_offset
@@ -112,7 +112,7 @@ class Checker:
         self.high_watermarks[key] = replica.high_watermark
 
     def _check_committed(self, node: Node, replica: Replica) -> None:
-        """Known bug 13: below the high watermark, everybody has the same batches, for ever."""
+        """Known bug 13: below the high watermark, all replicas have the same batches for ever."""
         for entry in node.log.entries:
             if entry.info.next_offset <= replica.high_watermark:
                 known = self.committed.setdefault(entry.base_offset, entry)
@@ -131,14 +131,14 @@ class Checker:
             shown[epoch] = (first, latest)
 
     def _check_latest_never_falls(self) -> None:
-        """KIP-207: a client goes to newer leaders only, and none of them shows less than an older one did."""
+        """KIP-207: clients only go to newer leaders, and none of these shows less than an older one did."""
         for shown in self.shown.values():
             for (_, last), (first, _) in pairwise(shown[epoch] for epoch in sorted(shown)):
                 require(last <= first, f"the latest offset fell from {last} to {first}")
 
     @staticmethod
     def _check_acknowledged(cluster: Cluster) -> None:
-        """Whoever may be elected has everything that was acknowledged, at the offset that the client heard."""
+        """Every electable replica has all acknowledged batches, at the offsets that clients were given."""
         for broker in cluster.controller.eligible:
             node = cluster.nodes[broker]
             if node.data_lost:
@@ -150,7 +150,7 @@ class Checker:
 
 
 def check_healed(cluster: Cluster) -> None:
-    """Once everybody is back and all has been said, every replica is the same and complete."""
+    """When all brokers are back and all messages have arrived, the replicas are equal and complete."""
     logs = [node.log for node in cluster.nodes.values()]
     start = max(log.log_start_offset for log in logs)
     contents = [[entry for entry in log.entries if entry.info.next_offset > start] for log in logs]

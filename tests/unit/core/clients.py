@@ -35,16 +35,16 @@ class Client:
     next_sequence: int = 0
     open: list[tuple[int, int]] = field(default_factory=list)  # sequence number and value
     sent_to: tuple[int, int] = (-1, -1)  # broker and leader epoch
-    sent: int = 0  # of `open`, to `sent_to`
+    sent: int = 0  # how many of `open` went to `sent_to`
     waiting: list[tuple[int, Outcome]] = field(default_factory=list)
 
     def producer(self, sequence: int) -> Producer:
         return Producer(self.id, self.epoch, sequence, self.transactional)
 
     def send(self, cluster: Cluster, broker: int) -> tuple[Outcome, Producer] | None:
-        """The next batch that this leader has not heard of, perhaps a new one. None: nothing can be sent now.
+        """The next batch that was not sent to this leader, perhaps a new one. None if nothing can be sent now.
 
-        Raises InvalidProducerEpochError and InvalidTxnStateError: somebody else has ended the transaction.
+        Raises InvalidProducerEpochError or InvalidTxnStateError if the transaction was ended by another.
         """
         self.collect()
         epoch = cluster.replica(broker).assignment.leader_epoch
@@ -76,7 +76,7 @@ class Client:
         return outcome, producer
 
     def collect(self) -> None:
-        """Take note of answers; after a refusal everything open is sent again."""
+        """Take in the answers; after a refusal every open batch is sent again."""
         for sequence, outcome in self.waiting:
             if outcome.base_offset is not None:
                 known = [number for number, _ in self.open]

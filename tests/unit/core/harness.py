@@ -1,4 +1,4 @@
-"""Replicas wired together by hand: nothing moves unless a test says so, and the same steps give the same run.
+"""Replicas that a test drives step by step. Nothing moves by itself, and the same steps give the same run.
 
 A fetch is three steps, so that messages may be late, lost or overtaken:
 
@@ -34,12 +34,12 @@ from tests.unit.core.model_controller import Metadata, ModelController
 LAG_MAX_MS = 30_000
 APPEND_TIMEOUT_MS = 120_000
 NO_VALUE = -1
-"""Of a repeated marker, which is not stored."""
+"""The value of a repeated marker. It is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Producer:
-    """Who sends a batch, and as which of its batches."""
+    """The producer of a batch, and the batch's place in its sequence."""
 
     id: int = NO_PRODUCER
     epoch: int = -1
@@ -54,7 +54,7 @@ NOBODY = Producer()
 class Outcome:
     """One append: unanswered, acknowledged at `base_offset`, or refused with `error`.
 
-    `awaits`: nothing was stored, for want of the coordinator's word.
+    `awaits`: nothing was stored. The append waits for the transaction coordinator's answer.
     """
 
     value: int
@@ -98,12 +98,12 @@ class Node:
     log: MemoryLog = field(default_factory=MemoryLog)
     replica: Replica | None = None
     metadata: Metadata | None = None
-    heard: int = 0  # how much of the metadata log
+    heard: int = 0  # index of the newest metadata that was delivered
     restart_reason: str | None = None
     proposal: ProposeIsr | None = None
-    forgot: bool = False  # producers that were idle, since the state was last rebuilt
-    said: Request | None = None  # to a leader, last; what that leader's stream remembers
-    data_lost: bool = False  # by a crash of its machine, until it registers
+    forgot: bool = False  # idle producers were expired since the producer state was last rebuilt
+    said: Request | None = None  # the last fetch; the leader's stream remembers it
+    data_lost: bool = False  # its machine crashed, and the broker has not registered since
 
 
 class Cluster:
@@ -130,7 +130,7 @@ class Cluster:
         return [broker for broker, node in self.nodes.items() if node.replica is not None]
 
     def leaders(self) -> list[int]:
-        """Every broker that believes it leads, zombies included."""
+        """Every broker that takes itself for the leader, zombies included."""
         return [broker for broker in self.running() if self.replica(broker).role is Role.LEADER]
 
     def values(self, broker: int) -> list[int]:
@@ -140,7 +140,7 @@ class Cluster:
         self, broker: int, value: int, *, acks: int = ACKS_ALL, rows: int = 1, producer: Producer = NOBODY,
         epoch: int | None = None,
     ) -> Outcome:  # fmt: skip
-        """Send a batch to a broker, under the leader epoch that the broker itself believes in, or another."""
+        """Send a batch to a broker. `epoch`: the request's leader epoch; by default the one that the broker knows."""
         replica, outcome = self.replica(broker), Outcome(value, acks)
         leader_epoch = replica.assignment.leader_epoch if epoch is None else epoch
         granted = replica.prepare_append(
@@ -164,7 +164,7 @@ class Cluster:
         return outcome
 
     def append_unjudged(self, broker: int, value: int, producer: Producer) -> None:
-        """A leader of another version, whose rule for sequence numbers differs: followers copy what it stored."""
+        """A leader of another version stores a batch by other rules for sequence numbers. Followers copy it."""
         base_offset = self.replica(broker).log_end_offset
         self._write(broker, value, base_offset, base_offset + 1, producer)
 
@@ -200,7 +200,7 @@ class Cluster:
         self._carry_out(broker, self.replica(broker).appended(info, self.now_ms))
 
     def ask(self, follower: int) -> Request | None:
-        """None: the broker has nobody to ask."""
+        """The next fetch. None: the broker follows no leader."""
         node = self.nodes[follower]
         if node.replica is None or node.replica.role is not Role.FOLLOWER or node.replica.assignment.leader == -1:
             return None
@@ -237,7 +237,7 @@ class Cluster:
         return Answer(request, fetched, tuple(entries))
 
     def apply(self, answer: Answer) -> None:
-        """As the shell does: truncate, or begin anew, or store what follows the log end."""
+        """As the shell does: truncate, restart the log, or store what follows the log end."""
         node = self.nodes[answer.request.follower]
         if node.replica is None or node.run != answer.request.run or not node.replica.awaits(answer.fetched):
             return
@@ -275,19 +275,19 @@ class Cluster:
             self.apply(answer)
 
     def idle(self, follower: int, broker_epoch: int | None = None) -> None:
-        """The leader's stream says again what a follower said last that has nothing new to say of this partition."""
+        """The follower's position has not changed, so it sends none. The leader's stream takes the last one again."""
         said = self.nodes[follower].said
         if said is not None and said.run == self.nodes[follower].run:
             self.serve(replace(said, broker_epoch=broker_epoch or said.broker_epoch), max_batches=0)
 
     def replicate(self, *followers: int, rounds: int = 8) -> None:
-        """Fetches until everybody has and knows everything."""
+        """Fetch until all followers have all records and know the high watermark."""
         for _ in range(rounds):
             for follower in followers or tuple(self.nodes):
                 self.fetch(follower)
 
     def deliver(self, broker: int, up_to: int | None = None) -> None:
-        """Tell a broker the newest metadata (or an earlier one: the index in the controller's history)."""
+        """Give a broker the newest metadata. `up_to`: an earlier one, by its index in the controller's history."""
         node = self.nodes[broker]
         index = len(self.controller.history) - 1 if up_to is None else up_to
         if node.replica is None or index < node.heard:
@@ -306,7 +306,7 @@ class Cluster:
             self.deliver(broker)
 
     def decide(self, broker: int, *, answer_lost: bool = False) -> SparkBrokerError | None:
-        """The controller answers the broker's proposal. Lost, the answer is as if it never came: the broker repeats."""
+        """The controller answers the broker's proposal. If the answer is lost, the broker proposes again."""
         node = self.nodes[broker]
         if node.replica is None or node.proposal is None:
             return None
@@ -320,7 +320,7 @@ class Cluster:
         return error
 
     def settle(self, rounds: int = 4) -> None:
-        """Everything that is under way arrives, until nothing changes any more."""
+        """Deliver everything that is under way, until nothing changes any more."""
         for _ in range(rounds):
             self.deliver_all()
             self.replicate()
@@ -330,7 +330,7 @@ class Cluster:
         self.replicate()
 
     def elect(self, broker: int) -> None:
-        """Make a live ISR member the leader, and tell everybody."""
+        """Make a live ISR member the leader, and give all brokers the new metadata."""
         assert self.controller.move_leader(broker), f"broker {broker} cannot lead"
         self.deliver_all()
 
@@ -343,11 +343,11 @@ class Cluster:
         )
 
     def checkpoint(self, broker: int) -> None:
-        """Write the high watermark down; a crash goes back to what was written last."""
+        """Write the high watermark to disk. After a crash, the replica starts with the last one written."""
         self.nodes[broker].log.high_watermark_checkpoint = self.replica(broker).high_watermark
 
     def crash(self, broker: int, *, lost_batches: int = 0) -> None:
-        """The process ends. With its machine, the newest batches go too."""
+        """The process ends. If the machine crashes with it, the newest batches are lost."""
         node = self.nodes[broker]
         node.replica = node.metadata = node.restart_reason = node.proposal = None
         if lost_batches:
@@ -357,7 +357,7 @@ class Cluster:
             node.log.truncate_to(kept[-1].info.next_offset if kept else node.log.log_start_offset)
 
     def start(self, broker: int) -> None:
-        """A new process on what is on disk: it registers, hears the metadata and is ready."""
+        """A new process starts on what is on disk. It registers, gets the metadata and is ready."""
         node = self.nodes[broker]
         node.broker_epoch = self.controller.register(broker, data_lost=node.data_lost)
         node.data_lost = False

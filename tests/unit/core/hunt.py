@@ -13,7 +13,7 @@ PutIn = Callable[[pytest.MonkeyPatch], None]
 
 
 def hunt(bugs: Iterable[PutIn], name: str, schedules: int, *, transactional: bool | None = None) -> dict[str, object]:
-    """`after`: how many schedules the bug of this name took; 0: so many did not find it.
+    """`after` is how many schedules it took to find the bug, or 0 if none of them found it.
 
     `transactional`: as for `run`.
     """

@@ -1,4 +1,4 @@
-"""A partition's log in memory: what a replica's files keep over a crash, and what they rebuild at the next start."""
+"""A partition's log in memory: what a replica's files keep over a crash, and what a restart rebuilds from them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def replayed(entries: Sequence[Entry], states: ProducerStates) -> ProducerStates
 
 
 class MemoryLog:
-    """Batches in order; a cut falls on the beginning of a batch, as it does in the files."""
+    """Batches in order. It is truncated to the beginning of a batch, as files are."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -41,7 +41,7 @@ class MemoryLog:
         self.saved_epochs = EpochHistory()
         self.producers_at_start = ProducerStates()
         self.high_watermark_checkpoint = 0
-        self._expected: tuple[ProducerStates, int] | None = None  # the state after this many entries
+        self._expected: tuple[ProducerStates, int] | None = None  # a state, and how many entries it covers
 
     def state(self) -> RecoveredLog:
         """What a new replica starts from."""
@@ -65,7 +65,7 @@ class MemoryLog:
         return replayed(self.entries, self.producers_at_start)
 
     def expected_producers(self) -> ProducerStates:
-        """The same, not to be changed, and cheap as long as the log has only grown."""
+        """The same state, which callers must not change. It is cheap as long as the log only grows."""
         states, count = self._expected or (self.producers_at_start.copy(), 0)
         for entry in self.entries[count:]:
             states.replay(entry.info)
@@ -79,7 +79,7 @@ class MemoryLog:
             self.log_end_offset = entry.info.next_offset
 
     def read(self, offset: int, end_offset: int) -> list[Entry]:
-        """Whole batches from the one that contains `offset`, below `end_offset`."""
+        """Whole batches from the one that contains `offset` up to `end_offset`."""
         return [e for e in self.entries if e.info.next_offset > offset and e.info.next_offset <= end_offset]
 
     def truncate_to(self, offset: int) -> None:

@@ -19,9 +19,9 @@ from spark_broker.model import NO_LEADER
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What a broker is told: the partition, every registered broker's epoch, and which of them are live.
+    """The metadata for a broker: the partition, every registered broker's epoch, and which brokers are live.
 
-    `elr`: not in the ISR, but with everything that was committed (KIP-966).
+    `elr` is not in the ISR, but has every committed record (KIP-966).
     """
 
     assignment: LeaderAndIsr
@@ -36,7 +36,7 @@ class Metadata:
 
 @dataclass(slots=True)
 class ModelController:
-    """`history` is the metadata log: what a broker has heard of is a prefix of it."""
+    """`history` is the metadata log; each broker has applied a prefix of it."""
 
     metadata: Metadata
     min_insync_replicas: int
@@ -56,7 +56,7 @@ class ModelController:
         return broker in self.metadata.live
 
     def fence(self, *gone: int, shrink: bool = True) -> None:
-        """They leave the ISR, if it has a live leader without them. `shrink=False`: a restarted driver knows nobody."""
+        """They leave the ISR if it has a live leader without them. `shrink=False` is for a restarted driver."""
         self._brokers(live=self.metadata.live - set(gone))
         leader, isr = self.assignment.leader, self.assignment.isr
         if leader in gone or leader == NO_LEADER:
@@ -66,7 +66,7 @@ class ModelController:
         self._change(leader, isr)
 
     def register(self, broker: int, *, data_lost: bool) -> int:
-        """A new incarnation: its predecessor's leadership ends. Returns the broker epoch; it is not live yet."""
+        """A new incarnation, whose predecessor's leadership ends. Returns the broker epoch; it is not live yet."""
         epoch = max(self.metadata.broker_epochs.values()) + 1
         self._brokers(live=self.metadata.live - {broker}, epochs={**self.metadata.broker_epochs, broker: epoch})
         leader, isr = self.assignment.leader, self.assignment.isr
@@ -76,24 +76,24 @@ class ModelController:
         return epoch
 
     def unfence(self, broker: int) -> None:
-        """The broker is ready: it leads when nobody does and it is in the ISR or in the ELR."""
+        """The broker is ready. It leads if there is no leader and it is in the ISR or in the ELR."""
         self._brokers(live=self.metadata.live | {broker})
         if self.assignment.leader == NO_LEADER:
             self._change(*self._elect())
 
     def elect_uncleanly(self, broker: int) -> None:
-        """Somebody accepts that what this replica lacks is lost."""
+        """An operator accepts that what this replica lacks is lost."""
         self._publish(replace(self.metadata, assignment=self._elected(broker, (broker,)), elr=()))
 
     def move_leader(self, broker: int) -> bool:
-        """Preferred-leader balance: only to a live member of the ISR."""
+        """Preferred-leader balance, which only moves to a live member of the ISR."""
         possible = broker != self.assignment.leader and broker in self.assignment.isr and self.is_live(broker)
         if possible:
             self._change(broker, self.assignment.isr)
         return possible
 
     def alter_isr(self, sender: int, broker_epoch: int, proposal: ProposeIsr) -> SparkBrokerError | None:
-        """Take the proposal, or say why not."""
+        """Take the proposal, or return the error that refuses it."""
         current = self.assignment
         if self.metadata.broker_epochs[sender] != broker_epoch:
             return StaleBrokerEpochError(f"broker {sender}")
@@ -109,7 +109,7 @@ class ModelController:
 
     @property
     def eligible(self) -> tuple[int, ...]:
-        """Everybody who may ever be elected."""
+        """Every broker that may be elected."""
         return (*self.assignment.isr, *self.metadata.elr)
 
     def _elect(self) -> tuple[int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""A transaction coordinator that never fails: it decides, and writes markers until they are there."""
+"""A transaction coordinator that never fails: it decides, and writes markers until they are stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tests.unit.core.harness import Cluster, Outcome
 
 @dataclass(slots=True)
 class Transaction:
-    """The producer's transaction of this epoch. `added`: the partition is in it. `ending`: decided, marker to come."""
+    """The producer's transaction of this epoch.
+
+    `added`: the partition is in it. `ending`: the decision, while its marker is missing.
+    """
 
     epoch: int = 0
     added: bool = False
@@ -19,7 +22,7 @@ class Transaction:
 
 @dataclass(frozen=True, slots=True)
 class SentMarker:
-    """A marker that may arrive once more, late."""
+    """A marker that may arrive a second time, late."""
 
     producer_id: int
     producer_epoch: int
@@ -27,7 +30,7 @@ class SentMarker:
 
 
 class ModelCoordinator:
-    """`decided`: producer id and epoch to whether that transaction is committed. What is not in it shows nowhere."""
+    """`decided`: by producer id and epoch, whether the transaction is committed. Others must not be shown."""
 
     def __init__(self) -> None:
         self.transactions: dict[int, Transaction] = {}
@@ -38,7 +41,7 @@ class ModelCoordinator:
         return self.transactions.setdefault(producer_id, Transaction())
 
     def add(self, producer_id: int, producer_epoch: int) -> bool:
-        """A leader asks: is the transaction open? From now on the partition gets a marker."""
+        """A leader asks whether the transaction is open; if so, the partition will get a marker."""
         transaction = self.transaction(producer_id)
         if transaction.epoch != producer_epoch or transaction.ending is not None:
             return False
@@ -46,7 +49,7 @@ class ModelCoordinator:
         return True
 
     def end(self, producer_id: int, producer_epoch: int, *, committed: bool) -> None:
-        """The producer, or time, ends the transaction. Late or repeated: nothing."""
+        """The producer or its time-out ends the transaction. A late or repeated request does nothing."""
         transaction = self.transaction(producer_id)
         if transaction.epoch != producer_epoch or transaction.ending is not None:
             return
@@ -54,10 +57,10 @@ class ModelCoordinator:
         if transaction.added:
             transaction.ending = committed
         else:
-            transaction.epoch += 1  # No partition is in it: nothing is written.
+            transaction.epoch += 1  # It has no partition, so no marker is written.
 
     def ending(self) -> list[int]:
-        """Producers whose marker is to be written. Takes note of those that are committed."""
+        """Producers whose marker is still to be written. Transactions with a committed marker are ended first."""
         for producer_id, transaction in self.transactions.items():
             if transaction.ending is not None and any(one.base_offset is not None for one in transaction.markers):
                 self.sent.append(SentMarker(producer_id, transaction.epoch + 1, transaction.ending))
@@ -65,7 +68,7 @@ class ModelCoordinator:
         return [pid for pid, transaction in self.transactions.items() if transaction.ending is not None]
 
     def write_marker(self, cluster: Cluster, broker: int, producer_id: int, value: int) -> None:
-        """Try it with this leader. Raises the error that refuses it."""
+        """Try this leader; raises the error with which it refuses the marker."""
         transaction = self.transactions[producer_id]
         assert transaction.ending is not None
         outcome = cluster.append_marker(broker, value, producer_id, transaction.epoch + 1, committed=transaction.ending)

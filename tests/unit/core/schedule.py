@@ -1,4 +1,4 @@
-"""A random run of a cluster: a seed decides how often what happens, then what happens."""
+"""A random run of a cluster: a seed decides how often each step happens, and then the steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.core.transaction_steps import TransactionSteps
 
 MESSAGES_MAX = 6
 EXPIRATION_MS = 4 * LAG_MAX_MS
-"""Longer than a coordinator's word is good for."""
+"""Longer than a coordinator's answer is valid."""
 FOREIGN_ID = 99
 
 
@@ -33,7 +33,7 @@ class Schedule:
     """One run. The same seed gives the same run."""
 
     def __init__(self, seed: int, *, transactional: bool | None = None) -> None:
-        """`transactional`: with transactions and little else, or without any (None: as the seed says)."""
+        """`transactional`: with transactions and little else, or without any (None: the seed decides)."""
         self.rng = random.Random(seed)
         self.cluster = Cluster(min_insync_replicas=self.rng.choice([1, 2, 2]))
         self.checker = Checker()
@@ -57,14 +57,14 @@ class Schedule:
         self.weights = [weight * self.rng.choice([0.2, 1, 1, 1, 3]) for weight in steps.values()]
 
     def run(self, steps: int) -> None:
-        """Raises ViolationError; any other error of the replicas is their own invariant."""
+        """Raises ViolationError; any other error is a broken invariant of the replicas."""
         for _ in range(steps):
             self.rng.choices(self.steps, self.weights)[0]()
             self.checker.check(self.cluster)
         self.heal()
 
     def heal(self) -> None:
-        """Everybody comes back; then all replicas agree."""
+        """All brokers come back; then all replicas agree."""
         for broker, node in self.cluster.nodes.items():
             if node.replica is None:
                 self.cluster.start(broker)
@@ -76,7 +76,7 @@ class Schedule:
         check_healed(self.cluster)
 
     def _begin_with_a_straggler(self) -> None:
-        """One replica is out of the ISR, alive, and comes back slowly."""
+        """One replica is live but outside the ISR, and catches up slowly."""
         self.pace = {1: 1.0, 2: 1.0, 3: 0.1}
         self.cluster.controller.fence(3)
         self.cluster.controller.unfence(3)
@@ -99,7 +99,7 @@ class Schedule:
             self.client.send(self.cluster, leader)
 
     def send_plainly(self) -> None:
-        """Not idempotent, and never repeated."""
+        """Send a batch that is neither idempotent nor repeated."""
         if (leader := self._any_leader()) is None:
             return
         value = self._new_value()
@@ -115,11 +115,11 @@ class Schedule:
             self.cluster.append_unjudged(leader, self._new_value(), producer)
 
     def _follower(self) -> int:
-        """Some are slower than others, and so leave the ISR or come back half-way."""
+        """Some followers are slower than others, and so leave the ISR or catch up half-way."""
         return self.rng.choices(list(self.pace), list(self.pace.values()))[0]
 
     def fetch(self) -> None:
-        """A whole fetch; sometimes the answer is lost: the leader has counted it, the follower has heard nothing."""
+        """A whole fetch. Sometimes the answer is lost after the leader has counted the fetch."""
         follower = self._follower()
         max_batches = 1 if self.pace[follower] < 1 else self.rng.choice([1, 2, 100])
         request = self.cluster.ask(follower)
@@ -159,18 +159,18 @@ class Schedule:
             self.answers.clear()
 
     def deliver(self) -> None:
-        """A broker hears more of the metadata log, often all of it."""
+        """A broker applies more of the metadata log, often all of it."""
         if (broker := self._any_running()) is not None:
             newest = len(self.cluster.controller.history) - 1
             heard = self.cluster.nodes[broker].heard
             self.cluster.deliver(broker, self.rng.choice([newest, self.rng.randint(heard, newest)]))
 
     def publish(self) -> None:
-        """Everybody hears all."""
+        """All brokers apply the whole metadata log."""
         self.cluster.deliver_all()
 
     def decide(self) -> None:
-        """The moment after an ISR has changed is the one at which a wrong member can be elected."""
+        """Decide on a proposal. The broker may be fenced next, because that is when a wrong member can be elected."""
         proposing = [broker for broker in self.cluster.running() if self.cluster.nodes[broker].proposal]
         if not proposing:
             return
@@ -189,7 +189,7 @@ class Schedule:
             self.cluster.controller.unfence(broker)
 
     def unfence(self) -> None:
-        """A running broker's session is back, with the process that it had."""
+        """A running broker's session comes back with the same process."""
         if (broker := self._any_running()) is not None:
             self.cluster.controller.unfence(broker)
 
@@ -206,7 +206,7 @@ class Schedule:
                 self.cluster.controller.fence(broker)
 
     def lose_machine(self) -> None:
-        """Only while another broker holds what this one may be the last but one to have."""
+        """A machine crashes, but only while another eligible broker has kept its data."""
         others = [b for b in self.cluster.controller.eligible if not self.cluster.nodes[b].data_lost]
         members = [b for b in self.cluster.controller.assignment.isr if b in self.cluster.running()]
         broker = self.rng.choice(members) if members and self.rng.random() < 0.7 else self._any_running()
@@ -220,9 +220,9 @@ class Schedule:
             self.cluster.start(self.rng.choice(stopped))
 
     def bounce(self) -> None:
-        """A broker is killed and back at once: it stays in the ISR, with the high watermark of its last checkpoint.
+        """A broker is killed and restarts at once: it stays in the ISR, with the high watermark of its last checkpoint.
 
-        KIP-101: the worst moment for the leader to go is before the broker has fetched again.
+        KIP-101: the worst moment for the leader to fail is before the broker has fetched again.
         """
         current = self.cluster.controller.assignment
         members = [broker for broker in self.cluster.running() if broker in current.isr and broker != current.leader]
@@ -243,7 +243,7 @@ class Schedule:
         self.cluster.tick(self.rng.choice([10, 1000, LAG_MAX_MS // 2, LAG_MAX_MS + 1]))
 
     def expire_producers(self) -> None:
-        """An idle producer is forgotten here and there. With nothing open, it goes on in a new epoch, as clients do."""
+        """One broker forgets the idle producer, which has no open batch and goes on in a new epoch, as clients do."""
         self.client.collect()
         if self.client.open or (broker := self._any_running()) is None:
             return
@@ -258,7 +258,7 @@ class Schedule:
 
 
 def run(seed: int, steps: int = 200, *, transactional: bool | None = None) -> None:
-    """Raises ViolationError when a rule is broken, and says with which seed."""
+    """Raises ViolationError, which names the seed, when a rule is broken."""
     try:
         Schedule(seed, transactional=transactional).run(steps)
     except (ViolationError, SparkBrokerError, InvariantError, AssertionError) as error:

@@ -1,6 +1,7 @@
-"""Appends: what acks promise, and what becomes of a batch that waits when the partition changes.
+"""Appends: what acks promise, and the outcome of a waiting batch when the partition changes.
 
-Broker 1 leads first, all three are in the ISR, two must be. Values are batches of one row, so offsets count values.
+Broker 1 leads first, and all three are in the ISR, whose minimum is two. A value is a batch of one row, so offsets
+count values.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def sent(sequence: int, *, epoch: int = 0) -> Producer:
 
 
 def append_committed(cluster: Cluster, *values: int) -> None:
-    """Values by the idempotent producer, each with its index as sequence number; everybody knows them committed."""
+    """Append values of the idempotent producer, with their indexes as sequence numbers; all brokers know the commit."""
     for sequence, value in enumerate(values):
         cluster.append(1, value, producer=sent(sequence))
     cluster.replicate()
@@ -81,7 +82,7 @@ def test_a_batch_that_is_stored_elsewhere_than_granted_is_our_own_bug() -> None:
 
 
 def test_a_leader_that_is_elected_again_still_answers_what_it_had_stored() -> None:
-    """Once, and only when the followers have proved anew, in the new epoch, that they have it."""
+    """It answers once, and only when the followers have shown in the new epoch that they have the batch."""
     cluster = Cluster()
     outcome = cluster.append(1, 10)
     cluster.fetch(2)
@@ -120,7 +121,7 @@ def test_what_only_a_deposed_leader_has_is_refused_and_gone() -> None:
 
 
 def test_a_retry_returns_the_original_offset_only_once_it_is_committed() -> None:
-    """22: after a failover the new leader has the batch, but does not know yet that everybody has."""
+    """22: after a failover the new leader has the batch, but does not know yet that the others have it."""
     cluster = Cluster()
     first = cluster.append(1, 10, producer=sent(0))
     cluster.fetch(2)
@@ -134,7 +135,7 @@ def test_a_retry_returns_the_original_offset_only_once_it_is_committed() -> None
 
 
 def test_a_retry_of_a_committed_batch_is_answered_although_the_isr_is_too_small() -> None:
-    """22: it is stored as its acks ask, so there is nothing to refuse; a new batch is."""
+    """22: it is stored as its acks require, so only a new batch is refused."""
     cluster = Cluster()
     append_committed(cluster, 10)
     cluster.controller.fence(2, 3)
@@ -146,7 +147,7 @@ def test_a_retry_of_a_committed_batch_is_answered_although_the_isr_is_too_small(
 
 
 def test_a_retry_of_an_uncommitted_batch_waits_although_the_isr_is_too_small() -> None:
-    """22: refused, the client would take a stored batch for one that is not."""
+    """22: if it were refused, the client would believe that the batch is not stored."""
     cluster = Cluster()
     cluster.append(1, 10, producer=sent(0))
     cluster.controller.fence(2, 3)
@@ -178,7 +179,7 @@ def test_retries_of_older_batches_are_answered_before_newer_ones() -> None:
 
 
 def test_a_retry_after_its_segment_has_gone_returns_the_original_offset() -> None:
-    """22: on the leader, and on a replica that began at the leader's log start."""
+    """22: this holds on the leader, and on a replica that began at the leader's log start."""
     cluster = Cluster()
     cluster.controller.fence(3)
     cluster.deliver_all()
@@ -207,7 +208,7 @@ def test_producers_after_a_cut_are_those_of_the_log() -> None:
 
 
 def test_producers_after_a_restart_are_those_of_the_log() -> None:
-    """19: nothing is remembered that is not in the log or in the snapshot at its start."""
+    """19: only what is in the log, or in the snapshot at its start, is remembered."""
     cluster = Cluster()
     append_committed(cluster, 10, 11, 12)
     cluster.advance_log_start(1, 2)
@@ -218,7 +219,7 @@ def test_producers_after_a_restart_are_those_of_the_log() -> None:
 
 
 def test_retention_does_not_let_a_producer_begin_again() -> None:
-    """20, KIP-360: all of its batches are gone, its sequence goes on."""
+    """20, KIP-360: all of its batches are gone, but its sequence goes on."""
     cluster = Cluster()
     append_committed(cluster, *range(10, 17))
     cluster.advance_log_start(1, 7)
@@ -230,7 +231,7 @@ def test_retention_does_not_let_a_producer_begin_again() -> None:
 
 
 def test_followers_copy_what_their_own_rule_would_refuse() -> None:
-    """21, KAFKA-6003: the leader has decided."""
+    """21, KAFKA-6003: only the leader decides."""
     cluster = Cluster()
     append_committed(cluster, 10)
     cluster.append_unjudged(1, 11, sent(40))
@@ -241,7 +242,7 @@ def test_followers_copy_what_their_own_rule_would_refuse() -> None:
 
 
 def test_a_sequence_number_used_again_in_a_later_epoch_is_a_new_batch() -> None:
-    """23: an abort raises the epoch; the number begins at 0 and is no duplicate of the earlier epoch's."""
+    """23: an abort raises the epoch. Numbers begin at 0 again and are no duplicates of the earlier epoch's."""
     cluster = Cluster()
     append_committed(cluster, 10, 11)
     renewed = [cluster.append(1, value, producer=sent(0, epoch=1)) for value in (20, 20)]
@@ -252,7 +253,7 @@ def test_a_sequence_number_used_again_in_a_later_epoch_is_a_new_batch() -> None:
 
 
 def test_a_follower_that_waits_at_the_log_end_stays_in_the_isr() -> None:
-    """Long polls: the stream reports it as idle, with no fetch of this partition."""
+    """In a long poll the stream reports the follower as idle, without a fetch of this partition."""
     cluster = Cluster()
     cluster.replicate()
     leader = cluster.replica(1)
@@ -265,7 +266,7 @@ def test_a_follower_that_waits_at_the_log_end_stays_in_the_isr() -> None:
 
 
 def test_a_follower_that_is_idle_behind_the_log_end_leaves_the_isr() -> None:
-    """It pulls other partitions of the stream, and never says that it has this batch."""
+    """It fetches other partitions of the stream, and never reports that it has this batch."""
     cluster = Cluster()
     cluster.replicate()
     cluster.append(1, 10, acks=1)
@@ -290,7 +291,7 @@ def test_a_follower_of_another_incarnation_is_not_kept_by_being_idle() -> None:
 def test_an_idle_follower_that_is_live_again_joins_the_isr_if_it_has_caught_up(
     caught_up: bool, proposed: tuple[int, ...] | None
 ) -> None:
-    """It caught up while it was fenced, and has nothing new to say."""
+    """It caught up while it was fenced, and has nothing new to report."""
     cluster = Cluster()
     cluster.controller.fence(3)
     cluster.deliver_all()
@@ -304,7 +305,7 @@ def test_an_idle_follower_that_is_live_again_joins_the_isr_if_it_has_caught_up(
 
 
 def test_an_append_is_answered_once_whichever_way_it_ends() -> None:
-    """Expiry, then the commit: the client has heard of the expiry only."""
+    """The append expires and is committed later; the client is only notified of the expiry."""
     cluster = Cluster()
     outcome: Outcome = cluster.append(1, 10)
     cluster.tick(APPEND_TIMEOUT_MS)

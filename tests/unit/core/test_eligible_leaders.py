@@ -1,4 +1,4 @@
-"""KIP-966 with replicas: who is eligible outside of the ISR has every acknowledged batch, and can lead."""
+"""KIP-966 with replicas: an eligible replica outside the ISR has every acknowledged batch, and can lead."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_nothing_is_committed_below_the_minimum_and_who_left_keeps_everything() 
 
 
 def test_a_follower_that_lacks_what_is_committed_leaves_the_isr_and_is_not_eligible() -> None:
-    """It was rebuilt while it was a member."""
+    """The follower was rebuilt while it was an ISR member."""
     cluster = Cluster(min_insync_replicas=3)
     cluster.append(1, 1)
     cluster.replicate()

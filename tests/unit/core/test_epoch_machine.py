@@ -1,6 +1,6 @@
 """Epoch histories of three logs, step by step, against models that name epoch and writer of every single record.
 
-Leaders come and go as they like, also with less than others have: two logs must agree once one has followed the other.
+Leaders come and go freely, also with less than others have. Two logs must agree once one has followed the other.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ numbers = st.integers(0, LOGS - 1)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`id` is new with every record that a leader writes."""
+    """Every record that a leader writes has a new `id`."""
 
     epoch: int
     id: int
@@ -28,7 +28,7 @@ class Record:
 
 @dataclass(slots=True)
 class Log:
-    """A history, and the records from `start` on of which it speaks. `leads`: the epoch in which it may write.
+    """A history, and the records from `start` on that it describes. `leads` is the epoch in which it may write.
 
     `before`: the record that precedes `start`, where the history knows its epoch.
     """
@@ -52,7 +52,7 @@ class Log:
         self.start, self.history = start, self.history.start_at(start)
 
     def begin_anew(self, leader: Log) -> None:
-        """At the leader's log start, with what the leader knows of the part before."""
+        """Restart at the leader's log start, with what the leader knows of the part before it."""
         self.records, self.start, self.before = [], leader.start, leader.before
         self.history = leader.history.truncate_to(leader.start)
 
@@ -81,7 +81,7 @@ class EpochMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, count=st.integers(0, 3))
     def elect(self, number: int, count: int) -> None:
-        """The one before goes on writing until it follows."""
+        """The previous leader goes on writing until it follows."""
         self.epoch += 1
         log = self.logs[number]
         log.leads = self.epoch
@@ -102,14 +102,14 @@ class EpochMachine(RuleBasedStateMachine):
 
     @rule(number=numbers, data=st.data())
     def lose_the_end(self, number: int, data: st.DataObject) -> None:
-        """With its machine; it leads no longer."""
+        """The machine crashes, and its broker leads no longer."""
         log = self.logs[number]
         log.leads = -1
         log.truncate(data.draw(st.integers(log.start, log.end)))
 
     @rule(number=numbers)
     def reload(self, number: int) -> None:
-        """From a file that names what begins past the log end, completed by the batches."""
+        """The history is loaded from a file, which may name epochs that begin past the log end."""
         log = self.logs[number]
         log.leads = -1
         history = EpochHistory.from_pairs(log.history.to_pairs()).truncate_to(log.end)
@@ -118,7 +118,7 @@ class EpochMachine(RuleBasedStateMachine):
 
     @rule(leader=numbers)
     def follow_all(self, leader: int) -> None:
-        """Everybody follows to the end."""
+        """All logs follow to the end."""
         for number in range(LOGS):
             self.follow(number, leader, 100)
 
@@ -149,7 +149,7 @@ class EpochMachine(RuleBasedStateMachine):
             before = mine.position(its.leads)
             cut = truncation_offset(mine.history, mine.end, diverging)
             assert cut <= mine.end
-            if cut < mine.start:  # Made anew (KAFKA-7897): below its start it has nothing to keep.
+            if cut < mine.start:  # It is rebuilt (KAFKA-7897): it would keep no record.
                 mine.begin_anew(its)
                 return
             mine.truncate(cut)

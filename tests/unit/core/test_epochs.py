@@ -13,14 +13,14 @@ from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochEnd, EpochHistory, Ep
 from spark_broker.errors import InvariantError
 
 Log = list[int]
-"""The epoch of every offset from 0 on; it never falls."""
+"""The epoch of every offset from 0 on; epochs never fall."""
 
 logs = st.lists(st.integers(0, 6), max_size=20).map(sorted)
 epochs = st.integers(-1, 8)
 
 
 def history_of(log: Sequence[int]) -> EpochHistory:
-    """As a replica builds it, batch by batch."""
+    """The history that a replica builds, batch by batch."""
     history = EpochHistory()
     for offset, epoch in enumerate(log):
         if epoch != history.latest_epoch:
@@ -76,7 +76,7 @@ def test_a_leader_that_wrote_nothing_leaves_one_entry_at_the_log_end(log: Log, e
 
 
 def completed(saved: EpochHistory, log: Log) -> EpochHistory:
-    """What a replica makes of an older file and its batches when it opens its log (`ReplicaLog`)."""
+    """The history that a replica builds from an older file and its batches when it opens its log (`ReplicaLog`)."""
     history = saved.truncate_to(len(log))
     if log and log[-1] > history.latest_epoch:
         known_to = history.entries[-1].start_offset if history.entries else 0
@@ -92,7 +92,7 @@ def grown(log: Log, epochs: Log) -> Log:
 
 
 @given(logs, st.integers(0, 20), logs, logs)
-@example([0] * 15 + [1], 15, [], [0])  # A leader of epoch 1 followed one that has more of epoch 0.
+@example([0] * 15 + [1], 15, [], [0])  # A leader of epoch 1 followed a leader with more of epoch 0.
 @example([0] * 15 + [1], 13, [0, 0], [0])  # The cut-off end of epoch 0 was written again, up to where 1 began.
 def test_a_file_that_only_lacks_the_newest_epochs_is_completed_from_the_batches(
     saved: Log, cut: int, then: Log, later: Log
@@ -102,7 +102,7 @@ def test_a_file_that_only_lacks_the_newest_epochs_is_completed_from_the_batches(
     kept = saved[:cut]
     now = grown(kept, then)
     whole = grown(now, later)
-    # An epoch has one leader, and one log before it: where both logs have a record of it, they agree up to there.
+    # An epoch has one leader, and one log before it. If both logs have a record of it, they agree up to that record.
     shared = [o for o, (old, new) in enumerate(zip(saved, whole, strict=False)) if old == new]
     assume(all(saved[:o] == whole[:o] for o in shared))
     file = history_of(saved)
@@ -112,14 +112,14 @@ def test_a_file_that_only_lacks_the_newest_epochs_is_completed_from_the_batches(
 
 @given(logs, logs)
 def test_a_file_of_a_log_that_only_grew_lacks_nothing_but_the_newest_epochs(saved: Log, then: Log) -> None:
-    """An election, and what the new leader writes, need no sync."""
+    """An election needs no sync of the file, nor does what the new leader writes."""
     now = saved + [epoch + 10 for epoch in then]
     elected = history_of(now).assign(30, len(now))
     assert history_of(saved).only_lacks_the_newest_of(elected, len(now))
 
 
 def test_a_file_that_names_what_was_cut_off_is_wrong() -> None:
-    """Else what is appended there in epoch 7 would be taken for records of epoch 5."""
+    """Otherwise records that are appended there in epoch 7 would be taken for records of epoch 5."""
     file = EpochHistory.from_pairs([(0, 0), (5, 10)])
     assert not file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0)]), 12)  # about to be cut to 8
     assert not file.only_lacks_the_newest_of(EpochHistory.from_pairs([(0, 0)]), 8)
@@ -161,18 +161,18 @@ def common_prefix(one: Log, other: Log) -> int:
 
 @st.composite
 def diverged_logs(draw: st.DrawFn) -> tuple[Log, Log]:
-    """A common past; then each led in epochs of its own, without hearing of the other."""
+    """A common past; then each led in epochs of its own, without knowing of the other."""
     past = draw(st.lists(st.integers(0, 2), max_size=6).map(sorted))
     even = draw(st.lists(st.integers(2, 6).map(lambda n: 2 * n), max_size=8).map(sorted))
     odd = draw(st.lists(st.integers(2, 6).map(lambda n: 2 * n + 1), max_size=8).map(sorted))
-    # One of them may have gone on with the last epoch that both know.
+    # One of them may have written more in the last epoch that both know.
     more = [past[-1]] * draw(st.integers(0, 3)) if past else []
     return (past + more + even, past + odd) if draw(st.booleans()) else (past + odd, past + more + even)
 
 
 @given(diverged_logs())
 def test_whatever_the_shape_the_follower_ends_at_the_common_prefix(both: tuple[Log, Log]) -> None:
-    """Known bugs 1 and 2: nothing that both have is cut, and nothing that differs stays."""
+    """Known bugs 1 and 2: records that both have are kept, and records that differ are truncated."""
     leader, follower = both
     result, rounds = reconciled(leader, follower, leader_epoch=20)
     assert result == follower[: common_prefix(leader, follower)]
@@ -180,7 +180,7 @@ def test_whatever_the_shape_the_follower_ends_at_the_common_prefix(both: tuple[L
 
 
 def test_the_cut_is_the_smaller_of_both_ends_of_the_epoch() -> None:
-    """Known bug 2, KIP-279: the leader's end alone lies past the follower's log end, and nothing would be cut."""
+    """Known bug 2, KIP-279: the leader's end lies past the follower's log end, so by itself it would cut nothing."""
     leader, follower = [0] * 10 + [2] * 2, [0] * 4 + [1] * 4 + [3] * 2
     theirs, mine = history_of(leader), history_of(follower)
     diverging = find_divergence(theirs, len(leader), FetchPosition(4, 10, 3))
@@ -190,7 +190,7 @@ def test_the_cut_is_the_smaller_of_both_ends_of_the_epoch() -> None:
 
 
 def test_a_log_that_ends_where_another_begins_is_known_to_be_another_one() -> None:
-    """Simulator, seeds 407036, 434780: what the follower has was never committed, and the leader's log starts there."""
+    """Simulator, seeds 407036, 434780: the follower's log was never committed. The leader's starts at its end."""
     leader = EpochHistory.from_pairs([(0, 0), (1, 1)]).start_at(3)
     assert find_divergence(leader, 3, FetchPosition(2, 3, 0)) == Diverging(-1, 1)
     assert find_divergence(leader, 3, FetchPosition(2, 3, 1)) is None
@@ -202,7 +202,7 @@ def test_a_log_that_ends_where_another_begins_is_known_to_be_another_one() -> No
     ("position", "diverging"),
     [
         (FetchPosition(9, 50, 4), None),  # ends where the leader's log begins
-        (FetchPosition(9, 40, 4), None),  # ends before: it will begin anew
+        (FetchPosition(9, 40, 4), None),  # ends before: it will be rebuilt
         (FetchPosition(9, 55, 4), Diverging(-1, 50)),  # its older epoch reaches into what a later one wrote here
         (FetchPosition(9, 0, -1), None),
         (FetchPosition(9, 70, -1), Diverging(-1, 60)),

@@ -37,7 +37,7 @@ def replayed(records: list[OffsetRecord]) -> CommittedOffsets:
 
 @given(commits)
 def test_the_last_commit_of_a_partition_counts(made: list[Commit]) -> None:
-    """Known bug 17: with the leader epoch of the last record read, which is checked on resume."""
+    """Known bug 17: a commit has the leader epoch of the last record read, which is checked on resume."""
     offsets = replayed([offset_record(group, committed) for group, committed in made])
     for group in ("a", "b"):
         last = {(c.topic, c.partition): c for g, c in made if g == group}
@@ -62,7 +62,7 @@ def test_a_snapshot_and_what_follows_it_rebuild_the_state(made: list[Commit], cu
 
 @pytest.mark.parametrize("key", [b"", b"\xc1", b"\x93\xa1a\xa1t", None])
 def test_a_record_that_is_none_of_ours_is_corrupt(key: bytes | None) -> None:
-    """Also one without a key, which the topic's schema allows."""
+    """A record without a key is corrupt, too, although the topic's schema allows it."""
     good = offset_record("a", CommittedOffset("t", 0, 5, 1, ""))
     with pytest.raises(CorruptMessageError):
         replayed([good, OffsetRecord(key, good.value)])  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def test_the_log_keeps_what_is_undecided() -> None:
     offsets.replay_undecided(8, 20, [record("b", 2)])
     offsets.replay_undecided(7, 30, [record("a", 3)])
     kept = [offsets.first_undecided]
-    for producer_id, outcome in ((7, False), (8, True), (9, True)):  # 9: of a transaction that has nothing here
+    for producer_id, outcome in ((7, False), (8, True), (9, True)):  # producer 9 has no transaction here
         offsets.replay_marker(producer_id, 40, committed=outcome)
         kept.append(offsets.first_undecided)
     assert kept == [10, 20, None, None]
@@ -133,9 +133,9 @@ def replay_events(offsets: CommittedOffsets, made: list[tuple[str, int, str, int
 def test_a_log_that_begins_at_a_snapshot_or_the_first_undecided_batch_gives_the_same(
     made: list[tuple[str, int, str, int]], cut: int, late: int
 ) -> None:
-    """The snapshot is of what lies below `cut`, and is appended after `late` more: commits go on while it is written.
+    """The snapshot covers what lies below `cut`. It is appended after `late` more commits, made while it is written.
 
-    Then the log start moves up to `cut`, or to the first undecided batch before.
+    Then the log start advances to `cut`, or to the first undecided batch before it.
     """
     cut = min(cut, len(made))
     appended = min(cut + late, len(made))
@@ -154,7 +154,7 @@ def test_a_log_that_begins_at_a_snapshot_or_the_first_undecided_batch_gives_the_
 
 
 def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written() -> None:
-    """Two of them overlap as well: each knows how far it has read."""
+    """Two snapshots may overlap: each states how far it has read."""
     offsets = replayed([record("a", 1), record("b", 1), record("a", 2)])
     older, newer = replayed([record("a", 1)]).snapshot(1), offsets.snapshot(3)
     for end_offset, snapshot in ((4, older), (5, newer), (6, older)):

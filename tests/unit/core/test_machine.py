@@ -1,4 +1,4 @@
-"""An invariant that breaks says whose it is, in which state, and after which events; checks cost little."""
+"""A broken invariant names its machine, the state, and the events before; checks cost little."""
 
 from __future__ import annotations
 

@@ -27,12 +27,12 @@ Refusal = type[SparkBrokerError]
 
 
 class Model:
-    """All batches ever written, and when each producer was forgotten. Every answer is looked up in full."""
+    """All batches ever written, and when each producer was forgotten. Every answer searches all of them."""
 
     def __init__(self) -> None:
         self.batches: list[BatchInfo] = []
         self.log_start = 0
-        self.forgotten: dict[int, int] = {}  # producer id to the log end at which it was
+        self.forgotten: dict[int, int] = {}  # producer id to the log end at that time
 
     def of(self, producer_id: int) -> list[BatchInfo]:
         since = self.forgotten.get(producer_id, 0)
@@ -43,7 +43,7 @@ class Model:
         return mine[-1].producer_epoch if mine else -1
 
     def run(self, producer_id: int) -> list[BatchInfo]:
-        """Batches of the current epoch since its marker, or since it last began anew."""
+        """Batches of the current epoch since its marker, or since the producer last restarted its sequence."""
         found: list[BatchInfo] = []
         for batch in self.of(producer_id):
             follows = found and batch.sequence == found[-1].sequence + 1 and not batch.control
@@ -56,7 +56,7 @@ class Model:
         return found
 
     def open_since(self, producer_id: int) -> int:
-        """Where the open transaction begins; -1: none is."""
+        """Where the open transaction begins; -1 if none is open."""
         first = -1
         for batch in self.batches:
             if batch.producer_id == producer_id and batch.control:
@@ -92,7 +92,7 @@ class Model:
         return False
 
     def transactions(self) -> list[tuple[int, int, int, bool]]:
-        """Producer, first offset, marker's offset, aborted: of every ended one."""
+        """Producer, first offset, marker's offset and outcome of every transaction that has ended."""
         ended, first = [], dict[int, int]()
         for batch in self.batches:
             if batch.control:
@@ -110,7 +110,7 @@ class Model:
 
 
 class ProducerMachine(RuleBasedStateMachine):
-    """A leader's appends and markers, a follower's copies, cuts, reloads, retention, expiry."""
+    """A leader's appends and markers, a follower's copies, truncation, reloads, retention and expiry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -149,7 +149,7 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule(pid=producers, transactional=st.booleans(), rows=st.integers(1, 3))
     def append_the_next(self, pid: int, transactional: bool, rows: int) -> None:
-        """What a producer does that knows its state: most random numbers are refused."""
+        """Append as a producer that knows its state, because most random numbers are refused."""
         run = self.model.run(pid)
         sequence = run[-1].sequence + 1 if run else 0
         transactional |= self.model.open_since(pid) >= 0
@@ -174,19 +174,19 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule(pid=producers, aborted=st.booleans())
     def end(self, pid: int, aborted: bool) -> None:
-        """What a coordinator does that knows of an open transaction."""
+        """End a transaction as a coordinator that knows that it is open."""
         if self.model.open_since(pid) >= 0:
             self.mark(pid, self.model.epoch(pid) + 1, aborted)
 
     @rule(pid=producers, epoch=epochs, sequence=sequences)
     def copy_unjudged(self, pid: int, epoch: int, sequence: int) -> None:
-        """21: what the leader has stored, whatever its rule was."""
+        """21: followers copy what the leader has stored, whatever its rule was."""
         transactional = self.model.open_since(pid) >= 0
         self.write(self.batch(pid, epoch, sequence, 1, transactional=transactional))
 
     @rule()
     def snapshot(self) -> None:
-        """At a roll."""
+        """Save a snapshot, as at a roll."""
         self.snapshots[self.log_end] = encode_snapshot(self.log_end, self.states)
         self.forgotten_at[self.log_end] = dict(self.model.forgotten)
 
@@ -199,7 +199,7 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def truncate(self, data: st.DataObject) -> None:
-        """Not below the high watermark: that is what it means."""
+        """A log is never truncated below the high watermark."""
         bases = [b.base_offset for b in self.model.batches if b.base_offset >= self.high_watermark]
         if bases:
             end = data.draw(st.sampled_from(bases))
@@ -209,9 +209,9 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule()
     def reload(self) -> None:
-        """19: from the newest snapshot below the high watermark; it must be as if from the log's beginning.
+        """19: the newest snapshot below the high watermark must give the same state as the whole log.
 
-        Who was forgotten when that snapshot was made is forgotten again, and whoever was only later comes back.
+        Producers that were forgotten when it was made are forgotten again; those that were forgotten later come back.
         """
         usable = self.usable(self.high_watermark)
         self.model.forgotten = dict(self.forgotten_at[max(usable)]) if usable else {}
@@ -236,7 +236,7 @@ class ProducerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def retain(self, data: st.DataObject) -> None:
-        """20: records go, what is known of their producers stays."""
+        """20: records are deleted, but the state of their producers stays."""
         stable = self.states.transactions.last_stable_offset(self.high_watermark)
         starts = [b.next_offset for b in self.model.batches if self.model.log_start < b.next_offset <= stable]
         if starts:

@@ -1,4 +1,4 @@
-"""What a partition remembers of its producers, against a model that keeps every batch."""
+"""What a partition remembers of its producers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def states_after(count: int, *, first: int = 0, epoch: int = 0) -> ProducerState
 
 @given(st.integers(1, 12), st.sampled_from([0, 5, SEQUENCE_LIMIT - 6, SEQUENCE_LIMIT - 1]), st.integers(-15, 15))
 def test_a_number_is_next_or_a_retry_or_refused(count: int, first: int, distance: int) -> None:
-    """`distance` from the last number stored, also across the wrap-around."""
+    """`distance` counts from the last stored number, also across the wrap-around."""
     states = states_after(count, first=first)
     sequence = (first + count - 1 + distance) % SEQUENCE_LIMIT
     if distance == 1:
@@ -64,7 +64,7 @@ def test_sequence_numbers_wrap_to_zero() -> None:
 
 
 def test_a_producer_begins_at_zero_in_each_of_its_epochs() -> None:
-    """Known bugs 20 and 24: an unknown one elsewhere is refused, and so is an older epoch."""
+    """Known bugs 20 and 24: an unknown producer at another number is refused, and so is an older epoch."""
     states = states_after(3, epoch=4)
     with pytest.raises(UnknownProducerIdError):
         states.check(8, 0, 1)
@@ -77,7 +77,7 @@ def test_a_producer_begins_at_zero_in_each_of_its_epochs() -> None:
 
 
 def test_a_later_epoch_forgets_the_batches_of_the_earlier_one() -> None:
-    """Known bug 23: its number 0 is the new batch, wherever it is asked for."""
+    """Known bug 23: its number 0 is the new batch, not the earlier epoch's."""
     states = states_after(3)
     states.replay(stored(0, 9, epoch=1))
     assert states.check(PID, 1, 0) == StoredBatch(0, 9, 9)

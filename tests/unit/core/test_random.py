@@ -1,4 +1,4 @@
-"""Random runs: appends, fetches, crashes, elections, lost messages; the rules are checked after every step.
+"""Random runs of appends, fetches, crashes, elections and lost messages; every step is followed by all checks.
 
 `schedule` draws whole runs from a seed (fast); the state machine draws step by step, so that hypothesis can shrink.
 """
@@ -31,7 +31,7 @@ def test_random_schedules_break_no_rule(first: int) -> None:
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    """Three brokers and one partition; each rule is a step of the harness, left out where it does not apply."""
+    """Three brokers and one partition. Each rule is a step of the harness, which is skipped where it does not apply."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""docs/known-bugs.md, replication: each test plays the story of one bug and is named by its number.
+"""docs/known-bugs.md, replication: each test replays one bug, whose number its text names.
 
-Broker 1 leads first, all three are in the ISR, two must be. Values are batches of one row, so offsets count values.
+Broker 1 leads first, and all three are in the ISR, whose minimum is two. A value is a batch of one row, so offsets
+count values.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.unit.core.harness import LAG_MAX_MS, Cluster, Request
 
 
 def lose_answer(cluster: Cluster, *followers: int) -> None:
-    """The leader counts what the followers have; they do not hear what it says."""
+    """The leader counts what the followers have, but its answers are lost."""
     for follower in followers:
         request = cluster.ask(follower)
         assert request is not None
@@ -37,7 +38,7 @@ def lose_answer(cluster: Cluster, *followers: int) -> None:
 
 
 def acknowledge_unheard(cluster: Cluster, *values: int, followers: tuple[int, ...] = (2, 3)) -> None:
-    """Broker 1 acknowledges the values; the followers have them, but no high watermark that covers them."""
+    """Broker 1 acknowledges the values. The followers have them, but their high watermarks do not cover them."""
     outcomes = [cluster.append(1, value) for value in values]
     for follower in followers:
         cluster.fetch(follower)
@@ -46,7 +47,7 @@ def acknowledge_unheard(cluster: Cluster, *values: int, followers: tuple[int, ..
 
 
 def leave_isr(cluster: Cluster, broker: int) -> None:
-    """The broker's session ends and is back: it lives, outside the ISR."""
+    """The broker's session ends and comes back: it is live, but outside the ISR."""
     cluster.controller.fence(broker)
     cluster.controller.unfence(broker)
     cluster.deliver_all()
@@ -67,13 +68,13 @@ def follow(replica: Replica, leader_epoch: int) -> None:
 
 
 def answer(replica: Replica, *, log_start_offset: int = 0, diverging: Diverging | None = None) -> Fetched:
-    """What the leader says to the replica's fetch of just now."""
+    """The leader's answer to the replica's present fetch."""
     position = replica.fetch_position()
     return Fetched(position, position.leader_epoch, 0, log_start_offset, diverging)
 
 
 def test_an_epoch_that_wrote_nothing_leaves_no_trace_at_its_deposed_leader() -> None:
-    """3, KAFKA-10706: nothing is to be cut from the log, yet the history's conflicting tail goes, on disk too."""
+    """3, KAFKA-10706: no record is truncated, but the history's conflicting tail is, on disk too."""
     cluster = Cluster()
     acknowledge_unheard(cluster, 10)
     cluster.elect(2)
@@ -84,7 +85,7 @@ def test_an_epoch_that_wrote_nothing_leaves_no_trace_at_its_deposed_leader() -> 
 
 
 def test_an_epoch_past_the_log_end_is_forgotten_on_disk_before_batches_of_an_older_one_follow() -> None:
-    """3: a leader crashed before its first append; its file would claim what it then copies of an older epoch."""
+    """3: a leader crashed before its first append. Its file would name its epoch for batches of an older one."""
     cluster = Cluster()
     acknowledge_unheard(cluster, 10)
     cluster.append(1, 11)
@@ -99,7 +100,7 @@ def test_an_epoch_past_the_log_end_is_forgotten_on_disk_before_batches_of_an_old
 
 
 def test_a_cut_inside_a_batch_leaves_no_epoch_behind_that_began_with_it() -> None:
-    """3: the files cut at the beginning of the batch, lower than asked; history and producers follow the log."""
+    """3: files are truncated to the batch's beginning, lower than requested; history and producers follow the log."""
     replica = opened(log_end_offset=12, epochs=[(0, 0), (1, 6), (3, 10)])
     follow(replica, 4)
     effects = replica.fetched(answer(replica, diverging=Diverging(2, 9)))
@@ -120,14 +121,14 @@ def test_a_sparse_history_never_cuts_what_is_committed(epochs: list[tuple[int, i
 
 
 def test_a_new_leader_writes_its_epoch_down_before_anything_else() -> None:
-    """5: (epoch, log end) is the first effect of an election."""
+    """5: an election's first effect saves the epoch and the log end."""
     replica = opened(log_end_offset=3, epochs=[(0, 0)])
     effects = replica.assign(LeaderAndIsr(2, 4, 4, (1, 2), (1, 2)), {1: 1, 2: 1}, 0)
     assert effects[0] == SaveEpochs(EpochHistory.from_pairs([(0, 0), (4, 3)]))
 
 
 def test_epochs_and_offsets_of_a_history_strictly_increase() -> None:
-    """5: anything else is our own bug, and so is a leadership that the log has seen before."""
+    """5: anything else is our own bug, and so is an epoch that the log has already."""
     for pairs in ([(1, 0), (1, 5)], [(2, 0), (1, 5)], [(1, 5), (2, 5)], [(1, 5), (2, 4)]):
         with pytest.raises(InvariantError):
             EpochHistory.from_pairs(pairs)
@@ -137,8 +138,8 @@ def test_epochs_and_offsets_of_a_history_strictly_increase() -> None:
 
 
 def test_an_answer_to_another_position_is_ignored() -> None:
-    """2: two fetchers overlap. The slower one's divergence was found before the log was cut and filled again, and its
-    cut would lose batches that the leader has counted since."""
+    """2: two fetchers overlap. The slower one's divergence was found before the log was truncated and filled again. Its
+    truncation would lose batches that the leader has counted since."""
     replica = opened(log_end_offset=10, epochs=[(0, 0), (1, 5)])
     follow(replica, 4)
     late = answer(replica, diverging=Diverging(0, 5))
@@ -150,7 +151,7 @@ def test_an_answer_to_another_position_is_ignored() -> None:
 
 
 def test_every_request_of_another_leader_epoch_is_refused_and_stores_nothing() -> None:
-    """7 and 8, KIP-320, KIP-359: append, fetch, offset lookup and a follower's fetch."""
+    """7 and 8, KIP-320, KIP-359: this holds for append, fetch, offset lookup and a follower's fetch."""
     cluster = Cluster()
     cluster.elect(2)
     cluster.elect(1)
@@ -170,7 +171,7 @@ def test_every_request_of_another_leader_epoch_is_refused_and_stores_nothing() -
 
 
 def test_a_fenced_broker_does_not_come_back_into_the_isr_by_fetching() -> None:
-    """7, KAFKA-6880: only once the controller has it live."""
+    """7, KAFKA-6880: it joins only once the controller knows that it is live."""
     cluster = Cluster()
     cluster.controller.fence(3)
     cluster.deliver_all()
@@ -184,7 +185,7 @@ def test_a_fenced_broker_does_not_come_back_into_the_isr_by_fetching() -> None:
 
 
 def test_an_earlier_incarnation_is_refused_and_a_later_one_not_yet_known() -> None:
-    """9, KIP-903: by broker epochs."""
+    """9, KIP-903: broker epochs decide."""
     cluster = Cluster()
     late = cluster.ask(3)
     assert late is not None
@@ -201,7 +202,7 @@ def test_an_earlier_incarnation_is_refused_and_a_later_one_not_yet_known() -> No
 
 
 def test_an_isr_proposal_for_an_earlier_incarnation_is_refused() -> None:
-    """9, KAFKA-14139: the leader saw it catch up; since then it has come back with an empty disk."""
+    """9, KAFKA-14139: the leader saw it catch up, and then it restarted without its last batch."""
     cluster = Cluster()
     cluster.replicate()
     leave_isr(cluster, 3)
@@ -215,7 +216,7 @@ def test_an_isr_proposal_for_an_earlier_incarnation_is_refused() -> None:
 
 
 def test_a_new_incarnation_has_proved_nothing_yet() -> None:
-    """9: in the ISR it counts from its own first fetch on, whatever its predecessor had."""
+    """9: as an ISR member it counts from its own first fetch on, whatever its predecessor had."""
     cluster = Cluster()
     outcome = cluster.append(1, 10)
     cluster.replicate(2)
@@ -230,7 +231,7 @@ def test_a_new_incarnation_has_proved_nothing_yet() -> None:
 
 
 def test_a_shrink_counts_only_once_the_controller_has_taken_it() -> None:
-    """10: until then, the slow member can still be elected."""
+    """10: until then the slow member can still be elected."""
     cluster = Cluster()
     outcome = cluster.append(1, 10)
     cluster.tick(LAG_MAX_MS)
@@ -245,7 +246,7 @@ def test_a_shrink_counts_only_once_the_controller_has_taken_it() -> None:
 
 
 def test_the_high_watermark_stands_still_while_the_isr_is_too_small() -> None:
-    """10, KIP-966: what only one broker has is not committed where two must have it."""
+    """10, KIP-966: a record on one broker is not committed if two must have it."""
     cluster = Cluster()
     cluster.controller.fence(2, 3)
     cluster.deliver_all()
@@ -257,7 +258,7 @@ def test_the_high_watermark_stands_still_while_the_isr_is_too_small() -> None:
 
 
 def test_no_more_replicas_are_asked_for_than_there_are() -> None:
-    """10: min(min.insync.replicas, replication factor)."""
+    """10: the minimum is min(min.insync.replicas, replication factor)."""
     cluster = Cluster(brokers=1, min_insync_replicas=2)
     assert cluster.append(1, 10).base_offset == 0
 
@@ -274,7 +275,7 @@ def test_a_follower_below_the_high_watermark_does_not_join() -> None:
 
 
 def test_a_member_that_says_that_it_lost_committed_data_leaves_the_isr_at_once() -> None:
-    """4 and 28: rebuilt after damage, it must not be elected before it has caught up."""
+    """4 and 28: a member that was rebuilt after damage must not be elected before it has caught up."""
     cluster = Cluster()
     acknowledge_unheard(cluster, 10, 11)
     node = cluster.nodes[3]
@@ -304,7 +305,7 @@ def test_a_member_that_has_everything_stays_without_room() -> None:
 
 
 def test_a_follower_without_room_joins_again_only_when_it_has_room() -> None:
-    """Below the minimum the high watermark stands still: it would come and go without end."""
+    """Below the minimum the high watermark stands still, so otherwise the follower would join and leave for ever."""
     cluster = Cluster(min_insync_replicas=3)
     acknowledge_unheard(cluster, 10)
     cluster.append(1, 11)
@@ -320,7 +321,7 @@ def test_a_follower_without_room_joins_again_only_when_it_has_room() -> None:
 
 
 def test_no_read_reaches_past_the_high_watermark() -> None:
-    """13: between it and the log end there is nothing yet; past the log end there is an error."""
+    """13: a read between it and the log end finds no records; a read past the log end is an error."""
     cluster = Cluster()
     acknowledge_unheard(cluster, 10, 11)
     cluster.append(1, 12)
@@ -331,7 +332,7 @@ def test_no_read_reaches_past_the_high_watermark() -> None:
 
 
 def test_a_new_leader_shows_no_latest_offset_before_it_knows_what_is_committed() -> None:
-    """14, KIP-207: its high watermark is behind the one that its predecessor showed."""
+    """14, KIP-207: its high watermark is below the one that its predecessor showed."""
     cluster = Cluster()
     acknowledge_unheard(cluster, 10, 11)
     shown = cluster.replica(1).latest_offset(0)
@@ -353,13 +354,13 @@ def test_a_follower_takes_the_leaders_log_start_and_has_its_high_watermark_there
 
 
 def test_a_log_start_past_the_high_watermark_found_on_disk_lifts_it() -> None:
-    """15: the checkpoint is older than the log start; and the high watermark never passes the log end."""
+    """15: the checkpoint is older than the log start. The high watermark never passes the log end, either."""
     assert opened(log_end_offset=9, high_watermark=2, log_start_offset=4, epochs=[(0, 4)]).high_watermark == 4
     assert opened(log_end_offset=9, high_watermark=20, epochs=[(0, 0)]).high_watermark == 9
 
 
 def test_a_leader_never_moves_its_log_start_past_what_is_committed() -> None:
-    """15: that would commit, and acknowledge, what no follower has."""
+    """15: that would commit and acknowledge records that no follower has."""
     cluster = Cluster()
     outcome = cluster.append(1, 10)
     with pytest.raises(InvariantError):
@@ -368,7 +369,7 @@ def test_a_leader_never_moves_its_log_start_past_what_is_committed() -> None:
 
 
 def test_metadata_that_goes_back_is_ignored() -> None:
-    """18: what a replica knows of its partition never falls."""
+    """18: a replica's knowledge of its partition never goes back."""
     cluster = Cluster()
     cluster.elect(2)
     old = LeaderAndIsr(1, 0, 0, (1, 2, 3), (1, 2, 3))
@@ -377,7 +378,7 @@ def test_metadata_that_goes_back_is_ignored() -> None:
 
 
 def test_a_stopped_replica_stays_stopped() -> None:
-    """27: a failed disk does not lead again because metadata came in."""
+    """27: new metadata does not make a replica with a failed disk lead again."""
     cluster = Cluster()
     outcome = cluster.append(1, 10)
     leader = cluster.replica(1)

@@ -1,4 +1,4 @@
-"""Each known bug, put in on purpose, is found by the random schedules: otherwise they would prove nothing."""
+"""The random schedules find each known bug that is put in on purpose: otherwise they would prove nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Patch = pytest.MonkeyPatch
 
 
 def leave_epochs_past_the_log_end_on_disk(patch: Patch) -> None:
-    """3: what a leader that wrote nothing has left in the file comes back at the next start."""
+    """3: the epoch of a leader that wrote nothing stays in the file and comes back at the next start."""
 
     def buggy(self: Replica, history: EpochHistory) -> list[Effect]:
         if history == self.epochs:
@@ -59,7 +59,7 @@ def judge_sequence_numbers_at_followers(patch: Patch) -> None:
 
 
 def stay_eligible_after_a_machine_crash(patch: Patch) -> None:
-    """12, KIP-966: what a replica lost with its machine does not end its eligibility."""
+    """12, KIP-966: a replica that lost records with its machine stays eligible."""
     change = ModelController._change
 
     def buggy(self: ModelController, leader: int, isr: tuple[int, ...], lost: Collection[int] = ()) -> None:
@@ -69,7 +69,7 @@ def stay_eligible_after_a_machine_crash(patch: Patch) -> None:
 
 
 def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
-    """12, KIP-966: high watermarks move on without those that are still eligible."""
+    """12, KIP-966: high watermarks advance without replicas that stay eligible."""
     of = ModelController.of
 
     def buggy(replicas: tuple[int, ...], min_insync_replicas: int) -> ModelController:
@@ -99,7 +99,7 @@ BUGS: list[PutIn] = [
 
 
 def find(name: str, schedules: int) -> dict[str, object]:
-    """After how many schedules the bug was found; 0: it was not."""
+    """How many schedules it took to find the bug; 0 if none found it."""
     return hunt(BUGS, name, schedules)
 
 

@@ -1,4 +1,4 @@
-"""The transaction coordinator, Kafka's form: a transactional id has one producer at a time."""
+"""The transaction coordinator as in Kafka: a transactional id has one producer at a time."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_time_outs_begin_anew_with_a_new_leader() -> None:
 
 
 def test_no_error_of_the_coordinator_asks_a_producer_to_wait_for_nothing() -> None:
-    """CONCURRENT_TRANSACTIONS is never needed: who must wait for an end, waits here."""
+    """CONCURRENT_TRANSACTIONS is never needed: the coordinator holds requests that must wait for an end."""
     driver = Driver()
     who = init(driver)
     add(driver, who)

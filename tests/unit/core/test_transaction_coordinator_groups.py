@@ -53,7 +53,7 @@ def abort(driver: Driver, version: int, execution: str = "run-1") -> Answer:
 
 
 def markers(driver: Driver) -> list[tuple[int, int, bool]]:
-    """(producer id, partition, committed) of what is asked of the partitions."""
+    """Producer id, partition and outcome of the markers that are to be written."""
     return [(target.producer_id, target.partition, target.committed) for target in driver.targets]
 
 

@@ -1,4 +1,4 @@
-"""The transaction coordinator under random schedules; and bugs put in on purpose, which the schedules find."""
+"""Random schedules of the transaction coordinator, which also find bugs that are put in on purpose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known bugs of producers and transactions, put in on purpose: the random schedules find each of them."""
+"""The random schedules find each known bug of producers and transactions that is put in on purpose."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Patch = pytest.MonkeyPatch
 
 
 def forget_where_transactions_began_over_a_cut(patch: Patch) -> None:
-    """19, KAFKA-5435: after truncation, what was open is taken to be decided."""
+    """19, KAFKA-5435: after a truncation, open transactions are taken for decided."""
     rebuilt = Replica.truncated
 
     def buggy(self: Replica, producers: ProducerStates, log_end_offset: int) -> list[Effect]:
@@ -31,7 +31,7 @@ def forget_where_transactions_began_over_a_cut(patch: Patch) -> None:
 
 
 def begin_at_any_number(patch: Patch) -> None:
-    """20: a producer may begin in the middle; a batch of its that was lost leaves a gap that nobody sees."""
+    """20: a producer may begin at any number, so a lost batch leaves a gap that is not noticed."""
     check = ProducerStates.check
 
     def buggy(
@@ -46,7 +46,7 @@ def begin_at_any_number(patch: Patch) -> None:
 
 
 def forget_producers_with_open_transactions(patch: Patch) -> None:
-    """20: an idle transaction's producer expires, and its retries with it."""
+    """20: an idle transaction's producer expires, and its retries are no longer recognised."""
 
     def buggy(self: ProducerStates, before_ms: int) -> list[int]:
         idle = [pid for pid, entry in self._entries.items() if entry.last_append_ms < before_ms]
@@ -58,7 +58,7 @@ def forget_producers_with_open_transactions(patch: Patch) -> None:
 
 
 def leave_the_epoch_as_it_was_at_a_marker(patch: Patch) -> None:
-    """24, KIP-890: a marker does not fence what the ended transaction still sends."""
+    """24, KIP-890: a marker does not fence batches that the ended transaction still sends."""
     replay = ProducerStates.replay
 
     def buggy(self: ProducerStates, batch: BatchInfo) -> None:
@@ -81,7 +81,7 @@ def append_without_the_coordinator(patch: Patch) -> None:
 
 
 def take_a_confirmation_for_every_epoch(patch: Patch) -> None:
-    """24: the coordinator's word on one transaction admits the batches of the next, which it has not heard of."""
+    """24: the coordinator's confirmation of one transaction also admits batches of the next, unknown one."""
 
     def buggy(self: Leadership, producer_id: int, producer_epoch: int, now_ms: int) -> bool:
         del producer_epoch, now_ms
@@ -92,7 +92,7 @@ def take_a_confirmation_for_every_epoch(patch: Patch) -> None:
 
 
 def decide_by_markers_that_are_not_committed(patch: Patch) -> None:
-    """24: the last stable offset passes a marker that may yet be cut off."""
+    """24: the last stable offset passes a marker that may yet be truncated."""
 
     def buggy(self: TransactionIndex, high_watermark: int) -> int:
         return min([high_watermark, *self._ongoing.values()])
@@ -101,7 +101,7 @@ def decide_by_markers_that_are_not_committed(patch: Patch) -> None:
 
 
 def forget_aborted_transactions_that_began_before_the_log_start(patch: Patch) -> None:
-    """20: what retention has left of an aborted transaction is shown as committed."""
+    """20: an aborted transaction's records that retention has left are shown as committed."""
 
     def buggy(self: TransactionIndex, log_start_offset: int) -> None:
         for producer_id, aborted in self._aborted.items():
@@ -135,7 +135,7 @@ BUGS: list[PutIn] = [
 
 
 def find(name: str, schedules: int) -> dict[str, object]:
-    """After how many schedules the bug was found; 0: it was not."""
+    """How many schedules it took to find the bug; 0 if none found it."""
     return hunt(BUGS, name, schedules, transactional=True)
 
 

@@ -1,4 +1,4 @@
-"""Transactions of one partition: what is refused, what readers of committed records see, and what survives a leader.
+"""Transactions of one partition: what is refused, what readers of committed records see, and what a failover keeps.
 
 Broker 1 leads first. Batches have one row, so offsets count batches and markers. Numbers: docs/known-bugs.md.
 """
@@ -35,7 +35,7 @@ def sent(sequence: int = 0, *, epoch: int = 0, pid: int = PID) -> Producer:
 def write(
     cluster: Cluster, value: int, sequence: int = 0, *, epoch: int = 0, pid: int = PID, broker: int = 1
 ) -> Outcome:
-    """A batch of a transaction that its coordinator confirms whenever it is asked."""
+    """Append a batch of a transaction, which the coordinator confirms on request."""
     producer = sent(sequence, epoch=epoch, pid=pid)
     outcome = cluster.append(broker, value, producer=producer)
     if outcome.awaits:
@@ -47,7 +47,7 @@ def write(
 
 
 def mark(cluster: Cluster, epoch: int, *, committed: bool, pid: int = PID, broker: int = 1) -> Outcome:
-    """The marker that begins `epoch`."""
+    """Write the marker that begins `epoch`."""
     return cluster.append_marker(broker, 1000 + cluster.replica(broker).log_end_offset, pid, epoch, committed=committed)
 
 
@@ -77,7 +77,7 @@ def test_the_first_batch_waits_for_the_coordinator_and_later_ones_do_not() -> No
 
 
 def test_a_confirmation_is_asked_for_again_after_a_while() -> None:
-    """Which renews the transaction's time-out at its coordinator."""
+    """The request renews the transaction's time-out at its coordinator."""
     cluster = Cluster()
     write(cluster, 10)
     cluster.tick(CONFIRMATION_MS - 1)
@@ -166,7 +166,7 @@ def test_bug_24_a_marker_is_written_once_and_its_repetition_waits_until_it_is_co
 
 
 def test_bug_24_a_confirmation_is_forgotten_at_the_marker() -> None:
-    """The next epoch's batch asks, though the coordinator was asked a moment ago."""
+    """The next epoch's batch asks again, although the coordinator was asked a moment ago."""
     cluster = Cluster()
     write(cluster, 10)
     mark(cluster, 1, committed=True)
@@ -245,7 +245,7 @@ def test_a_marker_that_is_cut_off_leaves_the_transaction_open() -> None:
     cluster.controller.fence(1)
     cluster.deliver(2)
     cluster.deliver(3)
-    mark(cluster, 1, committed=True)  # the deposed leader has not heard
+    mark(cluster, 1, committed=True)  # the deposed leader does not know of its successor
     assert stable(cluster) == 0
     cluster.controller.unfence(1)
     cluster.settle()
@@ -273,7 +273,7 @@ def test_after_a_restart_a_marker_above_the_checkpoint_decides_nothing_yet() -> 
 
 
 def test_a_new_leader_shows_no_last_stable_offset_before_it_knows_what_is_committed() -> None:
-    """14, KIP-207: for readers of committed records too, the latest offset never falls."""
+    """14, KIP-207: the latest offset never falls for readers of committed records, either."""
     cluster = Cluster()
     write(cluster, 10)
     mark(cluster, 1, committed=True)
@@ -311,7 +311,7 @@ def test_bug_15_retention_at_a_leader_keeps_what_is_undecided() -> None:
 
 
 def test_bug_15_a_follower_that_hears_of_a_log_start_has_no_last_stable_offset_below_it() -> None:
-    """KAFKA-9491: its high watermark is raised to the log start, past which it does not know what is decided."""
+    """KAFKA-9491: its high watermark is raised to the log start, past which it does not know the decisions."""
     cluster = Cluster()
     write(cluster, 10)
     write(cluster, 11, 1)
@@ -377,7 +377,7 @@ def test_bug_20_an_unknown_producer_does_not_begin_in_the_middle_and_an_open_tra
 
 
 def test_bug_20_a_forgotten_producer_that_begins_anew_is_remembered_as_the_log_says() -> None:
-    """What another replica, or the next start, replays from before it was forgotten comes to the same."""
+    """A replica that replays its older batches too, as at the next start, has the same state."""
     forgot, whole = ProducerStates(), ProducerStates()
     batches = [BatchInfo(offset, offset + 1, 0, offset, PID, 0, offset) for offset in range(7)]
     for batch in batches:
@@ -450,7 +450,7 @@ def test_a_marker_without_a_transaction_ends_nothing() -> None:
 
 
 def test_the_index_keeps_markers_only_until_they_are_committed() -> None:
-    """A follower, which shows nothing to anybody, does not collect them."""
+    """A follower does not collect them, although no reader asks it for offsets."""
     index = TransactionIndex()
     for number in range(10):
         index.began(PID, 2 * number)

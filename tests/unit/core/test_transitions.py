@@ -1,4 +1,4 @@
-"""What the transition tables do not have is a bug of ours, and is said with the state that it met."""
+"""A transition that the tables lack is our own bug, and the error names the state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After an unclean election every replica ends with the new leader's log, and readers learn where theirs parts."""
+"""After an unclean election every replica has the new leader's log, and readers learn where theirs diverges."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.core.harness import Cluster
 
 
 def leader_alone() -> Cluster:
-    """Broker 1 has committed 1, 2 and 3; 2 and 3 have only the first, and are out of the ISR."""
+    """Broker 1 has committed values 1, 2 and 3. Brokers 2 and 3 have only the first, and are outside the ISR."""
     cluster = Cluster(min_insync_replicas=1)
     cluster.append(1, 1)
     cluster.replicate()
@@ -25,7 +25,7 @@ def leader_alone() -> Cluster:
 
 
 def elect_uncleanly(cluster: Cluster, broker: int) -> None:
-    """What broker 1 has acknowledged and others lack is lost."""
+    """Records that broker 1 has acknowledged and the others lack are lost."""
     for value in (2, 3):
         del cluster.acknowledged[value]
     for one in (2, 3):
@@ -36,7 +36,7 @@ def elect_uncleanly(cluster: Cluster, broker: int) -> None:
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_the_old_leader_comes_back_as_a_follower_without_the_records_that_were_given_up(checkpointed: bool) -> None:
-    """With its high watermark known to be above the cut, it is rebuilt; else it truncates."""
+    """It is rebuilt if its checkpointed high watermark is above the divergence; else it is truncated."""
     cluster = leader_alone()
     if checkpointed:
         cluster.checkpoint(1)
@@ -71,7 +71,7 @@ def test_a_replica_that_slept_through_several_elections_ends_with_the_same_log()
 
 
 def check(cluster: Cluster, broker: int, offset: int, last_epoch: int) -> SparkBrokerError | None:
-    """What a reader hears that has read up to `offset`, the last record in `last_epoch`."""
+    """The leader's answer to a reader that has read up to `offset`, whose last record is of `last_epoch`."""
     replica = cluster.replica(broker)
     try:
         replica.check_lineage(replica.assignment.leader_epoch, offset, last_epoch)
@@ -107,7 +107,7 @@ def test_a_reader_of_a_clean_leaders_log_is_never_told_of_a_truncation() -> None
 
 
 def test_an_older_leader_does_not_judge_what_was_read_of_a_newer_one() -> None:
-    """KIP-232: a committed offset may be ahead of the metadata of whoever goes on from it."""
+    """KIP-232: a committed offset may be ahead of the metadata of the reader that resumes from it."""
     cluster = Cluster()
     cluster.append(1, 1)
     assert isinstance(check(cluster, 1, 9, last_epoch=4), UnknownLeaderEpochError)

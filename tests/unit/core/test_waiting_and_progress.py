@@ -24,7 +24,7 @@ def pending(waiting: list[PendingAppend]) -> PendingAppends:
 
 @given(appends, st.integers(0, 20))
 def test_exactly_what_is_committed_is_taken_in_order_of_offset(waiting: list[PendingAppend], offset: int) -> None:
-    """Appends for one offset (a batch and its retry) keep the order in which they came."""
+    """Appends for one offset (a batch and its retry) keep their order."""
     queue = pending(waiting)
     in_order = sorted(waiting, key=lambda append: append.required_offset)
     taken = [append for append in in_order if append.required_offset <= offset]
@@ -52,7 +52,7 @@ def test_a_follower_at_the_log_end_never_lags() -> None:
 
 
 def test_a_follower_that_has_what_was_there_at_its_last_fetch_keeps_up() -> None:
-    """Under a steady stream of appends it is never at the log end, and healthy all the same."""
+    """Under a steady stream of appends it is never at the log end, but it is healthy."""
     progress = follower()
     for n in range(1, 50):
         progress.fetched(n * 10, n * 10 + 10, n * 60)
@@ -67,7 +67,7 @@ def test_a_follower_that_falls_further_behind_lags_although_it_fetches() -> None
 
 
 def test_a_follower_that_never_fetched_lags_after_the_time_and_not_before() -> None:
-    """On an empty partition, too."""
+    """This holds on an empty partition, too."""
     progress = follower()
     assert not progress.is_lagging(0, LAG_MAX_MS, LAG_MAX_MS)
     assert progress.is_lagging(0, LAG_MAX_MS + 1, LAG_MAX_MS)

@@ -43,7 +43,7 @@ class Log:
 
 
 class Driver:
-    """Carries out effects as the contract says. `auto`: commits at once, and every marker is written at once."""
+    """Carries out effects as the contract says. `auto`: every append is committed and every marker written at once."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Driver:
         self.log = log or Log()
         self.auto = auto
         self.now_ms = 0
-        self.refusing = False  # appends: the ISR is too small
+        self.refusing = False  # appends, because the ISR is too small
         self.answers: dict[object, Answer] = {}
         self.targets: deque[MarkerTarget] = deque()
         if ids is None:
@@ -95,14 +95,14 @@ class Driver:
         self.run(self.shard.appended(append, self.now_ms))
 
     def settle(self) -> None:
-        """Everything is committed, every marker written."""
+        """Commit everything and write every marker."""
         while self.shard.committed_count < self.shard.appended_count or self.targets:
             self.commit()
             while self.targets:
                 self.run(self.shard.marked(self.targets.popleft()))
 
     def commit(self, count: int | None = None) -> None:
-        """The first `count` appends (None: all) are committed."""
+        """Commit the first `count` appends (None: all)."""
         count = self.shard.appended_count if count is None else count
         if count > self.shard.committed_count:
             self.log.committed = max(self.log.committed, self._ends[count - 1])
@@ -124,7 +124,7 @@ class Driver:
         self.run(self.shard.tick(now_ms))
 
     def fail_over(self, *, kept: int | None = None, auto: bool | None = None) -> Driver:
-        """Another leader, whose log has the committed records and `kept` of those after them (None: all)."""
+        """Another leader, whose log has the committed records and `kept` records after them (None: all)."""
         self.run(list(self.shard.dropped()))
         end = len(self.log.records) if kept is None else min(self.log.committed + kept, len(self.log.records))
         log = Log(self.log.records[:end], end)

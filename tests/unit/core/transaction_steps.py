@@ -24,7 +24,7 @@ HEAL_ROUNDS_MAX = 20
 
 @dataclass(frozen=True, slots=True)
 class Confirmation:
-    """The coordinator's word on its way to the leader that asked."""
+    """The coordinator's confirmation on its way to the leader that asked."""
 
     broker: int
     run: int
@@ -43,7 +43,7 @@ class TransactionSteps:
     coordinator: ModelCoordinator = field(default_factory=ModelCoordinator)
     clients: dict[int, Client] = field(default_factory=dict)
     confirmations: list[Confirmation] = field(default_factory=list)
-    late: list[tuple[int, Producer]] = field(default_factory=list)  # values that were sent, and as what
+    late: list[tuple[int, Producer]] = field(default_factory=list)  # values that were sent, with their producers
 
     def __post_init__(self) -> None:
         for producer_id in PRODUCER_IDS:
@@ -53,13 +53,13 @@ class TransactionSteps:
         self.clients[producer_id] = Client(self.numbers, producer_id, epoch, transactional=True)
 
     def _leader(self) -> int | None:
-        """Mostly the one that the controller means."""
+        """A leader, mostly the one that the controller elected."""
         leaders = self.cluster.leaders()
         current = self.cluster.controller.assignment.leader
         return current if current in leaders and self.rng.random() < 0.8 else self.rng.choice(leaders or [None])
 
     def write(self) -> None:
-        """A batch of a transaction, new or again."""
+        """A new or a repeated batch of a transaction."""
         if (leader := self._leader()) is not None:
             self._write(self.clients[self.rng.choice(PRODUCER_IDS)], leader)
 
@@ -106,12 +106,12 @@ class TransactionSteps:
             node.replica.transaction_confirmed(one.leader_epoch, one.producer.id, one.producer.epoch, one.asked_ms)
 
     def confirm(self) -> None:
-        """An answer of the coordinator's arrives, perhaps long after its transaction has ended."""
+        """The coordinator's answer arrives, perhaps long after its transaction has ended."""
         if self.confirmations:
             self._confirm(self.confirmations.pop(self.rng.randrange(len(self.confirmations))))
 
     def finish(self) -> None:
-        """A producer commits what has all been acknowledged, or aborts."""
+        """A producer aborts, or commits if everything has been acknowledged."""
         client = self.clients[self.rng.choice(PRODUCER_IDS)]
         client.collect()
         if client.next_sequence:
@@ -122,7 +122,7 @@ class TransactionSteps:
         self.coordinator.end(client.id, client.epoch, committed=committed)
 
     def _go_on(self, client: Client) -> None:
-        """The next epoch, once the coordinator has finished this one."""
+        """Begin the next epoch, once the coordinator has finished this one."""
         self.coordinator.ending()
         transaction = self.coordinator.transaction(client.id)
         if transaction.epoch > client.epoch:
@@ -134,7 +134,7 @@ class TransactionSteps:
         self.coordinator.end(client.id, self.coordinator.transaction(client.id).epoch, committed=False)
 
     def write_late(self) -> None:
-        """A batch that was sent before arrives once more."""
+        """A batch that was sent before arrives again."""
         if self.late and (leader := self._leader()) is not None:
             value, producer = self.rng.choice(self.late)
             try:
@@ -159,7 +159,7 @@ class TransactionSteps:
             raise ViolationError(f"the marker of an open transaction was refused: {error}") from error
 
     def mark_late(self) -> None:
-        """A marker whose transaction is long over arrives once more."""
+        """A marker arrives again long after its transaction has ended."""
         if self.coordinator.sent and (leader := self._leader()) is not None:
             one = self.rng.choice(self.coordinator.sent)
             try:

@@ -1,4 +1,4 @@
-"""Random schedules for the transaction coordinator: fail-overs, lost and repeated messages, zombies, late batches.
+"""Random schedules for the transaction coordinator: failovers, lost and repeated messages, zombies, late batches.
 
 Partitions are models around the real `ProducerStates`; the coordinator is the real one, over a log whose uncommitted
 end may be lost with its leader. Everything is drawn from one seed.
@@ -55,7 +55,7 @@ def expect(condition: bool, what: str) -> None:
 
 @dataclass(frozen=True)
 class Entry:
-    """Of a partition's log: a batch with its value, or a marker (value "") with what it decided."""
+    """An entry of a partition's log: a batch with its value, or a marker (value "") with its decision."""
 
     producer_id: int
     producer_epoch: int
@@ -64,7 +64,7 @@ class Entry:
 
 
 class PartitionModel:
-    """The leader's checks as `core.replica` makes them; `leadership` changes forget what was confirmed."""
+    """The leader's checks as `core.replica` makes them. A change of `leadership` forgets what was confirmed."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -132,7 +132,7 @@ class PartitionModel:
         )
 
     def outcome(self) -> dict[str, bool]:
-        """Value to whether it is committed; an undecided one is a violation."""
+        """Whether each value is committed; an undecided value is a violation."""
         found: dict[str, bool] = {}
         open_: dict[int, list[str]] = {}
         for entry in self.log:
@@ -145,13 +145,13 @@ class PartitionModel:
 
 
 class World:
-    """`loss`: of requests, answers and markers; 0 once the schedule heals."""
+    """`loss` is the share of requests, answers and markers that are lost; 0 once the schedule heals."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.loss = self.random.choice([0.0, 0.05, 0.2])
         self.fail_overs = self.random.choice([0.0, 0.01, 0.05])
-        self.commit_pace = self.random.choice([1.0, 0.4, 0.1])  # how soon replicas have what was appended
+        self.commit_pace = self.random.choice([1.0, 0.4, 0.1])  # how soon appends are committed
         self.crashes = self.random.choice([0.0, 0.01, 0.05])  # of clients
         self.network: list[Callable[[], None]] = []
         self.driver = Driver(auto=False)
@@ -159,7 +159,7 @@ class World:
         self.waiting: dict[object, OnAnswer] = {}  # of the present coordinator, by token
         self.partitions = [PartitionModel(self, number) for number in range(PARTITIONS)]
         self.identities: set[tuple[int, int]] = set()
-        self.fates: dict[str, bool] = {}  # value to what its writer was told
+        self.fates: dict[str, bool] = {}  # value to the outcome that its writer learned
         self.commits: dict[tuple[str, int], list[tuple[str, frozenset[int]]]] = {}  # that were answered with success
         self.healing = False
         self.asked: list[_Asked] = []
@@ -178,13 +178,13 @@ class World:
             self.network.append(deliver)
 
     def ask(self, request: CoordinatorRequest, answered: OnAnswer, owner: Client | None = None) -> None:
-        """Until there is an answer: what was lost is repeated by `repeat`, as a client would after its time-out."""
+        """Ask until there is an answer: `step` repeats what was lost, as a client would after its time-out."""
         asked = _Asked(self, lambda settle: self.request(request, settle), answered, owner)
         self.asked.append(asked)
         asked.send()
 
     def ask_append(self, append: Callable[[OnAppended], None], done: OnAppended, owner: Client) -> None:
-        """Like `ask`, of a partition's leader."""
+        """Like `ask`, but to a partition's leader."""
 
         def deliver(settle: OnAnswer) -> None:
             append(lambda error: settle(error or EmptyResponse()))
@@ -226,7 +226,7 @@ class World:
         self.network.pop(self.random.randrange(len(self.network)))()
 
     def fail_over(self) -> None:
-        """Another coordinator, with some of what was not committed."""
+        """Another coordinator takes over, with some of the uncommitted records."""
         old = self.driver
         now_ms = old.now_ms
         self.driver = old.fail_over(kept=self.random.randint(0, 3))
@@ -266,7 +266,7 @@ class World:
         self.send(written)
 
     def heal(self) -> None:
-        """Nothing is lost any more; everything comes to its end, by time-outs where nobody ends it."""
+        """No message is lost any more, and every transaction ends, at the latest by its time-out."""
         self.loss = self.fail_overs = 0.0
         self.commit_pace = 1.0
         self.healing = True
@@ -279,7 +279,7 @@ class World:
                 break
 
     def check(self) -> None:
-        """Outcomes agree everywhere, and with what writers were told."""
+        """Outcomes agree in all partitions and with what writers learned."""
         outcomes: dict[str, bool] = {}
         by_writer: dict[tuple[int, int], set[bool]] = {}
         for partition in self.partitions:

@@ -172,7 +172,11 @@ def main(given: Sequence[str] | None = None) -> int:
     except SparkBrokerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print_table(("measured", "result", "goal"), [(one.name, one.result, one.goal) for one in figures], title=machine())
+    print_table(
+        ("measured", "result", "goal"),
+        [(figure.name, figure.result, figure.goal) for figure in figures],
+        title=machine(),
+    )
     if options.write:
         write(figures, f"{machine()}, `{options.master}`, {options.rows:,} rows", "kafka")
     return 0

@@ -221,7 +221,7 @@ class Tormentor:
         return FaultFigures(
             fault=name,
             broker=victim.id,
-            partitions_led=Counter(one.leader for one in described.partitions)[victim.id],
+            partitions_led=Counter(partition.leader for partition in described.partitions)[victim.id],
             gap_ms=round(gap_ms),
             recovered_s=round(recovered - struck, 1),
             restarted=sum(after.get(broker) != before[broker] for broker in spared),
@@ -254,7 +254,7 @@ class Tormentor:
             if not error.retriable:
                 raise
             return False
-        whole = all(set(one.isr) == set(one.replicas) for one in described.partitions)
+        whole = all(set(partition.isr) == set(partition.replicas) for partition in described.partitions)
         return whole and (victim.id, victim.epoch) not in incarnations
 
     @staticmethod
@@ -266,5 +266,5 @@ class Tormentor:
 
 def longest_gap_within_s(times: list[float], since: float, until: float) -> float:
     """The longest time without an acknowledgement between two moments, both ends included."""
-    inside = [since, *(one for one in times if since < one < until), until]
+    inside = [since, *(moment for moment in times if since < moment < until), until]
     return max(after - before for before, after in itertools.pairwise(inside))

@@ -37,7 +37,7 @@ def machine() -> str:
 def markdown(figures: list[Figure], where: str) -> str:
     """The rows as Markdown."""
     lines = [f"Measured {where}.", "", "| Measured | Result | Goal |", "|---|---|---|"]
-    lines += [f"| {one.name} | {one.result} | {one.goal} |" for one in figures]
+    lines += [f"| {figure.name} | {figure.result} | {figure.goal} |" for figure in figures]
     return "\n".join(lines)
 
 

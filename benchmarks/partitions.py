@@ -69,16 +69,18 @@ def measure_partitions(partitions: int) -> PartitionFigures:
         began = time.monotonic()
         with ProcessCluster(Path(base), BROKERS) as cluster, Producer(bootstrap) as producer:
             cold_start = _append_to(producer, range(partitions), began)
-            led = _led(bootstrap)
+            led_by_broker = _led(bootstrap)
             threading.Event().wait(SETTLE_S)  # Until fetchers wait in long polls, and leaders are balanced.
             idle = _idle_percent([cluster.pid(slot) for slot in range(BROKERS)])
             append_ms = _one_append_ms(producer)
-            victim = min(led)
+            victim = min(led_by_broker)
             mine = [number for number, leader in enumerate(_leaders(bootstrap)) if leader == victim]
             began = time.monotonic()
             os.kill(_pid_of(bootstrap, victim), signal.SIGKILL)
             failover = _append_to(producer, mine, began)
-    return PartitionFigures(partitions, created, cold_start, sorted(led.values()), len(mine), failover, idle, append_ms)
+    return PartitionFigures(
+        partitions, created, cold_start, sorted(led_by_broker.values()), len(mine), failover, idle, append_ms
+    )
 
 
 def figures(found: PartitionFigures) -> list[Figure]:
@@ -88,13 +90,13 @@ def figures(found: PartitionFigures) -> list[Figure]:
     def times(both: tuple[float, float]) -> str:
         return f"first append {both[0]:.1f} s, all {both[1]:.1f} s"
 
-    led = " + ".join(map(str, found.led))
-    idle = ", ".join(f"{one:.1f}" for one in found.idle_percent)
+    led_counts = " + ".join(map(str, found.led))
+    idle = ", ".join(f"{percent:.1f}" for percent in found.idle_percent)
     return [
         Figure(f"a new topic of {of}", times(found.created_s)),
         Figure(
             f"cold start after kill -9 of everything, {of}",
-            f"{times(found.cold_start_s)}; led: {led}",
+            f"{times(found.cold_start_s)}; led: {led_counts}",
             "first append under 4 s",
         ),
         Figure(f"fail-over of {found.failover_of} partitions", times(found.failover_s), "all under 0.5 s"),
@@ -126,7 +128,7 @@ def _append_to(producer: Producer, partitions: Iterable[int], began: float) -> t
 
 def _leaders(bootstrap: str) -> list[int | None]:
     with Admin(bootstrap) as admin:
-        return [one.leader for one in admin.describe_topic(MANY).partitions]
+        return [partition.leader for partition in admin.describe_topic(MANY).partitions]
 
 
 def _led(bootstrap: str) -> Counter[int]:
@@ -142,7 +144,7 @@ def _idle_percent(pids: list[int]) -> list[float]:
     processes = [psutil.Process(pid) for pid in pids]
 
     def spent() -> list[float]:
-        return [one.cpu_times().user + one.cpu_times().system for one in processes]
+        return [process.cpu_times().user + process.cpu_times().system for process in processes]
 
     before = spent()
     threading.Event().wait(IDLE_S)

@@ -236,9 +236,9 @@ def throughput(bootstrap: str, options: argparse.Namespace, report: Report) -> N
         for number in range(options.runs):
             doing = f"perf produce, acks={acks}, RF {factor}: run {number + 1} of {options.runs}"
             with err.status(doing), Producer(bootstrap, acks=acks) as producer:
-                found = measure_produce(producer, topic, options.records, batch, warmup=options.records // 10)
-            results.append(found)
-            err.print(f"perf produce, acks={acks}, RF {factor}: {found.records_per_s:,} records/s")
+                result = measure_produce(producer, topic, options.records, batch, warmup=options.records // 10)
+            results.append(result)
+            err.print(f"perf produce, acks={acks}, RF {factor}: {result.records_per_s:,} records/s")
     partitions = [TopicPartition("perf-acks-1", number) for number in range(options.partitions)]
     for number in range(options.runs):
         with err.status(f"perf consume: run {number + 1} of {options.runs}"), Consumer(bootstrap) as consumer:
@@ -406,12 +406,14 @@ def _start(one: StartFigures) -> Figure:
 def _median(
     results: list[ProduceFigures] | list[ConsumeFigures], value: Callable[[ProduceFigures | ConsumeFigures], float]
 ) -> float:
-    return statistics.median(value(one) for one in results)
+    return statistics.median(value(result) for result in results)
 
 
 def show(figures: list[Figure], where: str) -> None:
     """The table."""
-    print_table(("measured", "result", "goal"), [(one.name, one.result, one.goal) for one in figures], title=where)
+    print_table(
+        ("measured", "result", "goal"), [(figure.name, figure.result, figure.goal) for figure in figures], title=where
+    )
 
 
 if __name__ == "__main__":

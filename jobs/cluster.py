@@ -62,7 +62,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(given)
     if options.config and options.settings:
         parser.error("give --config or --set, not both")
-    if any("=" not in one for one in options.settings):
+    if any("=" not in setting for setting in options.settings):
         parser.error("--set takes NAME=VALUE")
     return options
 
@@ -96,7 +96,9 @@ def main(given: list[str] | None = None) -> int:
 
 def load_settings(options: argparse.Namespace) -> ClusterSettings:
     """The settings of the file or of the command line. Raises InvalidConfigError."""
-    settings = load_cluster_settings(options.config or dict(one.split("=", 1) for one in options.settings) or None)
+    settings = load_cluster_settings(
+        options.config or dict(setting.split("=", 1) for setting in options.settings) or None
+    )
     if not options.log_level:
         return settings
     cluster = settings.cluster.with_values({"log.level": options.log_level})
@@ -249,14 +251,14 @@ def write_ready_file(path: Path, cluster: BrokerCluster) -> None:
     """Write what another process needs to use the cluster. The file appears only when it is complete."""
     brokers = [
         {
-            "id": one.broker.id,
-            "host": one.broker.host,
-            "port": one.broker.port,
-            "pid": one.broker.pid,
-            "executor_id": one.broker.executor_id,
-            "executor_pid": one.broker.executor_pid,
+            "id": status.broker.id,
+            "host": status.broker.host,
+            "port": status.broker.port,
+            "pid": status.broker.pid,
+            "executor_id": status.broker.executor_id,
+            "executor_pid": status.broker.executor_pid,
         }
-        for one in cluster.status().live_brokers
+        for status in cluster.status().live_brokers
     ]
     ready = {
         "bootstrap_servers": cluster.bootstrap_servers,

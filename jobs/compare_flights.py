@@ -122,7 +122,7 @@ def read_dataframe(bootstrap_servers: str, topic: str, schema: pa.Schema) -> pa.
 def read_consumer(bootstrap_servers: str, topic: str, schema: pa.Schema) -> pa.Table:
     """The topic by offset, up to its high watermarks. Raises RequestTimedOutError when they are not reached."""
     with Admin(bootstrap_servers) as admin:
-        partitions = [TopicPartition(topic, one.partition) for one in admin.describe_topic(topic).partitions]
+        partitions = [TopicPartition(topic, info.partition) for info in admin.describe_topic(topic).partitions]
     schema = schema.append(pa.field(PARTITION, pa.int32())).append(pa.field(OFFSET, pa.int64()))
     tables = [schema.empty_table()]
     deadline = time.monotonic() + READ_TIMEOUT_S
@@ -145,19 +145,19 @@ def show(result: Result) -> None:
     readings = (result.dataframe, result.consumer)
     rows = [
         (
-            one.comparison.reader,
-            f"{one.comparison.rows_sent:,}",
-            f"{one.comparison.rows_read:,}",
-            one.comparison.rows_lost,
-            one.comparison.rows_extra,
-            one.comparison.keys_out_of_order,
-            "equal" if one.comparison.holds else "DIFFERENT",
+            reading.comparison.reader,
+            f"{reading.comparison.rows_sent:,}",
+            f"{reading.comparison.rows_read:,}",
+            reading.comparison.rows_lost,
+            reading.comparison.rows_extra,
+            reading.comparison.keys_out_of_order,
+            "equal" if reading.comparison.holds else "DIFFERENT",
         )
-        for one in readings
+        for reading in readings
     ]
     columns = ("reader", "rows sent", "rows read", "lost", "twice or changed", "keys out of order", "result")
     print_table(columns, rows, right=columns[1:6])
-    for line in (example for one in readings for example in one.comparison.examples):
+    for line in (example for reading in readings for example in reading.comparison.examples):
         print(line)
     if not result.same_offsets:
         print("the DataFrame and the consumer do not see the same row at every offset")

@@ -85,7 +85,7 @@ def keys_out_of_order(source: pa.Table, read: pa.Table, key: str) -> list[object
     if got.equals(sent):
         return []
     keys = pc.unique(pa.concat_tables([sent.select([key]), got.select([key])])[key])
-    return [one.as_py() for one in keys if not _of_key(got, key, one).equals(_of_key(sent, key, one))]
+    return [value.as_py() for value in keys if not _of_key(got, key, value).equals(_of_key(sent, key, value))]
 
 
 def same_offsets(one: pa.Table, other: pa.Table) -> bool:
@@ -113,11 +113,13 @@ def _keys_split(read: pa.Table, key: str) -> int:
 
 
 def _offsets_broken(read: pa.Table) -> int:
-    found = read.group_by([PARTITION]).aggregate([(OFFSET, how) for how in ("count", "count_distinct", "min", "max")])
+    by_partition = read.group_by([PARTITION]).aggregate(
+        [(OFFSET, how) for how in ("count", "count_distinct", "min", "max")]
+    )
     whole = [
         row[f"{OFFSET}_min"] == 0
         and row[f"{OFFSET}_max"] == row[f"{OFFSET}_count"] - 1
         and row[f"{OFFSET}_count_distinct"] == row[f"{OFFSET}_count"]
-        for row in found.to_pylist()
+        for row in by_partition.to_pylist()
     ]
     return whole.count(False)

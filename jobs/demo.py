@@ -125,12 +125,12 @@ def cluster(directory: Path, console: Console) -> Iterator[str]:
     with SparkProcess("cluster.py", arguments, directory / "cluster.log", master=MASTER) as process:
         with console.status(f"spark-submit jobs/cluster.py: {BROKERS} brokers on {MASTER} ..."):
             process.wait_until(ready.exists, "the brokers were live", START_TIMEOUT_S)
-        found = json.loads(ready.read_bytes())
+        description = json.loads(ready.read_bytes())
         say(console, f"{BROKERS} brokers are live on {BROKERS} executors", time.monotonic() - began)
-        yield found["bootstrap_servers"]
+        yield description["bootstrap_servers"]
         began = time.monotonic()
         with console.status("stopping the cluster in order ..."):
-            process.terminate(found["driver_pid"])
+            process.terminate(description["driver_pid"])
             status = process.wait(STOP_TIMEOUT_S)
         if status != 0:
             raise DemoError(f"the cluster ended with status {status}; its log: {process.log}")
@@ -206,8 +206,8 @@ def await_election(admin: Admin, story: Story) -> None:
 def _elected(now: Snapshot, victim: BrokerInfo | None) -> bool:
     """Whether live brokers lead everything and the victim is known to be gone (its successor may have its id)."""
     live = {broker.id for broker in now.brokers}
-    gone = victim is not None and (victim.id, victim.epoch) not in {(one.id, one.epoch) for one in now.brokers}
-    return gone and all(one.leader in live for one in now.topic.partitions)
+    gone = victim is not None and (victim.id, victim.epoch) not in {(broker.id, broker.epoch) for broker in now.brokers}
+    return gone and all(partition.leader in live for partition in now.topic.partitions)
 
 
 def look_for_rejoin(admin: Admin, story: Story) -> bool:
@@ -308,13 +308,14 @@ def tell(story: Story, console: Console) -> None:
 
 
 def _verdict(reading: Reading) -> str:
-    one = reading.comparison
-    if one.holds:
-        return f"{one.rows_read:,} of {one.rows_sent:,}, all equal"
+    comparison = reading.comparison
+    if comparison.holds:
+        return f"{comparison.rows_read:,} of {comparison.rows_sent:,}, all equal"
     return (
-        f"[red]{one.rows_read:,} of {one.rows_sent:,}: {one.rows_lost:,} lost, {one.rows_extra:,} twice or changed, "
-        f"{one.keys_out_of_order} keys out of order, {one.keys_split} in several partitions, "
-        f"{one.offsets_broken} partitions with broken offsets[/]"
+        f"[red]{comparison.rows_read:,} of {comparison.rows_sent:,}: "
+        f"{comparison.rows_lost:,} lost, {comparison.rows_extra:,} twice or changed, "
+        f"{comparison.keys_out_of_order} keys out of order, {comparison.keys_split} in several partitions, "
+        f"{comparison.offsets_broken} partitions with broken offsets[/]"
     )
 
 

@@ -96,10 +96,10 @@ class SparkProcess:
 def spark_submit() -> str:
     """The `spark-submit` of this environment. Raises DemoError."""
     beside = Path(sys.executable).parent / "spark-submit"
-    found = str(beside) if beside.exists() else shutil.which("spark-submit")
-    if found is None:
+    path = str(beside) if beside.exists() else shutil.which("spark-submit")
+    if path is None:
         raise DemoError("there is no spark-submit: pip install 'spark-broker[spark]'")
-    return found
+    return path
 
 
 def environment() -> dict[str, str]:

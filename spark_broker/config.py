@@ -565,8 +565,8 @@ def _split(values: Mapping[str, object]) -> ClusterSettings:
 def _outside_of_tables(name: str, value: object) -> str:
     """The message for a name outside of [cluster] and [topic]: most often a setting above the first table."""
     stray = next(iter(_flatten({name: value})), name)
-    for table, known in (("cluster", ClusterConfig.setting_names()), ("topic", TopicConfig.setting_names())):
-        if stray in known:
+    for table, names in (("cluster", ClusterConfig.setting_names()), ("topic", TopicConfig.setting_names())):
+        if stray in names:
             return f"{stray!r} stands in no table; it belongs below [{table}]"
     return unknown_setting(name, ["cluster", "topic"], "table")
 

@@ -99,12 +99,14 @@ def _catches_everything(kind: ast.expr | None) -> bool:
     if kind is None:
         return True
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
-    return any(isinstance(one, ast.Name) and one.id in ("Exception", "BaseException") for one in kinds)
+    return any(
+        isinstance(expression, ast.Name) and expression.id in ("Exception", "BaseException") for expression in kinds
+    )
 
 
 def _only_logs(body: list[ast.stmt]) -> bool:
     """True when every statement is a call of a logger or print, `pass`, `continue` or a constant."""
-    return all(isinstance(one, ast.Pass | ast.Continue) or _is_log_call(one) for one in body)
+    return all(isinstance(statement, ast.Pass | ast.Continue) or _is_log_call(statement) for statement in body)
 
 
 def _is_log_call(statement: ast.stmt) -> bool:
@@ -145,7 +147,7 @@ def toothless_tests(source: str) -> Iterator[str]:
 
 def violations(paths: list[Path], check: Callable[[str], Iterator[str]]) -> list[str]:
     """`file:line: what` of every finding."""
-    return [f"{p.relative_to(ROOT)}:{found}" for p in paths for found in check(p.read_text(encoding="utf-8"))]
+    return [f"{p.relative_to(ROOT)}:{finding}" for p in paths for finding in check(p.read_text(encoding="utf-8"))]
 
 
 def test_files_are_short_enough_to_hold_one_idea() -> None:
@@ -172,12 +174,12 @@ def test_nothing_sleeps_where_it_could_wait_for_a_condition() -> None:
 
 
 def test_no_line_ends_in_white_space_and_every_file_in_one_newline() -> None:
-    found = violations(tracked_files(), lambda text: lines_matching(re.compile(r"[ \t]+$"), text))
+    findings = violations(tracked_files(), lambda text: lines_matching(re.compile(r"[ \t]+$"), text))
     texts = {p.relative_to(ROOT): p.read_text() for p in tracked_files() if p.suffix != ".ipynb"}
-    found += [
+    findings += [
         f"{name}: does not end in one newline" for name, t in texts.items() if t and not re.search(r"[^\n]\n\Z", t)
     ]
-    assert found == []
+    assert findings == []
 
 
 def test_nothing_is_left_to_do() -> None:

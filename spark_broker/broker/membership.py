@@ -265,10 +265,10 @@ class Membership:
         """A broker's metadata is a prefix of the controller's: an update that does not fit ends the session."""
         if update.controller_epoch < self._controller_epoch:
             raise StaleControllerEpochError(f"an update of controller epoch {update.controller_epoch}")
-        known = self._manager.image
-        if not update.snapshot and update.first_offset != known.next_offset:
-            raise NetworkError(f"metadata from {update.first_offset}, known is {known.next_offset}")
-        self._manager.apply(self._read(known, update))
+        image = self._manager.image
+        if not update.snapshot and update.first_offset != image.next_offset:
+            raise NetworkError(f"metadata from {update.first_offset}, known is {image.next_offset}")
+        self._manager.apply(self._read(image, update))
 
     def _end(self, reason: str) -> None:
         self._move(MembershipEvent.BROKER_ENDS)

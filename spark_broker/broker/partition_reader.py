@@ -140,8 +140,8 @@ class PartitionReader:
             position = frame.header.next_offset
             with self._lock:
                 self._replica.check_leader(leader_epoch)
-                known = can_judge(frame.header, self._replica, leader_epoch)
-                if not known or is_left_out(frame.header, self._replica, read_committed=read_committed):
+                judgeable = can_judge(frame.header, self._replica, leader_epoch)
+                if not judgeable or is_left_out(frame.header, self._replica, read_committed=read_committed):
                     continue
             record = self._partition.topic.first_since(timestamp_ms, self.decode(frame), frame.header.append_time_ms)
             if record is not None:

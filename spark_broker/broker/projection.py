@@ -27,12 +27,12 @@ def project_frames(frames: list[Frame], topic: Topic, columns: list[str], max_by
 
 def check_columns(topic: Topic, columns: list[str]) -> None:
     """Check that the topic has these columns, before anything is read. Raises InvalidRequestError."""
-    known = topic.schemas[-1].names
-    if not 0 < len(columns) <= len(known) or len(set(columns)) < len(columns):
-        raise InvalidRequestError(f"the topic {topic.name} has columns {known}, not {len(columns)} different ones")
-    unknown = next((name for name in columns if name not in known), None)
+    names = topic.schemas[-1].names
+    if not 0 < len(columns) <= len(names) or len(set(columns)) < len(columns):
+        raise InvalidRequestError(f"the topic {topic.name} has columns {names}, not {len(columns)} different ones")
+    unknown = next((name for name in columns if name not in names), None)
     if unknown is not None:
-        raise InvalidRequestError(f"the topic {topic.name} has columns {known}, not {unknown[:249]!r}")
+        raise InvalidRequestError(f"the topic {topic.name} has columns {names}, not {unknown[:249]!r}")
 
 
 def _project(frame: Frame, topic: Topic, columns: list[str]) -> Frame:

@@ -166,8 +166,10 @@ class ReplicaManager:
     def apply(self, image: MetadataImage) -> None:
         """Make this broker's replicas what the image says."""
         with self._lock:
-            known, next_offset = self.applied_offset, image.next_offset
-            invariant(next_offset >= known, "metadata up to %d after metadata up to %d", next_offset, known)
+            applied_offset, next_offset = self.applied_offset, image.next_offset
+            invariant(
+                next_offset >= applied_offset, "metadata up to %d after metadata up to %d", next_offset, applied_offset
+            )
             self._apply(image)
             self.applied_offset = next_offset
 

@@ -121,13 +121,13 @@ class TransactionCoordinator:
         self.pump()
 
     def _request(self, request: CoordinatorRequest, deadline_ms: int, reply: Reply) -> None:
-        led = self._shard_of(transactional_id_of(request))
+        led_shard = self._shard_of(transactional_id_of(request))
         if isinstance(request, AddPartitionToTransactionRequest):
-            self._check_partition(led, request)
+            self._check_partition(led_shard, request)
         self._next_token += 1
         self._replies[self._next_token] = reply
         now_ms = self._clock.boottime_ms()
-        self._carry_out(led, led.shard.request(self._next_token, request, deadline_ms, now_ms))
+        self._carry_out(led_shard, led_shard.shard.request(self._next_token, request, deadline_ms, now_ms))
         self._allocate_producer_ids(now_ms)
 
     def _check_partition(self, led: LedShard, request: AddPartitionToTransactionRequest) -> None:
@@ -161,14 +161,14 @@ class TransactionCoordinator:
         if transactional_ids is None:
             return [
                 description
-                for led in self._shards.values()
-                for description in led.shard.describe(None, now_ms, led.leader_epoch)
+                for led_shard in self._shards.values()
+                for description in led_shard.shard.describe(None, now_ms, led_shard.leader_epoch)
             ]
         descriptions: list[TransactionDescription] = []
         for transactional_id in transactional_ids:
-            led = self._shard_of(transactional_id)
-            led.check_leadership()
-            descriptions += led.shard.describe([transactional_id], now_ms, led.leader_epoch)
+            led_shard = self._shard_of(transactional_id)
+            led_shard.check_leadership()
+            descriptions += led_shard.shard.describe([transactional_id], now_ms, led_shard.leader_epoch)
         return descriptions
 
     def note(self, event: Callable[[], None]) -> None:
@@ -196,8 +196,8 @@ class TransactionCoordinator:
             self._run_events()
             self._follow_leadership()
             now_ms = self._clock.boottime_ms()
-            for led in list(self._shards.values()):
-                self._carry_out(led, led.shard.tick(now_ms))
+            for led_shard in list(self._shards.values()):
+                self._carry_out(led_shard, led_shard.shard.tick(now_ms))
             for number, target in self._queue.gone(self._manager.image):
                 self._marked(number, target)
             self._allocate_producer_ids(now_ms)
@@ -238,21 +238,23 @@ class TransactionCoordinator:
                 return current
             self._drop(current)
         resources = Resources(self._producer_ids, self._config.transaction_max_timeout_ms)
-        led = LedShard.load(number, partition, resources, self._config.transactional_id_expiration_ms, self._clock)
-        self._shards[number] = led
-        logger.info("coordinates %s transactional ids of %s", len(led.shard.transactions), partition)
-        self._carry_out(led, led.shard.loaded(self._clock.boottime_ms()))
-        return led
+        led_shard = LedShard.load(
+            number, partition, resources, self._config.transactional_id_expiration_ms, self._clock
+        )
+        self._shards[number] = led_shard
+        logger.info("coordinates %s transactional ids of %s", len(led_shard.shard.transactions), partition)
+        self._carry_out(led_shard, led_shard.shard.loaded(self._clock.boottime_ms()))
+        return led_shard
 
     def _follow_leadership(self) -> None:
         """Load the shards that this broker leads now, so that decided and idle transactions go on. Drop the others."""
         topic = self._manager.image.topic(TRANSACTION_STATE_TOPIC)
         states = topic.partitions if topic is not None else ()
-        led = {number for number, state in enumerate(states) if state.leader == self._manager.broker_id}
+        led_partitions = {number for number, state in enumerate(states) if state.leader == self._manager.broker_id}
         for number, shard in list(self._shards.items()):
-            if number not in led:
+            if number not in led_partitions:
                 self._drop(shard)
-        for number in sorted(led):
+        for number in sorted(led_partitions):
             try:
                 if topic is not None:
                     self._led(topic, number)
@@ -353,9 +355,9 @@ class TransactionCoordinator:
         self._markers_due = True
 
     def _marked(self, number: int, target: MarkerTarget) -> None:
-        led = self._shards.get(number)
-        if led is not None:
-            self._carry_out(led, led.shard.marked(target))
+        led_shard = self._shards.get(number)
+        if led_shard is not None:
+            self._carry_out(led_shard, led_shard.shard.marked(target))
 
 
 class _Token:

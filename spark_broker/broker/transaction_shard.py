@@ -51,7 +51,7 @@ class LedShard:
         # Appends of an earlier shard of the same leadership may not be committed yet.
         if high_watermark < partition.log.log_end_offset:
             raise CoordinatorNotAvailableError(f"{partition} has records that are not committed yet")
-        led = LedShard(
+        led_shard = LedShard(
             number,
             partition,
             leader_epoch,
@@ -64,10 +64,10 @@ class LedShard:
                 raise CoordinatorNotAvailableError(f"{partition} could not be read up to {high_watermark}")
             for frame in read.frames:
                 for key, value in rows_of(partition.reader.decode(frame)):
-                    led.shard.replay(decode_record(key, value))
-                    led.appended_records += 1
+                    led_shard.shard.replay(decode_record(key, value))
+                    led_shard.appended_records += 1
             position = read.next_offset
-        return led
+        return led_shard
 
     def is_current(self, partition: Partition) -> bool:
         """Whether the leadership that it was loaded for goes on."""

@@ -101,7 +101,7 @@ def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], da
     batches, rows = len(lines), sum(line.row_count for line in lines)
     size = f"{counted(batches, 'batch', 'batches')}, {counted(rows, 'row', 'rows')}"
     title = f"{directory.name}/{base_offset:020d}: {size}"
-    print_table(COLUMNS, [_cells(one) for one in lines], title=title, right=RIGHT)
+    print_table(COLUMNS, [_cells(line) for line in lines], title=title, right=RIGHT)
     if data:
         for line in lines:
             for index, row in enumerate(line.data or []):

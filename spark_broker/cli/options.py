@@ -74,9 +74,9 @@ def open_admin(given: str) -> Admin:
 def parse_settings(given: Iterable[str] | None) -> dict[str, str]:
     """`NAME=VALUE` strings as a mapping. Raises InvalidConfigError."""
     settings: dict[str, str] = {}
-    for one in given or ():
-        name, equals, value = one.partition("=")
+    for setting in given or ():
+        name, equals, value = setting.partition("=")
         if not equals or not name.strip():
-            raise InvalidConfigError(f"{one!r} is not NAME=VALUE", hint="Write it like `retention.ms=60000`.")
+            raise InvalidConfigError(f"{setting!r} is not NAME=VALUE", hint="Write it like `retention.ms=60000`.")
         settings[name.strip()] = value.strip()
     return settings

@@ -151,11 +151,11 @@ class Admin:
         """
         topic = self._existing(name, self._deadline())
         partitions = [TopicPartition(name, state.partition) for state in topic.partitions]
-        found, _ = try_lookup_offsets(
+        offsets, _ = try_lookup_offsets(
             self._metadata, at_time(partitions, LATEST_TIMESTAMP_MS), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
         )
         # An election may have come meanwhile. Show the leaders that gave the offsets.
-        return _describe(self._metadata.view.topic(name) or topic, found)
+        return _describe(self._metadata.view.topic(name) or topic, offsets)
 
     def create_partitions(self, name: str, total: int) -> None:
         """Raise the number of partitions to `total`. A key may have another partition from then on.
@@ -284,8 +284,8 @@ class Admin:
 
         def ready() -> bool:
             topic = self._metadata.refresh(deadline).topic(name)
-            led = [] if topic is None else [state for state in topic.partitions if state.leader >= 0]
-            return topic is not None and len(led) == len(topic.partitions) >= partitions
+            led_partitions = [] if topic is None else [state for state in topic.partitions if state.leader >= 0]
+            return topic is not None and len(led_partitions) == len(topic.partitions) >= partitions
 
         self._await(ready, deadline, LeaderNotAvailableError(f"a partition of {name!r} has no leader yet"))
         self._await_brokers(name, lambda topic: topic is not None and len(topic.partitions) >= partitions, deadline)

@@ -53,9 +53,9 @@ class TopicView:
     @cached_property
     def settings(self) -> TopicConfig:
         """The topic's settings, without those of newer brokers that this client does not know."""
-        known = TopicConfig.setting_names()
+        names = TopicConfig.setting_names()
         try:
-            return TopicConfig.parse({name: value for name, value in self.config.items() if name in known})
+            return TopicConfig.parse({name: value for name, value in self.config.items() if name in names})
         except InvalidConfigError as error:
             raise InvalidConfigError(f"topic {self.name!r}: {error.message}") from None
 
@@ -136,19 +136,19 @@ def merge(view: ClusterView, answer: MetadataResponse, asked: Iterable[str] | No
         added = {topic.name: _merged_topic(None, topic) for topic in answer.topics if topic.name not in view.topics}
         return replace(view, topics={**added, **view.topics}, version=view.version + 1)
     answered = {topic.name: topic for topic in answer.topics}
-    known = dict(view.topics) if asked is not None else {}
+    topics = dict(view.topics) if asked is not None else {}
     for name in asked or ():
         if name not in answered:
-            known.pop(name, None)
+            topics.pop(name, None)
     for name, topic in answered.items():
-        known[name] = _merged_topic(view.topics.get(name), topic)
+        topics[name] = _merged_topic(view.topics.get(name), topic)
     same_cluster = answer.cluster_id == view.cluster_id
     newer = answer.controller_epoch >= view.controller_epoch
     return ClusterView(
         cluster_id=answer.cluster_id,
         controller_epoch=max(view.controller_epoch, answer.controller_epoch),
         brokers={broker.id: broker for broker in answer.brokers} if newer else view.brokers,
-        topics=known,
+        topics=topics,
         controller=answer.controller if newer else view.controller,
         version=view.version + 1,
         metadata_offset=max(answer.metadata_offset, view.metadata_offset if same_cluster else -1),
@@ -170,8 +170,12 @@ def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
 def _newer(old: TopicView, state: PartitionMetadata) -> PartitionMetadata:
     if state.partition >= len(old.partitions):
         return state
-    known = old.partitions[state.partition]
-    return known if (state.leader_epoch, state.partition_epoch) < (known.leader_epoch, known.partition_epoch) else state
+    current = old.partitions[state.partition]
+    return (
+        current
+        if (state.leader_epoch, state.partition_epoch) < (current.leader_epoch, current.partition_epoch)
+        else state
+    )
 
 
 def _with_partitions(old: TopicView, partitions: tuple[PartitionMetadata, ...]) -> TopicView:

@@ -315,8 +315,10 @@ class Consumer:
     def _checked(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """Under the lock. Raises OffsetOutOfRangeError and PolicyViolationError."""
         chosen = {
-            tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one, self._epoch_at(tp, one))
-            for tp, one in offsets.items()
+            tp: offset
+            if isinstance(offset, OffsetAndMetadata)
+            else OffsetAndMetadata(offset, self._epoch_at(tp, offset))
+            for tp, offset in offsets.items()
         }
         self._machine.check_commit(chosen)
         return chosen

@@ -168,7 +168,7 @@ class ConsumerThreads:
                     machine.metadata_came(view, self.now_ms())
                     self.advance()
             case LookUpOffsets(timestamps_ms):
-                found, failures = try_lookup_offsets(
+                infos, failures = try_lookup_offsets(
                     self._metadata,
                     timestamps_ms,
                     Deadline.after_ms(ROUND_TIMEOUT_MS),
@@ -176,7 +176,7 @@ class ConsumerThreads:
                 )
                 with self.changed:
                     machine.learned(self._metadata.view)
-                    machine.offsets_came(effect, found, failures, self.now_ms())
+                    machine.offsets_came(effect, infos, failures, self.now_ms())
                     self.advance()
             case FetchCommitted(generations) if self._group is not None:
                 committed = self._group.fetch(generations, Deadline.after_ms(ROUND_TIMEOUT_MS))

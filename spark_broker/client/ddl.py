@@ -196,8 +196,8 @@ class _Parser:
         raise InvalidSchemaError(f"schema {self._text!r}: expected {expected}, not {read}")
 
     def _unknown(self, token: _Token) -> NoReturn:
-        known = [*_TYPES, *_DECIMALS, *_NESTED]
-        near = difflib.get_close_matches(token.text.upper(), known, n=1, cutoff=0.4)
+        type_names = [*_TYPES, *_DECIMALS, *_NESTED]
+        near = difflib.get_close_matches(token.text.upper(), type_names, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InvalidSchemaError(f"schema {self._text!r}: unknown type {token.text!r} at character {token.at}{hint}")
 

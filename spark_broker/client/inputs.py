@@ -72,7 +72,7 @@ def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> 
         )
     rows = max(1, min(batch.num_rows // 2, batch.num_rows * min(SLICE_BYTES, limit) // size))
     slices = (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
-    return [part for one in slices for part in within_size(one, topic, divisible=True)]
+    return [part for piece in slices for part in within_size(piece, topic, divisible=True)]
 
 
 def _to_table(data: object, schema: pa.Schema) -> pa.Table:

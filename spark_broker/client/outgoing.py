@@ -103,8 +103,8 @@ class AppendResult:
             self._missing -= 1
             if self._missing:
                 return
-        errors = [one for one in self._outcomes if isinstance(one, SparkBrokerError)]
+        errors = [error for error in self._outcomes if isinstance(error, SparkBrokerError)]
         if errors:
             self.future.set_exception(errors[0])
         else:
-            self.future.set_result([one for one in self._outcomes if isinstance(one, RecordMetadata)])
+            self.future.set_result([metadata for metadata in self._outcomes if isinstance(metadata, RecordMetadata)])

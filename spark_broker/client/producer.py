@@ -398,8 +398,8 @@ class Producer:
 
     def _next_sticky(self, view: TopicView) -> int:
         """Partitions take turns by micro-batch. One without a leader is passed over while another has a leader."""
-        led = [state.partition for state in view.partitions if state.leader >= 0]
-        usable = led or [state.partition for state in view.partitions]
+        led_partitions = [state.partition for state in view.partitions if state.leader >= 0]
+        usable = led_partitions or [state.partition for state in view.partitions]
         return usable[next(self._sticky_counter) % len(usable)]
 
     def _submit(

@@ -33,8 +33,8 @@ def list_transactions(metadata: ClusterMetadata, deadline: Deadline) -> list[Tra
             continue
         for description in _coordinated_by(metadata, broker, deadline):
             info = _info(description, view, broker.id)
-            known = transactions.get(info.transactional_id)
-            if known is None or known.coordinator_epoch < info.coordinator_epoch:
+            earlier = transactions.get(info.transactional_id)
+            if earlier is None or earlier.coordinator_epoch < info.coordinator_epoch:
                 transactions[info.transactional_id] = info
     return [transactions[transactional_id] for transactional_id in sorted(transactions)]
 

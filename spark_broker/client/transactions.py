@@ -136,7 +136,8 @@ class TransactionManager:
         """Make the group's offsets a part of the transaction. Raises typed errors; then it can only be aborted."""
         check_name("group.id", group_id)
         positions = {
-            tp: one if isinstance(one, OffsetAndMetadata) else OffsetAndMetadata(one) for tp, one in offsets.items()
+            tp: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+            for tp, offset in offsets.items()
         }
         negative = next((tp for tp, position in positions.items() if position.offset < 0), None)
         if negative is not None:

@@ -95,8 +95,8 @@ class Clocks:
 
     def forget(self, broker_id: int) -> None:
         """The broker's session is over, or begins."""
-        for known in (self._skews_ms, self._verdicts, self._reasons):
-            known.pop(broker_id, None)
+        for by_broker in (self._skews_ms, self._verdicts, self._reasons):
+            by_broker.pop(broker_id, None)
 
     def heard(self, broker_id: int, event: HeartbeatReceived) -> list[SessionEffect]:
         """Take in the clock that a heartbeat shows. Returns the effects, which may concern any broker."""
@@ -110,8 +110,8 @@ class Clocks:
         self._skews_ms[broker_id] = skew_ms
         agreed = agreed_ms([0, *self._skews_ms.values()], self._bounds.fence_ms)
         effects = self._judge_own(agreed)
-        for known, skew in sorted(self._skews_ms.items()):
-            effects += self._judge(known, skew - (agreed or 0), agreed=agreed is not None)
+        for judged_id, skew in sorted(self._skews_ms.items()):
+            effects += self._judge(judged_id, skew - (agreed or 0), agreed=agreed is not None)
         return effects
 
     def _notice_step(self, event: HeartbeatReceived) -> None:

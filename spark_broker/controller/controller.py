@@ -137,8 +137,8 @@ class Controller(Machine[ControllerStanding]):
         if self._began:
             connected = self.sessions.connected
             for broker in brokers.values():
-                known = broker.fenced or broker.id in connected
-                invariant(known, "broker %d is live and has no session", broker.id)
+                fenced_or_connected = broker.fenced or broker.id in connected
+                invariant(fenced_or_connected, "broker %d is live and has no session", broker.id)
         return ControllerStanding(self.image.controller_epoch, self.image.next_offset)
 
     def check_step(self, name: str, before: ControllerStanding, after: ControllerStanding) -> bool:
@@ -415,11 +415,11 @@ class Controller(Machine[ControllerStanding]):
 
     def _quarantine_damaged(self, session: Session, beat: HeartbeatRequest) -> None:
         """Decide once on each report: the broker may still repeat it when the replica is rebuilt and in sync again."""
-        known = self._damage_known.get(session.broker_id, frozenset())
+        earlier = self._damage_known.get(session.broker_id, frozenset())
         reported = {(session.broker_epoch, *damaged) for damaged in beat.damaged}
-        if reported - known:
+        if reported - earlier:
             self._damage_known[session.broker_id] = frozenset(reported)
-            new = sorted((topic_id, partition) for _, topic_id, partition, _ in reported - known)
+            new = sorted((topic_id, partition) for _, topic_id, partition, _ in reported - earlier)
             why = f"broker {session.broker_id} has set damaged replicas aside"
             self._apply(damage.quarantine(self.image, session.broker_id, new, self._full), why)
 

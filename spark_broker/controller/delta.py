@@ -33,9 +33,11 @@ class MetadataDelta:
         changed: list[tuple[str, int]] = []
         for topic in self._touched_topics():
             before = self.old.topics.get(topic.topic_id)
-            known = () if before is None else before.partitions
+            old_partitions = () if before is None else before.partitions
             for number, state in enumerate(topic.partitions):
-                if number >= len(known) or (known[number] is not state and known[number] != state):
+                if number >= len(old_partitions) or (
+                    old_partitions[number] is not state and old_partitions[number] != state
+                ):
                     changed.append((topic.topic_id, number))
         return changed
 

@@ -40,9 +40,9 @@ def _healed(image: MetadataImage, state: PartitionRegistration, gone: Collection
     for position, broker in enumerate(target):
         if broker in gone:
             keep = [other for other in target if other not in gone]
-            found = replacement(image, keep, target, loads, leads=position == 0)
-            if found is not None:
-                target[position] = found
-                loads.replicas[found] += 1
-                loads.leaders[found] += position == 0
+            new_broker = replacement(image, keep, target, loads, leads=position == 0)
+            if new_broker is not None:
+                target[position] = new_broker
+                loads.replicas[new_broker] += 1
+                loads.leaders[new_broker] += position == 0
     return target

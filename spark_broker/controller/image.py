@@ -303,8 +303,8 @@ class _Builder:
 
     def _broker(self, broker_id: int, epoch: int) -> BrokerState:
         broker = self.brokers.get(broker_id)
-        known = broker is not None and broker.epoch == epoch
-        invariant(known, "a record names broker %d of epoch %d", broker_id, epoch)
+        registered = broker is not None and broker.epoch == epoch
+        invariant(registered, "a record names broker %d of epoch %d", broker_id, epoch)
         return self.brokers[broker_id]
 
     def replay(self, record: MetadataRecord) -> None:
@@ -381,8 +381,8 @@ class _Builder:
 
     def _change_partition(self, record: PartitionChangeRecord) -> None:
         partitions = self._partitions_of(record.topic_id)
-        known = record.partition < len(partitions)
-        invariant(known, "partition %d of %s is unknown", record.partition, record.topic_id)
+        exists = record.partition < len(partitions)
+        invariant(exists, "partition %d of %s is unknown", record.partition, record.topic_id)
         before = partitions[record.partition]
         try:
             partitions[record.partition] = changed_partition(before, record)

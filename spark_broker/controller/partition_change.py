@@ -61,9 +61,9 @@ def _with_eligible(
 ) -> PartitionRegistration:
     left = {*before.isr, *before.elr} - set(target.isr)
     elr = tuple(b for b in target.replicas if b in left and b not in lost)
-    known = tuple(b for b in target.replicas if b in {*left, *before.last_known_elr} - {*elr, *target.isr})
-    quarantined = tuple(b for b in known if b in before.damaged or b in damaged)
-    return replace(target, elr=elr, last_known_elr=known, damaged=quarantined)
+    last_known_elr = tuple(b for b in target.replicas if b in {*left, *before.last_known_elr} - {*elr, *target.isr})
+    quarantined = tuple(b for b in last_known_elr if b in before.damaged or b in damaged)
+    return replace(target, elr=elr, last_known_elr=last_known_elr, damaged=quarantined)
 
 
 def _difference(

@@ -25,10 +25,10 @@ def balance_replicas(
     records: list[MetadataRecord] = []
     moved: set[tuple[str, int]] = set()
     while budget > 0:
-        found = _next_move(image, [b for b in joined if image.is_live(b)], loads, moved)
-        if found is None:
+        next_move = _next_move(image, [b for b in joined if image.is_live(b)], loads, moved)
+        if next_move is None:
             break
-        (topic_id, number, state), source, receiver = found
+        (topic_id, number, state), source, receiver = next_move
         target = [receiver if b == source else b for b in state.replicas]
         records += move(image, image.topics[topic_id], number, state, target, full)
         moved.add((topic_id, number))

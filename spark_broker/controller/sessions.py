@@ -107,8 +107,8 @@ class Session:
     next_probe_ms: int | None = None  # None: a probe is under way, or none is due
 
     def move(self, signal: Signal) -> None:
-        known = (self.state, signal) in TRANSITIONS
-        invariant(known, "broker %d: %s in %s", self.broker_id, signal.name, self.state.name)
+        allowed = (self.state, signal) in TRANSITIONS
+        invariant(allowed, "broker %d: %s in %s", self.broker_id, signal.name, self.state.name)
         self.state = TRANSITIONS[self.state, signal]
 
 

@@ -32,9 +32,9 @@ def recover(image: MetadataImage, ends: LogEnds, keys: Iterable[Key]) -> tuple[M
         state = image.partition(*key)
         if state is None or state.leader != NO_LEADER or state.isr or state.elr or state.damaged:
             continue
-        known = ends.known(image, key, state)
-        if set(known) == set(state.replicas):
-            records += _lead(image.topics[key[0]], key[1], state, most_complete(state.replicas, known))
+        known_ends = ends.known(image, key, state)
+        if set(known_ends) == set(state.replicas):
+            records += _lead(image.topics[key[0]], key[1], state, most_complete(state.replicas, known_ends))
     return tuple(records)
 
 

@@ -129,10 +129,10 @@ class CommittedOffsets:
             keys = [OffsetKey(group_id, topic, partition) for topic, partition in partitions]
         return [
             CommittedOffset(
-                key.topic, key.partition, known.value.offset, known.value.leader_epoch, known.value.metadata
+                key.topic, key.partition, current.value.offset, current.value.leader_epoch, current.value.metadata
             )
             for key in keys
-            if (known := self._offsets.get(key)) is not None
+            if (current := self._offsets.get(key)) is not None
         ]
 
     def snapshot(self, as_of: int) -> list[OffsetRecord]:

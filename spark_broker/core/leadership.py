@@ -71,12 +71,12 @@ class Leadership:
 
     def _update_followers(self, broker_epochs: Mapping[int, int], now_ms: int) -> None:
         """Forget what an earlier incarnation of a follower had fetched (KAFKA-14139)."""
-        known = self.followers
+        earlier_followers = self.followers
         self.followers = {}
         for broker in self._assignment.replicas:
             if broker == self._me:
                 continue
-            progress = known.get(broker)
+            progress = earlier_followers.get(broker)
             epoch = broker_epochs.get(broker, -1)
             if progress is None or progress.broker_epoch != epoch:
                 progress = FollowerProgress(epoch, progress.last_caught_up_ms if progress else now_ms)

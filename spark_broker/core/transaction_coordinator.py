@@ -406,7 +406,9 @@ class TransactionShard(Machine[CoordinatorStanding]):
     @event
     def tick(self, now_ms: int) -> list[Effect]:
         """Abort idle transactions, append missing `Ended` records, forget old ids and refuse late requests."""
-        effects: list[Effect] = [AppendRecords(one, (Ended(),), None, None) for one in self._to_end]
+        effects: list[Effect] = [
+            AppendRecords(transactional_id, (Ended(),), None, None) for transactional_id in self._to_end
+        ]
         for transactional_id in self._open:
             transaction = self.transactions[transactional_id]
             if now_ms - transaction.active_ms >= transaction.timeout_ms:

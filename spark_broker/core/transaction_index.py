@@ -66,7 +66,7 @@ class TransactionIndex:
 
     def aborted(self) -> list[AbortedTransaction]:
         """In order of their markers."""
-        aborted = (one for transactions in self._aborted.values() for one in transactions)
+        aborted = (transaction for transactions in self._aborted.values() for transaction in transactions)
         return sorted(aborted, key=lambda transaction: transaction.last_offset)
 
     def began(self, producer_id: int, offset: int) -> None:

@@ -191,8 +191,8 @@ class TransactionMetadata:
             case ExecutionStarted(execution, single_use):
                 self._move(TransactionEvent.EXECUTION_STARTED)
                 self.single_use = single_use
-                known = tuple(older for older in self.executions if older != execution)
-                self.executions = (*known, execution)[-REMEMBERED_EXECUTIONS:]
+                earlier_executions = tuple(older for older in self.executions if older != execution)
+                self.executions = (*earlier_executions, execution)[-REMEMBERED_EXECUTIONS:]
                 self.closed = NO_VERSION
             case Opened(version, execution, timeout_ms):
                 self._move(TransactionEvent.OPENED)

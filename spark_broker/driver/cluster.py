@@ -204,8 +204,8 @@ class BrokerCluster:
         while True:
             live = self._controller.live_brokers()
             tell(len(live))
-            if found := find(live):
-                return found
+            if result := find(live):
+                return result
             failure = self._launcher.fatal()
             if failure is not None:
                 raise failure

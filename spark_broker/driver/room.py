@@ -96,8 +96,8 @@ def wait_for_executors(
     there: list[Executor] = []
     since = time.monotonic()
     while not _is_enough(sc, there, brokers):
-        known = len(there)
-        now_there = launcher.wait_executors(lambda alive: len(alive) > known, min(1.0, settle_s))  # noqa: B023
+        count = len(there)
+        now_there = launcher.wait_executors(lambda alive: len(alive) > count, min(1.0, settle_s))  # noqa: B023
         on_progress("executors", min(len(now_there), brokers), brokers)
         if len(now_there) != len(there):
             since = time.monotonic()

@@ -35,8 +35,8 @@ class StoreHealth:
     def hangs(self, since_s: float) -> None:
         """The store has not answered since this time (of the monotonic clock). Does not replace a failure's reason."""
         with self._lock:
-            known = bool(self._trouble) and not self._hangs
-        if not known:
+            failed = bool(self._trouble) and not self._hangs
+        if not failed:
             self._note(f"no answer for {time.monotonic() - since_s:.0f} s", since_s, hangs=True)
 
     def fails(self, why: str) -> None:

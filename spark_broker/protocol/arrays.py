@@ -76,8 +76,8 @@ def _build(values: Sequence[object], kind: pa.DataType) -> pa.Array:
         valid = np.fromiter((value is not None for value in values), np.bool_, len(values))
     if not types:
         return pa.nulls(len(values), kind)
-    for known, is_kind, build in _BUILDERS:
-        if types <= known and is_kind(kind):
+    for accepted_types, is_kind, build in _BUILDERS:
+        if types <= accepted_types and is_kind(kind):
             return build(values, kind, None if valid is None else _bitmap(valid))
     raise _UnknownValuesError(f"{types} as {kind}")
 

@@ -154,8 +154,8 @@ def _castable(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def _castable_struct(source: pa.StructType, target: pa.StructType) -> bool:
-    known = {field.name: field.type for field in target}
-    return all(field.name in known and _castable(field.type, known[field.name]) for field in source)
+    target_types = {field.name: field.type for field in target}
+    return all(field.name in target_types and _castable(field.type, target_types[field.name]) for field in source)
 
 
 def _family(kind: pa.DataType) -> str | None:

@@ -67,15 +67,17 @@ def columns_of(topic: TopicView, *, include_headers: bool) -> tuple[Column, ...]
 
 def by_name(columns: Sequence[Column], names: Sequence[str], where: str) -> tuple[Column, ...]:
     """The columns with these names (case does not count). Raises InvalidConfigError with the nearest name."""
-    known = {column.name.lower(): column for column in columns}
+    columns_by_name = {column.name.lower(): column for column in columns}
     for name in names:
-        if name.lower() not in known:
-            near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.4)
+        if name.lower() not in columns_by_name:
+            near = difflib.get_close_matches(name.lower(), list(columns_by_name), n=1, cutoff=0.4)
             hint = (
-                f"did you mean {known[near[0]].name!r}?" if near else f"there are {', '.join(c.name for c in columns)}"
+                f"did you mean {columns_by_name[near[0]].name!r}?"
+                if near
+                else f"there are {', '.join(c.name for c in columns)}"
             )
             raise InvalidConfigError(f"{where}: unknown column {name!r}; {hint}")
-    return tuple(known[name.lower()] for name in names)
+    return tuple(columns_by_name[name.lower()] for name in names)
 
 
 def columns_to_fetch(topic: TopicView, columns: Sequence[Column], *, include_headers: bool) -> list[str] | None:

@@ -66,11 +66,11 @@ def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
     deadline = Deadline.after_ms(settings.default_api_timeout_ms)
     with connected(settings) as metadata:
         committed = GroupOffsets(metadata, group).fetch(None, deadline)
-        found, failures = try_lookup_offsets(metadata, dict.fromkeys(committed, LATEST_TIMESTAMP_MS), deadline)
+        infos, failures = try_lookup_offsets(metadata, dict.fromkeys(committed, LATEST_TIMESTAMP_MS), deadline)
     for error in failures.values():
         if not isinstance(error, UnknownTopicOrPartitionError):
             raise error
-    return lags_of({tp: committed[tp].offset for tp in found}, {tp: info.offset for tp, info in found.items()})
+    return lags_of({tp: committed[tp].offset for tp in infos}, {tp: info.offset for tp, info in infos.items()})
 
 
 def create_lag_view(spark: SparkSession, lags: Iterable[PartitionLag], name: str = "lag") -> DataFrame:

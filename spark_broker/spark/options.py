@@ -103,9 +103,9 @@ def _unknown(name: str, known: list[str]) -> str:
     shown = {name.lower(): name for name in known}
     shown.update({PREFIX + name.lower(): PREFIX + name for name in known if "." in name})
     message = unknown_setting(name, list(shown), "option")
-    for lower, one in shown.items():
+    for lower, option in shown.items():
         if message.endswith(f"did you mean {lower!r}?"):
-            return message.replace(f"did you mean {lower!r}?", f"did you mean {one!r}?")
+            return message.replace(f"did you mean {lower!r}?", f"did you mean {option!r}?")
     return message
 
 

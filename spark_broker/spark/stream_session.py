@@ -47,8 +47,8 @@ class StreamSession:
     def logs(self, position: StreamOffset | None) -> dict[TopicPartition, LogRange]:
         """What the selected partitions hold now, with partitions that are new since the last look."""
         deadline = self._deadline()
-        known = () if position is None else position.topic_ids
-        topics = existing_topics(self._metadata, self._options.selection, known, deadline)
+        topic_ids = () if position is None else position.topic_ids
+        topics = existing_topics(self._metadata, self._options.selection, topic_ids, deadline)
         reached = {} if position is None else {tp: Reach(offset) for tp, offset in position.offsets.items()}
         infos = self._look_up(partitions_of(self._options.selection, topics), deadline, reached)
         return {

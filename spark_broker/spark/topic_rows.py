@@ -39,7 +39,7 @@ class Target:
 
     @classmethod
     def of(cls, topic: TopicView) -> Target:
-        led = tuple(state.partition for state in topic.partitions if state.leader >= 0)
+        led_partitions = tuple(state.partition for state in topic.partitions if state.leader >= 0)
         return cls(
             name=topic.name,
             topic_id=topic.topic_id,
@@ -47,7 +47,7 @@ class Target:
             is_record=topic.has_default_schema,
             key_columns=topic.key_columns,
             partitions=len(topic.partitions),
-            usable=led or tuple(range(len(topic.partitions))),
+            usable=led_partitions or tuple(range(len(topic.partitions))),
         )
 
 

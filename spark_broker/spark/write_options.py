@@ -130,10 +130,10 @@ def _unknown(name: str, of_topics: list[str]) -> str:
     documented.
     """
     settings = set(ProducerConfig.setting_names()) - {"transactional.id"}
-    known = {name.lower(): name for name in (*OPTIONS, *of_topics, *settings)}
-    known.update({PRODUCER_PREFIX + one: PRODUCER_PREFIX + one for one in settings})
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"unknown option {name!r} of a write" + (f"; did you mean {known[near[0]]!r}?" if near else "")
+    shown = {name.lower(): name for name in (*OPTIONS, *of_topics, *settings)}
+    shown.update({PRODUCER_PREFIX + setting: PRODUCER_PREFIX + setting for setting in settings})
+    near = difflib.get_close_matches(name, list(shown), n=1, cutoff=0.4)
+    return f"unknown option {name!r} of a write" + (f"; did you mean {shown[near[0]]!r}?" if near else "")
 
 
 def _topic(values: Mapping[str, str]) -> str | None:

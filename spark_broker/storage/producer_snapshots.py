@@ -129,11 +129,11 @@ class ProducerSnapshots:
         """The state at `offset`. Raises DamagedLogError when the snapshot is missing or damaged."""
         path = self._path(offset)
         try:
-            found, states = decode_snapshot(self._fs.read_bytes(path))
+            snapshot_offset, states = decode_snapshot(self._fs.read_bytes(path))
         except FileNotFoundError:
             raise DamagedLogError(f"{path.name} is missing") from None
-        if found != offset:
-            raise DamagedLogError(f"{path.name} is of offset {found}")
+        if snapshot_offset != offset:
+            raise DamagedLogError(f"{path.name} is of offset {snapshot_offset}")
         return states
 
     def newest(self, first: int, last: int) -> tuple[int, ProducerStates] | None:

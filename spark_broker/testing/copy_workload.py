@@ -117,7 +117,7 @@ def check_copies(originals: Sequence[bytes], copies: Sequence[bytes]) -> Iterato
     copied = [copy.partition(MARK)[2] for copy in copies]
     if len(copied) > len(originals):
         yield f"{len(copied)} copies of {len(originals)} records"
-    for at, (due, found) in enumerate(zip(originals, copied, strict=False)):
-        if due != found:
-            yield f"copy {at} is of {found!r}, where {due!r} is due"
+    for at, (due, copied_value) in enumerate(zip(originals, copied, strict=False)):
+        if due != copied_value:
+            yield f"copy {at} is of {copied_value!r}, where {due!r} is due"
             return

@@ -188,8 +188,8 @@ class HistoryRecorder:
             return History(tuple(self._events))
 
     def _kept(self, values: Iterable[bytes]) -> tuple[bytes, ...]:
-        known = self._values
-        return tuple([known.get(value, value) for value in values])
+        interned = self._values
+        return tuple([interned.get(value, value) for value in values])
 
     def _add(self, event: Event) -> None:
         with self._lock:

@@ -51,14 +51,14 @@ LogDirs = str | Path | Sequence[Path]
 
 def find_replicas(log_dirs: LogDirs, partition: TopicPartition) -> list[ReplicaDirectory]:
     """The partition's replicas under `log.dirs`, by broker id. Deleted and damaged ones are not among them."""
-    found = []
+    replicas = []
     bases = [Path(log_dirs)] if isinstance(log_dirs, str | Path) else log_dirs
     for slot in sorted(slot for base in bases for slot in base.glob(SLOT_PREFIX + "*")):
         path = slot / str(partition)
         meta = read_meta(slot)
         if meta is not None and path.is_dir():
-            found.append(ReplicaDirectory(meta.broker_id, partition, path))
-    return sorted(found, key=lambda replica: (replica.broker_id, replica.path))
+            replicas.append(ReplicaDirectory(meta.broker_id, partition, path))
+    return sorted(replicas, key=lambda replica: (replica.broker_id, replica.path))
 
 
 def read_batches(replica: ReplicaDirectory, up_to_offset: int) -> Iterator[Frame]:

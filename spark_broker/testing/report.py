@@ -139,8 +139,8 @@ def _transactions(events: Iterable[Event], named: set[int | None]) -> Iterator[s
 
 
 def _limited(lines: Iterable[str], most: int) -> list[str]:
-    found = list(lines)
-    if len(found) <= most:
-        return found or ["    nothing"]
+    all_lines = list(lines)
+    if len(all_lines) <= most:
+        return all_lines or ["    nothing"]
     half = most // 2
-    return [*found[:half], f"    ... {len(found) - 2 * half} more ...", *found[-half:]]
+    return [*all_lines[:half], f"    ... {len(all_lines) - 2 * half} more ...", *all_lines[-half:]]

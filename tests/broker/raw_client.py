@@ -56,10 +56,10 @@ RETRY_S = 0.05
 
 def rows(values: Iterable[bytes]) -> pa.RecordBatch:
     """Records as Kafka's, with these values."""
-    found = list(values)
-    nulls = [pa.nulls(len(found), DEFAULT_SCHEMA.field(name).type) for name in ("key", "headers")]
-    times = pa.array([0] * len(found), pa.int64()).cast(DEFAULT_SCHEMA.field("timestamp").type)
-    return pa.RecordBatch.from_arrays([nulls[0], pa.array(found, pa.binary()), nulls[1], times], schema=DEFAULT_SCHEMA)
+    column = list(values)
+    nulls = [pa.nulls(len(column), DEFAULT_SCHEMA.field(name).type) for name in ("key", "headers")]
+    times = pa.array([0] * len(column), pa.int64()).cast(DEFAULT_SCHEMA.field("timestamp").type)
+    return pa.RecordBatch.from_arrays([nulls[0], pa.array(column, pa.binary()), nulls[1], times], schema=DEFAULT_SCHEMA)
 
 
 class RawClient:
@@ -83,9 +83,9 @@ class RawClient:
         raise error
 
     def metadata(self) -> MetadataResponse:
-        found = self.call_any(MetadataRequest(None))
-        assert isinstance(found, MetadataResponse)
-        return found
+        answer = self.call_any(MetadataRequest(None))
+        assert isinstance(answer, MetadataResponse)
+        return answer
 
     def topic(self, name: str) -> TopicMetadata:
         return next(topic for topic in self.metadata().topics if topic.name == name)
@@ -104,10 +104,10 @@ class RawClient:
             self._retry(lambda name=name: self._led(name))  # type: ignore[misc]
 
     def _led(self, name: str) -> TopicMetadata:
-        found = next((topic for topic in self.metadata().topics if topic.name == name), None)
-        if found is None or any(partition.leader < 0 for partition in found.partitions):
+        topic_metadata = next((topic for topic in self.metadata().topics if topic.name == name), None)
+        if topic_metadata is None or any(partition.leader < 0 for partition in topic_metadata.partitions):
             raise NetworkError(f"{name} has no leaders yet")
-        return found
+        return topic_metadata
 
     def leader(self, name: str, partition: int) -> int:
         return self.topic(name).partitions[partition].leader
@@ -126,13 +126,13 @@ class RawClient:
 
     def _log_starts(self, name: str) -> list[tuple[int, int]]:
         state = self.topic(name)
-        found: list[tuple[int, int]] = []
-        for one in state.partitions:
-            spec = ListOffsetsPartition(state.topic_id, one.partition, -1, EARLIEST_TIMESTAMP_MS)
-            answer = self.connection(one.leader).call(ListOffsetsRequest([spec]), timeout_ms=5000)
+        starts: list[tuple[int, int]] = []
+        for partition in state.partitions:
+            spec = ListOffsetsPartition(state.topic_id, partition.partition, -1, EARLIEST_TIMESTAMP_MS)
+            answer = self.connection(partition.leader).call(ListOffsetsRequest([spec]), timeout_ms=5000)
             assert isinstance(answer, ListOffsetsResponse)
-            found += [(info.partition, info.offset) for info in answer.partitions]
-        return found
+            starts += [(info.partition, info.offset) for info in answer.partitions]
+        return starts
 
     def connection(self, broker_id: int) -> Connection:
         broker = next((b for b in self.metadata().brokers if b.id == broker_id), None)
@@ -156,20 +156,20 @@ class RawClient:
         return self._retry(once)
 
     def init(self, transactional_id: str, timeout_ms: int = 60_000) -> InitProducerIdResponse:
-        found = self.ask(transactional_id, InitTransactionsRequest(transactional_id, timeout_ms))
-        assert isinstance(found, InitProducerIdResponse)
-        return found
+        answer = self.ask(transactional_id, InitTransactionsRequest(transactional_id, timeout_ms))
+        assert isinstance(answer, InitProducerIdResponse)
+        return answer
 
     def end(self, transactional_id: str, who: InitProducerIdResponse, *, committed: bool) -> InitProducerIdResponse:
         request = EndTransactionRequest(transactional_id, who.producer_id, who.producer_epoch, committed)
-        found = self.ask(transactional_id, request)
-        assert isinstance(found, InitProducerIdResponse)
-        return found
+        answer = self.ask(transactional_id, request)
+        assert isinstance(answer, InitProducerIdResponse)
+        return answer
 
     def join(self, application: str, version: int, execution: str, timeout_ms: int = 60_000) -> InitProducerIdResponse:
-        found = self.ask(application, JoinTransactionRequest(application, version, execution, timeout_ms))
-        assert isinstance(found, InitProducerIdResponse)
-        return found
+        answer = self.ask(application, JoinTransactionRequest(application, version, execution, timeout_ms))
+        assert isinstance(answer, InitProducerIdResponse)
+        return answer
 
     def describe(self, transactional_id: str) -> TransactionDescription:
         def once() -> TransactionDescription:
@@ -238,15 +238,15 @@ class RawClient:
             stream.send(request)
             answer, payload = stream.receive(timeout_ms=10_000)
             assert isinstance(answer, FetchResponse)
-            found = answer.partitions[0] if answer.partitions else None
-            if found is not None and found.error_code:
-                raise error_from_code(found.error_code, found.error_message)
-            if found is None or found.next_offset <= offset:
+            fetched = answer.partitions[0] if answer.partitions else None
+            if fetched is not None and fetched.error_code:
+                raise error_from_code(fetched.error_code, fetched.error_message)
+            if fetched is None or fetched.next_offset <= offset:
                 stream.close()
                 return values
             for frame in decode_frames(payload):
                 values += decode_batch(frame.message, DEFAULT_SCHEMA).column("value").to_pylist()
-            offset = found.next_offset
+            offset = fetched.next_offset
 
     def _retry(self, once: Callable[[], T]) -> T:
         end_s = time.monotonic() + TIMEOUT_S

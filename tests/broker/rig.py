@@ -109,9 +109,9 @@ class RigBroker:
 
         with self.proposed:
             self.proposed.wait_for(lambda: find() is not None, timeout_s)
-            found = find()
-        assert found is not None, f"ISR {isr} was not proposed; {self.proposals} were"
-        return found
+            proposal = find()
+        assert proposal is not None, f"ISR {isr} was not proposed; {self.proposals} were"
+        return proposal
 
     @property
     def partition(self) -> Partition:

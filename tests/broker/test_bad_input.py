@@ -65,15 +65,15 @@ def still_serving(process_cluster: ProcessCluster, admin: Admin) -> Iterator[Non
 
 
 def everything(cluster: ProcessCluster) -> list[tuple[int, str]]:
-    found: list[tuple[int, str]] = []
+    rows: list[tuple[int, str]] = []
     partition = TopicPartition("typed", 0)
     with Consumer(cluster.bootstrap_servers, auto_offset_reset="earliest") as consumer:
         consumer.assign([partition])
         end = consumer.end_offsets([partition])[partition]
         while consumer.position(partition) < end:
             for batch in consumer.poll(timeout=1.0):
-                found += [(row["n"], row["s"]) for row in batch.data.to_pylist()]
-    return found
+                rows += [(row["n"], row["s"]) for row in batch.data.to_pylist()]
+    return rows
 
 
 def leader_stream(admin: Admin) -> tuple[Connection, str, int]:

@@ -55,17 +55,17 @@ class FakeConnection:
 def calls() -> Iterator[BrokerCalls]:
     FakeConnection.made, FakeConnection.thaw = [], threading.Event()
     bugs: list[BaseException] = []
-    found = BrokerCalls(
+    sender = BrokerCalls(
         SimpleNamespace(broker_id=7, broker_epoch=3),  # type: ignore[arg-type]
         FakeConnection("controller", 1),  # type: ignore[arg-type]
         1000,
         bugs.append,
         FakeConnection,  # type: ignore[arg-type]
     )
-    found.start()
-    yield found
+    sender.start()
+    yield sender
     FakeConnection.thaw.set()
-    found.stop()
+    sender.stop()
     assert bugs == []
 
 
@@ -108,7 +108,9 @@ def test_a_broker_that_comes_back_elsewhere_is_called_there(calls: BrokerCalls) 
         answer = AwaitedAnswer()
         calls.send(broker(1, port), MetadataRequest(), WAIT_MS, answer)
         assert answer.wait(WAIT_MS) == EmptyResponse()
-    ports = [(one.port, len(one.requests)) for one in FakeConnection.made if one.host == "host-1"]
+    ports = [
+        (connection.port, len(connection.requests)) for connection in FakeConnection.made if connection.host == "host-1"
+    ]
     assert ports == [(9000, 2), (9001, 1)]
 
 
@@ -116,5 +118,5 @@ def test_producer_ids_come_from_the_controller_in_this_brokers_name(calls: Broke
     answer = AwaitedAnswer()
     calls.allocate_producer_ids(answer)
     assert answer.wait(WAIT_MS) == AllocateProducerIdsResponse(5, 10)
-    controller = next(one for one in FakeConnection.made if one.host == "controller")
+    controller = next(connection for connection in FakeConnection.made if connection.host == "controller")
     assert controller.requests == [AllocateProducerIdsRequest(7, 3)]

@@ -60,9 +60,9 @@ def test_keyed_rows_keep_their_order_and_their_partition(process_cluster: Proces
     rows = sorted(drain(process_cluster, "events", 4), key=lambda row: row[:2])
     assert sorted(row["id"] for _, _, row in rows) == list(range(500))  # type: ignore[index]
     for key in {row["name"] for _, _, row in rows}:  # type: ignore[index]
-        found = [(partition, row["id"]) for partition, _, row in rows if row["name"] == key]  # type: ignore[index]
-        assert len({partition for partition, _ in found}) == 1
-        assert [id_ for _, id_ in found] == sorted(id_ for _, id_ in found)
+        rows_of_key = [(partition, row["id"]) for partition, _, row in rows if row["name"] == key]  # type: ignore[index]
+        assert len({partition for partition, _ in rows_of_key}) == 1
+        assert [id_ for _, id_ in rows_of_key] == sorted(id_ for _, id_ in rows_of_key)
 
 
 def test_a_consumer_may_name_the_columns_that_it_wants(process_cluster: ProcessCluster, admin: Admin) -> None:
@@ -107,9 +107,9 @@ def test_committed_offsets_survive_the_death_of_their_coordinator(
     with Consumer(process_cluster.bootstrap_servers, group_id="g") as consumer:
         consumer.assign([partition])
         assert consumer.position(partition) == 4
-        found = consumer.committed(partition)
-        assert found is not None
-        assert (found.offset, found.metadata) == (4, "note")
+        committed = consumer.committed(partition)
+        assert committed is not None
+        assert (committed.offset, committed.metadata) == (4, "note")
     process_cluster.launch(slot)
     process_cluster.await_live(3)
 

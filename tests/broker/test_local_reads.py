@@ -49,12 +49,12 @@ def extents(monkeypatch: pytest.MonkeyPatch) -> Extents:
 
     def watched(self: LocalFiles, headers: Buffer, extents: Sequence[FileExtent]) -> list[Frame]:
         try:
-            found = frames(self, headers, extents)
+            read_frames = frames(self, headers, extents)
         except BaseException:
             seen.refused += 1
             raise
         seen.read += extents
-        return found
+        return read_frames
 
     monkeypatch.setattr(LocalFiles, "frames", watched)
     return seen

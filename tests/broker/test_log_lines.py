@@ -143,10 +143,10 @@ def test_a_line_with_a_traceback_and_one_without_fields_are_one_line_of_json_eac
 def fields(caplog: pytest.LogCaptureFixture, words: str) -> dict[str, object]:
     """The fields of the only line whose text has these words. The JSON format has them, too."""
     (record,) = (record for record in caplog.records if words in record.getMessage())
-    found = fields_of(record)
-    assert {*found} <= {*json.loads(formatter(JSON).format(record))}
-    assert {"topic_partition", "leader_epoch", "offset"} <= {*found}
-    return found
+    record_fields = fields_of(record)
+    assert {*record_fields} <= {*json.loads(formatter(JSON).format(record))}
+    assert {"topic_partition", "leader_epoch", "offset"} <= {*record_fields}
+    return record_fields
 
 
 def test_each_change_of_role_is_one_line_and_an_isr_of_the_same_epoch_another(

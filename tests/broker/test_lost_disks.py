@@ -254,7 +254,7 @@ def check_nothing_is_lost(cluster: ProcessCluster, count: int) -> None:
 
 
 def slot_of_broker(cluster: ProcessCluster, broker: int) -> int:
-    pid = next(one.pid for one in cluster.controller.status().brokers if one.id == broker)
+    pid = next(status.pid for status in cluster.controller.status().brokers if status.id == broker)
     slot = cluster.slot_of(pid)
     assert slot is not None
     return slot

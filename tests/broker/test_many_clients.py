@@ -71,6 +71,6 @@ def test_no_follower_falls_behind_and_new_clients_have_their_turn(tmp_path: Path
         assert len(fell_out) < SELDOM, "followers fell out of the ISR"
         assert re.findall(r".*(?:session with the controller ended|is fenced).*", said) == []
         assert max(took) < FIRST_APPEND_S
-        for one in answered:
-            assert set(one) >= {"appends", "fetches", "calls"}, "it was not busy"
-            assert not {"NetworkError", "RequestTimedOutError"} & set(one), "deadlines were missed in silence"
+        for counts in answered:
+            assert set(counts) >= {"appends", "fetches", "calls"}, "it was not busy"
+            assert not {"NetworkError", "RequestTimedOutError"} & set(counts), "deadlines were missed in silence"

@@ -41,14 +41,14 @@ def target(partition: int, producer_id: int = 7, epoch: int = 1) -> MarkerTarget
 
 def written(sent: Round, code: int = 0) -> WriteTransactionMarkersResponse:
     return WriteTransactionMarkersResponse(
-        [MarkerResult(one.producer_id, one.topic_id, one.partition, code, "") for one in sent.targets]
+        [MarkerResult(marker.producer_id, marker.topic_id, marker.partition, code, "") for marker in sent.targets]
     )
 
 
 def test_each_leader_gets_one_request_at_a_time() -> None:
     queue = MarkerQueue()
     queue.add(3, [target(0), target(1), target(2), target(0, producer_id=8)])
-    rounds = {one.broker_id: one for one in queue.next_rounds(image(0, 1, 0), NOW_MS)}
+    rounds = {sent.broker_id: sent for sent in queue.next_rounds(image(0, 1, 0), NOW_MS)}
     assert rounds[0].request.markers == [
         TransactionMarker(7, 1, True, [(TOPIC_ID, 0), (TOPIC_ID, 2)]),
         TransactionMarker(8, 1, True, [(TOPIC_ID, 0)]),

@@ -298,9 +298,9 @@ def test_a_read_that_retention_overtakes_shows_no_aborted_batch(
         return frames
 
     monkeypatch.setattr(ReplicaLog, "read", overtaken)
-    found = lone.partition.reader.read(lone.leader_epoch, 0, 1 << 20, read_committed=True)
+    fetched = lone.partition.reader.read(lone.leader_epoch, 0, 1 << 20, read_committed=True)
     assert lone.partition.replica.log_start_offset > 1
-    assert (found.frames, found.next_offset) == ([], 0)
+    assert (fetched.frames, fetched.next_offset) == ([], 0)
 
 
 def spoil(lone: LonePartition, offset: int) -> None:
@@ -475,8 +475,8 @@ def test_maintenance_forgets_idle_producers_when_it_is_time_to_look(lone: LonePa
     lone.write(b"a", transactional=False)
     lone.write(b"open", pid=8)
     bugs: list[BaseException] = []
-    one = OnePartition(lone.partition, Room(lone.directory, LOCAL, 0, lambda: None))
-    maintenance = Maintenance(cast("ReplicaManager", one), ClusterConfig(), bugs.append)
+    manager = OnePartition(lone.partition, Room(lone.directory, LOCAL, 0, lambda: None))
+    maintenance = Maintenance(cast("ReplicaManager", manager), ClusterConfig(), bugs.append)
     maintenance.begin(0.0)
     lone.clock.ahead_ms = 86_400_000 + 60_000
     maintenance.run_due(600.0)

@@ -48,7 +48,7 @@ class Readers:
     @property
     def connected(self) -> bool:
         connections = psutil.Process(self._process.pid).net_connections("tcp")
-        return any(one.status == psutil.CONN_ESTABLISHED for one in connections)
+        return any(connection.status == psutil.CONN_ESTABLISHED for connection in connections)
 
     def look(self) -> list[str]:
         """What they find when they read at last."""

@@ -226,8 +226,10 @@ def test_the_next_leader_has_what_was_committed_and_the_old_one_refuses(
 
     def loaded() -> bool:
         second.shell.tick()
-        found = second.shell.describe(DescribeTransactionsRequest(None)).transactions
-        return [(one.transactional_id, one.state) for one in found] == [("id", "Ongoing")]
+        transactions = second.shell.describe(DescribeTransactionsRequest(None)).transactions
+        return [(transaction.transactional_id, transaction.state) for transaction in transactions] == [
+            ("id", "Ongoing")
+        ]
 
     wait_until(loaded, "the next leader to load the shard")
     first.shell.tick()
@@ -295,8 +297,8 @@ def test_an_append_that_the_log_refuses_changes_nothing(rig: CoordinatorRig) -> 
     adding = AddPartitionToTransactionRequest("id", who.producer_id, who.producer_epoch, *KEY)
     assert isinstance(coordinator.ask(adding), CoordinatorNotAvailableError)
     rig.brokers[0].lease.extend(SYSTEM_CLOCK.boottime_ms(), 3_600_000)
-    (found,) = coordinator.shell.describe(DescribeTransactionsRequest(["id"])).transactions
-    assert (found.state, found.partitions) == ("Empty", [])
+    (transaction,) = coordinator.shell.describe(DescribeTransactionsRequest(["id"])).transactions
+    assert (transaction.state, transaction.partitions) == ("Empty", [])
 
 
 def test_producer_ids_do_not_run_out_between_two_ticks(rig: CoordinatorRig) -> None:

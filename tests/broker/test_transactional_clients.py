@@ -71,7 +71,7 @@ def read(
 ) -> list[list[str]]:
     """All values, by partition."""
     wanted = [TopicPartition(topic, number) for number in range(partitions)]
-    found: list[list[str]] = [[] for _ in wanted]
+    consumed: list[list[str]] = [[] for _ in wanted]
     deadline = time.monotonic() + WAIT_S
     with Consumer(servers.bootstrap_servers, isolation_level=isolation.value, auto_offset_reset="earliest") as consumer:
         ends = consumer.end_offsets(wanted)
@@ -79,8 +79,8 @@ def read(
         while any(consumer.position(tp) < end for tp, end in ends.items()):
             assert time.monotonic() < deadline, f"positions never came to {ends}"
             for batch in consumer.poll(1.0):
-                found[batch.partition] += [value.decode() for value in batch.data["value"].to_pylist()]
-    return found
+                consumed[batch.partition] += [value.decode() for value in batch.data["value"].to_pylist()]
+    return consumed
 
 
 def append(producer: Producer, topic: str, partition: int, *values: str) -> Future[list[RecordMetadata]]:
@@ -195,18 +195,18 @@ def test_many_writers_commit_as_one_and_losers_leave_nothing(servers: ProcessClu
         with ThreadPoolExecutor(4) as pool:
             attempts = [pool.submit(attempt, group, n % PARTITIONS, f"{version}-{n}") for n in range(6)]
             losers = [pool.submit(attempt, group, n % PARTITIONS, f"loser-{version}-{n}") for n in range(3)]
-            winners = [one.result(WAIT_S) for one in attempts]
-            lost = [one.result(WAIT_S) for one in losers]
+            winners = [future.result(WAIT_S) for future in attempts]
+            lost = [future.result(WAIT_S) for future in losers]
         assert not set(winners) & set(lost)
         assert group.commit(winners)
         assert group.last_committed() == version
         assert not group.commit(winners)
         with pytest.raises(AlreadyCommittedError):
             group.join()
-    found = read(servers, "loaded")
+    consumed = read(servers, "loaded")
     expected = [{f"{version}-{n}" for version in range(3) for n in (p, p + PARTITIONS)} for p in range(PARTITIONS)]
-    assert [set(rows) for rows in found] == expected
-    assert sum(len(rows) for rows in found) == 18
+    assert [set(rows) for rows in consumed] == expected
+    assert sum(len(rows) for rows in consumed) == 18
 
 
 def test_a_newer_execution_takes_over_what_an_older_one_left(servers: ProcessCluster, admin: Admin) -> None:
@@ -311,7 +311,9 @@ def test_no_transaction_is_torn_when_coordinators_and_leaders_are_killed(
         running = [pool.submit(worker.run) for worker in workers]
         try:
             for victim in (coordinators[0], leaders[0], coordinators[1], leaders[1]):
-                wait_until(partial(each_commits, workers, [one.committed + 3 for one in workers]), "everybody commits")
+                wait_until(
+                    partial(each_commits, workers, [worker.committed + 3 for worker in workers]), "everybody commits"
+                )
                 pid = next(broker.pid for broker in admin.describe_cluster().brokers if broker.id == victim())
                 slot = servers.slot_of(pid)
                 assert slot is not None
@@ -320,8 +322,8 @@ def test_no_transaction_is_torn_when_coordinators_and_leaders_are_killed(
                 servers.await_live(3)
         finally:
             stop.set()
-        for one in running:
-            one.result(2 * WAIT_S)
+        for future in running:
+            future.result(2 * WAIT_S)
     snapshot_with_consumer(recorder, servers.bootstrap_servers, partitions, name="committed")
     snapshot_with_consumer(
         recorder, servers.bootstrap_servers, partitions, name="all", isolation=Isolation.READ_UNCOMMITTED

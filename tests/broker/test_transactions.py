@@ -192,9 +192,9 @@ def test_winners_of_a_version_are_committed_together_and_losers_never(client: Ra
 
 
 def offsets_of(client: RawClient, group: str) -> dict[str, int]:
-    found = client.ask(group, OffsetFetchRequest(group), CONSUMER_OFFSETS_TOPIC)
-    assert isinstance(found, OffsetFetchResponse)
-    return {one.topic: one.offset for one in found.offsets}
+    answer = client.ask(group, OffsetFetchRequest(group), CONSUMER_OFFSETS_TOPIC)
+    assert isinstance(answer, OffsetFetchResponse)
+    return {offset.topic: offset.offset for offset in answer.offsets}
 
 
 def commit_offsets(client: RawClient, who: InitProducerIdResponse, group: str, offset: int, sequence: int = 0) -> None:
@@ -334,9 +334,9 @@ def test_an_administrator_lists_describes_and_aborts(transactions_cluster: Proce
     joined = client.join("hanging-app", 3, "run")
     client.append("hanging", 0, [b"y"], joined, 0, "hanging-app")
     with Admin(transactions_cluster.bootstrap_servers) as admin:
-        found = {one.transactional_id: one for one in admin.list_transactions()}
-        assert {found["hangs"].state, found["hanging-app"].state} == {"Ongoing"}
-        assert (found["hanging-app"].version, found["hanging-app"].execution) == (3, "run")
+        transactions = {transaction.transactional_id: transaction for transaction in admin.list_transactions()}
+        assert {transactions["hangs"].state, transactions["hanging-app"].state} == {"Ongoing"}
+        assert (transactions["hanging-app"].version, transactions["hanging-app"].execution) == (3, "run")
         described = admin.describe_transaction("hangs")
         assert described.partitions == (TopicPartition("hanging", 0),)
         assert described.writers == ((who.producer_id, who.producer_epoch),)
@@ -367,7 +367,7 @@ def test_the_command_line_shows_transactions_and_aborts_them(
 
     status, out = run("list", "--state", "ongoing", "--output", "json")
     assert status == 0
-    assert [one["transactional_id"] for one in json.loads(out)] == ["cli-id"]
+    assert [transaction["transactional_id"] for transaction in json.loads(out)] == ["cli-id"]
     assert "cli-id" in run("list")[1]
     status, out = run("describe", "--transactional-id", "cli-id")
     assert status == 0
@@ -389,7 +389,7 @@ def test_everything_is_known_after_the_end_of_all_processes(tmp_path: Path) -> N
             client.append("lasting", 0, [b"%d" % version], writer, 0, "app")
             client.ask("app", CommitTransactionRequest("app", version, "run", [writer.producer_id]))
         # Snapshots have replaced older records.
-        (log,) = [one for one in client.log_starts(TRANSACTION_STATE_TOPIC) if one[0] == client.number("app")]
+        (log,) = [start for start in client.log_starts(TRANSACTION_STATE_TOPIC) if start[0] == client.number("app")]
         assert log[1] > 0
         open_ = client.init("open")
         client.append("lasting", 0, [b"undecided"], open_, 0, "open")

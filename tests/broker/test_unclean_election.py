@@ -52,7 +52,7 @@ def directory_of(cluster: ProcessCluster, broker: int) -> Path:
 
 def kill(cluster: ProcessCluster, admin: Admin, broker: int) -> int:
     """SIGKILL; returns the slot whose process it was, once the broker is fenced."""
-    pid = next(one.pid for one in admin.describe_cluster().brokers if one.id == broker)
+    pid = next(info.pid for info in admin.describe_cluster().brokers if info.id == broker)
     slot = next(slot for slot in range(BROKERS) if cluster.pid(slot) == pid)
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: broker not in live(admin), what=f"broker {broker} is fenced")
@@ -60,7 +60,7 @@ def kill(cluster: ProcessCluster, admin: Admin, broker: int) -> int:
 
 
 def live(admin: Admin) -> list[int]:
-    return [one.id for one in admin.describe_cluster().brokers]
+    return [info.id for info in admin.describe_cluster().brokers]
 
 
 def start(cluster: ProcessCluster, admin: Admin, slot: int, broker: int) -> None:
@@ -80,14 +80,14 @@ def append(cluster: ProcessCluster, tp: TopicPartition, values: str) -> None:
 
 
 def read(consumer: Consumer, rows: int) -> str:
-    found: list[ConsumedBatch] = []
+    polled: list[ConsumedBatch] = []
 
     def enough() -> bool:
-        found.extend(consumer.poll(0.2))
-        return bool(sum(batch.data.num_rows for batch in found) >= rows)
+        polled.extend(consumer.poll(0.2))
+        return bool(sum(batch.data.num_rows for batch in polled) >= rows)
 
     eventually(enough, what=f"{rows} records")
-    return "".join(value.decode() for batch in found for value in batch.data["value"].to_pylist())
+    return "".join(value.decode() for batch in polled for value in batch.data["value"].to_pylist())
 
 
 def truncation(consumer: Consumer) -> LogTruncationError:

@@ -202,9 +202,11 @@ def _judge(
     target.await_healed(TOPIC, RECOVERY_S)
     target.await_healed(COPIES, RECOVERY_S)
     described = (*target.described(TOPIC), *target.described(COPIES))
-    for partition, one in zip(partitions, described, strict=True):
-        assert one.high_watermark is not None, f"{partition} has no leader"
-        differences = compare_replicas(target.log_dirs, partition, one.replicas, up_to_offset=one.high_watermark)
+    for partition, description in zip(partitions, described, strict=True):
+        assert description.high_watermark is not None, f"{partition} has no leader"
+        differences = compare_replicas(
+            target.log_dirs, partition, description.replicas, up_to_offset=description.high_watermark
+        )
         outcome.replica_differences += [str(difference) for difference in differences]
     tell(outcome, "checking the history", recorder.acknowledged_values)
     history = recorder.history()

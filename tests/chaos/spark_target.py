@@ -184,9 +184,9 @@ class SparkTarget(Target):
                 raise NotHealedError(f"broker {broker_id} was restarted by a fault that did not hit it")
 
     def _processes(self, broker: BrokerInfo) -> BrokerProcesses:
-        found = broker_processes(broker)
-        self._seen |= {psutil.Process(pid) for pid in (found.jvm, *found.python)}
-        return found
+        processes = broker_processes(broker)
+        self._seen |= {psutil.Process(pid) for pid in (processes.jvm, *processes.python)}
+        return processes
 
     def _restart_driver(self) -> None:
         for broker in self.live():

@@ -77,31 +77,31 @@ class Target(ABC):
     def choose(self, rng: random.Random, topic: str) -> BrokerInfo:
         """A live broker: every second time the one that leads partition 0."""
         wants_leader, fallback = rng.random() < 0.5, rng.random()
-        found: list[BrokerInfo] = []
+        candidates: list[BrokerInfo] = []
 
         def chosen() -> bool:
             live = sorted(self.live(), key=lambda broker: broker.id)
             leader = self.described(topic)[0].leader
-            found[:] = [broker for broker in live if broker.id == leader] if wants_leader else live
-            return bool(found)
+            candidates[:] = [broker for broker in live if broker.id == leader] if wants_leader else live
+            return bool(candidates)
 
         self.wait_for(chosen, "a live broker", 120.0)
-        return found[int(fallback * len(found))]
+        return candidates[int(fallback * len(candidates))]
 
     def leader_and_others(self, topic: str) -> tuple[BrokerInfo, list[BrokerInfo]]:
         """The broker that leads partition 0, and the other live ones; waits for it."""
-        found: dict[int, BrokerInfo] = {}
+        brokers: dict[int, BrokerInfo] = {}
         leaders: list[int | None] = []
 
         def chosen() -> bool:
-            found.clear()
-            found.update({broker.id: broker for broker in self.live()})
+            brokers.clear()
+            brokers.update({broker.id: broker for broker in self.live()})
             leaders[:] = [self.described(topic)[0].leader]
-            return leaders[0] in found
+            return leaders[0] in brokers
 
         self.wait_for(chosen, "a live leader of partition 0", 120.0)
         assert leaders[0] is not None
-        return found.pop(leaders[0]), list(found.values())
+        return brokers.pop(leaders[0]), list(brokers.values())
 
     def wait_for(self, condition: Callable[[], object], what: str, timeout_s: float) -> None:
         """Return once the condition holds, tending the cluster meanwhile. Raises NotHealedError.
@@ -135,7 +135,7 @@ class Target(ABC):
         self.wait_for(healed, f"{BROKERS} live brokers and full ISRs", timeout_s)
 
     def partitions(self, topic: str) -> list[TopicPartition]:
-        return [TopicPartition(topic, one.partition) for one in self.described(topic)]
+        return [TopicPartition(topic, partition.partition) for partition in self.described(topic)]
 
     def broker_of(self, directory: Path) -> str:
         """The broker that a log directory belongs to."""

@@ -55,13 +55,13 @@ def test_every_fault_of_spark_executors_and_of_the_driver_loses_doubles_and_reor
 
 def test_the_faults_are_drawn_from_the_seed_alone() -> None:
     def drawn(seed: int) -> list[tuple[int, str, bool, float]]:
-        return [(one.number, one.kind, one.overlaps, one.rng.random()) for one in plan(seed, 20, KINDS)]
+        return [(fault.number, fault.kind, fault.overlaps, fault.rng.random()) for fault in plan(seed, 20, KINDS)]
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
 
 
 def test_every_kind_of_fault_comes_before_any_comes_again() -> None:
-    kinds = [one.kind for one in plan(5, 9, KINDS)]
+    kinds = [fault.kind for fault in plan(5, 9, KINDS)]
 
     assert [set(kinds[at : at + 3]) for at in (0, 3, 6)] == [set(KINDS)] * 3

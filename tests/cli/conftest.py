@@ -49,7 +49,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
-            main([str(one) for one in arguments])
+            main([str(argument) for argument in arguments])
         said = capsys.readouterr()
         status = ended.value.code
         return Ended(status if isinstance(status, int) else 1 if status else 0, said.out, said.err)
@@ -60,7 +60,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, run: Run) -> Iterator[FakeCluster]:
     """A fake cluster, whose addresses the environment names."""
-    found = FakeCluster(3)
-    monkeypatch.setenv(BOOTSTRAP_VARIABLE, found.bootstrap)
-    yield found
-    found.close()
+    fake_cluster = FakeCluster(3)
+    monkeypatch.setenv(BOOTSTRAP_VARIABLE, fake_cluster.bootstrap)
+    yield fake_cluster
+    fake_cluster.close()

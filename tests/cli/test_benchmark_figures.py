@@ -72,7 +72,7 @@ def test_each_kind_of_fault_is_a_line_and_those_beside_busy_processes_are_others
     assert list(sections) == ["failover", "failover-busy"]
     figures = sections["failover"]
     assert len(figures) == len(FAULTS)
-    assert [one.name.endswith("beside 4 busy processes") for one in figures + sections["failover-busy"]] == [
+    assert [figure.name.endswith("beside 4 busy processes") for figure in figures + sections["failover-busy"]] == [
         *[False] * len(FAULTS),
         True,
     ]
@@ -83,16 +83,16 @@ def test_each_kind_of_fault_is_a_line_and_those_beside_busy_processes_are_others
 def test_sends_with_keys_and_without_are_two_lines() -> None:
     runs = [SendFigures(keyed, 10, 1.0, speed) for keyed in (False, True) for speed in (30, 10, 20 + keyed)]
     figures = summary(Report("machine", "local", send=runs), arguments([]))["throughput"]
-    assert [(one.result, one.goal) for one in figures] == [
+    assert [(figure.result, figure.goal) for figure in figures] == [
         ("median 20 records/s, 10 to 30 over 3", "250,000 records/s"),
         ("median 21 records/s, 10 to 30 over 3", ""),
     ]
-    assert ["with keys" in one.name for one in figures] == [False, True]
+    assert ["with keys" in figure.name for figure in figures] == [False, True]
 
 
 def test_what_idle_clients_cost_and_what_a_new_one_waits_are_two_lines() -> None:
-    found = ClientsFigures(200, [1.0, 2.5, 3.0], 40.0, 100, 10.0, 30.0, 45.0)
-    cost, wait = summary(Report("machine", "local", clients=found), arguments([]))["clients"]
+    clients = ClientsFigures(200, [1.0, 2.5, 3.0], 40.0, 100, 10.0, 30.0, 45.0)
+    cost, wait = summary(Report("machine", "local", clients=clients), arguments([]))["clients"]
     assert (cost.result, cost.goal) == ("1.0, 2.5, 3.0 % of a core; 40.0 %", "under 5 % for each broker")
     assert (wait.result, wait.goal) == ("median 10.0 ms, p99 30.0, longest 45.0 over 100", "p99 under 50 ms")
 

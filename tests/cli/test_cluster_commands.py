@@ -104,7 +104,10 @@ def test_commands_find_the_cluster_that_runs_here(run: Run) -> None:
         cluster.close()
     assert status["cluster_id"] == "fake"
     assert status["driver_log"] == "cluster.log"
-    assert [(one["broker"]["id"], one["leads"], one["replicas"]) for one in status["brokers"]] == [(0, 2, 3), (1, 1, 3)]
+    assert [(broker["broker"]["id"], broker["leads"], broker["replicas"]) for broker in status["brokers"]] == [
+        (0, 2, 3),
+        (1, 1, 3),
+    ]
 
 
 def test_status_shows_a_lost_broker_as_fenced(cluster: FakeCluster, run: Run) -> None:

@@ -35,21 +35,21 @@ def flip(path: Path, position: int) -> None:
 def test_every_batch_of_a_directory_is_shown_in_order(directory: Path, run: Run) -> None:
     ended = run("dump-log", directory, "-o", "json")
     assert ended.status == 0
-    assert [(one["base_offset"], one["last_offset"], one["leader_epoch"]) for one in ended.json_lines] == [
+    assert [(batch["base_offset"], batch["last_offset"], batch["leader_epoch"]) for batch in ended.json_lines] == [
         (0, 2, 0),
         (3, 5, 1),
         (6, 8, 2),
         (9, 11, 3),
     ]
-    assert [one["problem"] for one in ended.json_lines] == [""] * 4
-    assert [one["attributes"] for one in ended.json_lines][2] == ["FIRST_OF_SEGMENT"]
-    assert [one["segment"][-1] for one in ended.json_lines] == ["0", "0", "6", "6"]
+    assert [batch["problem"] for batch in ended.json_lines] == [""] * 4
+    assert [batch["attributes"] for batch in ended.json_lines][2] == ["FIRST_OF_SEGMENT"]
+    assert [batch["segment"][-1] for batch in ended.json_lines] == ["0", "0", "6", "6"]
 
 
 @pytest.mark.parametrize("suffix", [".arrow", ".index"])
 def test_one_segment_is_named_by_either_of_its_files(directory: Path, run: Run, suffix: str) -> None:
     ended = run("dump-log", segment(directory, 6, suffix), "-o", "json")
-    assert [one["base_offset"] for one in ended.json_lines] == [6, 9]
+    assert [batch["base_offset"] for batch in ended.json_lines] == [6, 9]
 
 
 def test_the_table_says_that_checksums_hold(directory: Path, run: Run) -> None:
@@ -62,7 +62,7 @@ def test_the_table_says_that_checksums_hold(directory: Path, run: Run) -> None:
 
 def test_rows_are_printed_on_request(directory: Path, run: Run) -> None:
     ended = run("dump-log", segment(directory, 6, ".arrow"), "--print-data-log", "-o", "json")
-    assert [row["n"] for one in ended.json_lines for row in one["data"]] == [6, 7, 8, 9, 10, 11]
+    assert [row["n"] for batch in ended.json_lines for row in batch["data"]] == [6, 7, 8, 9, 10, 11]
     assert '11 {"n":11}' in run("dump-log", directory, "--print-data-log").out
 
 
@@ -72,7 +72,7 @@ def test_a_flipped_byte_of_a_body_is_found_and_the_other_batches_still_shown(dir
     flip(path, position - 8)
     ended = run("dump-log", directory, "-o", "json")
     assert ended.status == 1
-    assert [bool(one["problem"]) for one in ended.json_lines] == [True, False, False, False]
+    assert [bool(batch["problem"]) for batch in ended.json_lines] == [True, False, False, False]
     assert "1 damaged" in ended.err
 
 
@@ -80,7 +80,7 @@ def test_a_flipped_byte_of_an_index_entry_is_found(directory: Path, run: Run) ->
     flip(segment(directory, 6, ".index"), ENTRY_BYTES + 9)
     ended = run("dump-log", directory, "-o", "json")
     assert ended.status == 1
-    assert [bool(one["problem"]) for one in ended.json_lines] == [False, False, False, True]
+    assert [bool(batch["problem"]) for batch in ended.json_lines] == [False, False, False, True]
 
 
 def test_a_message_cut_short_is_found(directory: Path, run: Run) -> None:

@@ -12,9 +12,9 @@ from tests.cli.conftest import Run
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
 
 
 def test_an_unknown_option_names_the_nearest(run: Run) -> None:
@@ -53,8 +53,8 @@ def test_without_a_cluster_the_ways_to_name_one_are_listed(run: Run) -> None:
 def test_a_missing_package_is_one_line(
     run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rich" else found(name))
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "rich" else find_spec(name))
     ended = run("topics", "list")
     assert ended.status == 1
     assert ended.err.count("\n") == 1

@@ -52,6 +52,12 @@ def test_records_have_the_size_that_was_asked_for() -> None:
 
 
 def test_percentiles_are_in_milliseconds() -> None:
-    found = latency_of([0.001 * i for i in range(101)])
-    assert (found.count, found.p50_ms, found.p95_ms, found.p99_ms, found.max_ms) == (101, 50.0, 95.0, 99.0, 100.0)
+    latency = latency_of([0.001 * i for i in range(101)])
+    assert (latency.count, latency.p50_ms, latency.p95_ms, latency.p99_ms, latency.max_ms) == (
+        101,
+        50.0,
+        95.0,
+        99.0,
+        100.0,
+    )
     assert latency_of([]).count == 0

@@ -115,7 +115,7 @@ def test_follow_goes_on_with_what_comes_later(ten: FakeCluster, run: Run) -> Non
     """Twelve records are asked for and eleven are there: only what is appended meanwhile ends the command."""
 
     def append_once_read() -> None:
-        eventually(lambda: any(one.offset == 1 for f in list(ten.fetches) for one in f.partitions))
+        eventually(lambda: any(partition.offset == 1 for f in list(ten.fetches) for partition in f.partitions))
         with Producer(ten.bootstrap) as producer:
             producer.append("t", [{"value": b"late"}], partition=1).result(30)
 

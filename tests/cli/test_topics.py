@@ -14,7 +14,7 @@ def test_a_topic_is_created_listed_described_grown_and_deleted(cluster: FakeClus
     assert run("topics", "list").out == "t\n"
     assert run("topics", "add-partitions", "t", "--partitions", 3).status == 0
     described = run("topics", "describe", "t", "--output", "json").json
-    assert [one["partition"] for one in described["partitions"]] == [0, 1, 2]
+    assert [partition["partition"] for partition in described["partitions"]] == [0, 1, 2]
     assert run("topics", "delete", "t").status == 0
     assert run("topics", "list", "-o", "json").json == []
 

@@ -13,10 +13,10 @@ from tests.client.fake_broker import FakeCluster
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    found = FakeCluster(3)
-    yield found
-    found.close()
-    assert [broker.bugs for broker in found.brokers] == [[], [], []]
+    fake_cluster = FakeCluster(3)
+    yield fake_cluster
+    fake_cluster.close()
+    assert [broker.bugs for broker in fake_cluster.brokers] == [[], [], []]
 
 
 @pytest.fixture(scope="session")

@@ -248,7 +248,7 @@ class FakeCluster:
         """The controller counts the broker as lost and elects others."""
         with self.changed:
             self.fenced.add(broker)
-            live = [one.id for one in self.brokers if one.id not in self.fenced]
+            live = [candidate.id for candidate in self.brokers if candidate.id not in self.fenced]
             for topic in self.topics.values():
                 for index, part in enumerate(topic.partitions):
                     if part.leader == broker:
@@ -257,10 +257,10 @@ class FakeCluster:
 
     def rows(self, topic: str, partition: int) -> list[dict[str, object]]:
         """Every stored row."""
-        found = self.topics[topic]
+        stored_topic = self.topics[topic]
         with self.lock:
-            frames = list(found.partitions[partition].log)
-        schemas = found.parsed_schemas
+            frames = list(stored_topic.partitions[partition].log)
+        schemas = stored_topic.parsed_schemas
         return [row for f in frames for row in decode_batch(f.message, schemas[f.header.schema_id]).to_pylist()]
 
     def close(self) -> None:
@@ -312,14 +312,14 @@ class FakeCluster:
     def _store_once(self, part: FakePartition, header: BatchHeader, message: bytearray, schema_id: int) -> int:
         if header.producer_id < 0:
             return self._append(part, message, schema_id)
-        known = part.producers.check(
+        earlier = part.producers.check(
             header.producer_id,
             header.producer_epoch,
             header.base_sequence,
             transactional=bool(header.attributes & TRANSACTIONAL),
         )
-        if known is not None:
-            return known.base_offset
+        if earlier is not None:
+            return earlier.base_offset
         base_offset = self._append(part, message, schema_id)
         stored = batch_info(header._replace(base_offset=base_offset))
         part.producers.replay(stored)
@@ -521,9 +521,20 @@ class FakeCluster:
         wanted = self.topics.values() if names is None else [self.topics[n] for n in names if n in self.topics]
         brokers = [
             BrokerMetadata(
-                *(one.id, "127.0.0.1", one.port, None, 1, 0, "", 0, one.id in self.fenced, self.logs.get(one.id, ""))
+                *(
+                    broker.id,
+                    "127.0.0.1",
+                    broker.port,
+                    None,
+                    1,
+                    0,
+                    "",
+                    0,
+                    broker.id in self.fenced,
+                    self.logs.get(broker.id, ""),
+                )
             )
-            for one in self.brokers
+            for broker in self.brokers
         ]
         topics = [self._topic_metadata(topic) for topic in wanted]
         return MetadataResponse("fake", self.controller_epoch, brokers, topics, self.controller, self.metadata_offset)
@@ -569,14 +580,14 @@ class FakeCluster:
             raise NotLeaderOrFollowerError("not the coordinator")
         if isinstance(request, OffsetCommitRequest):
             self.commits.append(request)
-            for one in request.offsets:
-                self.committed[request.group_id, one.topic, one.partition] = one
+            for offset in request.offsets:
+                self.committed[request.group_id, offset.topic, offset.partition] = offset
             return EmptyResponse()
         wanted = request.partitions
         return OffsetFetchResponse(
             [
-                one
-                for (group, topic_name, partition), one in self.committed.items()
+                offset
+                for (group, topic_name, partition), offset in self.committed.items()
                 if group == request.group_id and (wanted is None or (topic_name, partition) in wanted)
             ]
         )

@@ -154,9 +154,9 @@ class FakeTransactions:
         writer.epoch += 1
         for key in writer.partitions:
             self._write_marker(key, writer.producer_id, writer.epoch, committed)
-        for group, one in writer.offsets:
+        for group, offset in writer.offsets:
             if committed:
-                self.committed_offsets(group, one)
+                self.committed_offsets(group, offset)
         writer.partitions, writer.offsets, writer.sequences, writer.outcome = [], [], {}, committed
 
     def _join(self, request: JoinTransactionRequest) -> InitProducerIdResponse:
@@ -195,7 +195,7 @@ class FakeTransactions:
         expected = writer.sequences.get(request.group_id, 0)
         if request.sequence == expected:
             writer.sequences[request.group_id] = expected + 1
-            writer.offsets += [(request.group_id, one) for one in request.offsets]
+            writer.offsets += [(request.group_id, offset) for offset in request.offsets]
         elif request.sequence != expected - 1:
             raise InvalidTxnStateError(f"sequence {request.sequence} where {expected} is next")
         return EmptyResponse()
@@ -205,16 +205,16 @@ class FakeTransactions:
             [
                 TransactionDescription(
                     transactional_id=name,
-                    state="Ongoing" if one.open else "Empty",
-                    version=one.version,
-                    execution=one.execution,
-                    last_committed=one.last_committed,
-                    timeout_ms=one.timeout_ms,
+                    state="Ongoing" if transaction.open else "Empty",
+                    version=transaction.version,
+                    execution=transaction.execution,
+                    last_committed=transaction.last_committed,
+                    timeout_ms=transaction.timeout_ms,
                     idle_ms=0,
-                    writers=[(writer.producer_id, writer.epoch) for writer in one.writers.values()],
-                    partitions=[key for writer in one.writers.values() for key in writer.partitions],
+                    writers=[(writer.producer_id, writer.epoch) for writer in transaction.writers.values()],
+                    partitions=[key for writer in transaction.writers.values() for key in writer.partitions],
                 )
-                for name, one in self.by_id.items()
+                for name, transaction in self.by_id.items()
                 if request.transactional_ids is None or name in request.transactional_ids
             ]
         )

@@ -22,8 +22,8 @@ class Proxy:
     def kill(self) -> None:
         """As SIGKILL: the port refuses, and every connection is reset."""
         with self._lock:  # A connection that is being made sees the closed listener, or is closed here.
-            for one in [self._listener, *self._sockets]:
-                _close(one)
+            for sock in [self._listener, *self._sockets]:
+                _close(sock)
             self._sockets.clear()
         self._flowing.set()
 
@@ -59,8 +59,8 @@ class Proxy:
                 self._join(listener, client, server)
 
     def _join(self, listener: socket.socket, client: socket.socket, server: socket.socket) -> None:
-        for one in (client, server):
-            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for sock in (client, server):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             if listener.fileno() < 0:  # The proxy was killed while this connection was being made.
                 _close(client)
@@ -75,8 +75,8 @@ class Proxy:
             while data := source.recv(1 << 16):
                 self._flowing.wait()
                 sink.sendall(data)
-        for one in (source, sink):
-            _close(one)
+        for sock in (source, sink):
+            _close(sock)
         with self._lock:
             self._sockets -= {source, sink}
 

@@ -40,8 +40,8 @@ from tests.client.proxy import Proxy
 
 @pytest.fixture
 def admin(cluster: FakeCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap) as found:
-        yield found
+    with Admin(cluster.bootstrap) as client:
+        yield client
 
 
 def test_a_topic_is_created_described_and_deleted(cluster: FakeCluster, admin: Admin) -> None:
@@ -206,8 +206,8 @@ def test_a_description_does_not_fail_on_a_broker_that_is_slow_in_its_last_moment
         if isinstance(request, MetadataRequest):
             looks.append(broker)
             if len(looks) == 3:
-                for one in cluster.brokers:
-                    one.proxy.freeze()
+                for fake_broker in cluster.brokers:
+                    fake_broker.proxy.freeze()
         return None
 
     cluster.create("t", 1)
@@ -216,8 +216,8 @@ def test_a_description_does_not_fail_on_a_broker_that_is_slow_in_its_last_moment
     try:
         assert [p.high_watermark for p in admin.describe_topic("t").partitions] == [None]
     finally:
-        for one in cluster.brokers:
-            one.proxy.thaw()
+        for fake_broker in cluster.brokers:
+            fake_broker.proxy.thaw()
     assert len(looks) == 3
 
 

@@ -44,8 +44,8 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def consumer(cluster: FakeCluster) -> Iterator[Consumer]:
-    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as found:
-        yield found
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as client:
+        yield client
 
 
 def poll_rows(consumer: Consumer, rows: int) -> list[ConsumedBatch]:
@@ -306,10 +306,10 @@ def test_an_answer_that_comes_after_a_seek_is_thrown_away(
     seeks = [2]
 
     def decode_and_seek(*args: Any) -> list[Prefetched]:
-        found = decode_fetched(*args)
+        prefetched = decode_fetched(*args)
         if seeks:
             consumer.seek(T0, seeks.pop())
-        return found
+        return prefetched
 
     monkeypatch.setattr(fetch_machine, "decode_fetched", decode_and_seek)
     consumer.assign([T0])

@@ -112,9 +112,9 @@ def test_a_position_past_what_is_left_out_is_committed_with_the_epoch_of_its_las
             assert time.monotonic() < deadline
             consumer.poll(1.0)
         consumer.commit()
-        found = consumer.committed(T0)
-        assert found is not None
-        assert (found.offset, found.leader_epoch) == (10, 0), "the marker at 9 was written in epoch 0, not in 1"
+        committed = consumer.committed(T0)
+        assert committed is not None
+        assert (committed.offset, committed.leader_epoch) == (10, 0), "the marker at 9 was written in epoch 0, not in 1"
 
 
 def test_an_unknown_isolation_level_is_named(cluster: FakeCluster) -> None:

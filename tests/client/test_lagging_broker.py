@@ -55,9 +55,11 @@ def later(cluster: FakeCluster) -> Iterator[None]:
 @pytest.fixture
 def metadata(cluster: FakeCluster) -> Iterator[ClusterMetadata]:
     addresses = parse_addresses(cluster.bootstrap.split(","))
-    found = ClusterMetadata(addresses, ConnectionPool(), Backoff(10, 50), request_timeout_ms=5000, max_age_ms=300_000)
-    yield found
-    found.close()
+    cluster_metadata = ClusterMetadata(
+        addresses, ConnectionPool(), Backoff(10, 50), request_timeout_ms=5000, max_age_ms=300_000
+    )
+    yield cluster_metadata
+    cluster_metadata.close()
 
 
 def test_an_append_does_not_fail_because_lagging_brokers_do_not_know_the_topic(cluster: FakeCluster) -> None:

@@ -17,8 +17,8 @@ NEVER_MS = 3_600_000
 
 
 def values_of(builder: RecordBuilder) -> list[bytes | None]:
-    found: list[bytes | None] = builder.build().column("value").to_pylist()
-    return found
+    column: list[bytes | None] = builder.build().column("value").to_pylist()
+    return column
 
 
 class Sends:
@@ -38,9 +38,9 @@ class Sends:
 
 @pytest.fixture
 def sends() -> Iterator[Sends]:
-    found = Sends()
-    yield found
-    found.lingering.close()
+    recorder = Sends()
+    yield recorder
+    recorder.lingering.close()
 
 
 def test_a_batch_does_not_overtake_one_that_is_being_handed_on() -> None:

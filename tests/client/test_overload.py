@@ -121,10 +121,10 @@ def test_appends_that_were_throttled_are_stored_once_in_order(cluster: FakeClust
             future.result(WAIT_S)
         assert producer.metrics()["retries"] > 0
     with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="earliest") as consumer:
-        found: list[bytes] = []
-        while len(found) < 10:
-            found += [value for batch in consumer.poll(WAIT_S) for value in batch.data.column("value").to_pylist()]
-    assert found == [f"{n}".encode() for n in range(10)]
+        consumed: list[bytes] = []
+        while len(consumed) < 10:
+            consumed += [value for batch in consumer.poll(WAIT_S) for value in batch.data.column("value").to_pylist()]
+    assert consumed == [f"{n}".encode() for n in range(10)]
 
 
 def test_addresses_at_which_nobody_is_are_told_from_each_other() -> None:
@@ -188,9 +188,11 @@ def test_a_producer_that_does_nothing_is_not_woken(cluster: FakeCluster, values:
     cluster.create("t")
     with Producer(cluster.bootstrap, client_id="idle") as producer:
         producer.append("t", values("a")).result(WAIT_S)
-        threads = [one for one in threading.enumerate() if one.name.startswith("idle-")]
-        assert "idle-deadlines" in {one.name for one in threads}
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("idle-")]
+        assert "idle-deadlines" in {thread.name for thread in threads}
         threading.Event().wait(1.0)  # what the append has begun comes to its end
-        before = {one.name: wake_ups(one) for one in threads}
+        before = {thread.name: wake_ups(thread) for thread in threads}
         threading.Event().wait(1.5)
-        assert {name: wake_ups(one) - before[name] for one in threads if (name := one.name)} == dict.fromkeys(before, 0)
+        assert {name: wake_ups(thread) - before[name] for thread in threads if (name := thread.name)} == dict.fromkeys(
+            before, 0
+        )

@@ -69,11 +69,11 @@ def consumer(cluster: FakeCluster) -> Iterator[Consumer]:
 
 def offsets(consumer: Consumer, batches: int) -> list[tuple[int, int]]:
     """Partition and base offset of that many batches."""
-    found: list[tuple[int, int]] = []
+    base_offsets: list[tuple[int, int]] = []
     end_s = time.monotonic() + 20
-    while len(found) < batches and time.monotonic() < end_s:
-        found += [(one.partition, one.base_offset) for one in consumer.poll(1.0)]
-    return found
+    while len(base_offsets) < batches and time.monotonic() < end_s:
+        base_offsets += [(batch.partition, batch.base_offset) for batch in consumer.poll(1.0)]
+    return base_offsets
 
 
 def test_one_poll_hands_out_so_many_batches_and_of_every_partition(
@@ -86,7 +86,7 @@ def test_one_poll_hands_out_so_many_batches_and_of_every_partition(
     consumer.assign([T0, T1])
 
     def asked() -> set[tuple[int, int]]:
-        return {(one.partition, one.offset) for request in cluster.fetches for one in request.partitions}
+        return {(wanted.partition, wanted.offset) for request in cluster.fetches for wanted in request.partitions}
 
     wait_until(lambda: {(0, 10), (1, 10)} <= asked(), "all is fetched ahead")
     assert offsets(consumer, 1) == [(partition, offset) for partition in (0, 1) for offset in range(3)]
@@ -102,7 +102,7 @@ def test_a_batch_that_does_not_decode_is_an_error_after_those_before_it(
     cluster.store("t", 0, pa.record_batch({"other": [1]}))
     cluster.store("t", 0, values("c"))
     consumer.assign([T0])
-    wait_until(lambda: any(one.partitions[0].offset == 3 for one in cluster.fetches), "all is fetched ahead")
+    wait_until(lambda: any(request.partitions[0].offset == 3 for request in cluster.fetches), "all is fetched ahead")
     assert offsets(consumer, 1) == [(0, 0)]
     assert consumer.position(T0) == 1
     with pytest.raises(CorruptMessageError):

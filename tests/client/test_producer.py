@@ -41,8 +41,8 @@ WAIT_S = 30.0
 
 @pytest.fixture
 def producer(cluster: FakeCluster) -> Iterator[Producer]:
-    with Producer(cluster.bootstrap) as found:
-        yield found
+    with Producer(cluster.bootstrap) as client:
+        yield client
 
 
 def stored_values(cluster: FakeCluster, topic: str = "t") -> list[list[str]]:
@@ -606,9 +606,9 @@ def test_appends_of_many_threads_are_all_stored_once(cluster: FakeCluster, value
             thread.join(WAIT_S)
         producer.flush()
         assert producer.metrics()["acknowledged_rows"] == 160
-    for partition, found in enumerate(stored_values(cluster)):
+    for partition, stored in enumerate(stored_values(cluster)):
         for number in (partition, partition + 2):
-            own = [value for value in found if value.startswith(f"{number}-")]
+            own = [value for value in stored if value.startswith(f"{number}-")]
             assert own == [f"{number}-{n}" for n in range(40)], "order of one thread is kept"
 
 

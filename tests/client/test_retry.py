@@ -39,10 +39,10 @@ def test_what_is_done_between_two_attempts_may_fail_for_a_while_too() -> None:
         if len(done) < 4:
             raise LeaderNotAvailableError("not yet")
 
-    found = call_with_retries(
+    answer = call_with_retries(
         attempt, deadline=Deadline.after_ms(30_000), backoff=Backoff(1, 1), closing=threading.Event(), between=between
     )
-    assert found == "yes"
+    assert answer == "yes"
     assert done == ["attempt", "between", "between", "between", "attempt"]
 
 

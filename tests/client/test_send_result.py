@@ -33,10 +33,10 @@ def in_thread(run: Callable[[], object]) -> tuple[threading.Thread, list[object]
 
 def test_each_record_has_its_offset_in_the_batch() -> None:
     batch, records = batch_of_three()
-    assert [(one.done(), one.running()) for one in records] == [(False, True)] * 3
+    assert [(record.done(), record.running()) for record in records] == [(False, True)] * 3
     batch.complete(STORED)
-    assert [one.result() for one in records] == [RecordMetadata("t", 1, offset, 1) for offset in (100, 101, 102)]
-    assert [(one.done(), one.running(), one.exception(), one.cancelled()) for one in records] == [
+    assert [record.result() for record in records] == [RecordMetadata("t", 1, offset, 1) for offset in (100, 101, 102)]
+    assert [(record.done(), record.running(), record.exception(), record.cancelled()) for record in records] == [
         (True, False, None, False)
     ] * 3
 
@@ -44,16 +44,16 @@ def test_each_record_has_its_offset_in_the_batch() -> None:
 def test_records_of_a_batch_without_offsets_have_none() -> None:
     batch, records = batch_of_three()
     batch.complete(RecordMetadata("t", 1, None, 3))
-    assert {one.result().offset for one in records} == {None}
+    assert {record.result().offset for record in records} == {None}
 
 
 def test_each_record_of_a_batch_that_failed_has_its_error() -> None:
     batch, records = batch_of_three()
     batch.complete(FAILED)
-    for one in records:
-        assert one.exception() is FAILED
+    for record in records:
+        assert record.exception() is FAILED
         with pytest.raises(MessageTooLargeError):
-            one.result()
+            record.result()
 
 
 def test_a_record_that_nobody_waits_for_has_no_lock_of_its_own() -> None:
@@ -103,7 +103,7 @@ def test_wait_and_as_completed_take_records_before_and_after_their_outcome() -> 
     thread.join(WAIT_S)
     assert results == [({*records, *late}, set())]
     assert {*as_completed([*records, *late], timeout=0)} == {*records, *late}
-    assert [one.result().offset for one in records] == [100, 101, 102]
+    assert [record.result().offset for record in records] == [100, 101, 102]
 
 
 def test_a_record_can_be_awaited_by_asyncio() -> None:
@@ -124,11 +124,11 @@ def test_callbacks_run_in_the_order_of_the_records() -> None:
     def note(name: str) -> Callable[[Future[RecordMetadata]], None]:
         return lambda future: called.append((name, future.result(0).offset))
 
-    for one in reversed(records):
-        one.add_done_callback(note("first"))
+    for record in reversed(records):
+        record.add_done_callback(note("first"))
     assert wait(records[:1], timeout=0).not_done == {records[0]}, "it has a lock of its own now, and keeps its callback"
-    for one in records:
-        one.add_done_callback(note("second"))
+    for record in records:
+        record.add_done_callback(note("second"))
     assert called == []
     batch.complete(STORED)
     assert called == [(name, offset) for offset in (100, 101, 102) for name in ("first", "second")]
@@ -144,12 +144,12 @@ def test_a_callback_that_raises_stops_no_other(caplog: pytest.LogCaptureFixture)
         raise ValueError("a bug of the user")
 
     with caplog.at_level(logging.ERROR, logger="concurrent.futures"):
-        for one in records:
-            one.add_done_callback(fail)
-            one.add_done_callback(called.append)
+        for record in records:
+            record.add_done_callback(fail)
+            record.add_done_callback(called.append)
         batch.complete(FAILED)
     assert called == records
-    assert [one.name for one in caplog.records] == ["concurrent.futures"] * 3
+    assert [log_record.name for log_record in caplog.records] == ["concurrent.futures"] * 3
 
 
 def test_a_callback_may_look_at_its_record_as_a_future() -> None:
@@ -161,8 +161,8 @@ def test_a_callback_may_look_at_its_record_as_a_future() -> None:
         called.append(future)
         assert wait(records, timeout=0).done == set(records)
 
-    for one in records:
-        one.add_done_callback(look)
+    for record in records:
+        record.add_done_callback(look)
     batch.complete(STORED)
     assert called == records
     assert "returned RecordMetadata" in repr(records[0])
@@ -180,8 +180,8 @@ def test_threads_that_look_while_the_batch_completes_all_see_its_outcome() -> No
             called: list[Future[RecordMetadata]] = called,
         ) -> set[Future[RecordMetadata]]:
             barrier.wait(WAIT_S)
-            for one in records:
-                one.add_done_callback(called.append)
+            for record in records:
+                record.add_done_callback(called.append)
             return wait(records, WAIT_S).done
 
         threads = [in_thread(look) for _ in range(3)]

@@ -60,7 +60,7 @@ T0 = TopicPartition("t", 0)
 def committed(cluster: FakeCluster, topic: str = "t", *, isolation: str = "read_committed") -> list[list[str]]:
     """What a consumer sees, by partition."""
     partitions = [TopicPartition(topic, number) for number in range(len(cluster.topics[topic].partitions))]
-    found: list[list[str]] = [[] for _ in partitions]
+    consumed: list[list[str]] = [[] for _ in partitions]
     with Consumer(cluster.bootstrap, isolation_level=isolation, auto_offset_reset="earliest") as consumer:
         consumer.assign(partitions)
         ends = consumer.end_offsets(partitions)
@@ -68,8 +68,8 @@ def committed(cluster: FakeCluster, topic: str = "t", *, isolation: str = "read_
         while any(consumer.position(tp) < end for tp, end in ends.items()):
             assert time.monotonic() < deadline, f"positions never came to {ends}"
             for batch in consumer.poll(1.0):
-                found[batch.partition] += [value.decode() for value in batch.data["value"].to_pylist()]
-    return found
+                consumed[batch.partition] += [value.decode() for value in batch.data["value"].to_pylist()]
+    return consumed
 
 
 def transactional(cluster: FakeCluster, **settings: int) -> Producer:

@@ -20,10 +20,10 @@ from tests.client.fake_broker import FakeCluster
 
 @pytest.fixture
 def cluster() -> Iterator[FakeCluster]:
-    found = FakeCluster(3)
-    yield found
-    found.close()
-    assert [broker.bugs for broker in found.brokers] == [[], [], []]
+    fake_cluster = FakeCluster(3)
+    yield fake_cluster
+    fake_cluster.close()
+    assert [broker.bugs for broker in fake_cluster.brokers] == [[], [], []]
 
 
 @dataclass
@@ -116,9 +116,9 @@ class Stream:
 
     def _run(self) -> pa.Table:
         start, end = json.loads(self._start()), json.loads(self.offset_log[-1])
-        partitions = [pickle.loads(pickle.dumps(one)) for one in self.reader.partitions(start, end)]
-        again = [one.value for one in self.reader.partitions(start, end)]
-        assert [one.value for one in partitions] == again, "Spark may ask twice"
+        partitions = [pickle.loads(pickle.dumps(partition)) for partition in self.reader.partitions(start, end)]
+        again = [partition.value for partition in self.reader.partitions(start, end)]
+        assert [partition.value for partition in partitions] == again, "Spark may ask twice"
         task = self.make_reader()
         batches = [batch for partition in partitions for batch in task.read(partition)]
         self.committed = len(self.offset_log)
@@ -153,5 +153,5 @@ def stream(cluster: FakeCluster) -> Iterator[MakeStream]:
         return made[-1]
 
     yield make
-    for one in made:
-        one.reader.stop()
+    for query in made:
+        query.reader.stop()

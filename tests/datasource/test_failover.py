@@ -74,8 +74,8 @@ def test_a_log_that_was_cut_since_the_plan_fails_every_task_unless_loss_is_accep
         cluster.store("t", 0, numbers(*range(900, 900 + again)))
     with pytest.raises(LogTruncationError, match="t-0: since the query was planned"):
         strict.table()
-    found = lenient.table()["n"].to_pylist()
-    assert found == [*range(kept), *range(900, 950 - kept)] if again else found == list(range(kept))
+    values = lenient.table()["n"].to_pylist()
+    assert values == [*range(kept), *range(900, 950 - kept)] if again else values == list(range(kept))
 
 
 def test_an_election_that_lost_nothing_of_the_plan_is_not_noticed(cluster: FakeCluster, read: MakeRead) -> None:
@@ -128,7 +128,10 @@ def test_a_high_watermark_that_a_new_leader_has_yet_to_reach_is_waited_for(
     with ThreadPoolExecutor(1) as pool:
         table = pool.submit(query.table)
         # Three fetches from the same offset: it has come to the high watermark and asks again.
-        wait_until(lambda: len([one for one in cluster.fetches if one.partitions[0].offset == 30]) >= 3, "asked again")
+        wait_until(
+            lambda: len([request for request in cluster.fetches if request.partitions[0].offset == 30]) >= 3,
+            "asked again",
+        )
         assert not table.done()
         part.high_watermark = 100
         assert table.result(30)["n"].to_pylist() == list(range(100))

@@ -38,11 +38,11 @@ def undecided(cluster: FakeCluster) -> Iterator[FakeCluster]:
 def test_committed_records_come_by_default_and_the_range_ends_past_the_last_marker(
     undecided: FakeCluster, read: MakeRead
 ) -> None:
-    found = read(subscribe="t")
-    (part,) = (partition.value.part for partition in found.partitions)
+    query = read(subscribe="t")
+    (part,) = (partition.value.part for partition in query.partitions)
     assert (part.start, part.end) == (0, 22)
     began_s = time.monotonic()
-    rows = found.table()
+    rows = query.table()
     assert time.monotonic() - began_s < 10
     assert rows["n"].to_pylist() == list(range(10))
     assert rows["_offset"].to_pylist() == list(range(10))
@@ -64,17 +64,17 @@ def test_an_unknown_isolation_level_is_named(undecided: FakeCluster, read: MakeR
 
 @pytest.mark.parametrize("start", [10, 11, 15, 21])
 def test_a_range_of_nothing_but_what_is_left_out_ends(undecided: FakeCluster, read: MakeRead, start: int) -> None:
-    found = read(subscribe="t", startingOffsets=json.dumps({"t": {"0": start}}))
-    assert len(found.partitions) == 1
-    assert found.table().num_rows == 0
+    query = read(subscribe="t", startingOffsets=json.dumps({"t": {"0": start}}))
+    assert len(query.partitions) == 1
+    assert query.table().num_rows == 0
 
 
 def test_ranges_that_are_cut_inside_of_a_gap_lose_nothing_and_read_nothing_twice(
     undecided: FakeCluster, read: MakeRead
 ) -> None:
-    found = read(subscribe="t", minPartitions="22")
-    assert len(found.partitions) == 22
-    assert found.table()["n"].to_pylist() == list(range(10))
+    query = read(subscribe="t", minPartitions="22")
+    assert len(query.partitions) == 22
+    assert query.table()["n"].to_pylist() == list(range(10))
 
 
 def test_an_end_behind_the_last_stable_offset_is_an_error_unless_loss_is_accepted(
@@ -102,13 +102,14 @@ def test_what_is_decided_after_the_plan_belongs_to_the_next_read(undecided: Fake
 def test_a_last_stable_offset_that_a_new_leader_has_yet_to_reach_is_waited_for(
     undecided: FakeCluster, read: MakeRead, wait_until: WaitUntil
 ) -> None:
-    found = read(subscribe="t", **{"fetch.max.wait.ms": "50"})
+    query = read(subscribe="t", **{"fetch.max.wait.ms": "50"})
     part = undecided.topics["t"].partitions[0]
     part.high_watermark = 15  # the marker at 21 is not committed here, so 11 and later are undecided
     with ThreadPoolExecutor(1) as pool:
-        table = pool.submit(found.table)
+        table = pool.submit(query.table)
         wait_until(
-            lambda: len([one for one in undecided.fetches if one.partitions[0].offset == 11]) >= 3, "asked again"
+            lambda: len([request for request in undecided.fetches if request.partitions[0].offset == 11]) >= 3,
+            "asked again",
         )
         assert not table.done()
         part.high_watermark = None

@@ -26,7 +26,7 @@ class Query:
 
 
 def source(end: object, latest: object) -> SourceProgress:
-    end_text, latest_text = (one if isinstance(one, str) else json.dumps(one) for one in (end, latest))
+    end_text, latest_text = (offsets if isinstance(offsets, str) else json.dumps(offsets) for offsets in (end, latest))
     return SourceProgress("a source", "None", end_text, latest_text, 0, 0.0, 0.0, {})
 
 
@@ -36,8 +36,8 @@ def test_a_query_is_behind_by_what_it_has_not_read(cluster: FakeCluster, stream:
     query.trigger()
     ours = source(query.offset_log[-1], query.reader.reportLatestOffset())
     kafkas = source({"other": {"0": 5}}, {"other": {"0": 9}})
-    found = lag(Query(Progress([kafkas, ours])))  # type: ignore[arg-type]
-    assert found == [PartitionLag("t", 0, 10, 50, 40), PartitionLag("t", 1, 10, 50, 40)]
+    lags = lag(Query(Progress([kafkas, ours])))  # type: ignore[arg-type]
+    assert lags == [PartitionLag("t", 0, 10, 50, 40), PartitionLag("t", 1, 10, 50, 40)]
 
 
 def test_a_query_without_progress_has_no_lag_yet() -> None:

@@ -34,12 +34,12 @@ def fill(cluster: FakeCluster, topic: str, partitions: int, rows: int, *, per_ba
 
 def test_explicit_offsets_are_read_exactly_even_inside_batches(cluster: FakeCluster, read: MakeRead) -> None:
     fill(cluster, "t", 2, 50)
-    found = read(
+    query = read(
         subscribe="t",
         startingOffsets=json.dumps({"t": {"0": 23, "1": -2}}),
         endingOffsets=json.dumps({"t": {"0": -1, "1": 7}}),
     )
-    assert found.table()["n"].to_pylist() == [*range(23, 50), *range(1000, 1007)]
+    assert query.table()["n"].to_pylist() == [*range(23, 50), *range(1000, 1007)]
 
 
 def test_assign_reads_only_these_partitions(cluster: FakeCluster, read: MakeRead) -> None:
@@ -121,17 +121,17 @@ def test_times_are_looked_up(cluster: FakeCluster, read: MakeRead) -> None:
 def test_the_end_is_the_high_watermark_when_the_query_is_planned(cluster: FakeCluster, read: MakeRead) -> None:
     fill(cluster, "t", 1, 50)
     cluster.topics["t"].partitions[0].high_watermark = 30
-    found = read(subscribe="t")
+    query = read(subscribe="t")
     cluster.topics["t"].partitions[0].high_watermark = 50
     cluster.store("t", 0, numbers(1, 2))
-    assert found.table()["n"].to_pylist() == list(range(30))
+    assert query.table()["n"].to_pylist() == list(range(30))
 
 
 def test_min_partitions_splits_and_loses_nothing(cluster: FakeCluster, read: MakeRead) -> None:
     fill(cluster, "t", 2, 100)
-    found = read(subscribe="t", minPartitions="8")
-    assert len(found.partitions) == 8
-    assert found.table()["n"].to_pylist() == [*range(100), *range(1000, 1100)]
+    query = read(subscribe="t", minPartitions="8")
+    assert len(query.partitions) == 8
+    assert query.table()["n"].to_pylist() == [*range(100), *range(1000, 1100)]
     assert len(read(subscribe="t", maxRecordsPerPartition="30").partitions) == 8
 
 

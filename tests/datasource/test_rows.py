@@ -48,12 +48,12 @@ def flights(*delays: int) -> pa.RecordBatch:
 def test_kafkas_record_has_the_columns_of_sparks_kafka_source(cluster: FakeCluster, read: MakeRead) -> None:
     cluster.create("t")
     cluster.store("t", 0, records("a", "b"))
-    found = read(subscribe="t")
-    assert found.schema.simpleString() == (
+    query = read(subscribe="t")
+    assert query.schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
     )
     when = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-    assert found.table().to_pylist() == [
+    assert query.table().to_pylist() == [
         {
             "key": value.upper(),
             "value": value,
@@ -70,21 +70,21 @@ def test_kafkas_record_has_the_columns_of_sparks_kafka_source(cluster: FakeClust
 def test_headers_come_when_they_are_asked_for(cluster: FakeCluster, read: MakeRead) -> None:
     cluster.create("t")
     cluster.store("t", 0, records("a"))
-    found = read(subscribe="t", includeHeaders="true")
+    query = read(subscribe="t", includeHeaders="true")
     header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
-    assert found.schema["headers"].dataType == ArrayType(header)
-    assert found.table()["headers"].to_pylist() == [[{"key": "h", "value": b"a"}]]
+    assert query.schema["headers"].dataType == ArrayType(header)
+    assert query.table()["headers"].to_pylist() == [[{"key": "h", "value": b"a"}]]
 
 
 def test_a_typed_topic_has_its_columns_and_those_of_the_log(cluster: FakeCluster, read: MakeRead) -> None:
     cluster.create("f", 2, schema=FLIGHTS)
     cluster.store("f", 0, flights(1, 2))
     cluster.store("f", 1, flights(3))
-    found = read(subscribe="f")
-    assert found.schema.simpleString() == (
+    query = read(subscribe="f")
+    assert query.schema.simpleString() == (
         "struct<dest:string,delay:int,speed:float,_topic:string,_partition:int,_offset:bigint,_timestamp:timestamp>"
     )
-    rows = found.table().to_pylist()
+    rows = query.table().to_pylist()
     assert [(row["dest"], row["_partition"], row["_offset"]) for row in rows] == [
         ("D1", 0, 0),
         ("D2", 0, 1),
@@ -106,10 +106,10 @@ def test_a_timestamp_column_gives_the_timestamp_even_when_it_is_not_among_the_co
 
 def test_an_empty_topic_has_a_schema_and_no_rows(cluster: FakeCluster, read: MakeRead) -> None:
     cluster.create("f", 3, schema=FLIGHTS)
-    found = read(subscribe="f")
-    assert found.partitions == []
-    assert found.table().num_rows == 0
-    assert "dest" in found.schema.names
+    query = read(subscribe="f")
+    assert query.partitions == []
+    assert query.table().num_rows == 0
+    assert "dest" in query.schema.names
 
 
 def test_a_users_schema_chooses_columns_and_only_those_cross_the_wire(cluster: FakeCluster, read: MakeRead) -> None:
@@ -200,8 +200,8 @@ def test_every_type_that_a_topic_stores_arrives(cluster: FakeCluster, read: Make
     cluster.create("types", schema=schema)
     cluster.store("types", 0, stored)
     cluster.store("types", 0, stored.slice(1))
-    found = read(subscribe="types").table().select(schema.names)
-    assert found.to_pylist() == [*stored.to_pylist(), *stored.slice(1).to_pylist()]
+    table = read(subscribe="types").table().select(schema.names)
+    assert table.to_pylist() == [*stored.to_pylist(), *stored.slice(1).to_pylist()]
 
 
 def test_a_type_that_spark_does_not_have_names_its_column(cluster: FakeCluster, read: MakeRead) -> None:

@@ -34,7 +34,7 @@ def add(cluster: FakeCluster, partition: int, *values: int, topic: str = "t") ->
 def progress(query: Stream) -> dict[str, dict[str, int]]:
     """How far each partition is read, as the checkpoint has it."""
     state: dict[str, Any] = json.loads(query.offset_log[-1])["topics"]
-    return {topic: one["offsets"] for topic, one in state.items()}
+    return {topic: topic_state["offsets"] for topic, topic_state in state.items()}
 
 
 def test_each_batch_has_what_came_since_the_last(cluster: FakeCluster, stream: MakeStream) -> None:
@@ -116,8 +116,8 @@ def test_no_limit_holds_when_spark_wants_all(cluster: FakeCluster, stream: MakeS
 
 def test_max_bytes_limits_a_batch_to_whole_stored_batches(cluster: FakeCluster, stream: MakeStream) -> None:
     fill(cluster, "t", 1, 60)
-    one = cluster.topics["t"].partitions[0].log[0].header.length
-    query = stream(subscribe="t", maxBytesPerTrigger=str(2 * one + one // 2), **EARLIEST)
+    batch_bytes = cluster.topics["t"].partitions[0].log[0].header.length
+    query = stream(subscribe="t", maxBytesPerTrigger=str(2 * batch_bytes + batch_bytes // 2), **EARLIEST)
     assert [len(query.numbers()) for _ in range(4)] == [20, 20, 20, 0]
     tiny = stream(subscribe="t", maxBytesPerTrigger="1", **EARLIEST)
     assert [len(tiny.numbers()) for _ in range(3)] == [10, 10, 10], "one stored batch at least"
@@ -125,8 +125,8 @@ def test_max_bytes_limits_a_batch_to_whole_stored_batches(cluster: FakeCluster, 
 
 def test_of_two_limits_the_smaller_holds(cluster: FakeCluster, stream: MakeStream) -> None:
     fill(cluster, "t", 1, 60)
-    one = cluster.topics["t"].partitions[0].log[0].header.length
-    query = stream(subscribe="t", maxBytesPerTrigger=str(2 * one), maxOffsetsPerTrigger="15", **EARLIEST)
+    batch_bytes = cluster.topics["t"].partitions[0].log[0].header.length
+    query = stream(subscribe="t", maxBytesPerTrigger=str(2 * batch_bytes), maxOffsetsPerTrigger="15", **EARLIEST)
     assert [len(query.numbers()) for _ in range(2)] == [15, 15]
 
 
@@ -379,7 +379,7 @@ def test_a_group_has_the_progress_of_the_query_up_to_its_last_batch(cluster: Fak
     query = stream(subscribe="t", group="reports", maxOffsetsPerTrigger="20", **EARLIEST)
     while query.trigger() is not None:
         pass
-    committed = {key: one.offset for key, one in cluster.committed.items()}
+    committed = {key: offset.offset for key, offset in cluster.committed.items()}
     assert committed == {("reports", "t", 0): 20, ("reports", "t", 1): 20}
     before = len(cluster.commits)
     assert query.trigger() is None
@@ -390,4 +390,4 @@ def test_a_batch_that_was_not_committed_is_not_published(cluster: FakeCluster, s
     fill(cluster, "t", 1, 20)
     query = stream(subscribe="t", group="reports", **EARLIEST)
     assert query.plan()
-    assert {one.offset for one in cluster.committed.values()} == {0}
+    assert {offset.offset for offset in cluster.committed.values()} == {0}

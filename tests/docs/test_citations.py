@@ -80,12 +80,12 @@ def module_exists(dotted: str) -> bool:
 @cache
 def classes() -> dict[str, str]:
     """The sources of the files that define each class of the repository."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for path in tracked_files():
         text = path.read_text() if path.suffix == ".py" else ""
         for name in re.findall(r"^class (\w+)", text, re.MULTILINE):
-            found[name] = found.get(name, "") + text
-    return found
+            sources[name] = sources.get(name, "") + text
+    return sources
 
 
 def is_member(owner: str, name: str) -> bool:
@@ -111,14 +111,14 @@ def has_heading(page: Path, anchor: str) -> bool:
 
 
 def test_every_file_module_and_name_that_is_cited_is_there() -> None:
-    found = {str(path.relative_to(ROOT)): sorted(set(missing(path.read_text()))) for path in texts()}
-    found.pop("tests/docs/test_citations.py")  # its own bad examples
-    assert {name: cited for name, cited in found.items() if cited} == {}
+    missing_by_file = {str(path.relative_to(ROOT)): sorted(set(missing(path.read_text()))) for path in texts()}
+    missing_by_file.pop("tests/docs/test_citations.py")  # its own bad examples
+    assert {name: cited for name, cited in missing_by_file.items() if cited} == {}
 
 
 def test_every_link_of_a_page_leads_somewhere() -> None:
-    found = {str(page.relative_to(ROOT)): list(broken_links(page)) for page in texts() if page.suffix == ".md"}
-    assert {name: links for name, links in found.items() if links} == {}
+    broken_by_page = {str(page.relative_to(ROOT)): list(broken_links(page)) for page in texts() if page.suffix == ".md"}
+    assert {name: links for name, links in broken_by_page.items() if links} == {}
 
 
 def test_nothing_cites_a_page_outside_of_the_repository() -> None:

@@ -104,8 +104,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
         return running[-1]
 
     yield begin
-    for one in running:
-        one.close()
+    for controller in running:
+        controller.close()
 
 
 def test_a_broker_gets_its_id_then_a_snapshot_then_every_change(start: Start) -> None:
@@ -324,12 +324,12 @@ def test_a_deposed_controller_fails_and_tells_nobody_of_its_decision(start: Star
     old = start()
     (broker,) = old.live_brokers(1)
     new = start()
-    known = broker.image.next_offset
+    next_offset = broker.image.next_offset
     with pytest.raises(NotControllerError):
         old.call(CreateTopicRequest("t", 1, 1, b"", {}))
     assert old.failed.wait(20)
     assert isinstance(old.failures[0], StaleControllerEpochError)
-    assert broker.image.next_offset == known
+    assert broker.image.next_offset == next_offset
     assert new.service.image.controller_epoch == old.service.image.controller_epoch + 1
 
 

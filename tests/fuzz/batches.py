@@ -48,12 +48,12 @@ SCHEMAS = (DEFAULT_SCHEMA, _NESTED, _SCALARS, _TEXTS)
 @cache
 def sample_batches() -> tuple[tuple[int, pa.RecordBatch], ...]:
     """Batches of all schemas, each with the number of its schema: of one row, with nulls, with empty values."""
-    found: list[tuple[int, pa.RecordBatch]] = []
+    batches: list[tuple[int, pa.RecordBatch]] = []
     for number, schema in enumerate(SCHEMAS):
         for rows in (1, 3, 20):
             values = [_row(number, i) for i in range(rows)]
-            found.append((number, pa.RecordBatch.from_pylist(values, schema=schema)))
-    return tuple(found)
+            batches.append((number, pa.RecordBatch.from_pylist(values, schema=schema)))
+    return tuple(batches)
 
 
 def _row(schema: int, i: int) -> dict[str, object]:

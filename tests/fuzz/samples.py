@@ -31,13 +31,13 @@ def message_types() -> tuple[type[Message], ...]:
     """Every message of `protocol/messages`, whichever file it is in, by name."""
     for module in pkgutil.iter_modules(messages.__path__, f"{messages.__name__}."):
         importlib.import_module(module.name)
-    found: set[type[Message]] = set()
+    subclasses: set[type[Message]] = set()
     open_ends: list[type[Message]] = [Message]
     while open_ends:
         kinds = open_ends.pop().__subclasses__()
         open_ends += kinds
-        found.update(kind for kind in kinds if kind.__module__.startswith(messages.__name__))
-    return tuple(sorted(found, key=lambda kind: kind.__name__))
+        subclasses.update(kind for kind in kinds if kind.__module__.startswith(messages.__name__))
+    return tuple(sorted(subclasses, key=lambda kind: kind.__name__))
 
 
 def sample(rng: random.Random, kind: object) -> Any:

@@ -90,16 +90,16 @@ _COLLECTIONS = (types.ListType, types.VarTupleType, types.DictType, types.StrTyp
 
 
 def _unbounded(kind: types.Type, path: str) -> list[str]:
-    found = [path] if isinstance(kind, _COLLECTIONS) and kind.max_length is None else []
+    paths = [path] if isinstance(kind, _COLLECTIONS) and kind.max_length is None else []
     inner: list[tuple[str, types.Type]] = []
     if isinstance(kind, types.StructType):
         inner = [(f"{path}.{field.name}", field.type) for field in kind.fields]
     elif isinstance(kind, types.UnionType):
-        inner = [(path, one) for one in kind.types]
+        inner = [(path, member) for member in kind.types]
     elif isinstance(kind, types.TupleType):
-        inner = [(f"{path}[{at}]", one) for at, one in enumerate(kind.item_types)]
+        inner = [(f"{path}[{at}]", item) for at, item in enumerate(kind.item_types)]
     elif isinstance(kind, types.DictType):
         inner = [(f"{path} key", kind.key_type), (f"{path} value", kind.value_type)]
     elif isinstance(kind, types.ListType | types.VarTupleType):
         inner = [(f"{path}[]", kind.item_type)]
-    return found + [one for name, child in inner for one in _unbounded(child, name)]
+    return paths + [child_path for name, child in inner for child_path in _unbounded(child, name)]

@@ -46,14 +46,14 @@ class Witness:
 
     def read_back(self) -> list[int]:
         """The numbers that a consumer finds, in order."""
-        found: list[int] = []
+        numbers: list[int] = []
         with Consumer(self._bootstrap_servers, auto_offset_reset="earliest") as consumer:
             consumer.assign([self._partition])
             end = consumer.end_offsets([self._partition])[self._partition]
             while consumer.position(self._partition) < end:
                 for batch in consumer.poll(timeout=5.0):
-                    found += [row["n"] for row in batch.data.to_pylist() if row["s"] == "witness"]
-        return found
+                    numbers += [row["n"] for row in batch.data.to_pylist() if row["s"] == "witness"]
+        return numbers
 
 
 class Cost:

@@ -115,7 +115,7 @@ def _limit_process(target: Target, name: str) -> None:
 
 def _peak_bytes() -> int:
     """The peak of this program's memory: `ru_maxrss` would begin with the peak of the process that started it."""
-    (line,) = (one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith("VmHWM:"))
+    (line,) = (field for field in Path("/proc/self/status").read_text().splitlines() if field.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
 

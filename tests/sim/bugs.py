@@ -177,9 +177,9 @@ def let_older_incarnations_join(patch: Patch) -> None:
     """KIP-903, KAFKA-14139: what an earlier incarnation had fetched counts for its successor."""
 
     def update(self: Leadership, broker_epochs: Mapping[int, int], now_ms: int) -> None:
-        known = self.followers
+        earlier_followers = self.followers
         self.followers = {
-            broker: known.get(broker) or FollowerProgress(broker_epochs.get(broker, -1), now_ms)
+            broker: earlier_followers.get(broker) or FollowerProgress(broker_epochs.get(broker, -1), now_ms)
             for broker in self._assignment.replicas
             if broker != self._me
         }

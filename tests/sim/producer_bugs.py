@@ -96,10 +96,10 @@ def number_on_over_an_epoch(patch: Patch) -> None:
         begin_epoch(self, identity)
 
     def queue(self: SenderMachine, batch: OutgoingBatch) -> PartitionQueue:
-        found = queue_of(self, batch)
+        partition_queue = queue_of(self, batch)
         number = numbers.pop((self, batch.topic_id, batch.topic_partition.partition), 0)
-        found._next_sequence = max(found._next_sequence, number)
-        return found
+        partition_queue._next_sequence = max(partition_queue._next_sequence, number)
+        return partition_queue
 
     patch.setattr(SenderMachine, "begin_epoch", begin)
     patch.setattr(SenderMachine, "_queue_of", queue)

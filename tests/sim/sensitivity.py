@@ -19,7 +19,7 @@ FILES = (damage_bugs, group_bugs, producer_bugs, transaction_bugs, unclean_bugs)
 def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str, object]:
     """Run seeds with this bug until one breaks a rule. `after` is 0 when none did."""
     bug = BUGS[name]
-    found: dict[str, object] = {"number": bug.number, "bug": name, "what": bug.what, "after": 0}
+    row: dict[str, object] = {"number": bug.number, "bug": name, "what": bug.what, "after": 0}
     with pytest.MonkeyPatch.context() as patch:
         bug.put_in(patch)
         for seed in range(first_seed, first_seed + schedules):
@@ -29,7 +29,7 @@ def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str
             if violation is not None:
                 after = seed - first_seed + 1
                 return {
-                    **found,
+                    **row,
                     "after": after,
                     "seed": seed,
                     "rule": violation.rule,
@@ -37,7 +37,7 @@ def find(name: str, schedules: int = TRIES_MAX, first_seed: int = 0) -> dict[str
                 }
             if seed % 50 == 0:
                 gc.collect()
-    return found
+    return row
 
 
 if __name__ == "__main__":

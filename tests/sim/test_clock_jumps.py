@@ -21,9 +21,9 @@ def test_a_broker_whose_clock_is_an_hour_off_is_fenced_and_serves_again_when_it_
 
     machine.clock.skew_ms = -3_600_000
     run_until(world, lambda: world.invariants.image.brokers[broker].fenced)
-    led = [state.leader for _, _, state in world.invariants.image.partitions()]
-    assert broker not in led
-    assert -1 not in led
+    leaders = [state.leader for _, _, state in world.invariants.image.partitions()]
+    assert broker not in leaders
+    assert -1 not in leaders
 
     machine.clock.skew_ms = 0
     run_until(world, lambda: not world.invariants.image.brokers[broker].fenced)

@@ -114,7 +114,7 @@ def test_a_leader_that_cannot_read_its_log_leads_no_longer() -> None:
 
 
 def leader_of(world: World) -> SimulatedMachine:
-    ((_, _, state),) = [one for one in world.invariants.image.partitions() if not one[0].internal]
+    ((_, _, state),) = [partition for partition in world.invariants.image.partitions() if not partition[0].internal]
     machine = world.machine_of(state.leader)
     assert machine is not None
     return machine

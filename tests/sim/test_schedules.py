@@ -31,7 +31,7 @@ for seed in range({STORIES}):
 def test_schedules_break_no_rule(first_seed: int, schedules: int) -> None:
     summary = run_many(schedules, first_seed=first_seed)
     assert summary.schedules == schedules
-    assert [(found.seed, found.rule, found.message) for found in summary.findings] == []
+    assert [(finding.seed, finding.rule, finding.message) for finding in summary.findings] == []
     # A cluster in which nothing happens proves nothing.
     for what in ("elections", "truncations", "ISR shrinks", "ISR grows", "controller restarts", "process_crash starts"):
         assert summary.counts[what] > schedules / 20, what

@@ -38,5 +38,5 @@ SLOW = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("name", "tries"), [*QUICK, *SLOW])
 def test_schedules_find_the_bug(name: str, tries: int, hunts: Hunts) -> None:
-    found = hunts[name].result()
-    assert found["after"], f"{tries} schedules did not find {name}"
+    row = hunts[name].result()
+    assert row["after"], f"{tries} schedules did not find {name}"

@@ -114,10 +114,10 @@ def lose_aborted_transactions_at_a_restart(patch: Patch) -> None:
     newest = ProducerSnapshots.newest
 
     def buggy(self, *args):  # type: ignore[no-untyped-def]
-        found = newest(self, *args)
-        if found is not None:
-            found[1].transactions = TransactionIndex(found[1].transactions.ongoing())
-        return found
+        snapshot = newest(self, *args)
+        if snapshot is not None:
+            snapshot[1].transactions = TransactionIndex(snapshot[1].transactions.ongoing())
+        return snapshot
 
     patch.setattr(ProducerSnapshots, "newest", buggy)
 
@@ -168,7 +168,7 @@ def send_markers_before_the_decision_is_committed(patch: Patch) -> None:
     def buggy(self: TransactionShard, append: AppendRecords, now_ms: int) -> list[Effect]:
         effects = appended(self, append, now_ms)
         if any(isinstance(change, Ending) for change in append.changes):
-            held = (one for one in self._held if isinstance(one, transaction_coordinator._HeldAnswer))
+            held = (answer for answer in self._held if isinstance(answer, transaction_coordinator._HeldAnswer))
             self._held = deque(held)
             effects = [*effects, *self._mark(append.transactional_id)]
         return effects
@@ -187,8 +187,8 @@ def _after_loading(patch: Patch, change: Callable[[TransactionShard, Transaction
     loaded = TransactionShard.loaded
 
     def buggy(self: TransactionShard, now_ms: int) -> list[Effect]:
-        for found in self.transactions.values():
-            change(self, found)
+        for transaction in self.transactions.values():
+            change(self, transaction)
         return loaded(self, now_ms)
 
     patch.setattr(TransactionShard, "loaded", buggy)

@@ -46,7 +46,7 @@ class Clients:
             for name in (STEADY, PASSING):
                 admin.create_topic(NewTopic(name, PARTITIONS, 3, config=SMALL))
         work = (self._produce, self._consume, self._pass, self._pass, self._transact, self._group, self._topic)
-        threads = [threading.Thread(target=self._repeat, args=(one, number)) for number, one in enumerate(work)]
+        threads = [threading.Thread(target=self._repeat, args=(task, number)) for number, task in enumerate(work)]
         for thread in threads:
             thread.start()
         for thread in threads:

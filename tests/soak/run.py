@@ -83,8 +83,8 @@ def soak(directory: Path, minutes: float, kill_every_s: float) -> Report:
                 kills, next_kill = kills + 1, next_kill + kill_every_s
             cluster.launch_ended()
         done = json.loads(clients.communicate(timeout=END_S)[0])
-    found = [growth(name, taken) for name, taken in samples.items()]
-    return Report(minutes=minutes, kills=kills, growth=found, done=done, samples=samples)
+    growths = [growth(name, taken) for name, taken in samples.items()]
+    return Report(minutes=minutes, kills=kills, growth=growths, done=done, samples=samples)
 
 
 def show(report: Report) -> None:
@@ -93,9 +93,9 @@ def show(report: Report) -> None:
     table = Table(title=f"{report.minutes:g} minutes", caption="mean, and its growth an hour; threads and files: more")
     for heading in ("process", "memory, MB", "of that in use, MB", "Python objects", "threads", "open files"):
         table.add_column(heading, justify="left" if heading == "process" else "right")
-    for one in report.growth:
-        lines = (_line(one.memory), _line(one.used), _line(one.objects, digits=0))
-        table.add_row(one.name, *lines, f"{one.threads:+d}", f"{one.files:+d}")
+    for process_growth in report.growth:
+        lines = (_line(process_growth.memory), _line(process_growth.used), _line(process_growth.objects, digits=0))
+        table.add_row(process_growth.name, *lines, f"{process_growth.threads:+d}", f"{process_growth.files:+d}")
     console.print(table)
     done = Table("done", "times", title=f"{report.kills} kills of a broker")
     for name, count in report.done.items():

@@ -175,11 +175,11 @@ class OldLeaderClient:
 
     def __init__(self, scenario: Scenario, leader: BrokerInfo) -> None:
         description = scenario.admin.describe_topic(scenario.topic)
-        led = description.partitions[0]
+        partition = description.partitions[0]
         self.leader = leader
         self._recorder = scenario.recorder
-        self._partition = TopicPartition(led.topic, led.partition)
-        self._topic_id, self._epoch = description.topic_id, led.leader_epoch
+        self._partition = TopicPartition(partition.topic, partition.partition)
+        self._topic_id, self._epoch = description.topic_id, partition.leader_epoch
         self._schema = description.schema
         self._connection = Connection(leader.host, leader.port)
         self._stream: ClientStream = self._connection.open_stream("append")

@@ -50,8 +50,8 @@ class StandaloneCluster:
     def __enter__(self) -> Self:
         try:
             wait_for(lambda: re.search(r"spark://[\d.:]+", self._master_log.read_text()), "the master")
-            found = re.search(r"spark://[\d.:]+", self._master_log.read_text())
-            self.master = found.group(0) if found else ""
+            match = re.search(r"spark://[\d.:]+", self._master_log.read_text())
+            self.master = match.group(0) if match else ""
             for number in range(1, self._workers + 1):
                 host = f"127.0.0.{number}"
                 place = ("--work-dir", str(self._directory / host), "--webui-port", "0")

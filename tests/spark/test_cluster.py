@@ -145,11 +145,11 @@ def test_a_start_that_fails_leaves_no_directory_and_no_process(
 def processes_of(spark: SparkSession) -> set[int]:
     """Controllers and brokers of this session: other tests have theirs. A broker's environment is its executor's."""
     application = f"appId={spark.sparkContext.applicationId}"
-    found = set()
+    pids = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             is_broker = "spark_broker.broker" in process.cmdline() and application in str(process.environ())
             is_controller = "spark_broker.driver.controller_process" in process.cmdline()
             if is_broker or (is_controller and process.ppid() == os.getpid()):
-                found.add(process.pid)
-    return found
+                pids.add(process.pid)
+    return pids

@@ -33,14 +33,14 @@ def flights(start: int, end: int) -> pa.RecordBatch:
 
 @pytest.fixture(scope="module")
 def admin(cluster: BrokerCluster) -> Iterator[Admin]:
-    with Admin(cluster.bootstrap_servers) as found:
-        yield found
+    with Admin(cluster.bootstrap_servers) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
 def producer(cluster: BrokerCluster) -> Iterator[Producer]:
-    with Producer(cluster.bootstrap_servers) as found:
-        yield found
+    with Producer(cluster.bootstrap_servers) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,8 @@ def test_named_offsets_are_read_exactly(load: type[Load], offsets: dict[int, int
         endingOffsets=json.dumps({"flights": {str(p): ends.get(p, -1) for p in range(3)}}),
     )
 
-    found = {(row._partition, row._offset) for row in frame.select("_partition", "_offset").collect()}
-    assert found == {(p, offset) for p in offsets for offset in range(starts[p], ends[p])}
+    positions = {(row._partition, row._offset) for row in frame.select("_partition", "_offset").collect()}
+    assert positions == {(p, offset) for p in offsets for offset in range(starts[p], ends[p])}
 
 
 def test_assign_reads_one_partition(load: type[Load], offsets: dict[int, int]) -> None:

@@ -251,7 +251,11 @@ def test_a_broker_killed_between_two_runs_makes_no_difference(
         query.run_until_dead(point, batch)
         query_id = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
         with Admin(brokers.bootstrap_servers) as admin:
-            (coordinator,) = [one.coordinator for one in admin.list_transactions() if one.transactional_id == query_id]
+            (coordinator,) = [
+                transaction.coordinator
+                for transaction in admin.list_transactions()
+                if transaction.transactional_id == query_id
+            ]
             pid = next(broker.pid for broker in admin.describe_cluster().brokers if broker.id == coordinator)
         os.kill(pid, signal.SIGKILL)
 

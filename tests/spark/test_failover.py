@@ -142,7 +142,7 @@ def test_a_frozen_executor_does_not_disturb_its_broker(scenario: Scenario, spark
     broker = scenario.leader()
     with stopped(broker_processes(broker).jvm):
         scenario.await_writes(more=1000)
-        assert broker.pid in {one.pid for one in scenario.live()}
+        assert broker.pid in {live_broker.pid for live_broker in scenario.live()}
 
     scenario.judge(spark)
 
@@ -158,7 +158,8 @@ def test_an_executor_that_spark_is_told_to_remove_hands_over_first(scenario: Sce
     wait_for(lambda: not is_running(victim.pid), "the end of the removed executor's broker")
 
     wait_for(
-        lambda: any(one.id == victim.id and one.epoch != victim.epoch for one in scenario.live()), "its replacement"
+        lambda: any(broker.id == victim.id and broker.epoch != victim.epoch for broker in scenario.live()),
+        "its replacement",
     )
     assert {broker.id: broker.epoch for broker in scenario.live() if broker.id != victim.id} == others
     scenario.judge(spark)

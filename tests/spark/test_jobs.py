@@ -64,7 +64,9 @@ def error_line(done: subprocess.CompletedProcess[str]) -> str:
 def records(servers: str, topic: str) -> list[pa.RecordBatch]:
     """Every committed batch of the topic."""
     with Admin(servers) as admin:
-        partitions = [TopicPartition(topic, one.partition) for one in admin.describe_topic(topic).partitions]
+        partitions = [
+            TopicPartition(topic, partition.partition) for partition in admin.describe_topic(topic).partitions
+        ]
     batches = []
     with Consumer(servers, enable_auto_commit=False) as consumer:
         ends = consumer.end_offsets(partitions)

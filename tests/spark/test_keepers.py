@@ -43,7 +43,7 @@ def brokers(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.fixture
 def scenario(brokers: BrokerCluster) -> Iterator[Scenario]:
     """A topic under load, on brokers that are kept."""
-    wait_for(lambda: all(keeper_of(one) for one in brokers.describe().brokers), "a keeper of every broker")
+    wait_for(lambda: all(keeper_of(broker) for broker in brokers.describe().brokers), "a keeper of every broker")
     with Scenario(brokers.bootstrap_servers, brokers.log_dirs) as started:
         yield started
 
@@ -56,7 +56,7 @@ def keeper_of(broker: BrokerInfo) -> int | None:
 def unharmed(scenario: Scenario, spark: SparkSession, *, lost: Iterable[BrokerInfo] | None = None) -> Iterator[None]:
     """Run the fault, and judge. `lost`: brokers whose keepers it takes, which then get others; None: all of them."""
     before = {broker.id: (broker.epoch, broker.pid) for broker in scenario.live()}
-    leaders = [(one.leader, one.leader_epoch) for one in scenario.described()]
+    leaders = [(partition.leader, partition.leader_epoch) for partition in scenario.described()]
     lost = list(scenario.live() if lost is None else lost)
     keepers = {broker.id: keeper_of(broker) for broker in lost}
     yield
@@ -67,7 +67,7 @@ def unharmed(scenario: Scenario, spark: SparkSession, *, lost: Iterable[BrokerIn
     )
     scenario.await_writes()
     assert {broker.id: (broker.epoch, broker.pid) for broker in scenario.live()} == before
-    assert [(one.leader, one.leader_epoch) for one in scenario.described()] == leaders
+    assert [(partition.leader, partition.leader_epoch) for partition in scenario.described()] == leaders
     scenario.judge(spark)
 
 
@@ -85,7 +85,7 @@ def test_a_killed_daemon_of_keepers_ends_no_broker(scenario: Scenario, spark: Sp
         scenario.await_writes()
     # The broker's next keeper has another daemon.
     spark.sparkContext.cancelAllJobs()
-    wait_for(lambda: all(keeper_of(one) for one in scenario.live()), "a keeper of every broker")
+    wait_for(lambda: all(keeper_of(broker) for broker in scenario.live()), "a keeper of every broker")
 
 
 @pytest.mark.full
@@ -189,11 +189,11 @@ def test_users_jobs_that_are_cancelled_while_their_workers_start_end_no_broker(
 def running_tasks(spark: SparkSession, stages: list[int]) -> list[int]:
     """Ids of the tasks that run in these stages."""
     store = spark.sparkContext._jsc.sc().statusStore()
-    found = []
+    task_ids = []
     for stage in stages:
         tasks = store.taskList(stage, 0, 100)
-        found += [int(tasks.apply(i).taskId()) for i in range(tasks.size()) if tasks.apply(i).status() == "RUNNING"]
-    return found
+        task_ids += [int(tasks.apply(i).taskId()) for i in range(tasks.size()) if tasks.apply(i).status() == "RUNNING"]
+    return task_ids
 
 
 def crash(rows: Iterable[int]) -> Iterator[int]:

@@ -113,9 +113,9 @@ def test_each_broker_has_an_executor_of_its_own_and_queries_run_beside_them(
 ) -> None:
     launches = brokers.announced()
 
-    assert len({one.executor_id for one in launches}) == 3
-    assert len({one.executor_pid for one in launches}) == 3
-    assert {one.executor_pid for one in launches}.isdisjoint({one.pid for one in launches})
+    assert len({broker.executor_id for broker in launches}) == 3
+    assert len({broker.executor_pid for broker in launches}) == 3
+    assert {broker.executor_pid for broker in launches}.isdisjoint({broker.pid for broker in launches})
     assert spark.range(0, 1000, numPartitions=6).selectExpr("sum(id) AS total").collect()[0].total == 499_500
 
 
@@ -139,9 +139,9 @@ def test_a_killed_executor_is_replaced_and_the_other_brokers_never_notice(broker
 
     assert victim.launch in brokers.controller.lost
     assert replacement.replaces == [victim.launch]
-    assert replacement.executor_id not in {one.executor_id for one in others}
+    assert replacement.executor_id not in {broker.executor_id for broker in others}
     assert replacement.executor_pid != victim.executor_pid
-    assert [p.launch for p in brokers.launcher.running()] == [*(one.launch for one in others), replacement.launch]
+    assert [p.launch for p in brokers.launcher.running()] == [*(broker.launch for broker in others), replacement.launch]
     eventually(lambda: not Path(f"/proc/{victim.pid}").exists(), what="the end of the killed executor's broker")
 
 
@@ -158,7 +158,7 @@ def test_a_broker_that_left_in_order_is_not_launched_again_and_frees_its_executo
 
 
 def test_stop_waits_for_brokers_to_leave_and_leaves_no_process_behind(brokers: Brokers) -> None:
-    pids = [one.pid for one in brokers.announced()]
+    pids = [broker.pid for broker in brokers.announced()]
 
     assert brokers.stop()
 
@@ -168,7 +168,7 @@ def test_stop_waits_for_brokers_to_leave_and_leaves_no_process_behind(brokers: B
 
 
 def test_stop_ends_brokers_by_force_that_do_not_leave(brokers: Brokers) -> None:
-    pids = [one.pid for one in brokers.announced()]
+    pids = [broker.pid for broker in brokers.announced()]
 
     assert not brokers.launcher.stop(timeout_s=0.1)
 

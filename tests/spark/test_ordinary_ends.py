@@ -72,7 +72,7 @@ class Session:
         """Wait until all processes that the session had started have ended."""
 
         def left() -> list[str]:
-            return [str(one) for one in self._everything if one.is_running() and is_running(one.pid)]
+            return [str(process) for process in self._everything if process.is_running() and is_running(process.pid)]
 
         eventually(lambda: not left(), 30, f"the end of {left()}")
 

@@ -71,7 +71,7 @@ def test_a_decommissioned_executors_broker_leaves_in_order_and_moves(tmp_path: P
         assert "Spark is about to take its executor away" in started.log
         wait_for(
             lambda: (
-                all(one.host != leaver.host and one.pid != leaver.pid for one in scenario.live())
+                all(broker.host != leaver.host and broker.pid != leaver.pid for broker in scenario.live())
                 and len(scenario.live()) == 2
             ),
             "the broker on another host",
@@ -94,5 +94,5 @@ def test_an_application_that_its_master_kills_leaves_nothing(tmp_path: Path) -> 
         hosts.kill_application()
 
         started.await_end()
-        everything = [pid for one in keepers for pid in (one.jvm, *one.python)]
+        everything = [pid for keeper in keepers for pid in (keeper.jvm, *keeper.python)]
         wait_for(lambda: not any(is_running(pid) for pid in everything), "the end of executors and keepers")

@@ -232,8 +232,8 @@ def test_a_processing_time_query_survives_kills_of_leaders_and_picks_up_new_part
         admin.create_partitions("tormented", 4)
         topics.add("tormented", *range(600, 650), partition=3)
         eventually(lambda: end_offset(query, "tormented", 3) == 50, WAIT_S, "the new partition is read")
-        eventually(lambda: sum(one.lag for one in spark_broker.lag(query)) == 0, WAIT_S, "everything is read")
-        assert {(one.topic, one.partition) for one in spark_broker.lag(query)} == {("tormented", p) for p in range(4)}
+        eventually(lambda: sum(lag.lag for lag in spark_broker.lag(query)) == 0, WAIT_S, "everything is read")
+        assert {(lag.topic, lag.partition) for lag in spark_broker.lag(query)} == {("tormented", p) for p in range(4)}
         eventually(lambda: group_lags(brokers) == [0, 0, 0, 0], WAIT_S, "the progress is published")
         assert query.exception() is None
     finally:
@@ -246,7 +246,7 @@ def test_a_processing_time_query_survives_kills_of_leaders_and_picks_up_new_part
 
 
 def group_lags(brokers: ProcessCluster) -> list[int]:
-    return [one.lag for one in spark_broker.group_lag(brokers.bootstrap_servers, "tormented-job")]
+    return [lag.lag for lag in spark_broker.group_lag(brokers.bootstrap_servers, "tormented-job")]
 
 
 def leader_pid(admin: Admin, topic: str, partition: int) -> int:

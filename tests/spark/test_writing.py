@@ -44,8 +44,8 @@ def servers(cluster: BrokerCluster) -> str:
 
 @pytest.fixture(scope="module")
 def admin(servers: str) -> Iterator[Admin]:
-    with Admin(servers) as found:
-        yield found
+    with Admin(servers) as client:
+        yield client
 
 
 def save(frame: DataFrame, servers: str, topic: str | None = None, **options: str) -> None:

@@ -308,13 +308,13 @@ def retention_saves_the_start_late(patch: Patch) -> None:
     def buggy(self: PartitionLog, offset: int) -> list[int]:
         if offset <= self._log_start_offset:
             return []
-        gone = [one for one in self._segments[:-1] if one.next_offset <= offset]
-        for one in gone:
-            one.remove()
+        gone = [old_segment for old_segment in self._segments[:-1] if old_segment.next_offset <= offset]
+        for old_segment in gone:
+            old_segment.remove()
         self._fs.sync_directory(self.directory)
         self._segments, self._log_start_offset = self._segments[len(gone) :], offset
         self._save_state()
-        return [one.base_offset for one in gone]
+        return [old_segment.base_offset for old_segment in gone]
 
     patch.setattr(PartitionLog, "advance_log_start", buggy)
 

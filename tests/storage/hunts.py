@@ -195,9 +195,9 @@ def _open_disordered(seed: int) -> None:
     rest = [rng.choice(frames) for _ in range(rng.randint(0, 3))]
     _write_at_end(fs, [*frames[synced : rng.randint(synced, count)], *rest], end)
     log = open_log(directory, StartKind.MACHINE_CRASH, fs=fs.crash_machine_keeping(-1))
-    found = everything(log)
-    assert synced <= len(found), "what was synced"
-    assert same(found, frames[: len(found)]), "a prefix of what was written"
+    recovered_frames = everything(log)
+    assert synced <= len(recovered_frames), "what was synced"
+    assert same(recovered_frames, frames[: len(recovered_frames)]), "a prefix of what was written"
 
 
 def _write_at_end(fs: SimFileSystem, frames: list[Frame], position: int) -> None:

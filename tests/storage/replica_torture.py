@@ -130,15 +130,15 @@ class Legal:
         start, end = state.log_start_offset, state.log_end_offset
         if start != self.start or not self.least <= end <= self.most:
             return f"the log is [{start}, {end}), not [{self.start}, {self.least}..{self.most})"
-        found = everything(log)
-        if not same(found, [f for f in self.frames if start < f.header.next_offset <= end]):
-            return f"it holds {[f.header.base_offset for f in found]} of [{start}, {end})"
-        if end != (found[-1].header.next_offset if found else start):
+        frames = everything(log)
+        if not same(frames, [f for f in self.frames if start < f.header.next_offset <= end]):
+            return f"it holds {[f.header.base_offset for f in frames]} of [{start}, {end})"
+        if end != (frames[-1].header.next_offset if frames else start):
             return "its end is not a batch's end"
         if not self.is_history(state.epochs, end):
             return f"its epochs are {state.epochs.to_pairs()}, not {self.epochs(end).to_pairs()}"
         wanted = self.states(end)
-        marks = sorted({start, end, *(f.header.next_offset for f in found)})
+        marks = sorted({start, end, *(f.header.next_offset for f in frames)})
         wrong = [mark for mark in marks if log.rebuild_producers(mark) != wanted]
         return f"its producers are others than those of its batches, with high watermarks {wrong}" if wrong else ""
 

@@ -31,13 +31,13 @@ def hunt_for(hunt: Hunt, cases: int = TRIES_MAX) -> tuple[int, Exception | None]
 def find(name: str, cases: int = TRIES_MAX) -> dict[str, object]:
     """Hunt for this bug. `after` is 0 when it was not found."""
     bug = BUGS[name]
-    found: dict[str, object] = {"number": bug.number, "bug": name, "what": bug.what, "how": "storage torture"}
+    row: dict[str, object] = {"number": bug.number, "bug": name, "what": bug.what, "how": "storage torture"}
     with silent_brokers(), pytest.MonkeyPatch.context() as patch:
         bug.put_in(patch)
         after, error = hunt_for(bug.hunt, cases)
     if error is None:
-        return {**found, "after": 0, "rule": "", "message": ""}
-    return {**found, "after": after, "rule": bug.hunt.__name__.replace("_", " "), "message": _first_line(error)}
+        return {**row, "after": 0, "rule": "", "message": ""}
+    return {**row, "after": after, "rule": bug.hunt.__name__.replace("_", " "), "message": _first_line(error)}
 
 
 def _first_line(error: Exception) -> str:

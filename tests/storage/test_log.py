@@ -273,8 +273,8 @@ def test_retention_goes_by_append_time_and_spares_what_is_not_committed(tmp_path
 
 def test_retention_by_size_keeps_at_least_that_many_bytes(tmp_path: Path) -> None:
     log, _ = filled(tmp_path, [True] * 5)
-    one = log.size_bytes // 5
-    log.config = LogConfig(retention_bytes=2 * one, retention_ms=-1)
+    segment_bytes = log.size_bytes // 5
+    log.config = LogConfig(retention_bytes=2 * segment_bytes, retention_ms=-1)
     assert log.apply_retention(high_watermark=15, clock=RetentionClock(0)) == 9
     log.config = LogConfig(retention_bytes=0, retention_ms=-1)
     assert log.apply_retention(high_watermark=15, clock=RetentionClock(0)) == 12

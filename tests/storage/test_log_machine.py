@@ -107,10 +107,10 @@ class LogMachine(RuleBasedStateMachine):
         offset = min(max(offset, log.log_start_offset), log.log_end_offset)
         limit = log.log_end_offset - below_end
         wanted = [f for f in self.run.frames if f.header.next_offset > offset and f.header.next_offset <= limit]
-        found = log.read(offset, max_bytes=max_bytes, end_offset=limit)
-        assert same(found, wanted[: len(found)])
-        assert found or not wanted, "at least one batch, if there is one"
-        assert len(found) <= 1 or sum(f.header.length for f in found) <= max_bytes
+        frames = log.read(offset, max_bytes=max_bytes, end_offset=limit)
+        assert same(frames, wanted[: len(frames)])
+        assert frames or not wanted, "at least one batch, if there is one"
+        assert len(frames) <= 1 or sum(f.header.length for f in frames) <= max_bytes
 
     @rule(timestamp_us=st.integers(0, 300))
     def look_up_a_time(self, timestamp_us: int) -> None:

@@ -80,11 +80,11 @@ def test_a_crash_leaves_the_old_state_or_the_new_and_what_was_read_stays() -> No
         after += [(disk.copy().crash_machine(random.Random(n)), StartKind.MACHINE_CRASH) for n in range(8)]
         after += [(torn, StartKind.PROCESS_CRASH) for torn in _torn(disk)]
         for crashed, start in after:
-            found = read_log_state(directory, start, fs=crashed)
-            assert found in legal
+            read_state = read_log_state(directory, start, fs=crashed)
+            assert read_state in legal
             again = crashed.crash_machine_keeping(0)
             if start is StartKind.MACHINE_CRASH or again.exists(PATH):
-                assert read_log_state(directory, StartKind.MACHINE_CRASH, fs=again) == found
+                assert read_log_state(directory, StartKind.MACHINE_CRASH, fs=again) == read_state
 
 
 def _torn(disk: SimFileSystem) -> Iterator[SimFileSystem]:

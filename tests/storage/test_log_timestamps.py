@@ -30,6 +30,6 @@ def test_a_lookup_by_time_is_not_misled_by_what_lies_below_the_log_start(tmp_pat
     log = _log_with_hidden_timestamps(tmp_path)
     for base_offset, seconds in ((9, 600), (12, 700), (15, 800)):
         log.append_many([make_frame(base_offset, first=True, timestamp_us=seconds * SECOND_US)])
-    found = {seconds: log.offset_for_timestamp(seconds * SECOND_US) for seconds in (500, 600, 650, 700, 750, 850)}
-    offsets = {seconds: None if one is None else one[0] for seconds, one in found.items()}
+    batches = {seconds: log.offset_for_timestamp(seconds * SECOND_US) for seconds in (500, 600, 650, 700, 750, 850)}
+    offsets = {seconds: None if batch is None else batch[0] for seconds, batch in batches.items()}
     assert offsets == {500: 9, 600: 9, 650: 12, 700: 12, 750: 15, 850: None}

@@ -47,19 +47,19 @@ NUMPY_AND_ARROW = frozenset({"fromfile", "tofile", "memmap", "memory_map", "OSFi
 
 def violations(source: str) -> list[str]:
     """`line: what` for each use of the machine that bypasses the seam."""
-    found = []
+    bypasses = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [f"{node.lineno}: {a.name}" for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
-            found += [f"{node.lineno}: os as {a.asname}" for a in node.names if a.name == "os" and a.asname]
+            bypasses += [f"{node.lineno}: {a.name}" for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
+            bypasses += [f"{node.lineno}: os as {a.asname}" for a in node.names if a.name == "os" and a.asname]
         elif isinstance(node, ast.ImportFrom):
             if (node.module or "").split(".")[0] in FORBIDDEN_MODULES | {"os"}:
-                found.append(f"{node.lineno}: from {node.module}")
+                bypasses.append(f"{node.lineno}: from {node.module}")
         elif isinstance(node, ast.Attribute):
-            found += [f"{node.lineno}: {ast.unparse(node)}"] if _goes_around(node) else []
+            bypasses += [f"{node.lineno}: {ast.unparse(node)}"] if _goes_around(node) else []
         elif isinstance(node, ast.Name) and node.id == "open":
-            found.append(f"{node.lineno}: open")
-    return found
+            bypasses.append(f"{node.lineno}: open")
+    return bypasses
 
 
 def _goes_around(node: ast.Attribute) -> bool:

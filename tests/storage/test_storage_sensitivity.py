@@ -21,8 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.mark.parametrize(("name", "tries"), [*QUICK, *SLOW])
 def test_the_torture_finds_the_bug(name: str, tries: int, hunts: Hunts) -> None:
-    found = hunts[name].result()
-    assert found["after"], f"{tries} cases did not find {name}"
+    row = hunts[name].result()
+    assert row["after"], f"{tries} cases did not find {name}"
 
 
 @pytest.mark.parametrize("hunt", HUNTS)

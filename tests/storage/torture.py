@@ -41,11 +41,11 @@ class Expected:
         start, end = log.log_start_offset, log.log_end_offset
         if start != self.start or not self.least <= end <= self.most:
             return f"the log is [{start}, {end}), not [{self.start}, {self.least}..{self.most})"
-        found = everything(log)
+        frames = everything(log)
         wanted = [f for f in self.frames if start < f.header.next_offset <= end]
-        if not same(found, wanted) or [f.header for f in wanted] != list(log.headers(start)):
-            return f"it holds {[f.header.base_offset for f in found]} of [{start}, {end})"
-        return "" if not found or found[-1].header.next_offset == end else "its end is not a batch's end"
+        if not same(frames, wanted) or [f.header for f in wanted] != list(log.headers(start)):
+            return f"it holds {[f.header.base_offset for f in frames]} of [{start}, {end})"
+        return "" if not frames or frames[-1].header.next_offset == end else "its end is not a batch's end"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,13 +296,13 @@ def check(fs: SimFileSystem, start: StartKind, allowed: Sequence[Expected], conf
     problems = [expected.problem(log) for expected in allowed]
     assert "" in problems, f"{problems}; {_listing(fs, directory)}"
     read_leader_epochs(directory, fs=fs)
-    start_offset, found = log.log_start_offset, everything(log)
+    start_offset, frames = log.log_start_offset, everything(log)
     added = frame_at(log.log_end_offset, 2, 99, log.should_roll(400, 0, 0))
     log.append_many([added])
     log.flush()
     again = open_log(directory, StartKind.MACHINE_CRASH, config, fs.crash_machine_keeping(0))
     assert again.log_start_offset == start_offset
-    assert same(everything(again), [*found, added]), "what was synced after the recovery outlives the machine"
+    assert same(everything(again), [*frames, added]), "what was synced after the recovery outlives the machine"
 
 
 def process_crashes(

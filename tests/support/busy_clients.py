@@ -50,8 +50,8 @@ class BusyClients:
         metadata = Connection(host, int(port)).call(MetadataRequest([topic]), timeout_ms=TIMEOUT_MS)
         assert isinstance(metadata, MetadataResponse)
         self._addresses = {broker.id: (broker.host, broker.port) for broker in metadata.brokers}
-        (found,) = metadata.topics
-        self._topic_id, self._partitions = found.topic_id, found.partitions
+        (topic_metadata,) = metadata.topics
+        self._topic_id, self._partitions = topic_metadata.topic_id, topic_metadata.partitions
         rows = pa.RecordBatch.from_arrays([pa.array([b"x" * 100] * 20, pa.binary())], names=["value"])
         self._batch = encode_batch(conform(rows, DEFAULT_SCHEMA))
         self._number = 0

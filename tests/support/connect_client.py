@@ -17,7 +17,7 @@ def main() -> None:
     rows = spark.range(1000).selectExpr("id", "concat('name ', id) AS name")
     rows.write.format("spark_broker").options(**options, topic="typed", createTopic="true").mode("append").save()
     read = spark.read.format("spark_broker").options(**options, subscribe="typed").load()
-    found = read.selectExpr("count(*)", "sum(id)", "max(name)", "count(DISTINCT _offset, _partition)").collect()[0]
+    totals = read.selectExpr("count(*)", "sum(id)", "max(name)", "count(DISTINCT _offset, _partition)").collect()[0]
 
     stream = spark.readStream.format("spark_broker").options(**options, subscribe="typed", startingOffsets="earliest")
     query = (
@@ -36,7 +36,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 - it is what a user sees
         refusal = str(error)
     result = {
-        "read": list(found),
+        "read": list(totals),
         "copied": copied.selectExpr("count(*)", "sum(id)").collect()[0][:],
         "refusal": refusal,
         "imported": sorted(name for name in sys.modules if name.startswith(("spark_broker", "pyspark_spark_broker"))),

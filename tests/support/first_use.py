@@ -59,11 +59,11 @@ def main() -> None:
         Producer(bootstrap, transactional_id="writer") as writer,
         Consumer(bootstrap, group_id="group", auto_offset_reset="earliest") as consumer,
     ):
-        known = set(sys.modules)
+        loaded_modules = set(sys.modules)
         for name in names:
             operations(producer, writer, consumer)[name]()
-            imported[name] = sorted(set(sys.modules) - known)
-            known |= set(sys.modules)
+            imported[name] = sorted(set(sys.modules) - loaded_modules)
+            loaded_modules |= set(sys.modules)
     json.dump(imported, sys.stdout)
 
 

@@ -59,13 +59,13 @@ def main(find: Find, bugs: Sequence[str], description: str, arguments: Sequence[
     table = []
     with hunting(find, dict.fromkeys(options.bugs, options.tries), options.processes) as hunts:
         for hunt in hunts.values():
-            found = hunt.result()
-            table.append(found)
-            line = f"{found['number']:>6} {found['bug']:<50} {found['after']:>6} {found.get('rule') or 'NOT FOUND'}"
-            sys.stderr.write(f"{line}: {found.get('message', '')}\n")
+            row = hunt.result()
+            table.append(row)
+            line = f"{row['number']:>6} {row['bug']:<50} {row['after']:>6} {row.get('rule') or 'NOT FOUND'}"
+            sys.stderr.write(f"{line}: {row.get('message', '')}\n")
     text = json.dumps(table, indent=1)
     if options.write:
         options.write.write_text(text + "\n", encoding="utf-8")
     else:
         sys.stdout.write(text + "\n")
-    return 0 if all(found["after"] for found in table) else 1
+    return 0 if all(row["after"] for row in table) else 1

@@ -28,7 +28,7 @@ class SparkUi:
         status, key = {"jobs": ("running", "jobId"), "stages": ("active", "stageId")}[what]
         (application, *_) = self._get("/api/v1/applications")
         listed = self._get(f"/api/v1/applications/{application['id']}/{what}?status={status}")
-        return [int(one[key]) for one in listed]
+        return [int(entry[key]) for entry in listed]
 
     def kill(self, what: str) -> int:
         """Kill every running job, or every active stage; returns how many."""
@@ -48,5 +48,5 @@ class SparkUi:
 
     def _get(self, path: str) -> list[dict[str, Any]]:
         with urllib.request.urlopen(self._url + path, timeout=TIMEOUT_S) as answer:
-            found: list[dict[str, Any]] = json.load(answer)
-        return found
+            entries: list[dict[str, Any]] = json.load(answer)
+        return entries

@@ -111,7 +111,9 @@ def test_whoever_posts_answers_does_not_wait_for_a_client_that_reads_none() -> N
         answers = read(stream, ahead + count)
         stream.close()
 
-    assert [one for one in answers if one != FetchResponse(-1, [])] == [FetchResponse(n, []) for n in range(count)]
+    assert [answer for answer in answers if answer != FetchResponse(-1, [])] == [
+        FetchResponse(n, []) for n in range(count)
+    ]
     assert [sent.get(timeout=30) for _ in range(count)] == list(range(count))
 
 
@@ -162,6 +164,6 @@ def test_a_stream_that_is_over_and_forgotten_is_freed() -> None:
 
         def freed() -> bool:
             gc.collect()
-            return not any(one() for one in left)
+            return not any(reference() for reference in left)
 
         eventually(freed, 30, "the end of every stream")

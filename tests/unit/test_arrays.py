@@ -76,9 +76,9 @@ def test_names_in_bytes_are_arrows_business() -> None:
 @given(st.lists(st.booleans() | st.none(), max_size=20), st.integers(0, 20))
 def test_a_slice_of_booleans_in_numpy(bits: list[bool | None], start: int) -> None:
     part = pa.array(bits, pa.bool_())[start:]
-    found = to_numpy(part.is_valid())
-    assert found.dtype == np.bool_
-    assert found.tolist() == [bit is not None for bit in bits[start:]]
+    validity = to_numpy(part.is_valid())
+    assert validity.dtype == np.bool_
+    assert validity.tolist() == [bit is not None for bit in bits[start:]]
     assert to_numpy(part.drop_null()).tolist() == [bit for bit in bits[start:] if bit is not None]
 
 

@@ -20,9 +20,9 @@ ME = 1
 
 @pytest.fixture
 def directory(tmp_path: Path) -> LogDirectory:
-    found = LogDirectory.claim(tmp_path, cluster_id="c", launch=1)
-    found.partition_directory("t", TOPIC_ID, 0)
-    return found
+    log_directory = LogDirectory.claim(tmp_path, cluster_id="c", launch=1)
+    log_directory.partition_directory("t", TOPIC_ID, 0)
+    return log_directory
 
 
 def partition(*, isr: tuple[int, ...] = (), elr: tuple[int, ...] = ()) -> PartitionRegistration:

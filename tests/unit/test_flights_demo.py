@@ -24,14 +24,15 @@ def snapshot(title: str, leaders: list[int], *, live: tuple[int, ...], isr: tupl
         for number, leader in enumerate(leaders)
     )
     brokers = tuple(
-        BrokerInfo(one, "h", 1, rack=None, epoch=1, pid=1, executor_id=f"e{one}", executor_pid=1) for one in live
+        BrokerInfo(broker, "h", 1, rack=None, epoch=1, pid=1, executor_id=f"e{broker}", executor_pid=1)
+        for broker in live
     )
     return Snapshot(title, brokers, TopicDescription("flights", "id", partitions, pa.schema([]), 0, {}))
 
 
 def test_the_victim_is_the_broker_that_leads_the_most() -> None:
-    found = snapshot("before", [2, 2, 1, 0, 2], live=(0, 1, 2), isr=(0, 1, 2))
-    assert found.busiest().id == 2
+    before = snapshot("before", [2, 2, 1, 0, 2], live=(0, 1, 2), isr=(0, 1, 2))
+    assert before.busiest().id == 2
     assert snapshot("before", [1, 0], live=(0, 1, 2), isr=(0, 1, 2)).busiest().id == 0
 
 

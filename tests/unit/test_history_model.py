@@ -69,10 +69,10 @@ class PerfectLog:
         name = f"member-{self.reader}"
         self.recorder.opened(name, group="g")
         for partition in PARTITIONS:
-            found = self.group.get(partition)
-            self.recorder.offsets_fetched("g", partition, found)
-            self.recorder.positioned(name, partition, found or 0)
-            self.positions[name, partition] = found or 0
+            offset = self.group.get(partition)
+            self.recorder.offsets_fetched("g", partition, offset)
+            self.recorder.positioned(name, partition, offset or 0)
+            self.positions[name, partition] = offset or 0
 
     def step(self, what: str, writer: int, number: int, rows: int) -> None:
         partition = PARTITIONS[number]
@@ -211,12 +211,12 @@ def test_a_row_that_is_missing_at_the_end_is_found_wherever_it_was_promised_or_r
     if not rows:
         return
     run, at = rows[choice % len(rows)]
-    kept = [one for one in committed.runs if one is not run]
+    kept = [other for other in committed.runs if other is not run]
     kept += [
         Run(run.partition, run.base_offset, run.values[:at]),
         Run(run.partition, run.base_offset + at + 1, run.values[at + 1 :]),
     ]
-    without = Snapshot(committed.source, tuple(one for one in kept if one.values))
+    without = Snapshot(committed.source, tuple(other for other in kept if other.values))
     before = check_history(history)
 
     result = check_history(History((*history.events[:-2], without)))
@@ -226,8 +226,8 @@ def test_a_row_that_is_missing_at_the_end_is_found_wherever_it_was_promised_or_r
         assert result.acknowledged_values == before.acknowledged_values
         assert run.values[at] not in promised_or_read(history)
     else:
-        found = {violation.kind for violation in result.violations}
-        assert found & {
+        kinds = {violation.kind for violation in result.violations}
+        assert kinds & {
             ViolationKind.LOST,
             ViolationKind.CHANGED,
             ViolationKind.TORN_BATCH,

@@ -168,21 +168,23 @@ def purity_violations(source: str, package: str = "spark_broker.core") -> list[s
     """`line: what` for each use of a clock, file, socket, thread, environment or unseeded randomness in `source`."""
     tree = ast.parse(source)
     imported = list(imports_of(tree, package))
-    found = [
-        f"{one.line}: imports {one.dotted}"
-        for one in imported
-        if _is_at_or_below(one.module, IMPURE_MODULES) or _is_at_or_below(one.dotted, IMPURE_NAMES)
+    violations = [
+        f"{statement.line}: imports {statement.dotted}"
+        for statement in imported
+        if _is_at_or_below(statement.module, IMPURE_MODULES) or _is_at_or_below(statement.dotted, IMPURE_NAMES)
     ]
     origins = {
-        one.bound_as: one.dotted if one.name or one.bound_as != one.module.split(".")[0] else one.bound_as
-        for one in imported
+        statement.bound_as: statement.dotted
+        if statement.name or statement.bound_as != statement.module.split(".")[0]
+        else statement.bound_as
+        for statement in imported
     }
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and _is_at_or_below(_dotted_name(node, origins), IMPURE_NAMES):
-            found.append(f"{node.lineno}: uses {_dotted_name(node, origins)}")
+            violations.append(f"{node.lineno}: uses {_dotted_name(node, origins)}")
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_BUILTINS:
-            found.append(f"{node.lineno}: calls {node.func.id}()")
-    return found
+            violations.append(f"{node.lineno}: calls {node.func.id}()")
+    return violations
 
 
 def modules() -> list[Path]:
@@ -198,13 +200,15 @@ def place_of(path: Path) -> tuple[str, str]:
 
 
 def test_every_layer_imports_only_what_is_before_it() -> None:
-    found = []
+    violations = []
     for path in modules():
         if path == ROOT / "spark_broker" / "__init__.py":
             continue  # the facade: the subprocess test below checks what it loads
         layer, package = place_of(path)
-        found += [f"{path.relative_to(ROOT)}:{line}" for line in direction_violations(path.read_text(), layer, package)]
-    assert found == []
+        violations += [
+            f"{path.relative_to(ROOT)}:{line}" for line in direction_violations(path.read_text(), layer, package)
+        ]
+    assert violations == []
 
 
 def import_cycle(imports: Mapping[str, Collection[str]]) -> list[str]:
@@ -216,9 +220,9 @@ def import_cycle(imports: Mapping[str, Collection[str]]) -> list[str]:
             return path[path.index(module) :]
         if module in done:
             return []
-        found = next((cycle for other in sorted(imports[module]) if (cycle := visit(other, [*path, module]))), [])
+        first_cycle = next((cycle for other in sorted(imports[module]) if (cycle := visit(other, [*path, module]))), [])
         done.add(module)
-        return found
+        return first_cycle
 
     return next((cycle for module in sorted(imports) if (cycle := visit(module, []))), [])
 
@@ -227,13 +231,13 @@ def imports_within(folder: str) -> dict[str, set[str]]:
     """For each module of a folder, the modules of that folder that it imports, also late but not only for types."""
     package = f"spark_broker.{folder.replace('/', '.')}"
     paths = {f"{package}.{path.stem}": path for path in (ROOT / "spark_broker" / folder).glob("*.py")}
-    found: dict[str, set[str]] = {}
+    imports: dict[str, set[str]] = {}
     for name, path in paths.items():
         tree = ast.parse(path.read_text())
         at_runtime = ast.Module([node for node in tree.body if not _is_for_types(node)], [])
-        reached = {part for one in imports_of(at_runtime, package) for part in (one.module, one.dotted)}
-        found[name] = reached & paths.keys()
-    return found
+        reached = {part for imported in imports_of(at_runtime, package) for part in (imported.module, imported.dotted)}
+        imports[name] = reached & paths.keys()
+    return imports
 
 
 def _is_for_types(node: ast.stmt) -> bool:
@@ -267,12 +271,12 @@ def test_the_clients_machines_touch_no_clock_file_socket_thread_or_environment(m
 def test_pure_layers_touch_no_clock_file_socket_thread_or_environment(layer: str) -> None:
     paths = sorted((ROOT / "spark_broker" / layer).rglob("*.py"))
     assert paths, f"spark_broker/{layer} has no module"
-    found = [
+    violations = [
         f"{path.relative_to(ROOT)}:{line}"
         for path in paths
         for line in purity_violations(path.read_text(), place_of(path)[1])
     ]
-    assert found == []
+    assert violations == []
 
 
 def test_the_data_source_module_imports_only_pyspark_at_module_level() -> None:

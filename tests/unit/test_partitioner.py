@@ -34,8 +34,8 @@ KAFKA_VECTORS = {
 def hashes_of(keys: list[bytes]) -> list[int]:
     lengths = np.array([len(key) for key in keys], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
-    found = murmur2_rows(np.frombuffer(b"".join(keys), dtype=np.uint8), starts, lengths)
-    return [int(value) for value in found.astype(np.int32)]
+    hashes = murmur2_rows(np.frombuffer(b"".join(keys), dtype=np.uint8), starts, lengths)
+    return [int(value) for value in hashes.astype(np.int32)]
 
 
 def batch_of(**columns: pa.Array) -> pa.RecordBatch:
@@ -103,25 +103,25 @@ def test_a_slice_of_a_column_is_hashed_without_the_rows_around_it() -> None:
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint16()])
 def test_an_integer_is_eight_bytes_so_that_widening_does_not_reroute(kind: pa.DataType) -> None:
-    found = row_partitions(batch_of(k=pa.array([0, 1, 77, None], kind)), ["k"], 1000)
-    assert found is not None
-    assert found.tolist()[:3] == [partition_of(struct.pack(">q", n), 1000) for n in (0, 1, 77)]
-    assert found.tolist()[3] == -1
+    partitions = row_partitions(batch_of(k=pa.array([0, 1, 77, None], kind)), ["k"], 1000)
+    assert partitions is not None
+    assert partitions.tolist()[:3] == [partition_of(struct.pack(">q", n), 1000) for n in (0, 1, 77)]
+    assert partitions.tolist()[3] == -1
 
 
 def test_several_columns_are_length_prefixed() -> None:
     batch = batch_of(
         a=pa.array(["ab", "a", None, None]), b=pa.array(["c", "bc", "x", None]), n=pa.array([1, 2, 3, None])
     )
-    found = row_partitions(batch, ["a", "b", "n"], 100_003)
-    assert found is not None
+    partitions = row_partitions(batch, ["a", "b", "n"], 100_003)
+    assert partitions is not None
 
     def prefixed(value: bytes | None) -> bytes:
         return b"\xff" * 4 if value is None else struct.pack(">I", len(value)) + value
 
     rows = [(b"ab", b"c", 1), (b"a", b"bc", 2), (None, b"x", 3)]
     wanted = [partition_of(prefixed(a) + prefixed(b) + prefixed(struct.pack(">q", n)), 100_003) for a, b, n in rows]
-    assert found.tolist() == [*wanted, -1]
+    assert partitions.tolist() == [*wanted, -1]
     assert wanted[0] != wanted[1], "('ab', 'c') and ('a', 'bc') are different keys"
 
 

@@ -38,7 +38,9 @@ def test_a_batch_has_the_records_that_were_added(
         {
             "key": key,
             "value": value,
-            "headers": None if headers is None else [{"key": name, "value": found} for name, found in headers],
+            "headers": None
+            if headers is None
+            else [{"key": name, "value": header_value} for name, header_value in headers],
             "timestamp": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=timestamp_us),
         }
         for key, value, headers, timestamp_us in rows

@@ -31,14 +31,14 @@ def taken(count: int, *, leak_mb: float = 0.0, warm_up_mb: float = 0.0, files: i
 
 
 def test_what_stays_has_no_slope_whatever_it_was_at_first() -> None:
-    found = growth("broker 0", taken(60, warm_up_mb=50.0))
-    assert (found.memory, found.threads, found.files) == (Line(100.0, 0.0), 0, 0)
-    assert found.used is found.objects is None
+    broker_growth = growth("broker 0", taken(60, warm_up_mb=50.0))
+    assert (broker_growth.memory, broker_growth.threads, broker_growth.files) == (Line(100.0, 0.0), 0, 0)
+    assert broker_growth.used is broker_growth.objects is None
 
 
 def test_a_leak_is_told_in_percent_of_the_mean_an_hour() -> None:
-    found = growth("broker 0", taken(60, leak_mb=0.5))
-    assert found.memory.percent_h == pytest.approx(30 / found.memory.mean * 100, rel=0.01)
+    broker_growth = growth("broker 0", taken(60, leak_mb=0.5))
+    assert broker_growth.memory.percent_h == pytest.approx(30 / broker_growth.memory.mean * 100, rel=0.01)
 
 
 def test_what_is_used_and_what_is_held_are_told_apart() -> None:
@@ -46,10 +46,10 @@ def test_what_is_used_and_what_is_held_are_told_apart() -> None:
         msgspec.structs.replace(sample, census=Census(20.0, 1000 + 10 * n))
         for n, sample in enumerate(taken(60, leak_mb=0.5))
     ]
-    found = growth("broker 0", counted)
-    assert found.used == Line(20.0, 0.0)
-    assert found.objects is not None
-    assert found.objects.percent_h == pytest.approx(600 / found.objects.mean * 100, rel=0.01)
+    broker_growth = growth("broker 0", counted)
+    assert broker_growth.used == Line(20.0, 0.0)
+    assert broker_growth.objects is not None
+    assert broker_growth.objects.percent_h == pytest.approx(600 / broker_growth.objects.mean * 100, rel=0.01)
 
 
 def test_a_process_says_what_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,11 +57,11 @@ def test_a_process_says_what_it_uses(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(census.DIRECTORY, str(tmp_path))
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         eventually(lambda: Census.of(process.pid) is not None)
-        found = Census.of(process.pid)
+        usage = Census.of(process.pid)
         process.communicate(b"\n")
-    assert found is not None
-    assert 0.1 < found.used_mb < 200
-    assert found.objects > 10_000
+    assert usage is not None
+    assert 0.1 < usage.used_mb < 200
+    assert usage.objects > 10_000
 
 
 def test_files_that_are_open_at_the_end_only_are_told() -> None:

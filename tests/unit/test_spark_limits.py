@@ -21,10 +21,10 @@ def test_shares_are_in_proportion() -> None:
 @given(st.integers(1, 5000), BACKLOGS)
 def test_the_limit_holds_and_every_partition_moves(limit: int, backlogs: dict[int, int]) -> None:
     waiting = {partition: size for partition, size in backlogs.items() if size > 0}
-    found = shares(limit, backlogs)
-    assert found.keys() == waiting.keys()
-    assert all(1 <= found[partition] <= size for partition, size in waiting.items())
-    assert sum(found.values()) <= max(limit, len(waiting))
+    sizes = shares(limit, backlogs)
+    assert sizes.keys() == waiting.keys()
+    assert all(1 <= sizes[partition] <= size for partition, size in waiting.items())
+    assert sum(sizes.values()) <= max(limit, len(waiting))
 
 
 @given(st.integers(20, 5000), BACKLOGS)

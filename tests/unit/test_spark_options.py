@@ -41,18 +41,18 @@ def test_a_job_for_sparks_kafka_source_needs_another_format_name_and_nothing_els
         "maxTriggerDelay": "5m",
         **dict.fromkeys(WITHOUT_EFFECT, "1"),
     }
-    found = parse_options({name.lower(): value for name, value in kafka.items()})
-    assert found.selection == SubscribedTopics(("flights", "trains"))
-    assert (found.start, found.end) == (Earliest(), Latest())
-    assert (found.include_headers, found.fail_on_data_loss, found.min_partitions) == (True, False, 8)
-    assert found.settings.bootstrap_servers == ("a:1", "b:2")
-    assert found.settings.request_timeout_ms == 1234
+    options = parse_options({name.lower(): value for name, value in kafka.items()})
+    assert options.selection == SubscribedTopics(("flights", "trains"))
+    assert (options.start, options.end) == (Earliest(), Latest())
+    assert (options.include_headers, options.fail_on_data_loss, options.min_partitions) == (True, False, 8)
+    assert options.settings.bootstrap_servers == ("a:1", "b:2")
+    assert options.settings.request_timeout_ms == 1234
 
 
 def test_the_defaults_are_those_of_a_batch_read_of_kafka() -> None:
-    found = parse()
-    assert (found.start, found.end) == (Earliest(), Latest())
-    assert (found.include_headers, found.fail_on_data_loss, found.min_partitions, found.columns) == (
+    options = parse()
+    assert (options.start, options.end) == (Earliest(), Latest())
+    assert (options.include_headers, options.fail_on_data_loss, options.min_partitions, options.columns) == (
         False,
         True,
         0,
@@ -127,13 +127,15 @@ def test_no_address_is_an_error_and_two_that_differ_are_too() -> None:
 
 
 def test_offsets_are_given_for_each_partition() -> None:
-    found = parse(
+    options = parse(
         startingOffsets='{"flights":{"0":23,"1":-2}}', endingOffsets=json.dumps({"flights": {"0": 50, "1": -1}})
     )
-    assert found.start == ByOffset(
+    assert options.start == ByOffset(
         "startingOffsets", {TopicPartition("flights", 0): 23, TopicPartition("flights", 1): -2}
     )
-    assert found.end == ByOffset("endingOffsets", {TopicPartition("flights", 0): 50, TopicPartition("flights", 1): -1})
+    assert options.end == ByOffset(
+        "endingOffsets", {TopicPartition("flights", 0): 50, TopicPartition("flights", 1): -1}
+    )
 
 
 @pytest.mark.parametrize(

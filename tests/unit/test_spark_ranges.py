@@ -18,10 +18,10 @@ def test_pieces_are_the_ranges_cut_in_order_and_none_is_empty(
 ) -> None:
     pieces = split_ranges(ranges, min_partitions=min_partitions, max_records=max_records)
     assert all(piece.size > 0 for piece in pieces)
-    for one in ranges:
-        mine = [piece for piece in pieces if piece.partition == one.partition]
+    for offset_range in ranges:
+        mine = [piece for piece in pieces if piece.partition == offset_range.partition]
         offsets = [offset for piece in mine for offset in range(piece.start, piece.end)]
-        assert offsets == list(range(one.start, one.end))
+        assert offsets == list(range(offset_range.start, offset_range.end))
     if max_records:
         assert all(piece.size <= max_records for piece in pieces)
 

@@ -28,12 +28,14 @@ def check_required(facts: Facts, stored: Iterable[Stored]) -> Iterator[Violation
         rows = facts.final_rows(invoked.partition)
         for at, value in enumerate(invoked.values):
             offset = NOT_KNOWN if base_offset is None else base_offset + at
-            found = rows.get(offset)
-            if found is not value and found != value:
+            final_value = rows.get(offset)
+            if final_value is not value and final_value != value:
                 doubtful[value] = (invoked.partition, offset)
     if not doubtful:
         return
-    places = places_of(doubtful, (one for one in facts.finals if one.isolation is Isolation.READ_COMMITTED))
+    places = places_of(
+        doubtful, (snapshot for snapshot in facts.finals if snapshot.isolation is Isolation.READ_COMMITTED)
+    )
     missing = {value: place for value, place in doubtful.items() if not places[value]}
     for value, place in doubtful.items():
         if places[value] and place not in places[value] and place[1] != NOT_KNOWN:
@@ -85,10 +87,10 @@ def check_whole_batches(facts: Facts) -> Iterator[Violation]:
 
 def _pieces(facts: Facts, invoked: Invoked, places: dict[bytes, set[Place]]) -> Iterator[Violation]:
     first = min(place for value in invoked.values for place in places.get(value, ()))
-    found = [value for value in invoked.values if places.get(value)]
-    if len(found) < len(invoked.values):
+    present_values = [value for value in invoked.values if places.get(value)]
+    if len(present_values) < len(invoked.values):
         if invoked.transaction is None or facts.transactions[invoked.transaction].outcome is not Outcome.COMMITTED:
-            detail = f"{len(found)} of {len(invoked.values)} values of operation {invoked.operation} are there"
+            detail = f"{len(present_values)} of {len(invoked.values)} values of operation {invoked.operation} are there"
             yield Violation(ViolationKind.TORN_BATCH, *first, detail)
         return
     for at, value in enumerate(invoked.values):

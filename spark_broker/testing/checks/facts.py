@@ -183,7 +183,7 @@ class Facts:
         for commit in self.commits.values():
             if commit.already_committed and commit.app:
                 candidates = self.same_or_later_commits(commit)
-                winners = {(one.version, frozenset(one.invoked.transactions)) for one in candidates}
+                winners = {(candidate.version, frozenset(candidate.invoked.transactions)) for candidate in candidates}
                 if len(winners) == 1:
                     candidates[0].outcome = Outcome.COMMITTED
 
@@ -198,9 +198,11 @@ class Facts:
             raise InvalidDataError(f"transaction {transaction} is spoken of, and nobody began it") from None
 
     def _read_finals(self) -> None:
-        committed = [one for one in self.finals if one.isolation is Isolation.READ_COMMITTED]
+        committed = [snapshot for snapshot in self.finals if snapshot.isolation is Isolation.READ_COMMITTED]
         self.final: Table = table_of(run for snapshot in committed for run in snapshot.runs)
-        self.final_values: set[bytes] = {value for one in committed for run in one.runs for value in run.values}
+        self.final_values: set[bytes] = {
+            value for snapshot in committed for run in snapshot.runs for value in run.values
+        }
 
     def final_rows(self, partition: TopicPartition) -> Rows:
         """What readers of committed records find in a partition at the end."""

@@ -40,10 +40,10 @@ def check_groups(facts: Facts) -> Iterator[Violation]:
                 yield from _check_commit(facts, progress, event)
             case OffsetsFetched():
                 progress = groups.setdefault((event.group, event.partition), _Progress(Isolation.READ_COMMITTED, 0))
-                found = -1 if event.offset is None else event.offset
-                if found < progress.committed:
+                offset = -1 if event.offset is None else event.offset
+                if offset < progress.committed:
                     detail = f"group {event.group!r} had committed {progress.committed}"
-                    yield Violation(ViolationKind.OFFSET_LOST, event.partition, found, detail)
+                    yield Violation(ViolationKind.OFFSET_LOST, event.partition, offset, detail)
             case _:
                 pass
 

@@ -106,8 +106,8 @@ def _doubled_or_unknown(facts: Facts, seen: Table, others: list[tuple[Place, byt
             places[value].add((partition, offset))
     for place, value in others:
         places[value].add(place)
-    for value, found in places.items():
-        first, *further = sorted(found)
+    for value, value_places in places.items():
+        first, *further = sorted(value_places)
         if value in unknown:
             yield Violation(ViolationKind.UNKNOWN_VALUE, *first, f"{value!r}")
         for place in further:
@@ -154,13 +154,13 @@ def _missing(having: str, table: Table, lacking: str, other: Table) -> Iterator[
 def places_of(values: Iterable[bytes], snapshots: Iterable[Snapshot]) -> dict[bytes, set[Place]]:
     """Where these values are in whole reads."""
     wanted = set(values)
-    found: dict[bytes, set[Place]] = defaultdict(set)
+    places: dict[bytes, set[Place]] = defaultdict(set)
     if not wanted:
-        return found
+        return places
     for snapshot in snapshots:
         for run in snapshot.runs:
             if not wanted.isdisjoint(run.values):
                 for offset, value in enumerate(run.values, run.base_offset):
                     if value in wanted:
-                        found[value].add((run.partition, offset))
-    return found
+                        places[value].add((run.partition, offset))
+    return places

@@ -145,8 +145,8 @@ def check_noticed(facts: Facts) -> Iterator[Violation]:
             runs[:] = [(who, _below(run, event.offset or 0)) for who, run in runs]
         else:
             runs.clear()  # It seeks: what it has read counts no more.
-    for (reader, partition), found in kept.items():
-        runs_of_all = [run for _, run in found]
+    for (reader, partition), reader_runs in kept.items():
+        runs_of_all = [run for _, run in reader_runs]
         # After its last run the reader has read nothing: it may still be notified.
         yield from _gone(facts, reader, runs_of_all[:-1])
         yield from _passed_over(facts, reader, partition, runs_of_all)

@@ -15,7 +15,7 @@ def check_isolation(facts: Facts) -> Iterator[Violation]:
     """A reader of committed records is given nothing of an aborted transaction, and nothing before its commit."""
     if not facts.transactions:
         return
-    aborted = {n for n, one in facts.transactions.items() if one.outcome is Outcome.NOT_COMMITTED}
+    aborted = {n for n, transaction in facts.transactions.items() if transaction.outcome is Outcome.NOT_COMMITTED}
     forbidden = set(facts.values_of(aborted))
     undecided: set[bytes] = set()
     for event in facts.events:
@@ -39,9 +39,9 @@ def check_isolation(facts: Facts) -> Iterator[Violation]:
 def _shown(source: str, run: Run, forbidden: set[bytes], undecided: set[bytes]) -> Iterator[Violation]:
     for kind, values in ((ViolationKind.ABORTED_READ, forbidden), (ViolationKind.UNCOMMITTED_READ, undecided)):
         if not values.isdisjoint(run.values):
-            found = [(offset, value) for offset, value in enumerate(run.values, run.base_offset) if value in values]
-            offset, value = found[0]
-            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            records = [(offset, value) for offset, value in enumerate(run.values, run.base_offset) if value in values]
+            offset, value = records[0]
+            more = f" and {len(records) - 1} more" if len(records) > 1 else ""
             yield Violation(kind, run.partition, offset, f"{source} read {value!r}{more}")
 
 
@@ -54,17 +54,17 @@ def check_whole_transactions(facts: Facts) -> Iterator[Violation]:
             continue
         judged.add(named)
         invoked = [facts.invoked[op] for n in sorted(named) for op in facts.transactions[n].operations]
-        if any(one.partition in facts.unclean for one in invoked):
+        if any(append.partition in facts.unclean for append in invoked):
             continue
-        missing = [(one, v) for one in invoked for v in one.values if v not in facts.final_values]
-        total = sum(len(one.values) for one in invoked)
+        missing = [(append, v) for append in invoked for v in append.values if v not in facts.final_values]
+        total = sum(len(append.values) for append in invoked)
         if missing and len(missing) < total:
-            one, value = missing[0]
-            offset = facts.base_offsets.get(one.operation, -1)
-            offset += one.values.index(value) if offset >= 0 else 0
+            append, value = missing[0]
+            offset = facts.base_offsets.get(append.operation, -1)
+            offset += append.values.index(value) if offset >= 0 else 0
             asked = "committed" if commit.outcome is Outcome.COMMITTED else "perhaps committed"
             detail = f"transaction {sorted(named)}, {asked}: {len(missing)} of {total} values lack, the first {value!r}"
-            yield Violation(ViolationKind.TORN_TRANSACTION, one.partition, offset, detail)
+            yield Violation(ViolationKind.TORN_TRANSACTION, append.partition, offset, detail)
 
 
 def check_versions(facts: Facts) -> Iterator[Violation]:

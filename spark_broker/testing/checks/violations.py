@@ -87,8 +87,8 @@ class CheckResult:
                 f"; transactions: {self.committed_transactions} committed, {self.aborted_transactions} aborted, "
                 f"{self.unknown_transactions} of unknown outcome"
             )
-        found = self.counts()
-        by_kind = [f"  {found[kind]:>8}  {kind.name}: {kind.value}" for kind in ViolationKind if found[kind]]
+        totals = self.counts()
+        by_kind = [f"  {totals[kind]:>8}  {kind.name}: {kind.value}" for kind in ViolationKind if totals[kind]]
         shown = [str(violation) for violation in self.violations[:SHOWN_MAX]]
         more = len(self.violations) - len(shown)
         return "\n".join(

@@ -55,8 +55,8 @@ class Administration:
         return f"{topic}-{number} moves from {list(replicas)} to {target}"
 
     def _new_partitions(self) -> str:
-        known = self._world.invariants.image.topics.values()
-        small = [topic for topic in known if len(topic.partitions) < MAX_PARTITIONS]
+        all_topics = self._world.invariants.image.topics.values()
+        small = [topic for topic in all_topics if len(topic.partitions) < MAX_PARTITIONS]
         topics = [topic for topic in small if not topic.internal]
         if not topics:
             return ""
@@ -88,10 +88,10 @@ class Administration:
         if machine is None or machine.process is None or machine.process.paused:
             return ""
         partitions = [p for p in machine.process.manager.partitions() if p.topic.name != TRANSACTION_STATE_TOPIC]
-        led = [p for p in partitions if p.replica.role is Role.LEADER]
-        if not led:
+        led_partitions = [p for p in partitions if p.replica.role is Role.LEADER]
+        if not led_partitions:
             return ""
-        partition = self._rng.choice(led)
+        partition = self._rng.choice(led_partitions)
         try:
             bases = [h.base_offset for h in partition.log.headers(partition.replica.log_start_offset)]
         except DamagedLogError:

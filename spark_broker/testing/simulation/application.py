@@ -171,7 +171,9 @@ class SimDriver(TransactionalClient):
         if not isinstance(answer, DescribeTransactionsResponse):
             self._restart(f"which version is committed is not known: {answer}")
             return
-        mine = [one for one in answer.transactions if one.transactional_id == self.transactional_id]
+        mine = [
+            transaction for transaction in answer.transactions if transaction.transactional_id == self.transactional_id
+        ]
         self.version = mine[0].last_committed + 1 if mine else 0
         self._run_version()
 
@@ -219,7 +221,7 @@ class SimDriver(TransactionalClient):
             else:
                 self._give_up()
             return
-        if not self._committing and all(one.done for one in self._tasks):
+        if not self._committing and all(each_task.done for each_task in self._tasks):
             self._committing = True
             if self.rng.random() < self.transactional.draw.idle_share:
                 self.after(self.transactional.draw.timeout_ms * 1.5 * self.rng.random(), "was idle", self._commit)
@@ -236,14 +238,14 @@ class SimDriver(TransactionalClient):
 
     def _commit(self) -> None:
         winners = [self.rng.choice(task.done) for task in self._tasks]
-        losers = [one for task in self._tasks for one in task.done if one not in winners]
+        losers = [attempt for task in self._tasks for attempt in task.done if attempt not in winners]
         self._ask_commit(winners, partial(self._committed, winners, losers))
 
     def _ask_commit(self, winners: list[Attempt], answered: Callable[[int, Answer], None]) -> None:
         version = self.version or 0
-        numbers = [one.transaction for one in winners]
+        numbers = [attempt.transaction for attempt in winners]
         commit = self.world.history.committing(numbers, app=self.transactional_id, version=version)
-        producer_ids = sorted(one.producer_id for one in winners)
+        producer_ids = sorted(attempt.producer_id for attempt in winners)
         request = CommitTransactionRequest(
             self.transactional_id, version, self.execution, producer_ids, self._single_use
         )

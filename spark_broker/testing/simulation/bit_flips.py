@@ -70,11 +70,11 @@ class BitFlips:
     def strike(self, rng: random.Random) -> str:
         """Flip one bit of one replica; returns what was done, empty if nothing."""
         running = [(m, m.process) for m in self._world.machines if m.running and not m.incomplete]
-        found = [(m, p) for m, process in running if process for p in process.manager.partitions()]
-        found = [(machine, partition) for machine, partition in found if self._may_rot(machine, partition)]
-        if not found:
+        candidates = [(m, p) for m, process in running if process for p in process.manager.partitions()]
+        candidates = [(machine, partition) for machine, partition in candidates if self._may_rot(machine, partition)]
+        if not candidates:
             return ""
-        machine, partition = rng.choice(found)
+        machine, partition = rng.choice(candidates)
         with machine.fs.undisturbed():
             paths = self._files(machine, partition, rng)
         if not paths:
@@ -149,7 +149,7 @@ class BitFlips:
         """Replicas that this process has quarantined since the last look, or has found on its list of damaged ones."""
         if not process.manager.damaged:
             return []
-        found = []
+        quarantined = []
         for topic_id, number, damage in process.manager.damage_reports:
             key = (topic_id, number)
             if (process.name, key, damage) in self._seen:
@@ -158,8 +158,8 @@ class BitFlips:
             self.latent.pop((process.machine.number, key), None)
             self._world.trace.count("replicas quarantined")
             self._world.note(process.name, TraceKind.REPLICA, f"has set a replica of {number} aside (damage {damage})")
-            found.append(key)
-        return found
+            quarantined.append(key)
+        return quarantined
 
     def missing(self) -> str:
         """What is not healed yet at the end, once everything else is in its place; empty when all is healed."""

@@ -259,11 +259,11 @@ def pending_changes(root: Directory) -> int:
 
 def directories_of(root: Directory) -> dict[str, Directory]:
     """Every visible directory by its path."""
-    found = {"/": root}
+    directories = {"/": root}
     queue = [("", root)]
     for prefix, directory in queue:
         for name, node in directory.entries.items():
             if isinstance(node, Directory):
-                found[f"{prefix}/{name}"] = node
+                directories[f"{prefix}/{name}"] = node
                 queue.append((f"{prefix}/{name}", node))
-    return found
+    return directories

@@ -151,8 +151,8 @@ def _judge(world: World) -> None:
         for header, message in _frames(partition, partition.replica.log_start_offset):
             values = decoded(message)
             skip = max(0, partition.replica.log_start_offset - header.base_offset)
-            found = [Stored(tp, header.base_offset + at, value) for at, value in enumerate(values) if at >= skip]
-            (aborted if _is_aborted(world, key, header.base_offset) else rows).extend(found)
+            stored = [Stored(tp, header.base_offset + at, value) for at, value in enumerate(values) if at >= skip]
+            (aborted if _is_aborted(world, key, header.base_offset) else rows).extend(stored)
     world.history.snapshot_began("the end")
     world.history.snapshot("the end", rows)
     if world.transactional is not None:

@@ -66,9 +66,9 @@ class Faults:
         method = "_" + name.replace(", ", "_").replace(" ", "_")
         transactional = self._world.transactional
         owners = (None if transactional is None else transactional.faults, self, self._administration)
-        owner = next(one for one in owners if hasattr(one, method))
-        found: Callable[[], str] = getattr(owner, method)
-        return found
+        owner = next(candidate for candidate in owners if hasattr(candidate, method))
+        fault: Callable[[], str] = getattr(owner, method)
+        return fault
 
     def _running(self) -> list[SimulatedMachine]:
         return [machine for machine in self._world.machines if machine.running]
@@ -81,9 +81,11 @@ class Faults:
         """A leader according to the metadata log; mostly one with uncommitted records, whose end does the most harm."""
         image = self._world.invariants.image
         states = [(topic.topic_id, number, state) for topic, number, state in image.partitions()]
-        led = [(m, (topic_id, n)) for topic_id, n, s in states if (m := self._world.machine_of(s.leader)) and m.running]
-        ahead = [machine for machine, key in led if self._is_ahead(machine, key)]
-        machines = ahead if ahead and self._rng.random() < 0.8 else [machine for machine, _ in led]
+        leaders = [
+            (m, (topic_id, n)) for topic_id, n, s in states if (m := self._world.machine_of(s.leader)) and m.running
+        ]
+        ahead = [machine for machine, key in leaders if self._is_ahead(machine, key)]
+        machines = ahead if ahead and self._rng.random() < 0.8 else [machine for machine, _ in leaders]
         return self._rng.choice(machines) if machines else None
 
     @staticmethod

@@ -454,10 +454,10 @@ class SimFileSystem:
         return self._directory(parent or "/"), name
 
     def _directory(self, path: str) -> Directory:
-        found = self._machine.directories.get(path)
-        if found is None:
+        directory = self._machine.directories.get(path)
+        if directory is None:
             raise system_error(errno.ENOENT, path)
-        return found
+        return directory
 
     def _find(self, path: str) -> Node | None:
         if not self._alive:

@@ -94,7 +94,7 @@ class Invariants:
 
     def is_blind(self, key: Key) -> bool:
         """Whether a replica has damage that only we have met: what it took for committed was not checked."""
-        return any(found == key for _, found in self._unreadable)
+        return any(unreadable_key == key for _, unreadable_key in self._unreadable)
 
     def interrupted(self, machine: SimulatedMachine) -> None:
         """The machine's process ended while it changed its files."""
@@ -116,8 +116,8 @@ class Invariants:
         self._images[image.next_offset] = image
         self._check_controller_epoch(before, image)
         for broker_id, broker in image.brokers.items():
-            known = before.brokers.get(broker_id)
-            if known is None or known.epoch != broker.epoch:
+            earlier = before.brokers.get(broker_id)
+            if earlier is None or earlier.epoch != broker.epoch:
                 self._world.registered(broker)
         for key in MetadataDelta(before, image).partitions_changed:
             state = image.partition(*key)
@@ -154,8 +154,8 @@ class Invariants:
 
     def _check_prefix(self, process: BrokerProcess, image: MetadataImage) -> None:
         """Known bug 18: a broker's metadata is a prefix of the controller's."""
-        known = self._images.get(image.next_offset)
-        if image.next_offset and image is not known and image != known:
+        committed = self._images.get(image.next_offset)
+        if image.next_offset and image is not committed and image != committed:
             raise ViolationError(
                 "metadata is a prefix", f"{process.name} has an image at {image.next_offset} that nobody committed"
             )
@@ -280,9 +280,9 @@ class Invariants:
         lost_by_design = after_machine_crash or process.machine.incomplete
         if before is not None and not lost_by_design:
             start = max(shadow.start_offset, before.start_offset)  # on a full disk, deleted records may still be there
-            kept, found = ([h for h in of.headers if h.base_offset >= start] for of in (before, shadow))
-            kept = kept[: len(found)] if before.interrupted else kept
-            if found[: len(kept)] != kept:
+            kept, headers = ([h for h in of.headers if h.base_offset >= start] for of in (before, shadow))
+            kept = kept[: len(headers)] if before.interrupted else kept
+            if headers[: len(kept)] != kept:
                 raise ViolationError(
                     "a process crash loses nothing",
                     f"{process.name} opened a log up to {shadow.end_offset}; its predecessor had {before.end_offset}",

@@ -76,10 +76,10 @@ def run_many(
     began = time.monotonic()
     for results, cpu_s in _chunks(range(first_seed, first_seed + schedules), events, processes or os.cpu_count() or 1):
         summary.cpu_s += cpu_s
-        known = len(summary.findings)
+        first_new = len(summary.findings)
         for result in results:
             summary.add(result)
-        for finding in summary.findings[known:]:
+        for finding in summary.findings[first_new:]:
             found(finding)
         progress(summary.schedules)
         if stop_at_first and summary.findings:

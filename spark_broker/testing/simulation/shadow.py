@@ -27,8 +27,8 @@ class CommittedLog:
     def at(self, base_offset: int) -> BatchHeader | None:
         """The batch that begins there."""
         index = bisect_left(self.headers, base_offset, key=_base)
-        found = self.headers[index] if index < len(self.headers) else None
-        return found if found is not None and found.base_offset == base_offset else None
+        header = self.headers[index] if index < len(self.headers) else None
+        return header if header is not None and header.base_offset == base_offset else None
 
     def extend(self, headers: Iterable[BatchHeader], high_watermark: int, who: str) -> bool:
         """Add the batches below a replica's high watermark; returns whether any of them is new."""

@@ -50,7 +50,7 @@ class _Decided:
 
     @property
     def last_stable_offset(self) -> int:
-        return min((one.first_offset for one in self.open.values()), default=self.end_offset)
+        return min((transaction.first_offset for transaction in self.open.values()), default=self.end_offset)
 
     def last_stable_offset_at(self, high_watermark: int) -> int:
         """The last stable offset of a replica with this high watermark, which may be behind."""
@@ -74,14 +74,14 @@ class TransactionRules:
 
     def committed(self, key: Key, name: str, headers: Iterable[BatchHeader]) -> None:
         """These batches are seen to be committed for the first time."""
-        known = self._partitions.setdefault(key, _Decided(name))
+        decided = self._partitions.setdefault(key, _Decided(name))
         for header in headers:
-            known.end_offset = header.next_offset
+            decided.end_offset = header.next_offset
             if header.attributes & CONTROL:
-                self._marker(known, header)
+                self._marker(decided, header)
             elif header.attributes & TRANSACTIONAL:
-                self._batch(known, header)
-            elif header.producer_id in known.open:
+                self._batch(decided, header)
+            elif header.producer_id in decided.open:
                 raise ViolationError(
                     "inside a transaction all is transactional", f"a plain batch at {header.base_offset}", name
                 )
@@ -89,12 +89,13 @@ class TransactionRules:
     def _batch(self, known: _Decided, header: BatchHeader) -> None:
         """Known bug 24: a late batch never joins a newer transaction, and never reopens one that is over."""
         producer_id, epoch = header.producer_id, header.producer_epoch
-        found = known.open.setdefault(producer_id, _Open(epoch, header.base_offset))
-        found.batches.append(header.base_offset)
-        if epoch != found.producer_epoch:
+        transaction = known.open.setdefault(producer_id, _Open(epoch, header.base_offset))
+        transaction.batches.append(header.base_offset)
+        if epoch != transaction.producer_epoch:
             raise ViolationError(
                 "a transaction has one epoch",
-                f"producer {producer_id}: epoch {epoch} at {header.base_offset} joins one of {found.producer_epoch}",
+                f"producer {producer_id}: epoch {epoch} at {header.base_offset} "
+                f"joins one of {transaction.producer_epoch}",
                 known.name,
             )
         if epoch < known.begun.get(producer_id, 0):
@@ -146,21 +147,21 @@ class TransactionRules:
     def check_replica(self, process: BrokerProcess, partition: Partition) -> None:
         """Known bug 24: nothing undecided lies below the last stable offset, and nothing decided holds it back."""
         replica = partition.replica
-        known = self._partitions.get(partition.key)
-        if known is None:
+        decided = self._partitions.get(partition.key)
+        if decided is None:
             return
         if replica.role is Role.STOPPED:
             return
         stable = replica.last_stable_offset
-        expected = max(known.last_stable_offset_at(replica.high_watermark), replica.log_start_offset)
+        expected = max(decided.last_stable_offset_at(replica.high_watermark), replica.log_start_offset)
         if stable != expected:
             raise ViolationError(
                 "the last stable offset is what the markers say",
                 f"{process.name}: {stable} where it is {expected}, high watermark {replica.high_watermark}",
-                known.name,
+                decided.name,
             )
         if replica.role is Role.LEADER:
-            self._check_shown(known, partition)
+            self._check_shown(decided, partition)
 
     @staticmethod
     def _check_shown(known: _Decided, partition: Partition) -> None:
@@ -206,29 +207,31 @@ class TransactionRules:
 
     def handed_out(self, reader: str, key: Key, header: BatchHeader) -> None:
         """A reader of committed records was given this batch."""
-        known = self._partitions.get(key)
+        decided = self._partitions.get(key)
         if self._world.invariants.is_blind(key):
             return  # not every decision is known here
-        if known is None or header.base_offset >= known.last_stable_offset:
-            message = f"{reader}: the batch at {header.base_offset} of {known}"
+        if decided is None or header.base_offset >= decided.last_stable_offset:
+            message = f"{reader}: the batch at {header.base_offset} of {decided}"
             raise ViolationError("nothing undecided is handed out", message, str(key))
-        if header.base_offset in known.aborted:
+        if header.base_offset in decided.aborted:
             raise ViolationError(
-                "nothing aborted is handed out", f"{reader}: the batch at {header.base_offset}", known.name
+                "nothing aborted is handed out", f"{reader}: the batch at {header.base_offset}", decided.name
             )
 
     def is_aborted(self, key: Key, base_offset: int) -> bool:
         """Whether the batch was part of an aborted transaction."""
-        known = self._partitions.get(key)
-        return known is not None and base_offset in known.aborted
+        decided = self._partitions.get(key)
+        return decided is not None and base_offset in decided.aborted
 
     def undecided(self) -> str:
         """A transaction that has not ended; empty: there is none."""
         if self._world.invariants.image.topic(TRANSACTION_STATE_TOPIC) is None:
             return f"there is no {TRANSACTION_STATE_TOPIC}"
-        for known in self._partitions.values():
-            for producer_id, one in known.open.items():
-                return f"{known.name}: producer {producer_id} has an open transaction from {one.first_offset} on"
+        for decided in self._partitions.values():
+            for producer_id, transaction in decided.open.items():
+                return (
+                    f"{decided.name}: producer {producer_id} has an open transaction from {transaction.first_offset} on"
+                )
         return ""
 
 
@@ -237,6 +240,8 @@ def same_producers(partition: Partition, rebuilt: ProducerStates, *, expire: boo
     rebuilt.start_at(partition.replica.log_start_offset)  # on a full disk, records below it may still be there
     producers, there = partition.replica.producers, dict(rebuilt.entries())
     here = dict(producers.entries())
-    if producers.transactions != rebuilt.transactions or any(there.get(one) != entry for one, entry in here.items()):
+    if producers.transactions != rebuilt.transactions or any(
+        there.get(producer_id) != entry for producer_id, entry in here.items()
+    ):
         return False
     return expire or len(here) == len(there)

@@ -72,7 +72,7 @@ class Transactional:
 
     def start_client(self, client: TransactionalClient) -> None:
         """Start a client's process."""
-        self._clients = [one for one in self._clients if one.alive]
+        self._clients = [other for other in self._clients if other.alive]
         self._clients.append(client)
         client.start()
 

@@ -105,15 +105,15 @@ class UncleanElections:
     def strike(self, rng: random.Random) -> str:
         """Followers fall behind until the leader is alone in the ISR. Then it is killed, and a follower has to lead."""
         image = self._world.invariants.image
-        found = [
+        candidates = [
             ((topic.topic_id, number), leader, TopicPartition(topic.name, number))
             for topic, number, state in image.partitions()
             if not topic.internal and len(state.replicas) > 1
             if (leader := self._world.machine_of(state.leader)) is not None and leader.running
         ]
-        if not found:
+        if not candidates:
             return ""
-        key, leader, tp = rng.choice(found)
+        key, leader, tp = rng.choice(candidates)
         for machine in self._world.machines:
             if machine is not leader:
                 self._world.faults.pause_fetches(machine, BEHIND_MS)

@@ -13,10 +13,10 @@ from tests.unit.controller.cluster import Cluster, registration
 
 @pytest.fixture
 def cluster() -> Cluster:
-    found = Cluster()
-    found.start_brokers(3)
-    found.create_topic(partitions=3)
-    return found
+    new_cluster = Cluster()
+    new_cluster.start_brokers(3)
+    new_cluster.create_topic(partitions=3)
+    return new_cluster
 
 
 def beat(cluster: Cluster, broker: int, now_ms: int, **changes: int) -> HeartbeatReceived:

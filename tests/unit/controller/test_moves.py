@@ -94,7 +94,7 @@ def test_a_replica_that_leaves_ends_the_leader_epoch() -> None:
     )  # fmt: skip
     answer = cluster.call(AlterPartitionRequest(0, epochs[0], [late]))
     assert isinstance(answer, AlterPartitionResponse)
-    assert [one.error_code for one in answer.results] == [FencedLeaderEpochError.code]
+    assert [result.error_code for result in answer.results] == [FencedLeaderEpochError.code]
 
 
 def test_a_move_can_be_taken_back() -> None:

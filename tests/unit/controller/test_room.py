@@ -34,7 +34,9 @@ def test_it_resigns_to_in_sync_replicas_with_room_and_stays_in_sync(cluster: Clu
     assert all(set(state.isr) == {0, 1, 2} for state in after)
     moved = [old.leader == 0 for old in before]
     assert [new.leader_epoch - old.leader_epoch for old, new in zip(before, after, strict=True)] == moved
-    assert [new.leader == old.leader for old, new in zip(before, after, strict=True)] == [not one for one in moved]
+    assert [new.leader == old.leader for old, new in zip(before, after, strict=True)] == [
+        not has_moved for has_moved in moved
+    ]
 
 
 def test_there_is_one_line_when_it_is_full_and_one_when_it_has_room(cluster: Cluster) -> None:

@@ -70,9 +70,9 @@ class Checker:
         rebuilt = node.log.expected_producers()
         if node.forgot:
             remembered = dict(rebuilt.entries())
-            known = {producer_id for producer_id, _ in replica.producers.entries()}
+            producer_ids = {producer_id for producer_id, _ in replica.producers.entries()}
             for producer_id, _ in replica.producers.transactions.ongoing():
-                require(producer_id in known, f"broker {node.id}: forgot {producer_id} in its transaction")
+                require(producer_id in producer_ids, f"broker {node.id}: forgot {producer_id} in its transaction")
             for producer_id, entry in replica.producers.entries():
                 whole = remembered.get(producer_id)
                 same = whole is not None and (whole.producer_epoch, whole.last_append_ms) == (
@@ -115,8 +115,8 @@ class Checker:
         """Known bug 13: below the high watermark, all replicas have the same batches for ever."""
         for entry in node.log.entries:
             if entry.info.next_offset <= replica.high_watermark:
-                known = self.committed.setdefault(entry.base_offset, entry)
-                require(known == entry, f"broker {node.id}: committed records at {entry.base_offset} differ")
+                committed = self.committed.setdefault(entry.base_offset, entry)
+                require(committed == entry, f"broker {node.id}: committed records at {entry.base_offset} differ")
 
     def _check_shown(self, replica: Replica) -> None:
         if replica.role is not Role.LEADER:

@@ -79,9 +79,9 @@ class Client:
         """Take in the answers; after a refusal every open batch is sent again."""
         for sequence, outcome in self.waiting:
             if outcome.base_offset is not None:
-                known = [number for number, _ in self.open]
-                if sequence in known:
-                    self.sent -= known.index(sequence) < self.sent
+                open_sequences = [number for number, _ in self.open]
+                if sequence in open_sequences:
+                    self.sent -= open_sequences.index(sequence) < self.sent
                     self.open = [batch for batch in self.open if batch[0] != sequence]
             elif outcome.error is not None:
                 self.sent = 0

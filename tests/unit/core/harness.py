@@ -426,8 +426,10 @@ class Cluster:
             )
             needed = min(self.min_insync_replicas, len(logs)) - self.machines_lost
             assert copies >= needed, f"{outcome.value} was acknowledged with {copies} copies"
-        known = self.acknowledged.setdefault(outcome.value, base_offset)
-        assert known == base_offset, f"{outcome.value} was acknowledged at {known} and at {base_offset}"
+        earlier_offset = self.acknowledged.setdefault(outcome.value, base_offset)
+        assert earlier_offset == base_offset, (
+            f"{outcome.value} was acknowledged at {earlier_offset} and at {base_offset}"
+        )
 
 
 def _value(entry: Entry) -> int:

@@ -62,7 +62,7 @@ class ModelCoordinator:
     def ending(self) -> list[int]:
         """Producers whose marker is still to be written. Transactions with a committed marker are ended first."""
         for producer_id, transaction in self.transactions.items():
-            if transaction.ending is not None and any(one.base_offset is not None for one in transaction.markers):
+            if transaction.ending is not None and any(marker.base_offset is not None for marker in transaction.markers):
                 self.sent.append(SentMarker(producer_id, transaction.epoch + 1, transaction.ending))
                 self.transactions[producer_id] = Transaction(transaction.epoch + 1)
         return [pid for pid, transaction in self.transactions.items() if transaction.ending is not None]

@@ -159,20 +159,20 @@ class EpochMachine(RuleBasedStateMachine):
     @invariant()
     def every_record_has_its_epoch(self) -> None:
         for log in self.logs:
-            found = [log.history.epoch_at(offset) for offset in range(log.start, log.end)]
-            assert found == [record.epoch for record in log.records]
+            epochs = [log.history.epoch_at(offset) for offset in range(log.start, log.end)]
+            assert epochs == [record.epoch for record in log.records]
             assert log.history.epoch_at(log.start - 1) == (UNDEFINED_EPOCH if log.before is None else log.before.epoch)
 
     @invariant()
     def every_epoch_ends_where_a_later_one_begins(self) -> None:
         for log in self.logs:
             for epoch in range(log.records[0].epoch if log.records else self.epoch + 1, self.epoch + 1):
-                known = [n for n, record in enumerate(log.records) if record.epoch <= epoch]
+                indexes = [n for n, record in enumerate(log.records) if record.epoch <= epoch]
                 end = log.history.end_of(epoch, log.end)
                 if epoch > log.history.latest_epoch:
                     assert end == EpochEnd(UNDEFINED_EPOCH, -1)
-                elif epoch != log.leads and known:
-                    assert end.end_offset == log.start + known[-1] + 1
+                elif epoch != log.leads and indexes:
+                    assert end.end_offset == log.start + indexes[-1] + 1
 
     @invariant()
     def histories_increase(self) -> None:

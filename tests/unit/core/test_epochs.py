@@ -40,13 +40,13 @@ def test_every_offset_has_the_epoch_that_wrote_it(log: Log) -> None:
 @given(logs, epochs)
 def test_an_epoch_ends_where_a_later_one_begins(log: Log, epoch: int) -> None:
     end = history_of(log).end_of(epoch, len(log))
-    known = [e for e in log if e <= epoch]
+    prefix = [e for e in log if e <= epoch]
     if not log or not 0 <= epoch <= log[-1]:
         assert end == EpochEnd(-1, -1)
-    elif not known:
+    elif not prefix:
         assert end == EpochEnd(-1, 0)
     else:
-        assert end == EpochEnd(known[-1], len(known))
+        assert end == EpochEnd(prefix[-1], len(prefix))
 
 
 @given(logs, st.integers(0, 25))

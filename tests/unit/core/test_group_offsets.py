@@ -30,8 +30,8 @@ commits = st.lists(
 
 def replayed(records: list[OffsetRecord]) -> CommittedOffsets:
     offsets = CommittedOffsets()
-    for at, one in enumerate(records):
-        offsets.replay([one], at + 1)
+    for at, commit_record in enumerate(records):
+        offsets.replay([commit_record], at + 1)
     return offsets
 
 
@@ -52,8 +52,8 @@ def test_a_snapshot_and_what_follows_it_rebuild_the_state(made: list[Commit], cu
     cut = min(cut, len(records))
     again = CommittedOffsets()
     assert again.replay(replayed(records[:cut]).snapshot(cut), cut + 1) is (cut > 0)
-    for at, one in enumerate(records[cut:], cut + 1):
-        assert not again.replay([one], at + 1)
+    for at, commit_record in enumerate(records[cut:], cut + 1):
+        assert not again.replay([commit_record], at + 1)
     whole = replayed(records)
     assert len(again) == len(whole)
     for group in ("a", "b"):
@@ -73,7 +73,7 @@ def record(group: str, offset: int) -> OffsetRecord:
 
 
 def committed(offsets: CommittedOffsets, group: str = "a") -> list[int]:
-    return [one.offset for one in offsets.committed(group, None)]
+    return [committed_offset.offset for committed_offset in offsets.committed(group, None)]
 
 
 def test_a_transactions_offsets_count_from_its_commit_marker_on() -> None:

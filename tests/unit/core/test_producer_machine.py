@@ -44,16 +44,16 @@ class Model:
 
     def run(self, producer_id: int) -> list[BatchInfo]:
         """Batches of the current epoch since its marker, or since the producer last restarted its sequence."""
-        found: list[BatchInfo] = []
+        run: list[BatchInfo] = []
         for batch in self.of(producer_id):
-            follows = found and batch.sequence == found[-1].sequence + 1 and not batch.control
+            follows = run and batch.sequence == run[-1].sequence + 1 and not batch.control
             if batch.control:
-                found = []
-            elif follows and found[-1].producer_epoch == batch.producer_epoch:
-                found.append(batch)
+                run = []
+            elif follows and run[-1].producer_epoch == batch.producer_epoch:
+                run.append(batch)
             else:
-                found = [batch]
-        return found
+                run = [batch]
+        return run
 
     def open_since(self, producer_id: int) -> int:
         """Where the open transaction begins; -1 if none is open."""
@@ -281,7 +281,7 @@ class ProducerMachine(RuleBasedStateMachine):
         index: TransactionIndex = self.states.transactions
         for mark in {self.high_watermark, self.log_end}:
             assert index.last_stable_offset(mark) == self.model.last_stable_offset(mark)
-        aborted = [one for one in self.model.transactions() if one[3]]
+        aborted = [transaction for transaction in self.model.transactions() if transaction[3]]
         for batch in self.model.batches:
             if batch.transactional and not batch.control and batch.base_offset >= self.model.log_start:
                 expected = any(

@@ -285,10 +285,10 @@ def test_a_description_says_what_is_open() -> None:
     driver = Driver()
     who = init(driver)
     add(driver, who, 3)
-    (found,) = driver.shard.describe(None, driver.now_ms + 5)
-    assert (found.transactional_id, found.state, found.idle_ms) == (ID, "Ongoing", 5)
-    assert found.writers == [(who.producer_id, who.producer_epoch)]
-    assert found.partitions == [(TOPIC, 3)]
+    (description,) = driver.shard.describe(None, driver.now_ms + 5)
+    assert (description.transactional_id, description.state, description.idle_ms) == (ID, "Ongoing", 5)
+    assert description.writers == [(who.producer_id, who.producer_epoch)]
+    assert description.partitions == [(TOPIC, 3)]
     assert driver.shard.describe(["nobody"], 0) == []
 
 

@@ -78,10 +78,13 @@ def test_a_version_is_committed_once() -> None:
 
 def test_an_identical_commit_joins_the_one_under_way_and_another_one_is_too_late() -> None:
     driver = Driver()
-    one, two = join(driver, 1), join(driver, 1)
-    add(driver, one)
+    winner, loser = join(driver, 1), join(driver, 1)
+    add(driver, winner)
     driver.auto = False
-    tokens = [driver.send(CommitTransactionRequest(APP, 1, "run-1", winners)) for winners in ([one], [one], [one, two])]
+    tokens = [
+        driver.send(CommitTransactionRequest(APP, 1, "run-1", winners))
+        for winners in ([winner], [winner], [winner, loser])
+    ]
     driver.settle()
     first, same, other = (driver.answers[token] for token in tokens)
     assert isinstance(first, EmptyResponse)
@@ -242,14 +245,14 @@ def test_a_request_of_the_other_form_or_without_sense_is_refused(
 @pytest.mark.parametrize("stage", ["open", "fencing", "committing", "ended"])
 def test_a_snapshot_rebuilds_the_state(stage: str) -> None:
     driver = Driver()
-    one, two = join(driver, 4), join(driver, 4)
-    add(driver, one, 0)
-    add(driver, two, 1)
+    winner, loser = join(driver, 4), join(driver, 4)
+    add(driver, winner, 0)
+    add(driver, loser, 1)
     driver.auto = False
     if stage == "fencing":
         driver.send(JoinTransactionRequest(APP, 4, "run-2", TIMEOUT_MS))
     elif stage != "open":
-        driver.send(CommitTransactionRequest(APP, 4, "run-1", [one]))
+        driver.send(CommitTransactionRequest(APP, 4, "run-1", [winner]))
     if stage == "ended":
         driver.settle()
     records = [*driver.log.decoded(), *driver.shard.snapshot()]
@@ -257,9 +260,9 @@ def test_a_snapshot_rebuilds_the_state(stage: str) -> None:
     alone = Driver(Log([encode_record(record) for record in driver.shard.snapshot()]), auto=False)
     expected = driver.shard.transactions[APP]
     for rebuilt in (whole, alone):
-        found = rebuilt.shard.transactions[APP]
-        found.active_ms = expected.active_ms
-        assert found == expected
+        transaction = rebuilt.shard.transactions[APP]
+        transaction.active_ms = expected.active_ms
+        assert transaction == expected
         expected_markers = [] if stage in ("open", "ended") else expected.markers()
         assert list(rebuilt.targets) == expected_markers
 

@@ -53,7 +53,7 @@ def test_markers_before_the_decision_is_committed_are_found(monkeypatch: pytest.
 
     def wrong(self: TransactionShard, append: AppendRecords, now_ms: int) -> list[Effect]:
         effects = right(self, append, now_ms)
-        for held in [one for one in self._held if not hasattr(one, "waiting")]:
+        for held in [decision for decision in self._held if not hasattr(decision, "waiting")]:
             self._held.remove(held)
             effects += self._mark(held.transactional_id)
         return effects

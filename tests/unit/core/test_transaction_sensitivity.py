@@ -105,7 +105,9 @@ def forget_aborted_transactions_that_began_before_the_log_start(patch: Patch) ->
 
     def buggy(self: TransactionIndex, log_start_offset: int) -> None:
         for producer_id, aborted in self._aborted.items():
-            self._aborted[producer_id] = [one for one in aborted if one.first_offset >= log_start_offset]
+            self._aborted[producer_id] = [
+                transaction for transaction in aborted if transaction.first_offset >= log_start_offset
+            ]
 
     patch.setattr(TransactionIndex, "start_at", buggy)
 

@@ -28,8 +28,8 @@ def elect_uncleanly(cluster: Cluster, broker: int) -> None:
     """Records that broker 1 has acknowledged and the others lack are lost."""
     for value in (2, 3):
         del cluster.acknowledged[value]
-    for one in (2, 3):
-        cluster.controller.unfence(one)
+    for follower in (2, 3):
+        cluster.controller.unfence(follower)
     cluster.controller.elect_uncleanly(broker)
     cluster.deliver_all()
 

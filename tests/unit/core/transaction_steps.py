@@ -161,10 +161,10 @@ class TransactionSteps:
     def mark_late(self) -> None:
         """A marker arrives again long after its transaction has ended."""
         if self.coordinator.sent and (leader := self._leader()) is not None:
-            one = self.rng.choice(self.coordinator.sent)
+            marker = self.rng.choice(self.coordinator.sent)
             try:
                 self.cluster.append_marker(
-                    leader, self.numbers(), one.producer_id, one.producer_epoch, committed=one.committed
+                    leader, self.numbers(), marker.producer_id, marker.producer_epoch, committed=marker.committed
                 )
             except SparkBrokerError:
                 return

@@ -133,15 +133,15 @@ class PartitionModel:
 
     def outcome(self) -> dict[str, bool]:
         """Whether each value is committed; an undecided value is a violation."""
-        found: dict[str, bool] = {}
+        outcomes: dict[str, bool] = {}
         open_: dict[int, list[str]] = {}
         for entry in self.log:
             if entry.value:
                 open_.setdefault(entry.producer_id, []).append(entry.value)
             else:
-                found |= dict.fromkeys(open_.pop(entry.producer_id, []), entry.committed)
+                outcomes |= dict.fromkeys(open_.pop(entry.producer_id, []), entry.committed)
         expect(not open_, f"undecided in partition {self.number}: {open_}")
-        return found
+        return outcomes
 
 
 class World:
@@ -231,8 +231,8 @@ class World:
         now_ms = old.now_ms
         self.driver = old.fail_over(kept=self.random.randint(0, 3))
         self.driver.now_ms = now_ms
-        for found in self.driver.shard.transactions.values():
-            found.active_ms = now_ms
+        for transaction in self.driver.shard.transactions.values():
+            transaction.active_ms = now_ms
         self._take_answers(old)
         self.waiting.clear()
         self.markers.clear()
@@ -274,8 +274,8 @@ class World:
             for _ in range(100):
                 self.step()
             self.driver.tick(self.driver.now_ms + TIMEOUT_MS + 1)
-            busy = any(found.writers for found in self.driver.shard.transactions.values())
-            if not self.network and not self.markers and not busy and all(one.answered for one in self.asked):
+            busy = any(transaction.writers for transaction in self.driver.shard.transactions.values())
+            if not self.network and not self.markers and not busy and all(asked.answered for asked in self.asked):
                 break
 
     def check(self) -> None:
@@ -283,15 +283,15 @@ class World:
         outcomes: dict[str, bool] = {}
         by_writer: dict[tuple[int, int], set[bool]] = {}
         for partition in self.partitions:
-            found = partition.outcome()
-            outcomes |= found
+            partition_outcomes = partition.outcome()
+            outcomes |= partition_outcomes
             epochs: dict[int, int] = {}
             for entry in partition.log:
                 expect(entry.producer_epoch >= epochs.get(entry.producer_id, -1), "an epoch fell")
                 epochs[entry.producer_id] = entry.producer_epoch
                 if entry.value:
                     key = (entry.producer_id, entry.producer_epoch)
-                    by_writer.setdefault(key, set()).add(found[entry.value])
+                    by_writer.setdefault(key, set()).add(partition_outcomes[entry.value])
         for key, seen in by_writer.items():
             expect(len(seen) == 1, f"the transaction of {key} is committed in one partition and aborted in another")
         for value, committed in self.fates.items():

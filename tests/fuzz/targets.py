@@ -138,7 +138,8 @@ def _judge_offsets(data: bytes) -> None:
     end = 4 + int.from_bytes(data[:4], "little")
     offsets = CommittedOffsets()
     offsets.replay([OffsetRecord(data[4:end], data[end:])], 1)
-    _promise(len(offsets) == 1, "a record that was taken is there")
+    of_a_group = bool(msgspec.msgpack.decode(data[4:end], type=OffsetKey).group_id)
+    _promise(len(offsets) == of_a_group, "a record of a group that was taken is there, and no other record")
 
 
 def _schema_bytes(rng: random.Random) -> bytes:

@@ -30,14 +30,22 @@ class DamagedReplicas:
     def __init__(self, directory: LogDirectory) -> None:
         self._directory = directory
         # Replaced, never changed in place: heartbeats read it from their own thread.
-        quarantined = read_quarantine(directory.path, fs=directory.fs)
-        self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(quarantined, BEFORE_THIS_PROCESS)
+        quarantine = read_quarantine(directory.path, fs=directory.fs)
+        self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(quarantine.replicas, BEFORE_THIS_PROCESS)
         self._newest = BEFORE_THIS_PROCESS
         self._taken_out: set[PartitionKey] = set()
+        # As the list on disk says: their directories may still be in their place.
+        self._unmoved: Mapping[PartitionKey, str] = quarantine.unmoved
+        self._move()
 
     @property
     def keys(self) -> list[PartitionKey]:
         return sorted(self._numbers)
+
+    @property
+    def unmoved(self) -> list[PartitionKey]:
+        """The replicas whose damaged directory may still be in its place."""
+        return sorted(self._unmoved)
 
     @property
     def reports(self) -> list[tuple[str, int, int]]:
@@ -48,23 +56,40 @@ class DamagedReplicas:
         """Whether the controller may still count on a log that this process has quarantined.
 
         Meanwhile no new log may take its place: this broker is live, so it might be elected with the empty log, and all
-        other replicas would truncate to it.
+        other replicas would truncate to it. Nor may it while the list calls the directory unmoved: the next process
+        would quarantine the new log.
         """
-        return self._numbers.get(key, BEFORE_THIS_PROCESS) > BEFORE_THIS_PROCESS and key not in self._taken_out
+        return key in self._unmoved or (
+            self._numbers.get(key, BEFORE_THIS_PROCESS) > BEFORE_THIS_PROCESS and key not in self._taken_out
+        )
 
     def quarantine(self, key: PartitionKey, topic: str) -> None:
         """Move the damaged log away. Raises KafkaStorageError, or StorageFullError (nothing has changed)."""
-        self._replace({**self._numbers, key: self._newest + 1})
+        self._replace({**self._numbers, key: self._newest + 1}, {**self._unmoved, key: topic})
         self._newest += 1
         self._taken_out.discard(key)
-        self._directory.quarantine(topic, key[1])
+        self._move()
+
+    def _move(self) -> None:
+        """Move the directories that are still in their place. If the disk is full, `heard` tries again."""
+        if not self._unmoved:
+            return
+        try:
+            for (_, partition), topic in self._unmoved.items():
+                self._directory.quarantine(topic, partition)
+            self._replace(self._numbers, {})
+        except StorageFullError as error:
+            logger.warning("no new replica takes the place of a damaged one yet: %s", error)
 
     def heard(self, newest: int) -> list[PartitionKey]:
         """The controller knows of all damage up to this number, and this broker has its decisions.
 
-        Returns the replicas that may begin with an empty log.
+        Returns the replicas that may begin with an empty log. Raises KafkaStorageError.
         """
         heard = [key for key, number in sorted(self._numbers.items()) if number <= newest and self.is_unheard(key)]
+        self._move()
+        if self._unmoved:
+            return []
         self._taken_out.update(heard)
         return heard
 
@@ -87,16 +112,17 @@ class DamagedReplicas:
 
     def _forget(self, key: PartitionKey) -> None:
         try:
-            self._replace({other: number for other, number in self._numbers.items() if other != key})
+            self._replace({other: number for other, number in self._numbers.items() if other != key}, self._unmoved)
         except StorageFullError as error:
             logger.warning("a replica that was damaged stays on the list: %s", error)  # To name it again is harmless.
             return
         self._taken_out.discard(key)
 
-    def _replace(self, numbers: Mapping[PartitionKey, int]) -> None:
+    def _replace(self, numbers: Mapping[PartitionKey, int], unmoved: Mapping[PartitionKey, str]) -> None:
+        unmoved = {key: topic for key, topic in unmoved.items() if key in numbers}
         try:
-            write_quarantine(self._directory.path, numbers, fs=self._directory.fs)
+            write_quarantine(self._directory.path, numbers, unmoved, fs=self._directory.fs)
         except OSError as error:
             kind = StorageFullError if is_full(error) else KafkaStorageError
             raise kind(f"{self._directory.path}: {error}") from error
-        self._numbers = numbers
+        self._numbers, self._unmoved = numbers, unmoved

@@ -328,7 +328,12 @@ class ReplicaManager:
     def damage_heard(self, newest: int) -> None:
         """The controller has decided on all damage up to this number: its replicas may begin with an empty log."""
         with self._lock:
-            heard = self._damaged.heard(newest)
+            try:
+                heard = self._damaged.heard(newest)
+            except KafkaStorageError as error:
+                for key in self._damaged.unmoved:
+                    self._take_offline(key, error)
+                return
             self._open_missing(heard)
             for key in heard:
                 self._apply_partition(key, self.image)

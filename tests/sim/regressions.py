@@ -266,4 +266,10 @@ REGRESSIONS = [
         found="a coordinator that had not learned of its successor answered with offsets that were no longer the last",
         mended="broker/offsets_shard.py",
     ),
+    Regression(
+        seed=50018167,
+        events=500,
+        found="a process died before it moved a damaged log away; the next one took this log for a rebuilt one",
+        mended="broker/damaged.py, storage/quarantine.py",
+    ),
 ]

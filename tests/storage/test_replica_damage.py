@@ -58,7 +58,7 @@ def test_the_list_of_replicas_set_aside_is_never_read_wrong() -> None:
         cut = fs.copy()
         cut.truncate(path, byte)
         try:
-            assert read_quarantine(directory.path, fs=cut) == {("id", 3)}
+            assert read_quarantine(directory.path, fs=cut).replicas == {("id", 3)}
             assert byte == size - 1, "only the last line's end may be missing"
         except DamagedLogError:
             continue
@@ -66,7 +66,7 @@ def test_the_list_of_replicas_set_aside_is_never_read_wrong() -> None:
 
 @pytest.mark.parametrize("kept", [0, -1], ids=["all unsynced changes lost", "none lost"])
 def test_a_damaged_replica_is_on_the_list_before_its_directory_is_moved(kept: int) -> None:
-    """Wherever the machine crashes, if the directory is gone, the replica is on the list."""
+    """Wherever the machine crashes, the next process leaves either all as it is, or no log under that name."""
     disks: list[SimFileSystem] = []
     fs = SimFileSystem()
     directory = LogDirectory.claim(Path("/logs"), cluster_id="c", launch=1, fs=fs)
@@ -76,4 +76,9 @@ def test_a_damaged_replica_is_on_the_list_before_its_directory_is_moved(kept: in
     assert len(disks) > 5
     for disk in [*disks, fs]:
         after = disk.copy().crash_machine_keeping(kept)
-        assert after.exists(path) or read_quarantine(directory.path, fs=after) == {("id", 3)}
+        listed = read_quarantine(directory.path, fs=after).replicas == {("id", 3)}
+        assert after.exists(path) or listed
+        taken = LogDirectory.claim(Path("/logs"), cluster_id="c", launch=2, fs=after)
+        assert DamagedReplicas(taken).keys == ([("id", 3)] if listed else [])
+        assert after.exists(path) is not listed, "a damaged log would be taken for a rebuilt one"
+        assert read_quarantine(directory.path, fs=after).unmoved == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ import pytest
 from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import DamagedLogError, StorageFullError
+from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.quarantine import QUARANTINE_FILE, read_quarantine
+from spark_broker.storage.filesystem import FileSystem
+from spark_broker.storage.quarantine import QUARANTINE_FILE, Replica, read_quarantine, write_quarantine
 
 TOPIC_ID = "0" * 32
 KEY = (TOPIC_ID, 0)
@@ -38,7 +41,10 @@ def test_a_replica_that_was_set_aside_is_named_by_the_next_process_too(directory
 def test_it_is_named_before_its_directory_is_moved_away(
     directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If the process dies in between, the next one finds the damage or no replica, never an unreported empty one."""
+    """If the process dies in between, the next one moves it: it must not take the damaged log for a rebuilt one.
+
+    Simulator, seed 50018167: the damaged replica came back, fetched what was new, and joined the ISR.
+    """
 
     def dies(topic: str, partition: int) -> Path:
         raise KeyboardInterrupt(f"{topic}-{partition}")
@@ -46,7 +52,50 @@ def test_it_is_named_before_its_directory_is_moved_away(
     monkeypatch.setattr(directory, "quarantine", dies)
     with pytest.raises(KeyboardInterrupt):
         DamagedReplicas(directory).quarantine(KEY, "t")
+    monkeypatch.undo()
+    for _ in range(2):
+        assert DamagedReplicas(directory).keys == [KEY]
+        assert [path.name for path in directory.path.glob("t-0*")] == ["t-0.0.damaged"]
+
+
+def test_no_log_takes_its_place_while_a_full_disk_keeps_it_there(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(directory, "quarantine", _full_of_files)
+        damaged = DamagedReplicas(directory)
+        damaged.quarantine(KEY, "t")
+        assert (damaged.heard(1), damaged.is_unheard(KEY)) == ([], True)
+        successor = DamagedReplicas(directory)
+        assert (successor.keys, successor.is_unheard(KEY)) == ([KEY], True)
+    assert (successor.heard(0), successor.is_unheard(KEY)) == ([KEY], False)
+    assert [path.name for path in directory.path.glob("t-0*")] == ["t-0.0.damaged"]
+
+
+def test_a_log_is_not_moved_twice_though_a_full_disk_kept_the_list_from_saying_so(
+    directory: LogDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a new log, perhaps the only complete one by then, would be moved away."""
+    damaged = DamagedReplicas(directory)
+    writes = iter([True, False, False, True])
+
+    def write(path: Path, replicas: Iterable[Replica], unmoved: Mapping[Replica, str], *, fs: FileSystem) -> None:
+        if not next(writes):
+            _is_full()
+        write_quarantine(path, replicas, unmoved, fs=fs)
+
+    monkeypatch.setattr("spark_broker.broker.damaged.write_quarantine", write)
+    damaged.quarantine(KEY, "t")
+    assert (damaged.heard(1), damaged.is_unheard(KEY)) == ([], True)
+    assert (damaged.heard(1), damaged.is_unheard(KEY)) == ([KEY], False)
+    directory.partition_directory("t", TOPIC_ID, 0)
     assert DamagedReplicas(directory).keys == [KEY]
+    assert (directory.path / "t-0").is_dir()
+
+
+def test_a_list_of_an_earlier_version_is_read(directory: LogDirectory) -> None:
+    write_checkpoint(directory.path / QUARANTINE_FILE, [KEY])
+    assert read_quarantine(directory.path).replicas == {KEY}
 
 
 @pytest.mark.parametrize("member", [partition(isr=(ME, 2)), partition(isr=(2,), elr=(ME,))])
@@ -116,6 +165,10 @@ def test_on_a_full_disk_nothing_is_set_aside_and_nothing_forgotten(
 
 def _is_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _full_of_files(*_: object) -> None:
+    raise StorageFullError("No space left on device")
 
 
 @pytest.mark.parametrize("gone", [None, PartitionRegistration((2,), (2,), 2, 3, 3)])

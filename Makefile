@@ -35,7 +35,7 @@ SOAK_ARGS ?=
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-$(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/uv.lock.txt
+$(STAMP): requirements.lock pyproject.toml scripts/setup.sh scripts/uv.lock.txt scripts/delta_jars.sh scripts/delta.sha256
 	@scripts/setup.sh
 	@touch $@
 

@@ -6,13 +6,15 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from spark_broker.driver.session import configure_spark, quiet_spark, submitted_settings
 from spark_broker.errors import SparkBrokerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+Configure: TypeAlias = "Callable[[SparkSession.Builder], SparkSession.Builder]"
 
 FORMAT = "spark_broker"
 MASTER = "local[2]"
@@ -32,13 +34,13 @@ def pair(text: str) -> tuple[str, str]:
 
 
 @contextmanager
-def session(name: str) -> Iterator[SparkSession]:
-    """A session with the master that spark-submit was given; it is stopped at the end."""
+def session(name: str, configure: Configure = lambda builder: builder) -> Iterator[SparkSession]:
+    """A session with the master that spark-submit was given; it is stopped at the end. `configure` sets more on it."""
     from pyspark.sql import SparkSession
 
     quiet_spark()
     builder = SparkSession.builder.appName(name).master(submitted_settings().get("spark.master", MASTER))
-    spark = configure_spark(builder).getOrCreate()
+    spark = configure(configure_spark(builder)).getOrCreate()
     try:
         yield spark
     finally:

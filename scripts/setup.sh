@@ -33,4 +33,7 @@ if [ ! -x "$venv/bin/uv" ]; then
   "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r scripts/uv.lock.txt
 fi
 "$venv/bin/uv" pip install --quiet --no-deps --editable .
+
+say "Delta's JARs"
+JAVA_HOME=$JAVA_HOME scripts/delta_jars.sh "$venv/share/spark-broker/jars"
 say "done"

@@ -223,6 +223,10 @@ class TopicConfig(Config):
         "Columns whose values choose the partition of a row (typed topics). Empty: no key, except the default schema's `key`.",
     )
     timestamp_column: str = setting("", "Column that holds the record's timestamp (typed topics). Empty: append time.")
+    delta_path: str = setting(
+        "",
+        "Delta table that sealed records are copied into, `jobs/tier.py` does it: any URL that Spark can write. Empty: none.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

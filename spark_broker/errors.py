@@ -583,6 +583,20 @@ class LogDirectoryNotUsableError(SparkBrokerError):
     hint = "Give that user the rights there, mount the disk writable, or set log.dirs to another directory."
 
 
+class HistoryConflictError(SparkBrokerError):
+    """The topic's history is in another Delta table, or another tierer has moved it on."""
+
+    code = 1018
+    hint = "Tier again: it goes on from the history as it is now. If it repeats, set delta.path to the topic's table."
+
+
+class TieringStoppedError(SparkBrokerError):
+    """The topic's records cannot go into its Delta table. The topic goes on serving all that it has."""
+
+    code = 1019
+    hint = "Mend what the message says and tier again. Until then nothing of the topic is deleted for being in history."
+
+
 class InvariantError(Exception):
     """An invariant of spark-broker does not hold: our own bug. The process stops rather than go on.
 

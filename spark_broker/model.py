@@ -119,11 +119,39 @@ class PartitionInfo:
     high_watermark: int | None = None
     elr: tuple[int, ...] = ()
     last_known_elr: tuple[int, ...] = ()
+    history_start_offset: int | None = None
+    history_end_offset: int | None = None
+    sealed_offset: int | None = None
+
+    @property
+    def history_text(self) -> str | None:
+        """The offsets in the history, `first..end` (exclusive); None: there are none."""
+        if self.history_end_offset is None:
+            return None
+        return f"{self.history_start_offset}..{self.history_end_offset}"
+
+    @property
+    def tiering_lag(self) -> int | None:
+        """How many offsets are sealed and not in the history yet; None: it is not known, or there is no history."""
+        if self.sealed_offset is None or self.history_end_offset is None:
+            return None
+        return max(0, self.sealed_offset - self.history_end_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryInfo:
+    """The Delta table that holds a topic's history: its URL, Delta's version of the newest confirmed commit, and why
+    tiering has stopped (None: it has not). `table_version` is None before the first commit.
+    """
+
+    path: str
+    table_version: int | None
+    stopped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TopicDescription:
-    """A topic with its partitions, in order of their number."""
+    """A topic with its partitions, in order of their number. `history`: None for a topic without `delta.path`."""
 
     name: str
     topic_id: str
@@ -132,14 +160,21 @@ class TopicDescription:
     schema_id: int
     config: Mapping[str, str]
     internal: bool = False
+    history: HistoryInfo | None = None
 
     def _repr_html_(self) -> str:
-        columns = ("partition", "leader", "epoch", "replicas", "isr", "elr", "log start", "high watermark")
-        rows = [
-            (p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.elr, p.log_start_offset, p.high_watermark)
+        columns = ["partition", "leader", "epoch", "replicas", "isr", "elr", "log start", "high watermark"]
+        rows: list[list[object]] = [
+            [p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.elr, p.log_start_offset, p.high_watermark]
             for p in self.partitions
         ]
-        return html_table(f"topic {self.name}", columns, rows)
+        title = f"topic {self.name}"
+        if self.history is not None:
+            columns += ["history", "tiering lag"]
+            for row, p in zip(rows, self.partitions, strict=True):
+                row += [p.history_text, p.tiering_lag]
+            title += f", history in {self.history.path}"
+        return html_table(title, columns, rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,5 +155,12 @@ class PartitionReader:
             latest = self._replica.latest_offset(leader_epoch, read_committed=read_committed)
             return self._replica.log_start_offset, latest
 
+    def sealed_offset(self, leader_epoch: int) -> int:
+        """The end of the sealed segments, or the last stable offset where it is lower: what may be tiered."""
+        with self._lock:
+            self._partition.check_lease(writing=False)
+            stable = self._replica.latest_offset(leader_epoch, read_committed=True)
+            return max(min(self._partition.log.sealed_offset, stable), self._replica.log_start_offset)
+
     def decode(self, frame: Frame) -> pa.RecordBatch:
         return decode_batch(frame.message, self._partition.topic.schemas[frame.header.schema_id])

@@ -135,6 +135,12 @@ class ReplicaLog:
         return self._log.recovery_point
 
     @property
+    def sealed_offset(self) -> int:
+        """Where the active segment begins: what is before it is sealed. A log without a segment: its end."""
+        bases = self._log.segment_base_offsets
+        return bases[-1] if bases else self._log.log_end_offset
+
+    @property
     def size_bytes(self) -> int:
         return self._log.size_bytes
 

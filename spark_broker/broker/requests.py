@@ -109,6 +109,7 @@ class BrokerRequests:
             elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
                 record = reader.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
                 offset, timestamp_ms = record if record is not None else (-1, -1)
+            sealed = reader.sealed_offset(spec.leader_epoch)
             size, fitting = reader.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
         except SparkBrokerError as error:
             return ListedOffset(*key, error.code, error.message[:1000])
@@ -124,6 +125,7 @@ class BrokerRequests:
             start_epoch=reader.epoch_before(spec.start),
             size_bytes=size,
             fitting_offset=fitting,
+            sealed_offset=sealed,
         )
 
     def _pass_on(self, request: Message, reply: Reply) -> None:

@@ -11,7 +11,7 @@ from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, Sett
 from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.config import TopicConfig
 from spark_broker.errors import TopicAlreadyExistsError
-from spark_broker.model import NewTopic, TopicDescription
+from spark_broker.model import HistoryInfo, NewTopic, TopicDescription
 
 topics = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
 
@@ -121,7 +121,25 @@ def to_json(description: TopicDescription) -> dict[str, object]:
         "schema": {field.name: spelled(field) for field in description.schema},
         "schema_id": description.schema_id,
         "config": dict(description.config),
+        "history": description.history,
     }
+
+
+def _print_history(description: TopicDescription, history: HistoryInfo) -> None:
+    version = "not begun" if history.table_version is None else f"table version {history.table_version}"
+    rows = [
+        (
+            partition.partition,
+            partition.history_text or "-",
+            "-" if partition.sealed_offset is None else partition.sealed_offset,
+            "-" if partition.tiering_lag is None else partition.tiering_lag,
+        )
+        for partition in description.partitions
+    ]
+    title = f"history in {history.path}: {version}"
+    print_table(("partition", "offsets", "sealed up to", "tiering lag"), rows, title=title, right=["partition"])
+    if history.stopped:
+        note(f"tiering has stopped: {history.stopped}")
 
 
 def print_description(description: TopicDescription) -> None:
@@ -147,6 +165,8 @@ def print_description(description: TopicDescription) -> None:
     columns = ("partition", "leader", "epoch", *brokers, "log start", "high watermark")
     right = [name for name in columns if name not in brokers]
     print_table(columns, rows, title=f"topic {description.name}", right=right)
+    if description.history is not None:
+        _print_history(description, description.history)
     defaults = TopicConfig().to_dict()
     changed = {name: value for name, value in description.config.items() if defaults.get(name) != value}
     if changed:

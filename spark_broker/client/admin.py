@@ -31,6 +31,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import (
     ClusterDescription,
+    HistoryInfo,
     NewTopic,
     PartitionInfo,
     TopicDescription,
@@ -356,7 +357,9 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 
 def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) -> TopicDescription:
     partitions = []
+    history = topic.history
     for state in topic.partitions:
+        tiered = history is not None and state.partition < len(history.ends)
         ends = offsets.get(TopicPartition(topic.name, state.partition))
         partitions.append(
             PartitionInfo(
@@ -371,6 +374,9 @@ def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) 
                 high_watermark=None if ends is None else known(ends.high_watermark),
                 elr=tuple(state.elr),
                 last_known_elr=tuple(state.last_known_elr),
+                history_start_offset=history.starts[state.partition] if history and tiered else None,
+                history_end_offset=history.ends[state.partition] if history and tiered else None,
+                sealed_offset=None if ends is None else known(ends.sealed_offset),
             )
         )
     return TopicDescription(
@@ -381,4 +387,14 @@ def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) 
         schema_id=topic.schema_id,
         config=dict(topic.config),
         internal=topic.internal,
+        history=_history(topic),
     )
+
+
+def _history(topic: TopicView) -> HistoryInfo | None:
+    path, history = topic.settings.delta_path, topic.history
+    if not path and history is None:
+        return None
+    if history is None:
+        return HistoryInfo(path, None)
+    return HistoryInfo(path, known(history.table_version), history.stopped or None)

@@ -15,6 +15,7 @@ from spark_broker.model import INTERNAL_PREFIX, NO_LEADER
 from spark_broker.protocol.messages import (
     BrokerMetadata,
     ControllerMetadata,
+    HistoryMetadata,
     MetadataResponse,
     PartitionMetadata,
     TopicMetadata,
@@ -31,6 +32,7 @@ class TopicView:
     partitions: tuple[PartitionMetadata, ...]
     schema_bytes: tuple[bytes, ...]
     config: Mapping[str, str]
+    history: HistoryMetadata | None = None
 
     @property
     def schema_id(self) -> int:
@@ -161,10 +163,10 @@ def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
         partitions = [_newer(old, state) for state in partitions] + list(old.partitions[len(partitions) :])
         # Schemas are only ever added: a broker that has fewer of them lags behind.
         schemas = max(tuple(new.schemas), old.schema_bytes, key=len)
-        if schemas == old.schema_bytes and new.config == old.config:
+        if schemas == old.schema_bytes and (new.config, new.history) == (old.config, old.history):
             return _with_partitions(old, tuple(partitions))
-        return TopicView(new.name, new.topic_id, tuple(partitions), schemas, new.config)
-    return TopicView(new.name, new.topic_id, tuple(partitions), tuple(new.schemas), new.config)
+        return TopicView(new.name, new.topic_id, tuple(partitions), schemas, new.config, new.history)
+    return TopicView(new.name, new.topic_id, tuple(partitions), tuple(new.schemas), new.config, new.history)
 
 
 def _newer(old: TopicView, state: PartitionMetadata) -> PartitionMetadata:
@@ -182,7 +184,7 @@ def _with_partitions(old: TopicView, partitions: tuple[PartitionMetadata, ...]) 
     """The topic with these partitions. It keeps what it has decoded already."""
     if partitions == old.partitions:
         return old
-    new = TopicView(old.name, old.topic_id, partitions, old.schema_bytes, old.config)
+    new = TopicView(old.name, old.topic_id, partitions, old.schema_bytes, old.config, old.history)
     for name in ("schemas", "has_default_schema", "settings"):
         if name in old.__dict__:
             new.__dict__[name] = old.__dict__[name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.describe import describe
 from spark_broker.controller.effects import Decision
+from spark_broker.controller.history import confirm_history, report_tiering
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.isr import alter_partition
 from spark_broker.controller.leader_balance import elect_leaders
@@ -29,6 +30,7 @@ from spark_broker.protocol.messages import (
     AlterPartitionRequest,
     AlterTopicConfigRequest,
     CallRequest,
+    ConfirmHistoryRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -38,6 +40,7 @@ from spark_broker.protocol.messages import (
     EnsureTransactionsTopicRequest,
     MetadataRequest,
     ReassignPartitionRequest,
+    ReportTieringRequest,
 )
 
 
@@ -80,6 +83,10 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
             return elect_leaders(image, context.log_ends, request, context.full)
         case ReassignPartitionRequest():
             return reassign(image, request, context.full)
+        case ConfirmHistoryRequest():
+            return confirm_history(image, request)
+        case ReportTieringRequest():
+            return report_tiering(image, request)
         case _:
             raise InvalidRequestError(f"{type(request).__name__} goes to a broker, not to the controller")
 

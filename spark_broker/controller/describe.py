@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_broker.controller.image import BrokerState, MetadataImage, TopicState
+from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.protocol.messages import (
     BrokerMetadata,
     ControllerMetadata,
+    HistoryMetadata,
     MetadataResponse,
     PartitionMetadata,
     TopicMetadata,
@@ -59,4 +61,16 @@ def _topic(topic: TopicState) -> TopicMetadata:
         )
         for p, s in enumerate(topic.partitions)
     ]
-    return TopicMetadata(topic.name, topic.topic_id, partitions, list(topic.schemas), dict(topic.config))
+    history = None if topic.history is None else _history(topic.history)
+    return TopicMetadata(topic.name, topic.topic_id, partitions, list(topic.schemas), dict(topic.config), history)
+
+
+def _history(history: TopicHistory) -> HistoryMetadata:
+    return HistoryMetadata(
+        history.table_id,
+        history.version,
+        history.table_version,
+        list(history.starts),
+        list(history.ends),
+        history.stopped,
+    )

@@ -14,6 +14,8 @@ from spark_broker.controller.records import (
     BrokerIdsRecord,
     ClusterRecord,
     ControllerEpochRecord,
+    HistoryRecord,
+    HistoryStatusRecord,
     LaunchRecord,
     MetadataRecord,
     PartitionChangeRecord,
@@ -26,6 +28,7 @@ from spark_broker.controller.records import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
+from spark_broker.controller.topic_history import TopicHistory, history_records, replayed
 from spark_broker.errors import InvariantError, invariant
 from spark_broker.model import NO_EPOCH, NO_LEADER
 
@@ -98,6 +101,7 @@ class TopicState:
     internal: bool = False
     schemas: tuple[bytes, ...] = ()
     partitions: tuple[PartitionRegistration, ...] = ()
+    history: TopicHistory | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +236,7 @@ def _topic_records(topic: TopicState) -> list[MetadataRecord]:
     records: list[MetadataRecord] = [TopicRecord(topic.name, topic.topic_id, dict(topic.config), topic.internal)]
     records += [SchemaRecord(topic.topic_id, i, schema) for i, schema in enumerate(topic.schemas)]
     records += [partition_record(topic.topic_id, p, state) for p, state in enumerate(topic.partitions)]
+    records += history_records(topic.topic_id, topic.history)
     return records
 
 
@@ -322,6 +327,8 @@ class _Builder:
                 del self.brokers[record.broker_id]
             case TopicRecord() | SchemaRecord() | TopicConfigRecord() | RemoveTopicRecord():
                 self._replay_topic(record)
+            case HistoryRecord() | HistoryStatusRecord():
+                self._replay_history(record)
             case _:
                 self._image = _replay_scalar(self._image, record)
 
@@ -357,6 +364,10 @@ class _Builder:
                 del self.topic_ids[self._topic(record.topic_id).name]
                 del self.topics[record.topic_id]
                 self._partitions.pop(record.topic_id, None)
+
+    def _replay_history(self, record: HistoryRecord | HistoryStatusRecord) -> None:
+        topic = self._topic(record.topic_id)
+        self.topics[record.topic_id] = replace(topic, history=replayed(topic.history, record))
 
     def _add_partition(self, record: PartitionRecord) -> None:
         partitions = self._partitions_of(record.topic_id)

@@ -20,7 +20,9 @@ from spark_broker.protocol.messages.common import (
     LogPlace,
     Name,
     Offset,
+    Offsets,
     PartitionId,
+    Text,
     TopicId,
 )
 from spark_broker.protocol.wire import UNDECODABLE
@@ -179,6 +181,27 @@ class BrokerIdsRecord(Record, frozen=True, tag=13):
     next_broker_id: int
 
 
+class HistoryRecord(Record, frozen=True, tag=14):
+    """A commit to the topic's Delta table was read back. `starts` and `ends`: of its history, by partition.
+
+    `version`: of the transaction in the table; `table_version`: Delta's version of the table.
+    """
+
+    topic_id: TopicId
+    table_id: Name
+    version: Offset
+    table_version: Offset
+    starts: Offsets
+    ends: Offsets
+
+
+class HistoryStatusRecord(Record, frozen=True, tag=15):
+    """Why tiering of the topic has stopped; empty: it goes on."""
+
+    topic_id: TopicId
+    stopped: Text
+
+
 MetadataRecord = (
     ClusterRecord
     | ControllerEpochRecord
@@ -194,6 +217,8 @@ MetadataRecord = (
     | PartitionChangeRecord
     | ProducerIdsRecord
     | BrokerIdsRecord
+    | HistoryRecord
+    | HistoryStatusRecord
 )
 
 _encoder = msgspec.msgpack.Encoder()

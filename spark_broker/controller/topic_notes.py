@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from spark_broker.controller.effects import Note
 from spark_broker.controller.image import MetadataImage, TopicState
 from spark_broker.controller.records import (
+    HistoryRecord,
+    HistoryStatusRecord,
     MetadataRecord,
     PartitionRecord,
     RemoveTopicRecord,
@@ -14,8 +16,17 @@ from spark_broker.controller.records import (
     TopicConfigRecord,
     TopicRecord,
 )
+from spark_broker.controller.topic_history import TopicHistory
 
-OF_TOPICS = TopicRecord | SchemaRecord | TopicConfigRecord | RemoveTopicRecord | PartitionRecord
+OF_TOPICS = (
+    TopicRecord
+    | SchemaRecord
+    | TopicConfigRecord
+    | RemoveTopicRecord
+    | PartitionRecord
+    | HistoryRecord
+    | HistoryStatusRecord
+)
 
 
 def topic_notes(before: MetadataImage, after: MetadataImage, records: Sequence[MetadataRecord]) -> list[Note]:
@@ -37,7 +48,15 @@ def _notes(before: TopicState | None, after: TopicState | None) -> list[Note]:
         changes.append(f"has settings {_settings(after.config)} (was {_settings(before.config)})")
     if len(after.schemas) != len(before.schemas):
         changes.append(f"has schema {len(after.schemas) - 1}")
+    if after.history != before.history and after.history is not None:
+        changes.append(_of_history(before.history or TopicHistory(), after.history))
     return [_note(after, change) for change in changes]
+
+
+def _of_history(before: TopicHistory, after: TopicHistory) -> str:
+    if after.stopped != before.stopped:
+        return f"is not tiered any more: {after.stopped}" if after.stopped else "is tiered again"
+    return f"has history in version {after.table_version} of its table: offsets {after.starts} to {after.ends}"
 
 
 def _settings(config: Mapping[str, str]) -> str:

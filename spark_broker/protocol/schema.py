@@ -15,7 +15,7 @@ from spark_broker.errors import InvalidSchemaError, SchemaMismatchError
 
 MAX_SCHEMA_BYTES = 1024 * 1024
 MAX_NESTING = 32
-RESERVED_PREFIXES = ("_topic", "_partition", "_offset", "_timestamp")
+RESERVED_PREFIXES = ("_topic", "_partition", "_offset", "_timestamp", "_leader_epoch")
 
 TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 DEFAULT_SCHEMA = pa.schema(

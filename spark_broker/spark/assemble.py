@@ -66,3 +66,5 @@ def _values(batch: ConsumedBatch, column: Column) -> pa.Array:
             return batch.timestamps
         case Source.TIMESTAMP_TYPE:
             return pa.repeat(scalar_of(CREATE_TIME, pa.int32()), rows)
+        case Source.LEADER_EPOCH:
+            return pa.repeat(scalar_of(batch.leader_epoch, pa.int32()), rows)

@@ -26,6 +26,7 @@ class Source(Enum):
     OFFSET = "offset"
     TIMESTAMP = "timestamp"
     TIMESTAMP_TYPE = "timestampType"
+    LEADER_EPOCH = "leaderEpoch"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,12 @@ def columns_of(topic: TopicView, *, include_headers: bool) -> tuple[Column, ...]
     record = (columns["key"], columns["value"])
     log = tuple(Column(source.value, source, kind) for source, kind in _LOG.items())
     return record + log + ((columns["headers"],) if include_headers else ())
+
+
+def leader_epoch_column(topic: TopicView) -> Column:
+    """The epoch of the leader that appended a record."""
+    name = "leaderEpoch" if topic.has_default_schema else "_leader_epoch"
+    return Column(name, Source.LEADER_EPOCH, pa.int32())
 
 
 def by_name(columns: Sequence[Column], names: Sequence[str], where: str) -> tuple[Column, ...]:

@@ -52,6 +52,7 @@ TABLE = (
     Option("minPartitions"),
     Option("maxRecordsPerPartition"),
     Option("includeHeaders", "false"),
+    Option("includeLeaderEpoch", "false", in_kafka=False),
     Option("maxOffsetsPerTrigger", queries=Query.STREAM),
     Option("minOffsetsPerTrigger", queries=Query.STREAM),
     Option("maxTriggerDelay", "15m", queries=Query.STREAM),

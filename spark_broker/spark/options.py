@@ -39,6 +39,7 @@ class ReadOptions:
     min_partitions: int = 0
     max_records_per_partition: int = 0
     include_headers: bool = False
+    include_leader_epoch: bool = False
     fail_on_data_loss: bool = True
     local_reads: bool = True
     columns: tuple[str, ...] | None = None
@@ -61,6 +62,7 @@ def parse_options(options: Mapping[str, str], query: Query = Query.BATCH) -> Rea
         min_partitions=_count(values, "minPartitions"),
         max_records_per_partition=_count(values, "maxRecordsPerPartition"),
         include_headers=_flag(values, "includeHeaders"),
+        include_leader_epoch=_flag(values, "includeLeaderEpoch"),
         fail_on_data_loss=_flag(values, "failOnDataLoss"),
         local_reads=_flag(values, "localReads"),
         columns=_columns(values),

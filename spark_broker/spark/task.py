@@ -11,7 +11,7 @@ from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from spark_broker.errors import invariant
-from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch
+from spark_broker.spark.columns import Column, by_name, columns_of, columns_to_fetch, leader_epoch_column
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange
 from spark_broker.spark.spark_schema import output_of
@@ -32,6 +32,8 @@ class Planned:
 def offered(topic: TopicView, options: ReadOptions) -> tuple[Column, ...]:
     """The columns of a read before the user's `.schema(...)`: the topic's, or `columns`."""
     columns = columns_of(topic, include_headers=options.include_headers)
+    if options.include_leader_epoch:
+        columns += (leader_epoch_column(topic),)
     return columns if options.columns is None else by_name(columns, options.columns, "columns")
 
 

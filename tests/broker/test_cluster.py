@@ -86,6 +86,34 @@ def test_lookup_by_time_finds_the_first_record_at_or_after_it(process_cluster: P
     assert admin.list_offsets({partition: from_ms(5001)}) == {partition: None}
 
 
+def test_what_is_sealed_and_decided_may_be_tiered(process_cluster: ProcessCluster, admin: Admin) -> None:
+    servers = process_cluster.bootstrap_servers
+    config = {"segment.bytes": str(1024 * 1024)}
+    admin.create_topic(NewTopic("sealed", partitions=1, replication_factor=3, config=config))
+
+    def sealed() -> int | None:
+        return admin.describe_topic("sealed").partitions[0].sealed_offset
+
+    def append(producer: Producer) -> None:
+        for _ in range(5):
+            producer.append("sealed", [{"value": os.urandom(300 * 1024)}])
+        producer.flush()
+
+    assert sealed() == 0, "a log without a record"
+    with Producer(servers) as producer:
+        append(producer)
+    assert sealed() == 3, "the active segment has the rest"
+    with Producer(servers, transactional_id="sealed") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        append(producer)
+        assert sealed() == 5, "no record of an open transaction"
+        producer.commit_transaction()
+        decided = sealed()
+        assert decided is not None
+        assert decided > 5
+
+
 def test_committed_offsets_survive_the_death_of_their_coordinator(
     process_cluster: ProcessCluster, admin: Admin, wait_until: WaitUntil
 ) -> None:

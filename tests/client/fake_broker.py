@@ -59,6 +59,7 @@ from spark_broker.protocol.messages import (
     FetchPartition,
     FetchRequest,
     FetchResponse,
+    HistoryMetadata,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListedOffset,
@@ -127,6 +128,8 @@ class FakeTopic:
     schemas: list[bytes]
     config: dict[str, str]
     topic_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    history: HistoryMetadata | None = None
+    sealed_offset: int = -1
 
     @property
     def parsed_schemas(self) -> list[pa.Schema]:
@@ -545,11 +548,11 @@ class FakeCluster:
             PartitionMetadata(index, part.leader, part.leader_epoch, ids, ids, part.leader_epoch)
             for index, part in enumerate(topic.partitions)
         ]
-        return TopicMetadata(topic.name, topic.topic_id, partitions, topic.schemas, topic.config)
+        return TopicMetadata(topic.name, topic.topic_id, partitions, topic.schemas, topic.config, topic.history)
 
     def _offset_info(self, broker: int, spec: ListOffsetsPartition) -> ListedOffset:
         try:
-            _, part = self.led(broker, spec.topic_id, spec.partition, spec.leader_epoch)
+            topic, part = self.led(broker, spec.topic_id, spec.partition, spec.leader_epoch)
         except SparkBrokerError as error:
             return ListedOffset(spec.topic_id, spec.partition, error.code, error.message)
         offset = {-1: part.latest(spec.read_committed), -2: part.log_start_offset}.get(spec.timestamp_ms, -1)
@@ -570,6 +573,7 @@ class FakeCluster:
             start_epoch=part.epochs.epoch_at(spec.start - 1) if spec.start > part.log_start_offset else -1,
             size_bytes=sum(lengths),
             fitting_offset=part.log[first + max(1, fitting) - 1].header.next_offset if lengths else spec.start,
+            sealed_offset=topic.sealed_offset,
         )
 
     def _group(self, broker: int, request: OffsetCommitRequest | OffsetFetchRequest) -> Message:

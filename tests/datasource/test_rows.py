@@ -76,6 +76,18 @@ def test_headers_come_when_they_are_asked_for(cluster: FakeCluster, read: MakeRe
     assert query.table()["headers"].to_pylist() == [[{"key": "h", "value": b"a"}]]
 
 
+def test_leader_epochs_come_when_they_are_asked_for(cluster: FakeCluster, read: MakeRead) -> None:
+    for name, stored, column in (("t", records("a"), "leaderEpoch"), ("f", flights(1), "_leader_epoch")):
+        cluster.create(name, schema=stored.schema)
+        cluster.store(name, 0, stored)
+        cluster.elect(name, 0, 1)
+        cluster.store(name, 0, stored)
+        query = read(subscribe=name, includeLeaderEpoch="true")
+        assert query.schema.names[-1] == column
+        assert query.table()[column].to_pylist() == [0, 1]
+        assert column not in read(subscribe=name).schema.names
+
+
 def test_a_typed_topic_has_its_columns_and_those_of_the_log(cluster: FakeCluster, read: MakeRead) -> None:
     cluster.create("f", 2, schema=FLIGHTS)
     cluster.store("f", 0, flights(1, 2))

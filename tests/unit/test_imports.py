@@ -21,6 +21,7 @@ GROUPS = (
     ("storage", "transport"),
     ("broker", "driver", "client"),
     ("spark",),
+    ("history",),
     ("cli", "testing", "jobs"),
 )
 """A layer imports itself, the groups before its own, and inside its group only what `WITHIN_GROUP` allows."""

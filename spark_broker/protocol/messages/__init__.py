@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from spark_broker.protocol.messages.admin import (
     AlterTopicConfigRequest,
+    ConfirmHistoryRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -17,12 +18,14 @@ from spark_broker.protocol.messages.admin import (
     ElectLeadersResponse,
     EnsureOffsetsTopicRequest,
     ReassignPartitionRequest,
+    ReportTieringRequest,
 )
 from spark_broker.protocol.messages.calls import (
     BrokerMetadata,
     CommittedOffset,
     ControllerMetadata,
     EmptyResponse,
+    HistoryMetadata,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListedOffset,
@@ -109,6 +112,8 @@ CallRequest = (
     | AlterTopicConfigRequest
     | ElectLeadersRequest
     | ReassignPartitionRequest
+    | ConfirmHistoryRequest
+    | ReportTieringRequest
     | EnsureOffsetsTopicRequest
     | AlterPartitionRequest
     | AllocateProducerIdsRequest
@@ -172,6 +177,7 @@ __all__ = [
     "CallRequest",
     "CallResponse",
     "ControllerMetadata",
+    "ConfirmHistoryRequest",
     "CommitTransactionRequest",
     "CommittedOffset",
     "OffsetFetchResponse",
@@ -193,6 +199,7 @@ __all__ = [
     "FetchResponse",
     "FileExtent",
     "FetchedPartition",
+    "HistoryMetadata",
     "MetadataRequest",
     "HeartbeatRequest",
     "HeartbeatResponse",
@@ -220,6 +227,7 @@ __all__ = [
     "InitProducerIdResponse",
     "ProducerStateEntry",
     "ReassignPartitionRequest",
+    "ReportTieringRequest",
     "RegisterBrokerRequest",
     "RegisterBrokerResponse",
     "ReplicaFetchRequest",

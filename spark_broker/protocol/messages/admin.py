@@ -7,7 +7,17 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from spark_broker.protocol.messages.common import Brokers, Message, Name, PartitionId, Text
+from spark_broker.protocol.messages.common import (
+    Brokers,
+    Epoch,
+    Message,
+    Name,
+    Offset,
+    Offsets,
+    PartitionId,
+    Text,
+    TopicId,
+)
 
 
 class CreateTopicRequest(Message, frozen=True):
@@ -74,6 +84,29 @@ class ReassignPartitionRequest(Message, frozen=True):
     topic: Name
     partition: PartitionId
     replicas: Brokers
+
+
+class ConfirmHistoryRequest(Message, frozen=True):
+    """A tierer has read back a commit to the topic's table. The history of partition p is `starts[p]` to `ends[p]`.
+
+    `controller_epoch`: of the controller under which the tierer began. `version`: of the transaction in the table;
+    `table_version`: Delta's version of the table.
+    """
+
+    topic_id: TopicId
+    controller_epoch: Epoch
+    table_id: Name
+    version: Offset
+    table_version: Offset
+    starts: Offsets
+    ends: Offsets
+
+
+class ReportTieringRequest(Message, frozen=True):
+    """Why tiering of the topic has stopped; empty: it goes on."""
+
+    topic_id: TopicId
+    stopped: Text
 
 
 class EnsureOffsetsTopicRequest(Message, frozen=True):

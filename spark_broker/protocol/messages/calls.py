@@ -16,6 +16,7 @@ from spark_broker.protocol.messages.common import (
     Message,
     Name,
     Offset,
+    Offsets,
     PartitionId,
     Text,
     TimestampMs,
@@ -83,14 +84,29 @@ class PartitionMetadata(Message, frozen=True):
     last_known_elr: Brokers = msgspec.field(default_factory=list)
 
 
+class HistoryMetadata(Message, frozen=True):
+    """What of a topic is in its Delta table; the fields are those of `controller.topic_history.TopicHistory`."""
+
+    table_id: Name
+    version: Offset
+    table_version: Offset
+    starts: Offsets
+    ends: Offsets
+    stopped: Text = ""
+
+
 class TopicMetadata(Message, frozen=True):
-    """`schemas[i]` is the IPC schema message of schema id i; the last one is current."""
+    """`schemas[i]` is the IPC schema message of schema id i; the last one is current.
+
+    `history`: None when nothing was ever tiered.
+    """
 
     name: Name
     topic_id: TopicId
     partitions: list[PartitionMetadata]
     schemas: list[bytes]
     config: dict[str, str]
+    history: HistoryMetadata | None = None
 
 
 class MetadataResponse(Message, frozen=True):
@@ -140,6 +156,7 @@ class ListOffsetsRequest(Message, frozen=True):
 class ListedOffset(Message, frozen=True):
     """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`.
 
+    `sealed_offset`: the end of the sealed segments, as far as transactions are decided: what may be tiered.
     `start_epoch`: leader epoch of the record before the caller's `start`. `size_bytes`: bytes stored from `start` to
     `offset`. `fitting_offset`: the batches from `start` up to it fit into `max_bytes`, or are a single larger batch.
     -1: not known, or not asked for.
@@ -158,6 +175,7 @@ class ListedOffset(Message, frozen=True):
     start_epoch: Epoch = -1
     size_bytes: int = -1
     fitting_offset: int = -1
+    sealed_offset: Offset = -1
 
 
 class ListOffsetsResponse(Message, frozen=True):

@@ -23,6 +23,8 @@ BrokerId = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 PartitionId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Epoch = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
+Offsets = Annotated[list[Offset], Meta(max_length=100_000)]
+"""An offset for each partition of a topic."""
 Milliseconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TimestampMs = Annotated[int, Meta(ge=-2, le=(2**63 - 1) // 1000)]
 """Milliseconds since 1970 (in microseconds they fit an int64), LATEST_TIMESTAMP_MS or EARLIEST_TIMESTAMP_MS."""

@@ -1,0 +1,72 @@
+"""Appends what is sealed of a topic to its Delta table (`delta.path`), in one commit. Runs again go on where it ended.
+
+    spark-submit --jars delta-spark_4.2_2.13-4.4.0.jar,delta-storage-4.4.0.jar \\
+        jobs/tier.py --bootstrap-servers HOST:PORT --topic flights
+
+In a checkout they are in .venv/share/spark-broker/jars, and `python jobs/tier.py ...` finds them there.
+Status 0: what was sealed is in the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+# Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from jobs.submitted import session, told_in_a_line
+from spark_broker.history.session import configure_delta
+from spark_broker.history.tierer import TieredTopic, tier_topic
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Append what is sealed of topics to their Delta tables.")
+    parser.add_argument("--bootstrap-servers", required=True, metavar="HOST:PORT,...")
+    parser.add_argument("--topic", required=True, action="append", metavar="NAME", help="may be repeated")
+    parser.add_argument(
+        "--include-active-segments",
+        action="store_true",
+        help="all that is committed, not only segments that are sealed (segment.bytes, segment.ms)",
+    )
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Tier the topics; returns the exit status."""
+    options = arguments(given)
+    return told_in_a_line(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    """Tier each topic, and print what went into its table."""
+    with session(f"tier {', '.join(options.topic)}", configure_delta) as spark:
+        # Other readers of the table, deltalake for one, take these; Spark's own default is a type of its own.
+        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        for topic in options.topic:
+            began = time.monotonic()
+            tiered = tier_topic(
+                spark,
+                topic,
+                options.bootstrap_servers,
+                include_active_segments=options.include_active_segments,
+            )
+            print(said_of(tiered, time.monotonic() - began))
+
+
+def said_of(tiered: TieredTopic, took_s: float) -> str:
+    """One line for people."""
+    if tiered.table_version is None:
+        return f"{tiered.topic}: nothing is sealed that is not in {tiered.path}"
+    size = f"{tiered.size_bytes / 1e6:,.1f} MB in {tiered.files} {'file' if tiered.files == 1 else 'files'}"
+    return (
+        f"{tiered.topic}: {tiered.records:,} records are in {tiered.path}, version {tiered.table_version} "
+        f"({size}) after {took_s:.1f} s"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

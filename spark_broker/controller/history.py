@@ -1,0 +1,66 @@
+"""Decisions about the history of topics: which commits to a Delta table count, and why tiering has stopped."""
+
+from __future__ import annotations
+
+from spark_broker.controller.effects import Decision
+from spark_broker.controller.image import MetadataImage, TopicState
+from spark_broker.controller.records import HistoryRecord, HistoryStatusRecord
+from spark_broker.controller.topic_history import TopicHistory, not_below
+from spark_broker.errors import (
+    HistoryConflictError,
+    InvalidRequestError,
+    StaleControllerEpochError,
+    UnknownTopicIdError,
+)
+from spark_broker.protocol.messages import ConfirmHistoryRequest, EmptyResponse, ReportTieringRequest
+
+
+def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Decision:
+    """Record a commit that the tierer has read back. A repetition changes nothing.
+
+    Raises UnknownTopicIdError, StaleControllerEpochError (the tierer began under an earlier controller),
+    HistoryConflictError (another table, or an older commit) or InvalidRequestError (offsets that cannot be).
+    """
+    topic = _topic(image, request.topic_id)
+    if request.controller_epoch != image.controller_epoch:
+        raise StaleControllerEpochError(
+            f"tiering of {topic.name} began in controller epoch {request.controller_epoch}, "
+            f"now it is {image.controller_epoch}",
+            hint="Tier again: what was committed to the table is found there, and nothing is written twice.",
+        )
+    history = topic.history or TopicHistory()
+    if history.table_id not in ("", request.table_id):
+        raise HistoryConflictError(f"the history of {topic.name} is in table {history.table_id}")
+    starts, ends = tuple(request.starts), tuple(request.ends)
+    if (request.version, starts, ends) == (history.version, history.starts, history.ends):
+        return Decision((), EmptyResponse())
+    if request.version <= history.version:
+        raise HistoryConflictError(f"version {request.version} of {topic.name}: {history.version} was confirmed before")
+    _check_offsets(topic, history, starts, ends)
+    record = HistoryRecord(
+        topic.topic_id, request.table_id, request.version, request.table_version, request.starts, request.ends
+    )
+    return Decision((record,), EmptyResponse())
+
+
+def _check_offsets(topic: TopicState, history: TopicHistory, starts: tuple[int, ...], ends: tuple[int, ...]) -> None:
+    if len(starts) != len(ends) or len(ends) > len(topic.partitions):
+        raise InvalidRequestError(f"{len(starts)} starts and {len(ends)} ends for {len(topic.partitions)} partitions")
+    risen = not_below(starts, history.starts) and not_below(ends, history.ends)
+    if not risen or not not_below(ends, starts) or min(starts, default=0) < 0:
+        raise InvalidRequestError(f"history of {topic.name} from {starts} to {ends}, after {history}")
+
+
+def report_tiering(image: MetadataImage, request: ReportTieringRequest) -> Decision:
+    """Record why tiering has stopped, or that it goes on. Raises UnknownTopicIdError."""
+    topic = _topic(image, request.topic_id)
+    stopped = topic.history.stopped if topic.history else ""
+    if request.stopped == stopped:
+        return Decision((), EmptyResponse())
+    return Decision((HistoryStatusRecord(topic.topic_id, request.stopped),), EmptyResponse())
+
+
+def _topic(image: MetadataImage, topic_id: str) -> TopicState:
+    if topic_id not in image.topics:
+        raise UnknownTopicIdError(f"topic {topic_id}")
+    return image.topics[topic_id]

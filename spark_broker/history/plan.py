@@ -1,0 +1,122 @@
+"""Which offsets to tier next. Pure: from one snapshot of the table and what the controller has recorded.
+
+What the table and the controller know of a topic's history:
+
+    table                             controller        the history ends at
+    --------------------------------  ----------------  ------------------------------------------------------------
+    no commit of ours                 nothing           the log starts: it begins now
+    version v                         version v         what the controller has recorded
+    version v, with its end offsets   an older version  the commit's end offsets; the controller is to record them
+    version v, end offsets cleaned    an older version  unknown: tiering stops
+    older than v, or another table    version v         unknown: tiering stops, the table was replaced or taken back
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_broker.errors import TieringStoppedError
+
+
+@dataclass(frozen=True)
+class HistoryState:
+    """A topic's history: the offsets `starts[p]` up to `ends[p]` (exclusive) of partition p.
+
+    `version`: of the newest transaction (-1: none). `table_version`: Delta's version of its commit.
+    """
+
+    table_id: str = ""
+    version: int = -1
+    table_version: int = -1
+    starts: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TableCommit:
+    """A commit of ours, as the table's log has it. `attempt`: the uuid of the try that made it."""
+
+    table_version: int
+    version: int
+    attempt: str
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """One version of the table. `version`: of the topic's newest transaction in it (-1: none).
+
+    `commits`: those of the topic, by the version of the transaction, which are newer than the controller's record and
+    whose metadata the table still has.
+    """
+
+    table_id: str
+    table_version: int
+    version: int
+    commits: Mapping[int, TableCommit]
+
+
+@dataclass(frozen=True)
+class PartitionLog:
+    """Where a partition's log begins on its leader, and up to which offset it may be tiered."""
+
+    log_start: int
+    sealed: int
+
+
+@dataclass(frozen=True)
+class TieringRange:
+    """Offsets `start` up to `end` (exclusive) of a partition, which are to be tiered."""
+
+    partition: int
+    start: int
+    end: int
+
+
+def recover(recorded: HistoryState, table: TableSnapshot | None) -> HistoryState:
+    """The history as the table has it. Raises TieringStoppedError where its end is not known."""
+    if table is None:
+        if recorded.version >= 0:
+            raise TieringStoppedError("the table of the topic's history is gone")
+        return recorded
+    if recorded.table_id not in ("", table.table_id):
+        raise TieringStoppedError(f"the table was replaced: its id is {table.table_id}, it was {recorded.table_id}")
+    if table.version == recorded.version:
+        return recorded
+    if table.version < recorded.version:
+        raise TieringStoppedError(
+            f"the table was taken back: its newest transaction is {table.version}, {recorded.version} was confirmed"
+        )
+    newest = table.commits.get(table.version)
+    if newest is None:
+        raise TieringStoppedError(
+            f"the table's log no longer has the end offsets of transaction {table.version}: it was cleaned up"
+        )
+    return HistoryState(table.table_id, newest.version, newest.table_version, newest.starts, newest.ends)
+
+
+def next_ranges(history: HistoryState, logs: Sequence[PartitionLog]) -> list[TieringRange]:
+    """What is sealed and not in the history yet. `logs`: of every partition, in order.
+
+    Where a log begins beyond the end of the history (its records were deleted), the history goes on at the log start.
+    """
+    ranges = []
+    for partition, log in enumerate(logs):
+        end = history.ends[partition] if partition < len(history.ends) else 0
+        start = max(end, log.log_start)
+        if start < log.sealed:
+            ranges.append(TieringRange(partition, start, log.sealed))
+    return ranges
+
+
+def after(history: HistoryState, ranges: Sequence[TieringRange], partitions: int) -> tuple[list[int], list[int]]:
+    """Starts and ends of the history once these ranges are in it. A gap before a range begins the history anew."""
+    starts = [*history.starts, *[0] * (partitions - len(history.starts))]
+    ends = [*history.ends, *[0] * (partitions - len(history.ends))]
+    for tiered in ranges:
+        if ends[tiered.partition] != tiered.start or starts[tiered.partition] == ends[tiered.partition]:
+            starts[tiered.partition] = tiered.start
+        ends[tiered.partition] = tiered.end
+    return starts, ends

@@ -1,0 +1,91 @@
+"""What a Spark session needs for Delta: two JARs, an extension and a catalog. Nothing is resolved at run time."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from spark_broker.driver.session import submitted_settings
+from spark_broker.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JARS = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
+"""The JARs that fit PySpark 4.2. They are all that Delta needs."""
+
+COORDINATES = ("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")
+
+SETTINGS = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+NAME = "delta-spark"
+
+SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Spark sets this variable for a Python that spark-submit has started: the JVM runs already."""
+
+_HINT = (
+    f"Put {JARS[0]} and {JARS[1]} on spark.jars, or start with --packages {COORDINATES[0]}; "
+    "in a checkout, `make setup` downloads them."
+)
+
+
+def configure_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """Set on a session's builder what Delta needs, and the user has not set.
+
+    The JARs are the user's (spark.jars, spark.jars.packages, or PySpark's directory of JARs), or those that
+    `make setup` downloaded. Under spark-submit the JVM runs already, so they must be the user's. Raises
+    MissingDependencyError where there are none.
+    """
+    explicit = {**submitted_settings(), **{k: str(v) for k, v in builder._options.items()}}
+    if not has_jars(explicit):
+        jars = downloaded_jars()
+        if not jars:
+            raise MissingDependencyError("Delta's JARs are missing", hint=_HINT)
+        if SUBMITTED in os.environ:
+            raise MissingDependencyError(
+                "spark-submit was started without Delta's JARs, and its JVM takes no more",
+                hint=f"Submit with --jars {','.join(map(str, jars))}",
+            )
+        given = explicit.get("spark.jars", "")
+        builder = builder.config("spark.jars", ",".join([*filter(None, [given]), *map(str, jars)]))
+    extensions = explicit.get("spark.sql.extensions", "")
+    if SETTINGS["spark.sql.extensions"] not in extensions.split(","):
+        both = ",".join(filter(None, [extensions, SETTINGS["spark.sql.extensions"]]))
+        builder = builder.config("spark.sql.extensions", both)
+    catalog = "spark.sql.catalog.spark_catalog"
+    return builder if catalog in explicit else builder.config(catalog, SETTINGS[catalog])
+
+
+def has_jars(settings: Mapping[str, str]) -> bool:
+    """Whether the user's settings, or PySpark's directory of JARs, bring Delta's JARs."""
+    import pyspark
+
+    named = settings.get("spark.jars", "") + settings.get("spark.jars.packages", "")
+    installed = Path(pyspark.__file__).parent / "jars"
+    return NAME in named or any(installed.glob(f"{NAME}*.jar"))
+
+
+def downloaded_jars() -> list[Path]:
+    """The JARs that `make setup` put into the virtual environment; none if one is missing."""
+    directory = Path(sys.prefix) / "share" / "spark-broker" / "jars"
+    jars = [directory / name for name in JARS]
+    return jars if all(jar.exists() for jar in jars) else []
+
+
+def check_delta(spark: SparkSession) -> None:
+    """Raise MissingDependencyError where the session lacks Delta's JARs, its extension or its catalog."""
+    jvm = spark._jvm
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    if loader.getResource("org/apache/spark/sql/delta/DeltaLog.class") is None:
+        raise MissingDependencyError("this session has no Delta: its JARs are missing", hint=_HINT)
+    for name, value in SETTINGS.items():
+        if value not in (spark.conf.get(name, "") or ""):
+            raise MissingDependencyError(
+                f"this session lacks {name} = {value}", hint="Build it with configure_delta(configure_spark(builder))."
+            )

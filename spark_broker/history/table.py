@@ -1,0 +1,221 @@
+"""A topic's Delta table: its snapshot, its commits by our tierers, and an append that happens once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_broker.errors import TieringStoppedError
+from spark_broker.history.plan import TableCommit, TableSnapshot
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+APP_PREFIX = "spark-broker/"
+"""What the id of an application that tiers a topic begins with."""
+
+STATISTICS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
+"""The columns that queries skip files by, whatever the topic's columns are."""
+
+_MAX_STATISTICS = 32
+"""Delta's own default: so many columns have statistics."""
+
+_RACES = (
+    "DELTA_CONCURRENT_",
+    "DELTA_METADATA_CHANGED",
+    "DELTA_PROTOCOL_CHANGED",
+    "DELTA_TABLE_NOT_FOUND",
+)
+"""How Delta's errors begin when somebody else creates, writes or deletes the table. The next try finds out what."""
+
+_HISTORY_PAGES = (20, 1000, None)
+"""How many of the newest commits are looked through for one of ours. None: all."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A commit of ours that was read back, Delta's id of its table, and what Delta counted of it."""
+
+    table_id: str
+    commit: TableCommit
+    rows: int
+    files: int
+    size_bytes: int
+
+
+class ConflictError(Exception):
+    """Somebody else changed the table meanwhile. Nothing of ours was committed: start over."""
+
+
+class HistoryTable:
+    """The table at `path`, for the topic whose tierers are the application `app_id`."""
+
+    def __init__(self, spark: SparkSession, path: str, app_id: str) -> None:
+        self._spark = spark
+        self._path = path
+        self._app_id = app_id
+
+    def snapshot(self, newer_than: int) -> TableSnapshot | None:
+        """The newest version, with our commits whose transaction is newer than this; None: there is no table.
+
+        Raises TieringStoppedError where the table cannot be read, or is the history of another topic.
+        """
+        with _failures(f"the table {self._path} cannot be read"):
+            from delta.tables import DeltaTable
+
+            if not DeltaTable.isDeltaTable(self._spark, self._path):
+                return None
+            snapshot = self._delta_snapshot()
+            transactions = _transactions(snapshot)
+            version = transactions.pop(self._app_id, -1)
+            self._refuse_others(transactions)
+            table_version = int(snapshot.version())
+            commits = self._commits(newer_than, version, table_version) if version > newer_than else {}
+            return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
+
+    def check_columns(self, schema: StructType) -> None:
+        """Raise TieringStoppedError where a column of the table has another type. A missing column is added later."""
+        with _failures(f"the table {self._path} cannot be read"):
+            columns = {f.name.lower(): f for f in self._spark.read.format("delta").load(self._path).schema}
+        for field in schema:
+            column = columns.get(field.name.lower())
+            if column is not None and _nullable(column.dataType) != _nullable(field.dataType):
+                raise TieringStoppedError(
+                    f"column {field.name!r} of the table {self._path} is {column.dataType.simpleString()}, "
+                    f"in the topic it is {field.dataType.simpleString()}"
+                )
+
+    def append(self, frame: DataFrame, commit: TableCommit) -> Written:
+        """Append these rows as transaction `commit.version`, and read the commit back. Creates the table if need be.
+
+        Raises ConflictError where another tierer was first, and TieringStoppedError where the table cannot be written.
+        """
+        metadata = {"version": commit.version, "attempt": commit.attempt}
+        offsets = {"starts": list(commit.starts), "ends": list(commit.ends)}
+        with _failures(f"the table {self._path} cannot be written"):
+            writer = frame.write.format("delta").mode("append").option("mergeSchema", "true")
+            writer = writer.option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
+            # Counts when this append creates the table.
+            writer = writer.option("delta.dataSkippingStatsColumns", ",".join(_with_statistics(frame.schema)))
+            writer.option("userMetadata", json.dumps({self._app_id: {**metadata, **offsets}})).save(self._path)
+            return self._read_back(commit)
+
+    def _read_back(self, commit: TableCommit) -> Written:
+        """Delta skips a transaction that it has seen, and says nothing. So look whose commit it is."""
+        for row, ours in self._our_commits():
+            if ours.version < commit.version:
+                break
+            if ours.attempt == commit.attempt:
+                metrics = row["operationMetrics"] or {}
+                rows, files, size = (
+                    int(metrics.get(name, 0)) for name in ("numOutputRows", "numFiles", "numOutputBytes")
+                )
+                return Written(str(self._delta_snapshot().metadata().id()), ours, rows, files, size)
+        raise ConflictError(f"transaction {commit.version} was committed by another tierer")
+
+    def _delta_snapshot(self) -> Any:
+        jvm = self._spark._jvm
+        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self._path)  # type: ignore[union-attr]
+        nothing = jvm.scala.Option.empty()  # type: ignore[union-attr]
+        return log.update(False, nothing, nothing)
+
+    def _refuse_others(self, transactions: dict[str, int]) -> None:
+        others = [app_id for app_id in transactions if app_id.startswith(APP_PREFIX)]
+        if others:
+            _, cluster_id, topic_id = others[0].split("/", 2)
+            raise TieringStoppedError(
+                f"the table {self._path} is the history of another topic: {topic_id} of cluster {cluster_id}"
+            )
+
+    def _commits(self, newer_than: int, newest: int, table_version: int) -> dict[int, TableCommit]:
+        """Our commits of transactions after `newer_than`, up to the newest of the snapshot."""
+        commits = {}
+        for _, ours in self._our_commits():
+            if ours.version <= newer_than:
+                break
+            if ours.table_version <= table_version:
+                commits[ours.version] = ours
+            if ours.version == newest:
+                break
+        return commits
+
+    def _our_commits(self) -> Iterator[tuple[Any, TableCommit]]:
+        """Commits with our metadata, newest first. Those of other users, OPTIMIZE for one, lie between them."""
+        from delta.tables import DeltaTable
+
+        seen = 0
+        for page in _HISTORY_PAGES:
+            table = DeltaTable.forPath(self._spark, self._path)
+            frame = table.history() if page is None else table.history(page)
+            rows = frame.select("version", "userMetadata", "operationMetrics").collect()
+            for row in rows[seen:]:
+                ours = _our_commit(row, self._app_id)
+                if ours is not None:
+                    yield row, ours
+            if page is None or len(rows) < page:
+                return
+            seen = len(rows)
+
+
+def _our_commit(row: Any, app_id: str) -> TableCommit | None:
+    """The commit, if it is one of ours. The metadata of other writers is any text."""
+    try:
+        metadata = json.loads(row["userMetadata"] or "{}")
+    except ValueError:
+        return None
+    ours = metadata.get(app_id) if isinstance(metadata, dict) else None
+    if not isinstance(ours, dict):
+        return None
+    return TableCommit(
+        int(row["version"]), int(ours["version"]), str(ours["attempt"]), tuple(ours["starts"]), tuple(ours["ends"])
+    )
+
+
+def _transactions(snapshot: Any) -> dict[str, int]:
+    """The newest version of each application that wrote transactions."""
+    transactions = snapshot.setTransactions()
+    return {
+        str(transactions.apply(index).appId()): int(transactions.apply(index).version())
+        for index in range(transactions.size())
+    }
+
+
+def _with_statistics(schema: StructType) -> Sequence[str]:
+    """Columns that Delta can keep minimum and maximum of. Ours come first."""
+    from pyspark.sql.types import DateType, NumericType, StringType, TimestampNTZType, TimestampType
+
+    kinds = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
+    plain = [f.name for f in schema if isinstance(f.dataType, kinds) and f.name not in STATISTICS]
+    return [f"`{name}`" for name in [*STATISTICS, *plain][:_MAX_STATISTICS]]
+
+
+def _nullable(kind: Any) -> str:
+    """The type, without what is said of nulls within it: `array<struct<a:int>>`."""
+    return str(kind.simpleString())
+
+
+@contextmanager
+def _failures(what: str) -> Iterator[None]:
+    """Turn Spark's errors into ours. The first line says it; Spark adds pages to it."""
+    from delta.exceptions import DeltaConcurrentModificationException
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except DeltaConcurrentModificationException as error:
+        raise ConflictError(str(error)) from error
+    except PySparkException as error:
+        # Not every such error has a condition: Spark's conversion loses that of an exception that it does not know.
+        if re.search(rf"\b({'|'.join(_RACES)})", _first_line(error)) is not None:
+            raise ConflictError(_first_line(error)) from error
+        raise TieringStoppedError(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:500] if lines else type(error).__name__

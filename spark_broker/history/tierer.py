@@ -1,0 +1,257 @@
+"""Moves what is sealed of a topic into its Delta table: every offset once, whoever else tiers, whenever a try ends.
+
+A try reads the table's newest transaction v and its end offsets from one snapshot, and commits transaction v + 1. Delta
+takes one commit of a transaction. So of two tries that began at v, one commits. The commit is read back, and the
+controller records it. A try that ends before that leaves either nothing, or a commit that the next try finds.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.offset_lookup import Reach, at_time, lookup_offsets
+from spark_broker.client.retry import Deadline, call_with_retries
+from spark_broker.config import AdminConfig
+from spark_broker.errors import (
+    ClosedError,
+    HistoryConflictError,
+    InvalidConfigError,
+    StaleControllerEpochError,
+    TieringStoppedError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.history.plan import HistoryState, PartitionLog, TableCommit, TieringRange, after, next_ranges, recover
+from spark_broker.history.session import check_delta
+from spark_broker.history.table import APP_PREFIX, ConflictError, HistoryTable, Written
+from spark_broker.model import TopicPartition
+from spark_broker.protocol.messages import (
+    LATEST_TIMESTAMP_MS,
+    ConfirmHistoryRequest,
+    ListedOffset,
+    Message,
+    ReportTieringRequest,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+logger = logging.getLogger(__name__)
+
+TRIES = 5
+"""How often a run starts over because somebody else changed the table or the cluster."""
+
+FILE_BYTES = 256 * 1024 * 1024
+"""So many stored bytes go into one file. Parquet makes of them between 64 and 512 MB, for most data."""
+
+
+@dataclass(frozen=True)
+class TieredTopic:
+    """What a run has done. `table_version` is None when there was nothing to write. `ends`: of the history now."""
+
+    topic: str
+    path: str
+    table_version: int | None
+    records: int
+    files: int
+    size_bytes: int
+    ends: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The topic as one try sees it, and under which controller."""
+
+    topic: TopicView
+    cluster_id: str
+    controller_epoch: int
+
+    @property
+    def app_id(self) -> str:
+        return f"{APP_PREFIX}{self.cluster_id}/{self.topic.topic_id}"
+
+
+def tier_topic(
+    spark: SparkSession, topic: str, bootstrap_servers: str, *, include_active_segments: bool = False
+) -> TieredTopic:
+    """Append to the topic's Delta table (`delta.path`) what is sealed and committed, in one commit.
+
+    `include_active_segments`: all that is committed. Raises InvalidConfigError for a topic without `delta.path`,
+    UnknownTopicOrPartitionError, MissingDependencyError where the session has no Delta, and TieringStoppedError where
+    the table cannot be used. The topic's description shows the reason until a run succeeds.
+    """
+    check_delta(spark)
+    config = AdminConfig.parse({"bootstrap.servers": bootstrap_servers})
+    metadata = ClusterMetadata.connect(config)
+    try:
+        tierer = Tierer(spark, metadata, config, include_active_segments=include_active_segments)
+        return tierer.run(topic)
+    finally:
+        metadata.close()
+
+
+class Tierer:
+    """One run, over connections of its own."""
+
+    def __init__(
+        self, spark: SparkSession, metadata: ClusterMetadata, config: AdminConfig, *, include_active_segments: bool
+    ) -> None:
+        self._spark = spark
+        self._metadata = metadata
+        self._config = config
+        self._include_active_segments = include_active_segments
+
+    def run(self, name: str) -> TieredTopic:
+        """Try until a try succeeds; see `tier_topic`."""
+        self._metadata.use([name])
+        conflict: Exception | None = None
+        for number in range(TRIES):
+            if conflict is not None and self._metadata.closing.wait(self._metadata.backoff.wait_s(number)):
+                raise ClosedError("the client was closed during the call")
+            target = self._target(name)
+            try:
+                tiered = self._try(target)
+            except (ConflictError, HistoryConflictError, StaleControllerEpochError) as error:
+                logger.info("tiering of %s starts over: %s", name, error)
+                conflict = error
+            except TieringStoppedError as error:
+                self._tell(ReportTieringRequest(target.topic.topic_id, error.message[:1000]))
+                raise
+            else:
+                self._tell(ReportTieringRequest(target.topic.topic_id, ""))
+                return tiered
+        raise TieringStoppedError(f"gave up after {TRIES} tries, the last one: {conflict}")
+
+    def _target(self, name: str) -> _Target:
+        deadline = self._deadline()
+        view = self._metadata.refresh(deadline)
+        topic = self._metadata.topic(name, deadline)
+        if topic.internal:
+            raise InvalidConfigError(f"{name} is an internal topic: it has no history")
+        if not topic.settings.delta_path:
+            raise InvalidConfigError(f"topic {name!r} has no delta.path: set it to the URL of a Delta table")
+        return _Target(topic, view.cluster_id, view.controller_epoch)
+
+    def _try(self, target: _Target) -> TieredTopic:
+        topic = target.topic
+        recorded = _recorded(topic)
+        table = HistoryTable(self._spark, topic.settings.delta_path, target.app_id)
+        snapshot = table.snapshot(newer_than=recorded.version)
+        history = recover(recorded, snapshot)
+        if history.version > recorded.version:
+            self._confirm(target, history)
+        listed = self._listed(topic, history)
+        ranges = next_ranges(history, [self._log(info) for info in listed])
+        if not ranges:
+            return TieredTopic(topic.name, topic.settings.delta_path, None, 0, 0, 0, history.ends)
+        frame = self._frame(topic, ranges, sum(_size(listed[r.partition], r) for r in ranges))
+        if snapshot is not None:
+            table.check_columns(frame.schema)
+        starts, ends = after(history, ranges, len(topic.partitions))
+        commit = TableCommit(-1, history.version + 1, uuid.uuid4().hex, tuple(starts), tuple(ends))
+        written = table.append(frame, commit)
+        self._confirm(target, _state(written))
+        return TieredTopic(
+            topic=topic.name,
+            path=topic.settings.delta_path,
+            table_version=written.commit.table_version,
+            records=written.rows,
+            files=written.files,
+            size_bytes=written.size_bytes,
+            ends=commit.ends,
+        )
+
+    def _listed(self, topic: TopicView, history: HistoryState) -> list[ListedOffset]:
+        """The log of every partition: start, sealed end, last stable offset, and its size from the history's end on."""
+        partitions = [TopicPartition(topic.name, state.partition) for state in topic.partitions]
+        ends = [*history.ends, *[0] * (len(partitions) - len(history.ends))]
+        reaches = {tp: Reach(end, max_bytes=1) for tp, end in zip(partitions, ends, strict=False)}
+        wanted = at_time(partitions, LATEST_TIMESTAMP_MS)
+        listed = lookup_offsets(self._metadata, wanted, self._deadline(), read_committed=True, reaches=reaches)
+        for tp, info in listed.items():
+            if info.topic_id != topic.topic_id:
+                raise UnknownTopicOrPartitionError(f"{tp} was deleted and created again meanwhile")
+        return [listed[tp] for tp in partitions]
+
+    def _log(self, info: ListedOffset) -> PartitionLog:
+        return PartitionLog(info.log_start_offset, info.offset if self._include_active_segments else info.sealed_offset)
+
+    def _frame(self, topic: TopicView, ranges: Sequence[TieringRange], size_bytes: int) -> DataFrame:
+        """The records of the ranges with the table's columns, in as many parts as there are to be files."""
+        files = max(1, -(-size_bytes // FILE_BYTES))
+        bounds = [{str(r.partition): r.start for r in ranges}, {str(r.partition): r.end for r in ranges}]
+        starts, ends = (json.dumps({topic.name: offsets}) for offsets in bounds)
+        options = {
+            "bootstrap.servers": ",".join(self._config.bootstrap_servers),
+            "assign": json.dumps({topic.name: [r.partition for r in ranges]}),
+            "startingOffsets": starts,
+            "endingOffsets": ends,
+            "isolation.level": "read_committed",
+            "includeHeaders": "true",
+            "includeLeaderEpoch": "true",
+            "minPartitions": str(files),
+        }
+        frame = self._spark.read.format("spark_broker").options(**options).load()
+        return with_table_columns(frame, topic).coalesce(files)
+
+    def _confirm(self, target: _Target, history: HistoryState) -> None:
+        self._tell(
+            ConfirmHistoryRequest(
+                topic_id=target.topic.topic_id,
+                controller_epoch=target.controller_epoch,
+                table_id=history.table_id,
+                version=history.version,
+                table_version=history.table_version,
+                starts=list(history.starts),
+                ends=list(history.ends),
+            )
+        )
+
+    def _tell(self, request: Message) -> None:
+        """Tell the controller, through any broker. Raises what it answers."""
+        deadline = self._deadline()
+        call_with_retries(
+            lambda: self._metadata.call_any(request, deadline),
+            deadline=deadline,
+            backoff=self._metadata.backoff,
+            closing=self._metadata.closing,
+        )
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after_ms(self._config.default_api_timeout_ms)
+
+
+def with_table_columns(frame: DataFrame, topic: TopicView) -> DataFrame:
+    """The topic's own columns, then `_partition`, `_offset`, `_timestamp` and `_leader_epoch`."""
+    from pyspark.sql.functions import col
+
+    if not topic.has_default_schema:
+        return frame.drop("_topic")
+    log = {"partition": "_partition", "offset": "_offset", "timestamp": "_timestamp", "leaderEpoch": "_leader_epoch"}
+    return frame.select(*topic.schema.names, *(col(name).alias(alias) for name, alias in log.items()))
+
+
+def _recorded(topic: TopicView) -> HistoryState:
+    history = topic.history
+    if history is None:
+        return HistoryState()
+    return HistoryState(
+        history.table_id, history.version, history.table_version, tuple(history.starts), tuple(history.ends)
+    )
+
+
+def _state(written: Written) -> HistoryState:
+    commit = written.commit
+    return HistoryState(written.table_id, commit.version, commit.table_version, commit.starts, commit.ends)
+
+
+def _size(info: ListedOffset, tiered: TieringRange) -> int:
+    """About how many stored bytes the range has: the leader says how many there are up to the last stable offset."""
+    offsets = info.offset - tiered.start
+    return max(0, info.size_bytes) * (tiered.end - tiered.start) // max(1, offsets)

@@ -1,0 +1,240 @@
+"""Every offset is in the topic's Delta table once, whenever a tierer is killed and whoever else tiers.
+
+The tables are read with deltalake, which shares no code with the tierer.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.history.session import downloaded_jars
+from tests.spark.application import ROOT, environment
+from tests.support.process_cluster import ProcessCluster
+from tests.support.tierer_process import POINTS, TiererProcess
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(900)
+
+PARTITIONS = 3
+BATCHES = 20
+ROWS = 500
+
+Row = tuple[int, int, bytes]
+"""Partition, offset, value."""
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def tierer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
+    """One that lives as long as the module: it recovers what others leave."""
+    with TiererProcess(tmp_path_factory.mktemp("tierer"), "survivor") as started:
+        yield started
+
+
+def create(brokers: ProcessCluster, table: Path, name: str) -> None:
+    with Admin(brokers.bootstrap_servers) as admin:
+        config = {"delta.path": str(table), "segment.bytes": "1048576"}
+        admin.create_topic(NewTopic(name, partitions=PARTITIONS, replication_factor=2, config=config))
+
+
+def fill(brokers: ProcessCluster, topic: str) -> None:
+    """Batches to every partition. Some are of a transaction that is aborted, so offsets have gaps."""
+    values = random.Random(topic)
+    for name in (None, "aborted", None):
+        with Producer(brokers.bootstrap_servers, transactional_id=name) as producer:
+            if name:
+                producer.init_transactions()
+                producer.begin_transaction()
+            for index in range(BATCHES * PARTITIONS if name is None else PARTITIONS):
+                batch = pa.record_batch({"value": pa.array([values.randbytes(200) for _ in range(ROWS)], pa.binary())})
+                producer.append(topic, batch, partition=index % PARTITIONS)
+            if name:
+                producer.abort_transaction()
+            producer.flush()
+
+
+def committed(brokers: ProcessCluster, topic: str) -> list[Row]:
+    """What a consumer reads, in order of partition and offset."""
+    partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    rows: list[Row] = []
+    with Consumer(brokers.bootstrap_servers, enable_auto_commit=False, isolation_level="read_committed") as consumer:
+        ends = consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        consumer.seek_to_beginning()
+        while any(consumer.position(tp) < end for tp, end in ends.items()):
+            for batch in consumer.poll(1.0):
+                values = batch.data.column("value").to_pylist()
+                rows += [(batch.partition, offset, value) for offset, value in enumerate(values, batch.base_offset)]
+    return sorted(rows)
+
+
+def tiered(table: Path) -> list[Row]:
+    """What is in the table, in order of partition and offset."""
+    columns = DeltaTable(str(table)).to_pyarrow_table(columns=["_partition", "_offset", "value"]).to_pydict()
+    return sorted(zip(*columns.values(), strict=True))
+
+
+def commits(table: Path) -> list[str]:
+    return sorted(path.name for path in (table / "_delta_log").glob("*.json"))
+
+
+def check_once(brokers: ProcessCluster, topic: str, table: Path) -> None:
+    """The table has what a consumer reads, and the topic's description says so."""
+    assert tiered(table) == committed(brokers, topic)
+    with Admin(brokers.bootstrap_servers) as admin:
+        description = admin.describe_topic(topic)
+    assert description.history is not None
+    assert description.history.stopped is None
+    for partition in description.partitions:
+        assert (partition.history_start_offset, partition.history_end_offset) == (0, partition.high_watermark)
+
+
+def test_what_is_sealed_is_in_the_table_and_the_next_run_goes_on(
+    brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path
+) -> None:
+    create(brokers, tmp_path / "table", "plain")
+    fill(brokers, "plain")
+    first = tierer.tier(brokers.bootstrap_servers, "plain", include_active_segments=False)
+    assert first["records"] == len(tiered(tmp_path / "table"))
+    assert first["table_version"] == 0
+    with Admin(brokers.bootstrap_servers) as admin:
+        sealed = [partition.sealed_offset for partition in admin.describe_topic("plain").partitions]
+    assert first["ends"] == sealed
+    ends = dict(enumerate(sealed))
+    assert tiered(tmp_path / "table") == [row for row in committed(brokers, "plain") if row[1] < (ends[row[0]] or 0)]
+    nothing = tierer.tier(brokers.bootstrap_servers, "plain", include_active_segments=False)
+    assert (nothing["table_version"], nothing["records"], nothing["ends"]) == (None, 0, sealed)
+    fill(brokers, "plain")
+    assert tierer.tier(brokers.bootstrap_servers, "plain")["table_version"] == 1
+    check_once(brokers, "plain", tmp_path / "table")
+
+
+def submit(brokers: ProcessCluster, topic: str, *settings: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", *settings]
+    arguments = ["--bootstrap-servers", brokers.bootstrap_servers, "--topic", topic, "--include-active-segments"]
+    command += [str(ROOT / "jobs" / "tier.py"), *arguments]
+    return subprocess.run(command, env=environment({}), timeout=400, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.full
+def test_the_job_tiers_a_typed_topic(brokers: ProcessCluster, tmp_path: Path) -> None:
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), ("at", pa.timestamp("us", "UTC")), ("d", pa.date32())]
+    )
+    table = tmp_path / "table"
+    with Admin(brokers.bootstrap_servers) as admin:
+        admin.create_topic(
+            NewTopic("typed", partitions=1, replication_factor=2, schema=schema, config={"delta.path": str(table)})
+        )
+    rows = [{"id": number, "at": number * 10**15, "d": number} for number in range(100)]
+    with Producer(brokers.bootstrap_servers) as producer:
+        producer.append("typed", rows).result(60)
+    without = submit(brokers, "typed")
+    assert without.returncode == 1
+    assert "error: [MISSING_DEPENDENCY]" in without.stdout
+    jars = ",".join(map(str, downloaded_jars()))
+    assert f"--jars {jars}" in without.stdout
+    done = submit(brokers, "typed", "--jars", jars)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith(f"typed: 100 records are in {table}, version 0")
+    read = DeltaTable(str(table))
+    assert [(field.name, field.nullable) for field in read.schema().fields] == [
+        (name, True) for name in ("id", "at", "d", "_partition", "_offset", "_timestamp", "_leader_epoch")
+    ]
+    assert read.to_pyarrow_table(columns=schema.names).cast(schema).sort_by("id") == pa.Table.from_pylist(rows, schema)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", POINTS)
+def test_a_tierer_is_killed(brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path, point: str) -> None:
+    topic = f"killed-{list(POINTS).index(point)}"
+    create(brokers, tmp_path / "table", topic)
+    fill(brokers, topic)
+    with TiererProcess(tmp_path, "victim") as victim:
+        victim.begin(brokers.bootstrap_servers, topic, stop_at=point)
+        victim.await_stopped()
+        victim.kill()
+    fill(brokers, topic)
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
+    check_once(brokers, topic, tmp_path / "table")
+
+
+@pytest.mark.full
+def test_a_tierer_is_killed_while_it_writes_files(
+    brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    create(brokers, table, "killed-writing")
+    for _ in range(3):
+        fill(brokers, "killed-writing")
+    with TiererProcess(tmp_path, "victim") as victim:
+        victim.begin(brokers.bootstrap_servers, "killed-writing")
+        eventually(lambda: list(table.glob("*.parquet")), 180, "a file of the table")
+        victim.kill()
+    assert commits(table) == [], "the kill came after the commit"
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, "killed-writing")
+    check_once(brokers, "killed-writing", table)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("point", "controller_restarts"), [*((point, True) for point in POINTS), ("before the files are written", False)]
+)
+def test_a_tierer_wakes_after_another_has_gone_on(
+    brokers: ProcessCluster,
+    tierer: TiererProcess,
+    sleeper: TiererProcess,
+    tmp_path: Path,
+    point: str,
+    controller_restarts: bool,
+) -> None:
+    topic = f"woken-{list(POINTS).index(point)}-{controller_restarts}"
+    create(brokers, tmp_path / "table", topic)
+    fill(brokers, topic)
+    sleeper.begin(brokers.bootstrap_servers, topic, stop_at=point)
+    sleeper.await_stopped()
+    if controller_restarts:
+        brokers.restart_controller()
+    fill(brokers, topic)
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
+    check_once(brokers, topic, tmp_path / "table")
+    fill(brokers, topic)
+    sleeper.go_on()
+    assert "error" not in sleeper.ended()
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
+    check_once(brokers, topic, tmp_path / "table")
+
+
+@pytest.fixture(scope="module")
+def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
+    with TiererProcess(tmp_path_factory.mktemp("tierer"), "sleeper") as started:
+        yield started
+
+
+@pytest.mark.full
+def test_two_tierers_at_once(
+    brokers: ProcessCluster, tierer: TiererProcess, sleeper: TiererProcess, tmp_path: Path
+) -> None:
+    create(brokers, tmp_path / "table", "both")
+    for _ in range(4):
+        fill(brokers, "both")
+        for one in (tierer, sleeper):
+            one.begin(brokers.bootstrap_servers, "both")
+        answers = [one.ended() for one in (tierer, sleeper)]
+        assert [answer.get("message") for answer in answers] == [None, None]
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, "both")
+    check_once(brokers, "both", tmp_path / "table")

@@ -1,0 +1,158 @@
+"""Tierers in processes of their own, each with its Spark: they can be stopped at a point, let go on, and killed.
+
+`python -m tests.support.tierer_process` is such a process. It takes JSON objects on stdin, and answers each.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from spark_broker.errors import SparkBrokerError
+from spark_broker.history.table import HistoryTable
+from spark_broker.history.tierer import Tierer, tier_topic
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+WAIT_S = 180.0
+
+POINTS: dict[str, tuple[type, str]] = {
+    "before the files are written": (HistoryTable, "append"),
+    "after the commit, before it is read back": (HistoryTable, "_read_back"),
+    "before the controller knows": (Tierer, "_confirm"),
+}
+
+
+class TiererProcess:
+    """One tierer's process. A context manager; at its end the process and its JVM are killed."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory / name
+        self._directory.mkdir()
+        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        with (self._directory / "stderr").open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.tierer_process", str(self._directory)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=ROOT,
+                text=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        """Lines that are no answer are Spark's own."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self._answers.put(line)
+
+    def begin(self, servers: str, topic: str, *, stop_at: str = "", include_active_segments: bool = True) -> None:
+        """Tier the topic. `stop_at`: wait at this point until `go_on`."""
+        assert self._process.stdin is not None
+        for mark in ("stopped", "go"):
+            (self._directory / mark).unlink(missing_ok=True)
+        given = {"servers": servers, "topic": topic, "stop_at": stop_at, "all": include_active_segments}
+        self._process.stdin.write(json.dumps(given) + "\n")
+        self._process.stdin.flush()
+
+    def await_stopped(self) -> None:
+        """Wait until it stands at its point."""
+        eventually((self._directory / "stopped").exists, WAIT_S, f"the tierer stops: {self.log}")
+
+    def go_on(self) -> None:
+        (self._directory / "go").touch()
+
+    def ended(self) -> dict[str, Any]:
+        """What it answers: the fields of TieredTopic, or `error` and `message`."""
+        try:
+            answer: dict[str, Any] = json.loads(self._answers.get(timeout=WAIT_S))
+        except queue.Empty:
+            raise TimeoutError(f"the tierer does not answer: {self.log}") from None
+        return answer
+
+    def tier(self, servers: str, topic: str, *, include_active_segments: bool = True) -> dict[str, Any]:
+        """Tier the topic, and wait for the end."""
+        self.begin(servers, topic, include_active_segments=include_active_segments)
+        return self.ended()
+
+    @property
+    def log(self) -> str:
+        return (self._directory / "stderr").read_text()[-3000:]
+
+    def kill(self) -> None:
+        """SIGKILL to the process, its JVM, and the JVM's Python workers."""
+        with psutil.Process(self._process.pid).oneshot():
+            family = psutil.Process(self._process.pid).children(recursive=True)
+        self._process.kill()
+        for process in family:
+            if process.is_running():
+                process.kill()
+        self._process.wait(WAIT_S)
+        psutil.wait_procs(family, WAIT_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None:
+            self.kill()
+        self._reader.join(WAIT_S)
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def _stop_at(point: str, directory: Path) -> None:
+    """Make the code wait at this point, once, until the file `go` is there."""
+    owner, name = POINTS[point]
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def stopping(*arguments: Any, **keywords: Any) -> Any:
+        setattr(owner, name, original)
+        (directory / "stopped").touch()
+        eventually((directory / "go").exists, 10 * WAIT_S, "go")
+        return original(*arguments, **keywords)
+
+    setattr(owner, name, stopping)
+
+
+def main(directory: Path) -> None:
+    """Tier what stdin names, until it ends."""
+    from pyspark.sql import SparkSession
+
+    from spark_broker.driver.session import configure_spark
+    from spark_broker.history.session import configure_delta
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    spark = configure_delta(configure_spark(builder)).getOrCreate()
+    for line in sys.stdin:
+        given = json.loads(line)
+        if given["stop_at"]:
+            _stop_at(given["stop_at"], directory)
+        try:
+            tiered = tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
+            answer: dict[str, Any] = asdict(tiered)
+        except SparkBrokerError as error:
+            answer = {"error": error.name, "message": error.message}
+        os.write(sys.stdout.fileno(), (json.dumps(answer) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

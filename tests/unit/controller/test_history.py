@@ -1,0 +1,134 @@
+"""Which commits to a topic's Delta table the controller records, and what it says of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_broker.controller.image import image_from_snapshot, to_records
+from spark_broker.controller.records import HistoryRecord, decode_records, encode_records
+from spark_broker.controller.topic_history import TopicHistory
+from spark_broker.errors import (
+    HistoryConflictError,
+    InvalidRequestError,
+    InvariantError,
+    StaleControllerEpochError,
+    UnknownTopicIdError,
+)
+from spark_broker.protocol.messages import ConfirmHistoryRequest, CreatePartitionsRequest, ReportTieringRequest
+from tests.unit.controller.cluster import Cluster
+
+TABLE = "a-table"
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    cluster = Cluster()
+    cluster.start_brokers(1)
+    cluster.create_topic("t", partitions=2, factor=1, config={"delta.path": "/lake/t"})
+    return cluster
+
+
+def confirm(cluster: Cluster, version: int, ends: list[int], **other: object) -> None:
+    values: dict[str, object] = {
+        "topic_id": cluster.topic().topic_id,
+        "controller_epoch": cluster.image.controller_epoch,
+        "table_id": TABLE,
+        "version": version,
+        "table_version": version + 10,
+        "starts": [0] * len(ends),
+        "ends": ends,
+    }
+    cluster.call(ConfirmHistoryRequest(**{**values, **other}))  # type: ignore[arg-type]
+
+
+def history(cluster: Cluster) -> TopicHistory:
+    found = cluster.topic().history
+    assert found is not None
+    return found
+
+
+def test_a_commit_that_was_read_back_is_recorded(cluster: Cluster) -> None:
+    assert cluster.topic().history is None
+    confirm(cluster, 0, [5, 0])
+    assert history(cluster) == TopicHistory(TABLE, 0, 10, (0, 0), (5, 0))
+    assert (history(cluster).range_of(0), history(cluster).range_of(7)) == ((0, 5), (0, 0))
+    confirm(cluster, 1, [5, 9])
+    assert (history(cluster).version, history(cluster).ends) == (1, (5, 9))
+    assert "has history in version 11 of its table" in " ".join(cluster.notes)
+
+
+def test_a_repetition_changes_nothing(cluster: Cluster) -> None:
+    confirm(cluster, 0, [5, 0])
+    offset = cluster.image.next_offset
+    confirm(cluster, 0, [5, 0])
+    assert cluster.image.next_offset == offset
+
+
+@pytest.mark.parametrize(
+    ("version", "ends", "other", "error"),
+    [
+        (3, [6, 6], {"table_id": "another"}, HistoryConflictError),
+        (2, [6, 6], {}, HistoryConflictError),
+        (1, [9, 9], {}, HistoryConflictError),
+        (3, [9, 9], {"controller_epoch": -1}, StaleControllerEpochError),
+        (3, [9, 9], {"topic_id": "f" * 32}, UnknownTopicIdError),
+        (3, [5, 4], {}, InvalidRequestError),
+        (3, [9], {}, InvalidRequestError),
+        (3, [9, 9, 9], {}, InvalidRequestError),
+        (3, [9, 9], {"starts": [0]}, InvalidRequestError),
+        (3, [9, 9], {"starts": [10, 0]}, InvalidRequestError),
+    ],
+)
+def test_a_commit_that_cannot_follow_is_refused(
+    cluster: Cluster, version: int, ends: list[int], other: dict[str, object], error: type[Exception]
+) -> None:
+    confirm(cluster, 2, [5, 5])
+    before = cluster.image.next_offset
+    with pytest.raises(error):
+        confirm(cluster, version, ends, **other)
+    assert cluster.image.next_offset == before
+
+
+def test_a_partition_that_was_added_joins_the_history(cluster: Cluster) -> None:
+    confirm(cluster, 0, [5, 5])
+    cluster.call(CreatePartitionsRequest("t", 3))
+    confirm(cluster, 1, [5, 5, 7])
+    assert history(cluster).ends == (5, 5, 7)
+
+
+def test_tiering_says_why_it_stopped_and_that_it_goes_on(cluster: Cluster) -> None:
+    topic_id = cluster.topic().topic_id
+    cluster.call(ReportTieringRequest(topic_id, "the table is gone"))
+    assert history(cluster) == TopicHistory(stopped="the table is gone")
+    confirm(cluster, 0, [5, 5])
+    assert history(cluster).stopped == "the table is gone", "only the tierer says that it goes on"
+    offset = cluster.image.next_offset
+    cluster.call(ReportTieringRequest(topic_id, "the table is gone"))
+    assert cluster.image.next_offset == offset
+    cluster.call(ReportTieringRequest(topic_id, ""))
+    assert history(cluster) == TopicHistory(TABLE, 0, 10, (0, 0), (5, 5))
+    with pytest.raises(UnknownTopicIdError):
+        cluster.call(ReportTieringRequest("f" * 32, ""))
+
+
+def test_a_snapshot_keeps_history_and_status(cluster: Cluster) -> None:
+    confirm(cluster, 4, [5, 5])
+    cluster.call(ReportTieringRequest(cluster.topic().topic_id, "the table is gone"))
+    records = decode_records(encode_records(to_records(cluster.image)))
+    assert image_from_snapshot(records, cluster.image.next_offset) == cluster.image
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        HistoryRecord("", "another", 9, 9, [0, 0], [9, 9]),
+        HistoryRecord("", TABLE, 0, 9, [0, 0], [9, 9]),
+        HistoryRecord("", TABLE, 9, 9, [0, 0], [9, 4]),
+        HistoryRecord("", TABLE, 9, 9, [0, 0], [9]),
+    ],
+)
+def test_no_record_takes_a_history_back(cluster: Cluster, record: HistoryRecord) -> None:
+    confirm(cluster, 1, [5, 5])
+    fields = (record.table_id, record.version, record.table_version, record.starts, record.ends)
+    with pytest.raises(InvariantError):
+        cluster.image.apply([HistoryRecord(cluster.topic().topic_id, *fields)])

@@ -1,0 +1,101 @@
+"""Which offsets are tiered next, and where the end of a history is not known."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_broker.errors import TieringStoppedError
+from spark_broker.history.plan import (
+    HistoryState,
+    PartitionLog,
+    TableCommit,
+    TableSnapshot,
+    TieringRange,
+    after,
+    next_ranges,
+    recover,
+)
+
+TABLE = "a-table"
+RECORDED = HistoryState(TABLE, 3, 30, (0, 0), (5, 7))
+
+
+def commit(version: int, ends: tuple[int, ...]) -> TableCommit:
+    return TableCommit(version + 40, version, "attempt", (0,) * len(ends), ends)
+
+
+def snapshot(version: int, *commits: TableCommit, table_id: str = TABLE) -> TableSnapshot:
+    return TableSnapshot(table_id, 50, version, {each.version: each for each in commits})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "table", "history"),
+    [
+        (HistoryState(), None, HistoryState()),
+        (HistoryState(), snapshot(-1), HistoryState()),
+        (RECORDED, snapshot(3), RECORDED),
+        (HistoryState(), snapshot(0, commit(0, (4,))), HistoryState(TABLE, 0, 40, (0,), (4,))),
+        (RECORDED, snapshot(5, commit(4, (6, 8)), commit(5, (9, 9))), HistoryState(TABLE, 5, 45, (0, 0), (9, 9))),
+        # The end offsets of transaction 4 were cleaned up. Those of 5 contain them.
+        (RECORDED, snapshot(5, commit(5, (9, 9))), HistoryState(TABLE, 5, 45, (0, 0), (9, 9))),
+    ],
+)
+def test_the_history_ends_where_the_table_says(
+    recorded: HistoryState, table: TableSnapshot | None, history: HistoryState
+) -> None:
+    assert recover(recorded, table) == history
+
+
+@pytest.mark.parametrize(
+    ("recorded", "table", "reason"),
+    [
+        (RECORDED, None, "is gone"),
+        (RECORDED, snapshot(3, table_id="another"), "was replaced"),
+        (RECORDED, snapshot(2), "was taken back"),
+        (RECORDED, snapshot(-1), "was taken back"),
+        (RECORDED, snapshot(4), "was cleaned up"),
+        (RECORDED, snapshot(5, commit(4, (6, 8))), "was cleaned up"),
+        (HistoryState(), snapshot(4), "was cleaned up"),
+    ],
+)
+def test_tiering_stops_where_the_end_is_not_known(
+    recorded: HistoryState, table: TableSnapshot | None, reason: str
+) -> None:
+    with pytest.raises(TieringStoppedError, match=reason):
+        recover(recorded, table)
+
+
+def test_what_is_sealed_and_not_in_the_history_comes_next() -> None:
+    logs = [PartitionLog(0, 5), PartitionLog(2, 9), PartitionLog(0, 0), PartitionLog(4, 6)]
+    assert next_ranges(RECORDED, logs) == [TieringRange(1, 7, 9), TieringRange(3, 4, 6)]
+    assert after(RECORDED, next_ranges(RECORDED, logs), 4) == ([0, 0, 0, 4], [5, 9, 0, 6])
+
+
+def test_a_history_begins_anew_after_a_gap() -> None:
+    ranges = next_ranges(RECORDED, [PartitionLog(8, 9), PartitionLog(7, 9)])
+    assert ranges == [TieringRange(0, 8, 9), TieringRange(1, 7, 9)]
+    assert after(RECORDED, ranges, 2) == ([8, 0], [9, 9])
+
+
+LOGS = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)).map(lambda pair: PartitionLog(*pair)), max_size=4)
+
+
+@given(st.lists(LOGS, max_size=6))
+def test_no_offset_is_tiered_twice_and_none_that_is_there_is_left_out(runs: list[list[PartitionLog]]) -> None:
+    history = HistoryState()
+    tiered: list[set[int]] = []
+    for logs in runs:
+        partitions = max(len(logs), len(history.ends))
+        tiered += [set() for _ in range(partitions - len(tiered))]
+        ranges = next_ranges(history, logs)
+        for part in ranges:
+            offsets = set(range(part.start, part.end))
+            assert not offsets & tiered[part.partition]
+            tiered[part.partition] |= offsets
+        starts, ends = after(history, ranges, partitions)
+        history = HistoryState(TABLE, history.version + 1, 0, tuple(starts), tuple(ends))
+        for partition, log in enumerate(logs):
+            assert set(range(max(log.log_start, starts[partition]), log.sealed)) <= tiered[partition]
+            assert set(range(starts[partition], ends[partition])) <= tiered[partition]

@@ -13,13 +13,17 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jobs.submitted import session, told_in_a_line
-from spark_broker.history.session import configure_delta
 from spark_broker.history.tierer import TieredTopic, tier_topic
+from spark_broker.spark.delta_session import configure_delta
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -43,7 +47,7 @@ def main(given: list[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> None:
     """Tier each topic, and print what went into its table."""
-    with session(f"tier {', '.join(options.topic)}", configure_delta) as spark:
+    with session(f"tier {', '.join(options.topic)}", configured) as spark:
         # Other readers of the table, deltalake for one, take these; Spark's own default is a type of its own.
         spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         for topic in options.topic:
@@ -55,6 +59,11 @@ def run(options: argparse.Namespace) -> None:
                 include_active_segments=options.include_active_segments,
             )
             print(said_of(tiered, time.monotonic() - began))
+
+
+def configured(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """With Delta; a person at a terminal sees Spark's bar of tasks."""
+    return configure_delta(builder.config("spark.ui.showConsoleProgress", str(sys.stderr.isatty()).lower()))
 
 
 def said_of(tiered: TieredTopic, took_s: float) -> str:

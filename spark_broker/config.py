@@ -225,7 +225,18 @@ class TopicConfig(Config):
     timestamp_column: str = setting("", "Column that holds the record's timestamp (typed topics). Empty: append time.")
     delta_path: str = setting(
         "",
-        "Delta table that sealed records are copied into, `jobs/tier.py` does it: any URL that Spark can write. Empty: none.",
+        "Delta table that sealed records are copied into, `jobs/tier.py` does it: any URL that Spark can write. "
+        "Then retention deletes only what is in the table. Empty: none.",
+    )
+    local_retention_ms: int = setting(
+        -2,
+        "With delta.path, in place of retention.ms for the brokers' files; -1 keeps them, -2: as retention.ms.",
+        at_least(-2),
+    )
+    local_retention_bytes: int = setting(
+        -2,
+        "With delta.path, in place of retention.bytes for the brokers' files; -1: no limit, -2: as retention.bytes.",
+        at_least(-2),
     )
 
 

@@ -392,7 +392,8 @@ class Partition:
             if self.replica.role is not Role.LEADER or not self._lease.allows_appends:
                 return
             clock = RetentionClock(self._clock.wall_ms(), self.replica.assignment.leader_epoch, clock_skew_max_ms)
-            start = self.guard_storage(lambda: self._log.retention_start(self.replica.last_stable_offset, clock))
+            bound = min(self.replica.last_stable_offset, self.topic.retained_from(self.key[1]))
+            start = self.guard_storage(lambda: self._log.retention_start(bound, clock))
             self._carry_out(self.replica.advance_log_start(start))
 
     def _remove_below_log_start(self) -> None:

@@ -227,9 +227,9 @@ class ReplicaLog:
         finally:
             self._log.close(clean=clean)
 
-    def retention_start(self, last_stable_offset: int, clock: RetentionClock) -> int:
-        """Where the log would start if retention were applied now."""
-        return self._log.retention_start(high_watermark=last_stable_offset, clock=clock)
+    def retention_start(self, bound: int, clock: RetentionClock) -> int:
+        """Where the log would start if retention were applied now. It deletes nothing from `bound` on."""
+        return self._log.retention_start(high_watermark=bound, clock=clock)
 
     def advance_log_start(self, offset: int) -> None:
         """Save the producers and epochs of the part to be removed, unless a roll has saved them. Then remove it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_broker.config import TopicConfig
+from spark_broker.config import INT64_MAX, TopicConfig
 from spark_broker.controller.image import TopicState
 from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.schema import schema_from_bytes
@@ -20,7 +20,11 @@ _TRUE = scalar_of(True, pa.bool_())
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """`schemas[i]` is the schema of id i; the last one is current."""
+    """`schemas[i]` is the schema of id i; the last one is current.
+
+    `history_ends`: up to which offset (exclusive) each partition is in the topic's Delta table. A partition beyond
+    these has no history yet. None: the topic has no table.
+    """
 
     name: str
     topic_id: str
@@ -28,6 +32,7 @@ class Topic:
     schema_bytes: tuple[bytes, ...]
     config: TopicConfig
     timestamp_column: str
+    history_ends: tuple[int, ...] | None = None
 
     @staticmethod
     def of(state: TopicState) -> Topic:
@@ -36,11 +41,19 @@ class Topic:
         column = config.timestamp_column
         if not column and schemas and schemas[-1].names == DEFAULT_COLUMNS:
             column = DEFAULT_TIMESTAMP_COLUMN
-        return Topic(state.name, state.topic_id, schemas, state.schemas, config, column)
+        has_table = bool(config.delta_path) and not state.internal
+        ends = (() if state.history is None else state.history.ends) if has_table else None
+        return Topic(state.name, state.topic_id, schemas, state.schemas, config, column, ends)
 
     @property
     def schema_id(self) -> int:
         return len(self.schemas) - 1
+
+    def retained_from(self, partition: int) -> int:
+        """Retention deletes nothing from this offset on: it is not in the topic's table. Without a table: no offset."""
+        if self.history_ends is None:
+            return INT64_MAX
+        return self.history_ends[partition] if partition < len(self.history_ends) else 0
 
     def max_timestamp_us(self, batch: pa.RecordBatch, append_time_ms: int) -> int:
         """The newest timestamp of a batch, UTC microseconds; the append time where the topic has no column for it."""

@@ -10,6 +10,7 @@ import spark_broker
 from spark_broker.cli import cluster, topics, transactions
 from spark_broker.cli.check_history import check_history_file
 from spark_broker.cli.consume import consume
+from spark_broker.cli.doctor import doctor
 from spark_broker.cli.dump_log import dump_log
 from spark_broker.cli.leader_election import leader_election
 from spark_broker.cli.perf import perf
@@ -46,6 +47,7 @@ app.add_typer(transactions.transactions, name="transactions")
 app.command()(produce)
 app.command()(consume)
 app.command()(leader_election)
+app.command()(doctor)
 app.command()(dump_log)
 app.command("check-history")(check_history_file)
 app.add_typer(perf, name="perf")

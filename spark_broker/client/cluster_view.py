@@ -34,6 +34,15 @@ class TopicView:
     config: Mapping[str, str]
     history: HistoryMetadata | None = None
 
+    def history_of(self, partition: int) -> tuple[int, int]:
+        """The offsets of the partition that are in the topic's Delta table: first, and end (exclusive).
+
+        They are equal where there are none.
+        """
+        if self.history is None or not self.settings.delta_path or partition >= len(self.history.ends):
+            return 0, 0
+        return self.history.starts[partition], self.history.ends[partition]
+
     @property
     def schema_id(self) -> int:
         """Id of the current schema, the last one."""

@@ -24,7 +24,7 @@ class MetadataDelta:
 
     @cached_property
     def topics_changed(self) -> list[TopicState]:
-        """Topics (as they are now) that are new, or whose settings or schemas changed."""
+        """Topics (as they are now) that are new, or whose settings, schemas or history changed."""
         return [t for t in self._touched_topics() if _differs(self.old.topics.get(t.topic_id), t)]
 
     @cached_property
@@ -56,4 +56,4 @@ class MetadataDelta:
 
 
 def _differs(old: TopicState | None, new: TopicState) -> bool:
-    return old is None or old.config != new.config or old.schemas != new.schemas
+    return old is None or (old.config, old.schemas, old.history) != (new.config, new.schemas, new.history)

@@ -191,7 +191,8 @@ def _with_statistics(schema: StructType) -> Sequence[str]:
 
     kinds = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
     plain = [f.name for f in schema if isinstance(f.dataType, kinds) and f.name not in STATISTICS]
-    return [f"`{name}`" for name in [*STATISTICS, *plain][:_MAX_STATISTICS]]
+    names = [*STATISTICS, *plain][:_MAX_STATISTICS]
+    return ["`" + name.replace("`", "``") + "`" for name in names]
 
 
 def _nullable(kind: Any) -> str:
@@ -203,12 +204,16 @@ def _nullable(kind: Any) -> str:
 def _failures(what: str) -> Iterator[None]:
     """Turn Spark's errors into ours. The first line says it; Spark adds pages to it."""
     from delta.exceptions import DeltaConcurrentModificationException
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     try:
         yield
     except DeltaConcurrentModificationException as error:
         raise ConflictError(str(error)) from error
+    except Py4JJavaError as error:
+        # Java's own exceptions, of a file system for one, stay what they are.
+        raise TieringStoppedError(f"{what}: {error.java_exception.toString()[:500]}") from error
     except PySparkException as error:
         # Not every such error has a condition: Spark's conversion loses that of an exception that it does not know.
         if re.search(rf"\b({'|'.join(_RACES)})", _first_line(error)) is not None:

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pyspark.sql import SparkSession
+
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import Reach, at_time, lookup_offsets
@@ -23,12 +25,13 @@ from spark_broker.errors import (
     ClosedError,
     HistoryConflictError,
     InvalidConfigError,
+    SparkBrokerError,
     StaleControllerEpochError,
     TieringStoppedError,
     UnknownTopicOrPartitionError,
+    UnsupportedSparkError,
 )
 from spark_broker.history.plan import HistoryState, PartitionLog, TableCommit, TieringRange, after, next_ranges, recover
-from spark_broker.history.session import check_delta
 from spark_broker.history.table import APP_PREFIX, ConflictError, HistoryTable, Written
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import (
@@ -38,9 +41,10 @@ from spark_broker.protocol.messages import (
     Message,
     ReportTieringRequest,
 )
+from spark_broker.spark.delta_session import check_delta
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +52,10 @@ TRIES = 5
 """How often a run starts over because somebody else changed the table or the cluster."""
 
 FILE_BYTES = 256 * 1024 * 1024
-"""So many stored bytes go into one file. Parquet makes of them between 64 and 512 MB, for most data."""
+"""At most so many stored bytes go into one file. Parquet makes of them between 64 and 512 MB, for most data."""
+
+PARALLEL_FILE_BYTES = 96 * 1024 * 1024
+"""Files may be as small as this, so that every core writes as many of them."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,12 @@ def tier_topic(
     """Append to the topic's Delta table (`delta.path`) what is sealed and committed, in one commit.
 
     `include_active_segments`: all that is committed. Raises InvalidConfigError for a topic without `delta.path`,
-    UnknownTopicOrPartitionError, MissingDependencyError where the session has no Delta, and TieringStoppedError where
-    the table cannot be used. The topic's description shows the reason until a run succeeds.
+    UnknownTopicOrPartitionError, UnsupportedSparkError for Spark Connect, MissingDependencyError where the session has
+    no Delta, and TieringStoppedError where the table cannot be used. The topic's description shows that reason until a
+    run succeeds.
     """
+    if not isinstance(spark, SparkSession):
+        raise UnsupportedSparkError(f"{type(spark).__module__}: tiering needs a session with a JVM, not Spark Connect")
     check_delta(spark)
     config = AdminConfig.parse({"bootstrap.servers": bootstrap_servers})
     metadata = ClusterMetadata.connect(config)
@@ -121,12 +131,19 @@ class Tierer:
                 logger.info("tiering of %s starts over: %s", name, error)
                 conflict = error
             except TieringStoppedError as error:
-                self._tell(ReportTieringRequest(target.topic.topic_id, error.message[:1000]))
+                self._report(target, error.message[:1000])
                 raise
             else:
-                self._tell(ReportTieringRequest(target.topic.topic_id, ""))
+                self._report(target, "")
                 return tiered
         raise TieringStoppedError(f"gave up after {TRIES} tries, the last one: {conflict}")
+
+    def _report(self, target: _Target, stopped: str) -> None:
+        """Let the topic's description show it. What the run has done, or its error, counts all the same."""
+        try:
+            self._tell(ReportTieringRequest(target.topic.topic_id, stopped))
+        except SparkBrokerError as error:
+            logger.warning("the description of %s does not show how tiering ended: %s", target.topic.name, error)
 
     def _target(self, name: str) -> _Target:
         deadline = self._deadline()
@@ -184,7 +201,7 @@ class Tierer:
 
     def _frame(self, topic: TopicView, ranges: Sequence[TieringRange], size_bytes: int) -> DataFrame:
         """The records of the ranges with the table's columns, in as many parts as there are to be files."""
-        files = max(1, -(-size_bytes // FILE_BYTES))
+        files = file_count(size_bytes, self._spark.sparkContext.defaultParallelism)
         bounds = [{str(r.partition): r.start for r in ranges}, {str(r.partition): r.end for r in ranges}]
         starts, ends = (json.dumps({topic.name: offsets}) for offsets in bounds)
         options = {
@@ -225,6 +242,13 @@ class Tierer:
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._config.default_api_timeout_ms)
+
+
+def file_count(size_bytes: int, cores: int) -> int:
+    """How many files to make of so many stored bytes: as many for each core, unless they would be small."""
+    fewest = max(1, -(-size_bytes // FILE_BYTES))
+    even = -(-fewest // cores) * cores
+    return max(fewest, min(even, size_bytes // PARALLEL_FILE_BYTES))
 
 
 def with_table_columns(frame: DataFrame, topic: TopicView) -> DataFrame:

@@ -27,15 +27,25 @@ def read_topic(
 ) -> DataFrame:
     """The topic as a DataFrame, with only these columns (None: all). `stream`: as a streaming DataFrame.
 
-    `bootstrap_servers` None: the cluster that this process runs, or the session's setting
+    A batch read of a topic with a history begins where the history begins: Delta scans the table, and the rest comes
+    from the log. `bootstrap_servers` None: the cluster that this process runs, or the session's setting
     spark.spark_broker.bootstrap.servers. `options`: those of the source. Raises InvalidConfigError without an address.
     Spark raises AnalysisException with the source's typed error in it.
     """
-    reader = spark.readStream if stream else spark.read
-    reader = reader.format(FORMAT).options(**{"bootstrap.servers": servers_of(spark, bootstrap_servers)})
+    given = {"bootstrap.servers": servers_of(spark, bootstrap_servers), **options}
     if columns is not None:
-        reader = reader.option("columns", ",".join(columns))
-    return reader.options(**options).load(topic)
+        given["columns"] = ",".join(columns)
+    frame = (spark.readStream if stream else spark.read).format(FORMAT).options(**given).load(topic)
+    if stream or is_remote(spark):
+        return frame
+    from spark_broker.spark.history_scan import with_history
+
+    return with_history(spark, frame, topic, given)
+
+
+def is_remote(spark: object) -> bool:
+    """Whether this is a Spark Connect session. Its process has neither a JVM nor, as a rule, a way to the brokers."""
+    return type(spark).__module__.startswith("pyspark.sql.connect")
 
 
 def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> list[str]:

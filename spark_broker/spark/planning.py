@@ -6,7 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.history_reader import HistoryReader
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
 from spark_broker.client.retry import Deadline
@@ -32,10 +35,10 @@ def plan_ranges(
     Raises UnknownTopicOrPartitionError.
     """
     partitions = partitions_of(options.selection, topics)
-    _check_named(options.end, partitions)
+    check_named(options.end, partitions)
     infos = _look_up(metadata, options, dict.fromkeys(partitions, LATEST_TIMESTAMP_MS), deadline)
-    starts = resolve_starts(metadata, options, infos, deadline)
-    ends = _resolve(metadata, options, options.end, infos, deadline)
+    starts = resolve_starts(metadata, options, infos, topics, deadline)
+    ends = resolve_bound(metadata, options, options.end, infos, topics, deadline)
     ranges = []
     for tp in partitions:
         if starts[tp] > ends[tp] and isinstance(options.start, ByOffset) and isinstance(options.end, ByOffset):
@@ -56,11 +59,11 @@ def plan_ranges(
 
 
 def resolve_starts(
-    metadata: ClusterMetadata, options: ReadOptions, infos: Infos, deadline: Deadline
+    metadata: ClusterMetadata, options: ReadOptions, infos: Infos, topics: Sequence[TopicView], deadline: Deadline
 ) -> dict[TopicPartition, int]:
     """The first offset to read of each partition. Raises as `plan_ranges` does."""
-    _check_named(options.start, list(infos))
-    return _resolve(metadata, options, options.start, infos, deadline)
+    check_named(options.start, list(infos))
+    return resolve_bound(metadata, options, options.start, infos, topics, deadline)
 
 
 def _look_up(
@@ -69,7 +72,7 @@ def _look_up(
     return lookup_offsets(metadata, wanted, deadline, read_committed=options.settings.read_committed)
 
 
-def _check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
+def check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
     """Offsets must name every partition of the read, as in Spark's Kafka source. A missing one is a mistake."""
     named: Mapping[TopicPartition, int] | None = None
     if isinstance(bound, ByOffset):
@@ -87,9 +90,19 @@ def _check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
         raise InvalidConfigError(f"{option} names {extra[0]}, which is not among the partitions that are read")
 
 
-def _resolve(
-    metadata: ClusterMetadata, options: ReadOptions, bound: Bound, infos: Infos, deadline: Deadline
+def resolve_bound(
+    metadata: ClusterMetadata,
+    options: ReadOptions,
+    bound: Bound,
+    logs: Infos,
+    topics: Sequence[TopicView],
+    deadline: Deadline,
 ) -> dict[TopicPartition, int]:
+    """The offset of each partition that a bound stands for; what is in a topic's table counts as part of its log.
+
+    `logs`: of the partitions to resolve. Raises as `plan_ranges` does.
+    """
+    infos = whole(logs, topics)
     match bound:
         case Earliest():
             return {tp: info.log_start_offset for tp, info in infos.items()}
@@ -98,8 +111,36 @@ def _resolve(
         case ByOffset():
             return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
         case ByTimestamp():
-            offsets = _look_up(metadata, options, {tp: bound.of(tp) for tp in infos}, deadline)
-            return {tp: _timed(options, bound, tp, offsets[tp], infos[tp]) for tp in infos}
+            only_in_table = [tp for tp in infos if infos[tp].log_start_offset < logs[tp].log_start_offset]
+            first = _first_in_tables(bound, only_in_table, topics)
+            offsets = _look_up(metadata, options, {tp: bound.of(tp) for tp in infos if tp not in first}, deadline)
+            return first | {tp: _timed(options, bound, tp, info, infos[tp]) for tp, info in offsets.items()}
+
+
+def whole(logs: Infos, topics: Sequence[TopicView]) -> dict[TopicPartition, ListedOffset]:
+    """The partitions as if their logs began where the history in the topic's table begins."""
+    by_name = {topic.name: topic for topic in topics}
+    infos = {}
+    for tp, info in logs.items():
+        start, end = by_name[tp.topic].history_of(tp.partition)
+        begins = min(start, info.log_start_offset) if start < end else info.log_start_offset
+        infos[tp] = msgspec.structs.replace(info, log_start_offset=begins)
+    return infos
+
+
+def _first_in_tables(
+    bound: ByTimestamp, partitions: Sequence[TopicPartition], topics: Sequence[TopicView]
+) -> dict[TopicPartition, int]:
+    """The first offset at or after the moment, of each of these partitions that has one in its topic's table."""
+    first: dict[TopicPartition, int] = {}
+    for topic in topics:
+        mine = [tp for tp in partitions if tp.topic == topic.name]
+        reader = HistoryReader(topic) if mine else None
+        for tp in mine:
+            offset = reader.first_since(tp.partition, bound.of(tp)) if reader is not None else None
+            if offset is not None:
+                first[tp] = offset
+    return first
 
 
 def _named(bound: ByOffset, tp: TopicPartition, info: ListedOffset, *, fail: bool) -> int:

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.fetch_machine import FetchMachine, FetchTarget, Meaning, meaning_of
+from spark_broker.client.history_reader import HistoryReader
 from spark_broker.client.local_files import UnusableExtentError, this_boot_id
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
@@ -89,7 +90,11 @@ class RangeReader:
                     continue
                 except SparkBrokerError as error:
                     self._drop_session()
-                    self._recover(error)
+                    tiered_end = self._tiered_end(error)
+                    if tiered_end > self._position:
+                        yield from self._from_history(tiered_end)
+                    else:
+                        self._recover(error)
                     continue
                 if fetched:
                     yield fetched
@@ -97,6 +102,23 @@ class RangeReader:
                     self._deadline = self._next_deadline()
         finally:
             self._drop_session()
+
+    def _tiered_end(self, error: SparkBrokerError) -> int:
+        """Up to where (exclusive) the topic's table has what the log has no more; the position: it has nothing."""
+        if meaning_of(error) is not Meaning.OUT_OF_RANGE:
+            return self._position
+        self._metadata.refresh(self._deadline)
+        start, end = self._topic().history_of(self._part.partition)
+        return min(end, self._part.end) if start <= self._position < end else self._position
+
+    def _from_history(self, end: int) -> Iterator[list[ConsumedBatch]]:
+        """Read from the position up to `end` in the topic's table."""
+        reader = HistoryReader(self._topic())
+        for batch in reader.batches(self._part.partition, self._position, end, self._columns):
+            self._position = batch.next_offset
+            yield [batch]
+        self._position = end
+        self._deadline = self._next_deadline()
 
     def _fetch(self, topic: TopicView) -> list[ConsumedBatch]:
         session = self._session

@@ -15,7 +15,7 @@ from spark_broker.model import OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
 from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
 from spark_broker.spark.options import ReadOptions
-from spark_broker.spark.planning import resolve_starts
+from spark_broker.spark.planning import resolve_starts, whole
 from spark_broker.spark.ranges import OffsetRange, split_ranges
 from spark_broker.spark.stream_offset import StreamOffset
 from spark_broker.spark.stream_planner import LogRange
@@ -41,7 +41,7 @@ class StreamSession:
         deadline = self._deadline()
         topics = selected_topics(self._metadata, self._options.selection, deadline)
         infos = self._look_up(partitions_of(self._options.selection, topics), deadline)
-        starts = resolve_starts(self._metadata, self._options, infos, deadline)
+        starts = resolve_starts(self._metadata, self._options, infos, topics, deadline)
         return StreamOffset(starts, {topic.name: topic.topic_id for topic in topics})
 
     def logs(self, position: StreamOffset | None) -> dict[TopicPartition, LogRange]:
@@ -50,7 +50,7 @@ class StreamSession:
         topic_ids = () if position is None else position.topic_ids
         topics = existing_topics(self._metadata, self._options.selection, topic_ids, deadline)
         reached = {} if position is None else {tp: Reach(offset) for tp, offset in position.offsets.items()}
-        infos = self._look_up(partitions_of(self._options.selection, topics), deadline, reached)
+        infos = whole(self._look_up(partitions_of(self._options.selection, topics), deadline, reached), topics)
         return {
             tp: LogRange(
                 topic_id=info.topic_id,

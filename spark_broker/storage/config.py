@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from spark_broker.config import TopicConfig
 
+AS_THE_TOPIC = -2
+"""`local.retention.*`: the topic's own retention counts."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
@@ -20,12 +23,17 @@ class LogConfig:
 
     @classmethod
     def of_topic(cls, config: TopicConfig) -> LogConfig:
-        """The log's part of a topic's settings."""
+        """The log's part of a topic's settings. `local.retention.*` count where the topic has a history."""
+        retention_ms, retention_bytes = config.retention_ms, config.retention_bytes
+        if config.delta_path and config.local_retention_ms != AS_THE_TOPIC:
+            retention_ms = config.local_retention_ms
+        if config.delta_path and config.local_retention_bytes != AS_THE_TOPIC:
+            retention_bytes = config.local_retention_bytes
         return cls(
             segment_bytes=config.segment_bytes,
             segment_index_bytes=config.segment_index_bytes,
             segment_ms=config.segment_ms,
-            retention_ms=config.retention_ms,
-            retention_bytes=config.retention_bytes,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
             flush_messages=config.flush_messages,
         )

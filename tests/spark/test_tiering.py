@@ -16,7 +16,7 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
-from spark_broker.history.session import downloaded_jars
+from spark_broker.spark.delta_session import downloaded_jars
 from tests.spark.application import ROOT, environment
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import POINTS, TiererProcess
@@ -121,6 +121,24 @@ def test_what_is_sealed_is_in_the_table_and_the_next_run_goes_on(
     fill(brokers, "plain")
     assert tierer.tier(brokers.bootstrap_servers, "plain")["table_version"] == 1
     check_once(brokers, "plain", tmp_path / "table")
+
+
+@pytest.mark.full
+def test_records_that_were_all_aborted_leave_nothing_to_write_and_count_as_tiered(
+    brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path
+) -> None:
+    create(brokers, tmp_path / "table", "aborted")
+    with Producer(brokers.bootstrap_servers, transactional_id="all") as producer:
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.append("aborted", [{"value": b"never"}], partition=1).result(60)
+        producer.abort_transaction()
+    first = tierer.tier(brokers.bootstrap_servers, "aborted")
+    assert (first["records"], first["ends"]) == (0, [0, 2, 0])
+    assert tiered(tmp_path / "table") == []
+    fill(brokers, "aborted")
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, "aborted")
+    check_once(brokers, "aborted", tmp_path / "table")
 
 
 def submit(brokers: ProcessCluster, topic: str, *settings: str) -> subprocess.CompletedProcess[str]:

@@ -37,13 +37,14 @@ POINTS: dict[str, tuple[type, str]] = {
 class TiererProcess:
     """One tierer's process. A context manager; at its end the process and its JVM are killed."""
 
-    def __init__(self, directory: Path, name: str) -> None:
+    def __init__(self, directory: Path, name: str, *, delta: bool = True) -> None:
+        """`delta`: whether its Spark has Delta."""
         self._directory = directory / name
         self._directory.mkdir()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         with (self._directory / "stderr").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.tierer_process", str(self._directory)],
+                [sys.executable, "-m", "tests.support.tierer_process", str(self._directory), *["delta"][: int(delta)]],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -62,11 +63,13 @@ class TiererProcess:
 
     def begin(self, servers: str, topic: str, *, stop_at: str = "", include_active_segments: bool = True) -> None:
         """Tier the topic. `stop_at`: wait at this point until `go_on`."""
-        assert self._process.stdin is not None
         for mark in ("stopped", "go"):
             (self._directory / mark).unlink(missing_ok=True)
-        given = {"servers": servers, "topic": topic, "stop_at": stop_at, "all": include_active_segments}
-        self._process.stdin.write(json.dumps(given) + "\n")
+        self._give({"servers": servers, "topic": topic, "stop_at": stop_at, "all": include_active_segments})
+
+    def _give(self, work: dict[str, object]) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(work) + "\n")
         self._process.stdin.flush()
 
     def await_stopped(self) -> None:
@@ -88,6 +91,14 @@ class TiererProcess:
         """Tier the topic, and wait for the end."""
         self.begin(servers, topic, include_active_segments=include_active_segments)
         return self.ended()
+
+    def read(self, servers: str, topic: str, **options: str) -> list[tuple[int, int, int]]:
+        """Partition, offset and CRC-32 of the value of every row of `read_topic`, in order. Raises RuntimeError."""
+        self._give({"servers": servers, "topic": topic, "read": options})
+        answer = self.ended()
+        if "error" in answer:
+            raise RuntimeError(f"{answer['error']}: {answer['message']}")
+        return sorted((partition, offset, crc) for partition, offset, crc in answer["rows"])
 
     @property
     def log(self) -> str:
@@ -133,26 +144,34 @@ def _stop_at(point: str, directory: Path) -> None:
     setattr(owner, name, stopping)
 
 
-def main(directory: Path) -> None:
-    """Tier what stdin names, until it ends."""
+def main(directory: Path, *, delta: bool) -> None:
+    """Tier or read what stdin names, until it ends."""
     from pyspark.sql import SparkSession
 
     from spark_broker.driver.session import configure_spark
-    from spark_broker.history.session import configure_delta
+    from spark_broker.spark.delta_session import configure_delta
+    from spark_broker.spark.frames import read_topic
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    spark = configure_delta(configure_spark(builder)).getOrCreate()
+    builder = configure_spark(builder)
+    spark = (configure_delta(builder) if delta else builder).getOrCreate()
     for line in sys.stdin:
         given = json.loads(line)
-        if given["stop_at"]:
+        if given.get("stop_at"):
             _stop_at(given["stop_at"], directory)
         try:
-            tiered = tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
-            answer: dict[str, Any] = asdict(tiered)
+            if "read" in given:
+                frame = read_topic(spark, given["topic"], bootstrap_servers=given["servers"], **given["read"])
+                rows = frame.selectExpr("partition", "offset", "crc32(value) AS crc").collect()
+                answer: dict[str, Any] = {"rows": [list(row) for row in rows]}
+            else:
+                answer = asdict(
+                    tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
+                )
         except SparkBrokerError as error:
             answer = {"error": error.name, "message": error.message}
         os.write(sys.stdout.fileno(), (json.dumps(answer) + "\n").encode())
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), delta="delta" in sys.argv[2:])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.image import image_from_snapshot, to_records
 from spark_broker.controller.records import HistoryRecord, decode_records, encode_records
 from spark_broker.controller.topic_history import TopicHistory
@@ -132,3 +133,12 @@ def test_no_record_takes_a_history_back(cluster: Cluster, record: HistoryRecord)
     fields = (record.table_id, record.version, record.table_version, record.starts, record.ends)
     with pytest.raises(InvariantError):
         cluster.image.apply([HistoryRecord(cluster.topic().topic_id, *fields)])
+
+
+def test_brokers_hear_how_far_the_history_reaches(cluster: Cluster) -> None:
+    """Their retention deletes nothing beyond it."""
+    before = cluster.image
+    confirm(cluster, 0, [5, 0])
+    delta = MetadataDelta(before, cluster.image)
+    assert [topic.history for topic in delta.topics_changed] == [history(cluster)]
+    assert delta.partitions_changed == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ NAME = "delta-spark"
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Spark sets this variable for a Python that spark-submit has started: the JVM runs already."""
 
-_HINT = (
+HINT = (
     f"Put {JARS[0]} and {JARS[1]} on spark.jars, or start with --packages {COORDINATES[0]}; "
     "in a checkout, `make setup` downloads them."
 )
@@ -46,7 +47,7 @@ def configure_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
     if not has_jars(explicit):
         jars = downloaded_jars()
         if not jars:
-            raise MissingDependencyError("Delta's JARs are missing", hint=_HINT)
+            raise MissingDependencyError("Delta's JARs are missing", hint=HINT)
         if SUBMITTED in os.environ:
             raise MissingDependencyError(
                 "spark-submit was started without Delta's JARs, and its JVM takes no more",
@@ -64,11 +65,15 @@ def configure_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 def has_jars(settings: Mapping[str, str]) -> bool:
     """Whether the user's settings, or PySpark's directory of JARs, bring Delta's JARs."""
-    import pyspark
+    return NAME in settings.get("spark.jars", "") + settings.get("spark.jars.packages", "") or bool(installed_jars())
 
-    named = settings.get("spark.jars", "") + settings.get("spark.jars.packages", "")
-    installed = Path(pyspark.__file__).parent / "jars"
-    return NAME in named or any(installed.glob(f"{NAME}*.jar"))
+
+def installed_jars() -> list[Path]:
+    """Delta's JARs in PySpark's own directory of JARs, where somebody has put them."""
+    pyspark = importlib.util.find_spec("pyspark")
+    if pyspark is None or pyspark.origin is None:
+        return []
+    return sorted((Path(pyspark.origin).parent / "jars").glob("delta-*.jar"))
 
 
 def downloaded_jars() -> list[Path]:
@@ -83,7 +88,7 @@ def check_delta(spark: SparkSession) -> None:
     jvm = spark._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
     if loader.getResource("org/apache/spark/sql/delta/DeltaLog.class") is None:
-        raise MissingDependencyError("this session has no Delta: its JARs are missing", hint=_HINT)
+        raise MissingDependencyError("this session has no Delta: its JARs are missing", hint=HINT)
     for name, value in SETTINGS.items():
         if value not in (spark.conf.get(name, "") or ""):
             raise MissingDependencyError(

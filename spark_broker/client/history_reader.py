@@ -1,0 +1,161 @@
+"""Reads a topic's Delta table without a JVM, through deltalake: what the log does not have any more, as batches.
+
+The table's rows come in windows of offsets, each sorted, because a user may have rewritten the files (OPTIMIZE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.errors import InvalidDataError, MissingDependencyError
+from spark_broker.model import ConsumedBatch
+from spark_broker.protocol.arrays import scalar_of
+from spark_broker.protocol.schema import TIMESTAMP_TYPE
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, QueryBuilder
+
+WINDOW_BYTES = 64 * 1024 * 1024
+"""About so many bytes of files are sorted at a time."""
+
+WINDOW_ROWS_MAX = 1_000_000
+
+_LOG_COLUMNS = ("_offset", "_timestamp", "_leader_epoch")
+
+
+class HistoryReader:
+    """The history of one topic, as the table is now. For one thread.
+
+    Raises MissingDependencyError without deltalake, and InvalidDataError where the table cannot be read.
+    """
+
+    def __init__(self, topic: TopicView) -> None:
+        self._topic = topic
+        self._path = topic.settings.delta_path
+        self._table = _opened(self._path)
+        self._columns = {field.name.lower(): field.name for field in self._table.schema().fields}
+
+    def batches(
+        self, partition: int, start: int, end: int, columns: Sequence[str] | None = None
+    ) -> Iterator[ConsumedBatch]:
+        """The records of these offsets (`end` is exclusive), in order. `columns`: only these; None: the topic's.
+
+        Not every offset holds a record. `append_time` of a batch is its newest timestamp: the table has no other.
+        Raises InvalidDataError where an offset is in the table twice.
+        """
+        names = self._topic.schema.names if columns is None else list(columns)
+        window, last = self._window(), start - 1
+        while start < end:
+            until = min(end, start + window)
+            for batch in self._rows(partition, start, until, names):
+                offsets = batch.column("_offset").to_numpy()
+                if len(offsets) and (offsets[0] <= last or (np.diff(offsets) <= 0).any()):
+                    raise InvalidDataError(f"{self._path} has an offset of partition {partition} twice, after {last}")
+                last = int(offsets[-1]) if len(offsets) else last
+                yield from self._consumed(batch, offsets, partition, names)
+            start = until
+
+    def first_since(self, partition: int, timestamp_ms: int) -> int | None:
+        """The first offset of the partition in the table with this timestamp (ms since 1970) or a later one."""
+        since = f"to_timestamp_micros({timestamp_ms * 1000})"
+        rows = f'"_partition" = {partition} AND "_timestamp" >= {since}'
+        for batch in self._run(f'SELECT min("_offset") AS first FROM history WHERE {rows}'):
+            for first in batch.column("first").to_pylist():
+                return None if first is None else int(first)
+        return None
+
+    def _rows(self, partition: int, start: int, end: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        wanted = [*(name for name in names if name.lower() in self._columns), *_LOG_COLUMNS]
+        selected = ", ".join(f"{_quoted(self._columns[name.lower()])} AS {_quoted(name)}" for name in wanted)
+        offsets = f'"_offset" >= {start} AND "_offset" < {end}'
+        yield from self._run(
+            f'SELECT {selected} FROM history WHERE "_partition" = {partition} AND {offsets} ORDER BY "_offset"'
+        )
+
+    def _run(self, query: str) -> Iterator[pa.RecordBatch]:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            for batch in _query(self._table).execute(query):
+                yield pa.record_batch(batch)
+        except (DeltaError, OSError, ValueError) as error:
+            raise InvalidDataError(f"the table {self._path} cannot be read: {error}") from error
+
+    def _consumed(
+        self, batch: pa.RecordBatch, offsets: np.ndarray[Any, Any], partition: int, names: Sequence[str]
+    ) -> Iterator[ConsumedBatch]:
+        """Runs of consecutive offsets of one leader epoch: an offset without a record ends a run."""
+        epochs = batch.column("_leader_epoch").to_numpy()
+        breaks = np.flatnonzero((np.diff(offsets) != 1) | (np.diff(epochs) != 0)) + 1
+        data = self._data(batch, names)
+        timestamps = batch.column("_timestamp").cast(TIMESTAMP_TYPE)
+        bounds = [0, *breaks.tolist(), len(offsets)]
+        for first, end in pairwise(bounds):
+            if first == end:
+                continue
+            run = timestamps.slice(first, end - first)
+            newest: datetime = pc.max(run).as_py()
+            yield ConsumedBatch(
+                topic=self._topic.name,
+                partition=partition,
+                base_offset=int(offsets[first]),
+                data=data.slice(first, end - first),
+                leader_epoch=int(epochs[first]),
+                append_time=newest,
+                timestamps=run,
+                typed=not self._topic.has_default_schema,
+            )
+
+    def _data(self, batch: pa.RecordBatch, names: Sequence[str]) -> pa.RecordBatch:
+        """The topic's columns in their stored types. A column that the table lacks is null."""
+        fields = [self._topic.schema.field(name) for name in names]
+        there = set(batch.schema.names)
+        arrays = [
+            batch.column(field.name).cast(field.type)
+            if field.name in there
+            else pa.repeat(scalar_of(None, field.type), batch.num_rows)
+            for field in fields
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field.with_nullable(True) for field in fields]))
+
+    def _window(self) -> int:
+        """How many offsets to sort at a time."""
+        files = pa.table(self._table.get_add_actions(flatten=True))
+        size, rows = (pc.sum(files.column(name)).as_py() or 0 for name in ("size_bytes", "num_records"))
+        return min(WINDOW_ROWS_MAX, max(1, WINDOW_BYTES // max(1, size // max(1, rows))))
+
+
+def _opened(path: str) -> DeltaTable:
+    try:
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+    except ModuleNotFoundError as error:
+        hint = "pip install 'spark-broker[delta]', or read with read_topic in a session that has Delta."
+        raise MissingDependencyError("records that are only in the topic's table need deltalake", hint=hint) from error
+    try:
+        return DeltaTable(_url(path))
+    except (DeltaError, OSError, ValueError) as error:
+        raise InvalidDataError(f"the table {path} of the topic's history cannot be read: {error}") from error
+
+
+def _query(table: DeltaTable) -> QueryBuilder:
+    from deltalake import QueryBuilder
+
+    return QueryBuilder().register("history", table)
+
+
+def _url(path: str) -> str:
+    """Hadoop writes `file:/lake`, other libraries `file:///lake`."""
+    return path.replace("file:/", "file:///", 1) if path.startswith("file:/") and path[6:7] != "/" else path
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

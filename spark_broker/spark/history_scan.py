@@ -1,0 +1,167 @@
+"""A topic with a history as one DataFrame: Delta's own scan of the table, and the rest from the log.
+
+The scan of the table is Spark's and Delta's: they prune columns, and skip files by the statistics.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.offset_lookup import at_time, lookup_offsets
+from spark_broker.client.retry import Deadline
+from spark_broker.errors import MissingDependencyError
+from spark_broker.model import TopicPartition
+from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
+from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
+from spark_broker.spark.cluster import connected
+from spark_broker.spark.columns import CREATE_TIME
+from spark_broker.spark.delta_session import check_delta
+from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
+from spark_broker.spark.options import ReadOptions, parse_options
+from spark_broker.spark.planning import check_named, resolve_bound
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_BOUNDS = (
+    *("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsetsByTimestampStrategy", "startingOffsets"),
+    *("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets"),
+    *("subscribe", "subscribePattern", "assign", "path"),
+)
+"""The options that say what is read. The read of the log gets others in their place."""
+
+_LOG_COLUMNS = {
+    "partition": "_partition",
+    "offset": "_offset",
+    "timestamp": "_timestamp",
+    "leaderepoch": "_leader_epoch",
+}
+"""Columns of Kafka's record that are called otherwise in the table."""
+
+
+def with_history(spark: SparkSession, log: DataFrame, topic: str, options: Mapping[str, str]) -> DataFrame:
+    """The read `log` of the topic, with Delta's own scan of what the topic's table has.
+
+    Without a history, or in a session without Delta, it is `log` itself. `options`: those of the read. Raises the typed
+    errors of the source.
+    """
+    read = parse_options({**options, "path": topic})
+    deadline = Deadline.after_ms(read.settings.default_api_timeout_ms)
+    with connected(read.settings) as metadata:
+        metadata.use([topic])
+        view = metadata.topic(topic, deadline)
+        scan = _HistoryScan(spark, metadata, view, read, deadline)
+        if not scan.history:
+            return log
+        wanted = scan.wanted()
+    parts = split(wanted, scan.history)
+    if not parts.needs_table:
+        return log
+    try:
+        check_delta(spark)
+    except MissingDependencyError:
+        return log  # The source reads the table through deltalake.
+    table = scan.table(parts, log)
+    if not parts.log:
+        return table
+    rest = _rest(spark, topic, options, parts)
+    return table.unionByName(rest)
+
+
+@dataclass
+class _HistoryScan:
+    """What a read needs to know of the topic's history and of its log."""
+
+    spark: SparkSession
+    metadata: ClusterMetadata
+    topic: TopicView
+    read: ReadOptions
+    deadline: Deadline
+
+    @property
+    def history(self) -> dict[int, HistoryRange]:
+        ranges = ((state.partition, self.topic.history_of(state.partition)) for state in self.topic.partitions)
+        return {partition: HistoryRange(start, end) for partition, (start, end) in ranges if start < end}
+
+    def wanted(self) -> dict[int, Wanted]:
+        """The offsets that the options ask for. The history counts as part of the log."""
+        partitions = [TopicPartition(self.topic.name, state.partition) for state in self.topic.partitions]
+        logs = lookup_offsets(
+            self.metadata,
+            at_time(partitions, LATEST_TIMESTAMP_MS),
+            self.deadline,
+            read_committed=self.read.settings.read_committed,
+        )
+        starts = self._resolved(self.read.start, logs)
+        ends = None if isinstance(self.read.end, Latest) else self._resolved(self.read.end, logs)
+        return {
+            tp.partition: Wanted(
+                start=starts[tp],
+                end=LATEST_OFFSET if ends is None else ends[tp],
+                log_start=logs[tp].log_start_offset,
+                from_earliest=isinstance(self.read.start, Earliest),
+            )
+            for tp in partitions
+        }
+
+    def _resolved(self, bound: Bound, logs: Mapping[TopicPartition, ListedOffset]) -> dict[TopicPartition, int]:
+        check_named(bound, list(logs))
+        return resolve_bound(self.metadata, self.read, bound, logs, [self.topic], self.deadline)
+
+    def _table(self) -> DataFrame:
+        return self.spark.read.format("delta").load(self.topic.settings.delta_path)
+
+    def table(self, parts: Split, log: DataFrame) -> DataFrame:
+        """The rows of the table that the read takes, with the columns of the read of the log."""
+        from pyspark.sql.functions import col, lit
+
+        frame = self._table()
+        names = {name.lower(): name for name in frame.columns}
+        columns: list[Column] = []
+        for field in log.schema:
+            name = field.name.lower()
+            if self.topic.has_default_schema:
+                name = _LOG_COLUMNS.get(name, name)
+            value: Any = None
+            if field.name == ("topic" if self.topic.has_default_schema else "_topic"):
+                value = lit(self.topic.name)
+            elif self.topic.has_default_schema and field.name == "timestampType":
+                value = lit(CREATE_TIME)
+            elif name in names:
+                value = col("`" + names[name].replace("`", "``") + "`")
+            columns.append((lit(None) if value is None else value).cast(field.dataType).alias(field.name))
+        return frame.where(_within(parts.table)).select(*columns)
+
+
+def _rest(spark: SparkSession, topic: str, options: Mapping[str, str], parts: Split) -> DataFrame:
+    """What the log has of the read."""
+    kept = {name: value for name, value in options.items() if name.lower() not in {each.lower() for each in _BOUNDS}}
+    bounds = [{str(p): reach[side] for p, reach in parts.log.items()} for side in (0, 1)]
+    starts, ends = (json.dumps({topic: offsets}) for offsets in bounds)
+    assign = json.dumps({topic: list(parts.log)})
+    reader = spark.read.format("spark_broker").options(**kept)
+    return reader.options(assign=assign, startingOffsets=starts, endingOffsets=ends).load()
+
+
+def _within(ranges: Mapping[int, HistoryRange]) -> Column:
+    """A condition for rows of these offsets. The bounds over all partitions come first: they skip files."""
+    from pyspark.sql.functions import col
+
+    starts = {partition: part.start for partition, part in ranges.items()}
+    ends = {partition: part.end for partition, part in ranges.items()}
+    partition, offset = col("_partition"), col("_offset")
+    overall = partition.between(min(ranges), max(ranges)) & offset.between(min(starts.values()), max(ends.values()) - 1)
+    return overall & (offset >= _by_partition(starts)) & (offset < _by_partition(ends))
+
+
+def _by_partition(values: Mapping[int, int]) -> Column:
+    """The value of a row's partition; null where the partition has none, so that no comparison holds."""
+    from pyspark.sql.functions import array, col, get, lit
+
+    each = [lit(values.get(partition)).cast("bigint") for partition in range(max(values) + 1)]
+    return get(array(*each), col("_partition"))

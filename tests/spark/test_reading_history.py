@@ -1,0 +1,139 @@
+"""A topic whose older records are only in its Delta table still reads as one log, from any offset to any other."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_broker import Admin, NewTopic, Producer, TopicPartition
+from tests.support.process_cluster import ProcessCluster
+from tests.support.tierer_process import TiererProcess
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.full]
+
+PARTITIONS = 2
+BATCHES = 8
+ROWS = 100
+
+Row = tuple[int, int, int]
+"""Partition, offset, CRC-32 of the value."""
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    config = {"log.retention.check.interval.ms": 100}
+    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2, config) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
+    with TiererProcess(tmp_path_factory.mktemp("spark"), "delta") as started:
+        yield started
+
+
+def create(brokers: ProcessCluster, table: Path, topic: str) -> None:
+    config = {"delta.path": str(table), "segment.bytes": "65536", "local.retention.ms": "1"}
+    with Admin(brokers.bootstrap_servers) as admin:
+        admin.create_topic(NewTopic(topic, partitions=PARTITIONS, replication_factor=2, config=config))
+
+
+def fill(brokers: ProcessCluster, topic: str, rows: list[Row]) -> None:
+    """Append batches to every partition, and note what they hold."""
+    values = random.Random(f"{topic}{len(rows)}")
+    with Producer(brokers.bootstrap_servers) as producer:
+        for index in range(BATCHES * PARTITIONS):
+            data = [values.randbytes(200) for _ in range(ROWS)]
+            batch = pa.record_batch({"value": pa.array(data, pa.binary())})
+            (stored,) = producer.append(topic, batch, partition=index % PARTITIONS).result(60)
+            assert stored.base_offset is not None
+            rows += [
+                (index % PARTITIONS, offset, zlib.crc32(value)) for offset, value in enumerate(data, stored.base_offset)
+            ]
+    rows.sort()
+
+
+def await_drop(brokers: ProcessCluster, topic: str) -> list[int]:
+    """Wait until retention has deleted the beginning of every log. Returns the log starts."""
+
+    def starts() -> list[int]:
+        with Admin(brokers.bootstrap_servers) as admin:
+            return [partition.log_start_offset or 0 for partition in admin.describe_topic(topic).partitions]
+
+    eventually(lambda: min(starts()) > 0, what="retention deletes what is in the table")
+    return starts()
+
+
+def test_every_read_is_that_of_one_log(
+    brokers: ProcessCluster, spark: TiererProcess, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    servers, rows = brokers.bootstrap_servers, list[Row]()
+    create(brokers, tmp_path / "table", "t")
+    fill(brokers, "t", rows)
+    assert spark.read(servers, "t") == rows, "nothing is tiered yet"
+    assert "error" not in spark.tier(servers, "t", include_active_segments=False)
+    starts = await_drop(brokers, "t")
+    assert spark.read(servers, "t") == rows
+
+    middle_ms = int(time.time() * 1000) + 1
+    eventually(lambda: time.time() * 1000 > middle_ms)
+    older = len(rows) // PARTITIONS
+    fill(brokers, "t", rows)
+    assert spark.read(servers, "t") == rows, "the log goes on after the table"
+    assert "error" not in spark.tier(servers, "t", include_active_segments=False)
+    eventually(lambda: min(await_drop(brokers, "t")) > older, what="the beginning of the second half is deleted, too")
+    assert spark.read(servers, "t") == rows
+
+    since = spark.read(servers, "t", startingTimestamp=str(middle_ms))
+    assert since == [row for row in rows if row[1] >= older]
+    until = spark.read(servers, "t", endingTimestamp=str(middle_ms))
+    assert until == [row for row in rows if row[1] < older]
+
+    bounds = {
+        "startingOffsets": json.dumps({"t": {"0": starts[0] - 1, "1": -2}}),
+        "endingOffsets": json.dumps({"t": {"0": older + 5, "1": 3}}),
+    }
+    ends = {0: (starts[0] - 1, older + 5), 1: (0, 3)}
+    expected = [row for row in rows if ends[row[0]][0] <= row[1] < ends[row[0]][1]]
+    assert spark.read(servers, "t", **bounds) == expected
+    last = spark.read(servers, "t", startingOffsets=json.dumps({"t": {"0": 2 * older - 1, "1": 2 * older - 1}}))
+    assert [row[:2] for row in last] == [(0, 2 * older - 1), (1, 2 * older - 1)], "this is in the log alone"
+
+    with TiererProcess(tmp_path_factory.mktemp("spark"), "bare", delta=False) as bare:
+        end = json.dumps({"t": {"0": 2 * older - 1, "1": 2 * older}})
+        assert bare.read(servers, "t", startingOffsets=end) == last[:1]
+        assert bare.read(servers, "t") == rows, "without Delta, deltalake reads the table"
+
+
+def test_what_is_not_in_the_table_is_not_deleted(brokers: ProcessCluster, spark: TiererProcess, tmp_path: Path) -> None:
+    servers, rows = brokers.bootstrap_servers, list[Row]()
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    create(brokers, blocked / "table", "kept")
+    fill(brokers, "kept", rows)
+    answer = spark.tier(servers, "kept")
+    assert answer["error"] == "TIERING_STOPPED"
+    fill(brokers, "kept", rows)
+    assert spark.read(servers, "kept") == rows
+    with Admin(servers) as admin:
+        description = admin.describe_topic("kept")
+        assert [partition.log_start_offset for partition in description.partitions] == [0] * PARTITIONS
+        assert description.history is not None
+        assert description.history.stopped == answer["message"]
+        admin.alter_topic_config("kept", {"delta.path": str(tmp_path / "table")})
+    assert "error" not in spark.tier(servers, "kept", include_active_segments=False)
+    await_drop(brokers, "kept")
+    assert spark.read(servers, "kept") == rows
+    with Admin(servers) as admin:
+        history = admin.describe_topic("kept").history
+        assert history is not None
+        assert history.stopped is None
+        assert admin.list_offsets({TopicPartition("kept", 0): "earliest"})[TopicPartition("kept", 0)]

@@ -11,6 +11,7 @@ from typing import Literal, Self, TypeVar, Unpack
 
 from spark_broker.client import transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
+from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import AdminSettings
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
@@ -207,12 +208,13 @@ class Admin:
     def list_offsets(
         self, moments: Mapping[TopicPartition, datetime | Literal["earliest", "latest"]]
     ) -> dict[TopicPartition, int | None]:
-        """The log start for "earliest", the high watermark for "latest", or else the first record at or after a time.
-        None: there is no such record. A time without a zone is UTC.
+        """The log start (or that of the topic's table) for "earliest", the high watermark for "latest", or else the
+        first record at or after a time. None: there is no such record. A time without a zone is UTC.
         """
         timestamps_ms = {tp: _timestamp_ms(moment) for tp, moment in moments.items()}
         listed = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
-        return {tp: known(listed[tp].offset) for tp in timestamps_ms}
+        offsets = offsets_with_history(self._metadata.view, timestamps_ms, listed)
+        return {tp: known(offset) for tp, offset in offsets.items()}
 
     def list_transactions(self) -> list[TransactionInfo]:
         """Every transactional id and application that a live broker coordinates, sorted by id."""

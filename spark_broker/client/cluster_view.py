@@ -43,6 +43,11 @@ class TopicView:
             return 0, 0
         return self.history.starts[partition], self.history.ends[partition]
 
+    def begins(self, partition: int, log_start: int) -> int:
+        """The first offset of the partition whose log begins here: it may be in the topic's table."""
+        start, end = self.history_of(partition)
+        return min(start, log_start) if start < end else log_start
+
     @property
     def schema_id(self) -> int:
         """Id of the current schema, the last one."""

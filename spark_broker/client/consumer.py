@@ -14,6 +14,7 @@ from typing import Self, Unpack
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThreads
 from spark_broker.client.group_offsets import GroupOffsets
+from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import ConsumerSettings
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets
@@ -244,7 +245,7 @@ class Consumer:
         return self._require_group().fetch([partition], self._api_deadline()).get(partition)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Log start offsets."""
+        """Where the records begin: in the topic's Delta table, or at the log start."""
         return self._lookup(at_time(partitions, EARLIEST_TIMESTAMP_MS))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -364,7 +365,7 @@ class Consumer:
         listed = lookup_offsets(
             self._metadata, timestamps_ms, self._api_deadline(), read_committed=self._config.read_committed
         )
-        return {tp: listed[tp].offset for tp in timestamps_ms}
+        return offsets_with_history(self._metadata.view, timestamps_ms, listed)
 
     def _commit_when_due(self) -> None:
         """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""

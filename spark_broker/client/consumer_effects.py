@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.settings import Address
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import OffsetAndMetadata, TopicPartition
@@ -76,4 +77,17 @@ class FollowLeader:
     address: Address
 
 
-Effect = Round | CommitOffsets | BreakFetch | LeaveLeader | FollowLeader
+@dataclass(frozen=True, slots=True)
+class ReadHistory:
+    """Read these offsets (`end` is exclusive) from the topic's Delta table, as many as are wanted at a time; then
+    `history_came` or `history_failed`. One read runs at a time. `generation`: of the position.
+    """
+
+    tp: TopicPartition
+    topic: TopicView
+    generation: int
+    start: int
+    end: int
+
+
+Effect = Round | CommitOffsets | ReadHistory | BreakFetch | LeaveLeader | FollowLeader

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.commit_queue import CommitQueue
@@ -19,12 +20,13 @@ from spark_broker.client.consumer_effects import (
     Generations,
     LookUpOffsets,
     Offsets,
+    ReadHistory,
     RefreshMetadata,
     Round,
 )
 from spark_broker.client.fetch_machine import FetchMachine
 from spark_broker.client.leader_fetches import LeaderFetches
-from spark_broker.client.partition_position import POLL_BATCHES_MAX, PartitionPosition, Start
+from spark_broker.client.partition_position import POLL_BATCHES_MAX, PartitionPosition, Prefetched, Start
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, RecoveryPace
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
@@ -87,6 +89,7 @@ class ConsumerMachine:
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
+        self._history: ReadHistory | None = None  # under way
         self._refreshes = _Tries(backoff)
         self._lookups = _Tries(backoff)  # own tries: a missing topic does not delay other topics' first positions
         self._refreshed_ms = float("-inf")
@@ -262,6 +265,7 @@ class ConsumerMachine:
             commit = self._commits.next()
             if commit is not None:
                 self.leaders.effects.append(commit)
+            self._read_history()
         effects, self.leaders.effects = self.leaders.effects, []
         return effects
 
@@ -438,13 +442,52 @@ class ConsumerMachine:
         for position in self._still(asked.generations):
             info, error = infos.get(position.tp), failures.get(position.tp)
             if info is not None:
-                self._begin_at(position, OffsetAndMetadata(info.offset, known_epoch(info.last_epoch)))
+                self._begin_at(position, self._with_history(position, info))
             elif error is not None and not error.retriable:
                 position.error = error
             else:
                 recovered, self.leaders.refresh_wanted = False, True
         self._lookups.ended(now_ms, recovered=recovered)
         self._round = None
+
+    def _with_history(self, position: PartitionPosition, info: ListedOffset) -> OffsetAndMetadata:
+        """The offset found. The earliest one is in the topic's table, if that begins before the log."""
+        topic = self.view.topic(position.tp.topic)
+        if position.start is Start.EARLIEST and topic is not None:
+            begins = topic.begins(position.tp.partition, info.offset)
+            if begins < info.offset:
+                return OffsetAndMetadata(begins)
+        return OffsetAndMetadata(info.offset, known_epoch(info.last_epoch))
+
+    def _read_history(self) -> None:
+        """Have the next part of a topic's table read, if there is room for it."""
+        if self._history is not None:
+            return
+        room = self._config.fetch_max_bytes - sum(p.buffered_bytes for p in self.partitions.values())
+        for position in sorted(self.partitions.values(), key=attrgetter("served")):
+            topic = self.view.topic(position.tp.topic)
+            full = position.buffered_bytes >= self._config.max_partition_fetch_bytes or room <= 0
+            if position.history_end < 0 or position.paused or position.error is not None or topic is None or full:
+                continue
+            position.served += 1
+            where = (position.generation, position.fetch_offset, position.history_end)
+            self._history = ReadHistory(position.tp, topic, *where)
+            self.leaders.effects.append(self._history)
+            return
+
+    def history_came(self, asked: ReadHistory, fetched: Sequence[Prefetched]) -> None:
+        """A part of a topic's table, from the position's fetch offset on."""
+        self._history = None
+        position = self.partitions.get(asked.tp)
+        if position is not None and position.generation == asked.generation:
+            position.add_history(fetched)
+
+    def history_failed(self, asked: ReadHistory, error: SparkBrokerError) -> None:
+        """The table cannot be read. Poll raises why until a seek moves the position."""
+        self._history = None
+        position = self.partitions.get(asked.tp)
+        if position is not None and position.generation == asked.generation:
+            position.error = error
 
     def _still(self, generations: Generations) -> list[PartitionPosition]:
         """The positions that nobody has moved meanwhile."""

@@ -21,11 +21,13 @@ from spark_broker.client.consumer_effects import (
     FollowLeader,
     LeaveLeader,
     LookUpOffsets,
+    ReadHistory,
     RefreshMetadata,
 )
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.fetcher import LeaderFetcher
 from spark_broker.client.group_offsets import GroupOffsets
+from spark_broker.client.history_reader import HistoryParts
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import try_lookup_offsets
 from spark_broker.client.retry import Deadline
@@ -51,6 +53,7 @@ class ConsumerThreads:
         self, machine: ConsumerMachine, metadata: ClusterMetadata, config: ConsumerConfig, group: GroupOffsets | None
     ) -> None:
         self.machine = machine
+        self._wanted_of = machine.leaders.machine.wanted_of
         self.changed = threading.Condition(threading.RLock())
         self._metadata = metadata
         self._config = config
@@ -58,6 +61,8 @@ class ConsumerThreads:
         self._fetchers: dict[int, LeaderFetcher] = {}
         self._asked: deque[Effect] = deque()  # of the leaders and of any broker; at most one at a time
         self._asked_of_group: deque[Effect] = deque()  # at most a round and a commit
+        self._asked_of_history: deque[Effect] = deque()  # at most one
+        self._history: HistoryParts | None = None
         name = config.client_id or "consumer"
         self._threads = [self._start(f"{name}-work", self._asked)]
         if group is not None:
@@ -124,6 +129,11 @@ class ConsumerThreads:
                 self._fetchers[broker_id].interrupt()
             case FetchCommitted() | CommitOffsets():
                 self._asked_of_group.append(effect)
+            case ReadHistory():
+                if self._history is None:
+                    self._history = HistoryParts(self._wanted_of, self._config.max_partition_fetch_bytes)
+                    self._threads.append(self._start("consumer-history", self._asked_of_history))
+                self._asked_of_history.append(effect)
             case _:
                 self._asked.append(effect)
 
@@ -153,6 +163,8 @@ class ConsumerThreads:
         with self.changed:
             if isinstance(effect, CommitOffsets):
                 self.machine.commit_ended(effect, error)
+            elif isinstance(effect, ReadHistory):
+                self.machine.history_failed(effect, error)
             else:
                 self.machine.round_failed(error, self.now_ms())
             self.advance()
@@ -188,6 +200,11 @@ class ConsumerThreads:
                 self._group.commit(offsets, Deadline(deadline_ms / 1000))
                 with self.changed:
                     machine.commit_ended(effect)
+                    self.advance()
+            case ReadHistory() if self._history is not None:
+                fetched = self._history.next(effect)
+                with self.changed:
+                    machine.history_came(effect, fetched)
                     self.advance()
             case _:
                 raise InvariantError(f"no thread is there for {effect}")

@@ -131,6 +131,10 @@ class FetchMachine:
         """The columns that are asked of a topic. All topics of one request have the same columns."""
         return Projection(topic, self._columns).asked
 
+    def wanted_of(self, topic: TopicView) -> list[str] | None:
+        """The columns that the user wants of a topic; None: all of them."""
+        return Projection(topic, self._columns).wanted
+
     def request(self, targets: Iterable[FetchTarget], *, max_wait_ms: int | None = None, now_ms: float = 0.0) -> Fetch:
         """The next request. `max_wait_ms`: instead of fetch.max.wait.ms."""
         asked = {target.key: target for target in targets}

@@ -5,8 +5,9 @@ The table's rows come in windows of offsets, each sorted, because a user may hav
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.cluster_view import ClusterView, TopicView
+from spark_broker.client.consumer_effects import ReadHistory
+from spark_broker.client.partition_position import Prefetched
 from spark_broker.errors import InvalidDataError, MissingDependencyError
-from spark_broker.model import ConsumedBatch
+from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 from spark_broker.protocol.arrays import scalar_of
+from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, ListedOffset
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
 
 if TYPE_CHECKING:
@@ -131,6 +135,66 @@ class HistoryReader:
         files = pa.table(self._table.get_add_actions(flatten=True))
         size, rows = (pc.sum(files.column(name)).as_py() or 0 for name in ("size_bytes", "num_records"))
         return min(WINDOW_ROWS_MAX, max(1, WINDOW_BYTES // max(1, size // max(1, rows))))
+
+
+def offsets_with_history(
+    view: ClusterView, timestamps_ms: Mapping[TopicPartition, int], listed: Mapping[TopicPartition, ListedOffset]
+) -> dict[TopicPartition, int]:
+    """The offsets that the leaders found for these times, or earlier ones that are only in the topics' tables.
+
+    -1: there is none. Raises as `HistoryReader` does, if a table has to be searched.
+    """
+    offsets = {}
+    for tp, timestamp_ms in timestamps_ms.items():
+        info, topic = listed[tp], view.topic(tp.topic)
+        offsets[tp] = info.offset
+        if topic is None or topic.begins(tp.partition, info.log_start_offset) == info.log_start_offset:
+            continue
+        if timestamp_ms == EARLIEST_TIMESTAMP_MS:
+            offsets[tp] = topic.begins(tp.partition, info.log_start_offset)
+        elif timestamp_ms != LATEST_TIMESTAMP_MS:
+            first = HistoryReader(topic).first_since(tp.partition, timestamp_ms)
+            offsets[tp] = info.offset if first is None else first
+    return offsets
+
+
+class HistoryParts:
+    """Parts of tables for a consumer, one after the other. A part that goes on where the last one ended does not begin
+    the read of the table again. For one thread.
+    """
+
+    def __init__(self, wanted_of: Callable[[TopicView], list[str] | None], part_bytes: int) -> None:
+        self._wanted_of = wanted_of
+        self._part_bytes = part_bytes
+        self._place: tuple[TopicPartition, int, int, int] | None = None  # of what `_batches` gives next
+        self._batches: Iterator[ConsumedBatch] = iter(())
+
+    def next(self, asked: ReadHistory) -> list[Prefetched]:
+        """The next batches, of about `part_bytes`. The last entry of a table's end has no records.
+
+        Raises as `HistoryReader` does.
+        """
+        place = (asked.tp, asked.generation, asked.start, asked.end)
+        if place != self._place:
+            columns = self._wanted_of(asked.topic)
+            self._batches = HistoryReader(asked.topic).batches(asked.tp.partition, asked.start, asked.end, columns)
+        self._place = None
+        fetched: list[Prefetched] = []
+        size, epoch = 0, NO_EPOCH
+        for batch in self._batches:
+            part = Prefetched(partial(_itself, batch), batch.next_offset, batch.leader_epoch, batch.data.nbytes)
+            fetched.append(part)
+            size, epoch = size + part.size_bytes, part.leader_epoch
+            if size >= self._part_bytes:
+                self._place = (asked.tp, asked.generation, batch.next_offset, asked.end)
+                return fetched
+        if not fetched or fetched[-1].next_offset < asked.end:
+            fetched.append(Prefetched(None, asked.end, epoch, 0))
+        return fetched
+
+
+def _itself(batch: ConsumedBatch) -> ConsumedBatch:
+    return batch
 
 
 def _opened(path: str) -> DeltaTable:

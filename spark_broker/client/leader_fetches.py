@@ -232,10 +232,27 @@ class LeaderFetches:
         if position.buffer:
             # What was fetched before is in range. The position is judged when that is used up.
             self._back_off(position, now_ms)
+        elif self._is_in_history(position, now_ms):
+            pass
         elif self._reset is Start.NONE:
             position.error = OffsetOutOfRangeError(f"{position.tp}: offset {position.fetch_offset}: {error.message}")
         else:
             position.find_start(self._reset)
+
+    def _is_in_history(self, position: PartitionPosition, now_ms: float) -> bool:
+        """Whether the topic's table has the offset, or newer metadata has to say so first."""
+        topic = self.view.topic(position.tp.topic)
+        if topic is None or not topic.settings.delta_path:
+            return False
+        start, end = topic.history_of(position.tp.partition)
+        if start <= position.fetch_offset < end:
+            position.history_end = end
+            return True
+        if position.history_refreshed:
+            return False
+        position.history_refreshed = self.refresh_wanted = True
+        self._back_off(position, now_ms)
+        return True
 
 
 def _leader_of(view: ClusterView, tp: TopicPartition) -> int | None:

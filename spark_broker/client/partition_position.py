@@ -105,6 +105,8 @@ class PartitionPosition:
     high_watermark: int = -1
     served: int = 0
     retry: FetchRetry = field(default_factory=FetchRetry)
+    history_end: int = -1  # up to here (exclusive) the topic's table is read; -1: the log is
+    history_refreshed: bool = False  # metadata was asked whether the table has what the log has no more
 
     def __post_init__(self) -> None:
         self.buffer: deque[Prefetched] = deque()
@@ -148,6 +150,8 @@ class PartitionPosition:
         self.error = None
         self.retry = FetchRetry()
         self.high_watermark = -1
+        self.history_end = -1
+        self.history_refreshed = False
 
     def take(self, limit: int = POLL_BATCHES_MAX) -> list[ConsumedBatch]:
         """Hand out the batches that were fetched ahead, and move the position past them.
@@ -214,6 +218,13 @@ class PartitionPosition:
                 self.lineage = self.lineage.assign(batch.leader_epoch, self.fetch_offset).last(LINEAGE_MAX)
             self.fetch_offset = batch.next_offset
 
+    def add_history(self, fetched: Iterable[Prefetched]) -> None:
+        """Take what came from the topic's table. After its end the log is fetched."""
+        self.add(fetched)
+        if self.fetch_offset >= self.history_end:
+            self.history_end = -1
+            self.history_refreshed = False
+
     @property
     def fetched_epoch(self) -> int:
         """The leader epoch of the record before `fetch_offset`: the leader compares it with its log (KIP-320)."""
@@ -247,6 +258,8 @@ class PartitionPosition:
     def may_fetch(self, leader_epoch: int, now_ms: float) -> bool:
         """Whether to fetch now from the leader of this epoch, the newest known one. Full buffers do not count here."""
         if not self.has_position or self.paused or self.error is not None or self.truncation is not None:
+            return False
+        if self.history_end >= 0:
             return False
         # KAFKA-20507: an older leader must not judge a position whose epoch is newer than the metadata's.
         return leader_epoch >= self.last_epoch and self.retry.may_try(leader_epoch, now_ms)

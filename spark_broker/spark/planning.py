@@ -122,8 +122,7 @@ def whole(logs: Infos, topics: Sequence[TopicView]) -> dict[TopicPartition, List
     by_name = {topic.name: topic for topic in topics}
     infos = {}
     for tp, info in logs.items():
-        start, end = by_name[tp.topic].history_of(tp.partition)
-        begins = min(start, info.log_start_offset) if start < end else info.log_start_offset
+        begins = by_name[tp.topic].begins(tp.partition, info.log_start_offset)
         infos[tp] = msgspec.structs.replace(info, log_start_offset=begins)
     return infos
 

@@ -1,0 +1,189 @@
+"""A consumer reads from the first offset of a topic whose older records are only in its Delta table."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from spark_broker import Admin, Consumer, TopicPartition
+from spark_broker.errors import InvalidDataError, MissingDependencyError, SparkBrokerError
+from spark_broker.protocol.messages import HistoryMetadata
+from spark_broker.times import from_ms
+from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
+
+BOUNDARY = 30
+LOG_START = 20
+END = 50
+ABORTED = (7, 8)
+"""Offsets without a record."""
+EVERYTHING = [n for n in range(END) if n not in ABORTED]
+WAIT_S = 30.0
+T0 = TopicPartition("t", 0)
+SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
+
+
+def values(start: int, end: int) -> pa.RecordBatch:
+    numbers = range(start, end)
+    return pa.record_batch([pa.array(numbers), pa.array(map(str, numbers))], schema=SCHEMA)
+
+
+def time_of(offset: int) -> int:
+    """The timestamp of a record of the table, ms. From the boundary on: a moment before those of the log."""
+    return APPEND_TIME_MS - max(0, BOUNDARY - offset) * 3_600_000
+
+
+def rows(start: int, end: int) -> pa.Table:
+    offsets = [offset for offset in range(start, end) if offset not in ABORTED]
+    log = {
+        "_partition": pa.array([0] * len(offsets), pa.int32()),
+        "_offset": pa.array(offsets, pa.int64()),
+        "_timestamp": pa.array([time_of(offset) * 1000 for offset in offsets], pa.timestamp("us", "UTC")),
+        "_leader_epoch": pa.array([0] * len(offsets), pa.int32()),
+    }
+    return pa.table({"n": pa.array(offsets), "text": pa.array(map(str, offsets)), **log})
+
+
+@pytest.fixture
+def table(cluster: FakeCluster, tmp_path: Path) -> Path:
+    """The topic t of two partitions: offsets 0 to 30 of the first are in its table, and 20 to 50 in its log."""
+    path = tmp_path / "table"
+    for start, end in ((0, 5), (5, 18), (18, 30)):
+        write_deltalake(str(path), rows(start, end), mode="append")
+    cluster.create("t", 2, schema=SCHEMA, config={"delta.path": str(path)})
+    for start in range(0, END, 10):
+        cluster.store("t", 0, values(start, start + 10))
+    cluster.topics["t"].partitions[0].log_start_offset = LOG_START
+    cluster.topics["t"].history = HistoryMetadata("a-table", 2, 2, [0], [BOUNDARY])
+    return path
+
+
+@pytest.fixture
+def consumer(cluster: FakeCluster) -> Iterator[Consumer]:
+    with Consumer(cluster.bootstrap, auto_offset_reset="earliest") as client:
+        yield client
+
+
+def read(consumer: Consumer, count: int) -> list[int]:
+    """The column n of so many records."""
+    found: list[int] = []
+    deadline = time.monotonic() + WAIT_S
+    while len(found) < count:
+        assert time.monotonic() < deadline, f"only {found} came"
+        for batch in consumer.poll(1.0):
+            assert batch.data["n"].to_pylist() == list(range(batch.base_offset, batch.next_offset))
+            found += batch.data["n"].to_pylist()
+    return found
+
+
+def error_of(consumer: Consumer) -> SparkBrokerError:
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            consumer.poll(0.5)
+        except SparkBrokerError as error:
+            return error
+    raise AssertionError("poll raised no error")
+
+
+@pytest.mark.usefixtures("table")
+def test_everything_comes_once_and_in_order(cluster: FakeCluster) -> None:
+    with Consumer(cluster.bootstrap, topics="t", auto_offset_reset="earliest") as consumer:
+        assert read(consumer, len(EVERYTHING)) == EVERYTHING
+        cluster.store("t", 0, values(END, END + 5))
+        assert read(consumer, 5) == list(range(END, END + 5))
+        assert consumer.beginning_offsets([T0]) == {T0: 0}
+
+
+@pytest.mark.usefixtures("table")
+def test_offsets_are_found_in_the_table_and_in_the_log(cluster: FakeCluster, consumer: Consumer) -> None:
+    """The table's records are an hour apart. There is no record at 7 and 8."""
+    moments = {0: 0, 7: 9, 19: 19, 29: 29}
+    with Admin(cluster.bootstrap) as admin:
+        for offset, expected in moments.items():
+            moment = from_ms(time_of(offset))
+            assert consumer.offsets_for_times({T0: moment}) == {T0: expected}
+            assert admin.list_offsets({T0: moment}) == {T0: expected}
+        assert admin.list_offsets({T0: "earliest"}) == consumer.beginning_offsets([T0]) == {T0: 0}
+        assert admin.list_offsets({T0: "latest"}) == consumer.end_offsets([T0]) == {T0: END}
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("start", [0, 7, 13, 19, 20, 35])
+def test_a_consumer_may_seek_to_any_offset(consumer: Consumer, start: int) -> None:
+    consumer.assign([T0])
+    consumer.seek(T0, start)
+    expected = [n for n in EVERYTHING if n >= start]
+    assert read(consumer, len(expected)) == expected
+
+
+def test_small_buffers_take_the_table_in_parts(cluster: FakeCluster, table: Path) -> None:
+    del table
+    settings = {"auto_offset_reset": "earliest", "max_partition_fetch_bytes": 1}
+    with Consumer(cluster.bootstrap, topics="t", config=None, **settings) as consumer:  # type: ignore[arg-type]
+        assert read(consumer, len(EVERYTHING)) == EVERYTHING
+
+
+@pytest.mark.usefixtures("table")
+def test_records_come_one_at_a_time_with_the_columns_asked_for(cluster: FakeCluster) -> None:
+    with Consumer(cluster.bootstrap, topics="t", auto_offset_reset="earliest", columns=["text"]) as consumer:
+        found = list(itertools.islice(consumer, len(EVERYTHING)))
+    assert [record.offset for record in found] == EVERYTHING
+    assert [record.value for record in found] == [{"text": str(n)} for n in EVERYTHING]
+
+
+def test_a_group_goes_on_in_the_table_where_it_was(cluster: FakeCluster, table: Path) -> None:
+    del table
+    settings = {"group_id": "g", "auto_offset_reset": "latest", "enable_auto_commit": False}
+    with Consumer(cluster.bootstrap, config=None, **settings) as first:  # type: ignore[arg-type]
+        first.assign([T0])
+        first.seek(T0, 3)
+        assert read(first, 10)[0] == 3
+        first.commit({T0: 13})
+    with Consumer(cluster.bootstrap, topics="t", config=None, **settings) as second:  # type: ignore[arg-type]
+        expected = [n for n in EVERYTHING if n >= 13]
+        assert read(second, len(expected)) == expected
+
+
+def test_the_log_start_moves_while_a_consumer_reads(cluster: FakeCluster, table: Path, consumer: Consumer) -> None:
+    consumer.assign([T0])
+    consumer.seek(T0, 22)
+    assert read(consumer, 1)[0] == 22
+    write_deltalake(str(table), rows(30, 45), mode="append")
+    cluster.topics["t"].history = HistoryMetadata("a-table", 3, 3, [0], [45])
+    cluster.topics["t"].partitions[0].log_start_offset = 40
+    consumer.seek(T0, 31)
+    assert read(consumer, END - 31) == list(range(31, END)), "newer metadata says that the table has it"
+
+
+def test_without_a_history_an_offset_that_is_gone_resets_the_position(
+    cluster: FakeCluster, table: Path, consumer: Consumer
+) -> None:
+    del table
+    cluster.topics["t"].history = None
+    consumer.assign([T0])
+    consumer.seek(T0, 3)
+    assert read(consumer, END - LOG_START) == list(range(LOG_START, END))
+
+
+def test_a_table_that_cannot_be_read_is_an_error_of_poll_and_no_gap(
+    cluster: FakeCluster, table: Path, consumer: Consumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_deltalake(str(table), rows(3, 4), mode="append")
+    consumer.assign([T0])
+    consumer.seek(T0, 0)
+    error = error_of(consumer)
+    assert isinstance(error, InvalidDataError)
+    assert "twice" in str(error)
+    consumer.seek(T0, 4)
+    expected = [n for n in EVERYTHING if n >= 4]
+    assert read(consumer, len(expected)) == expected, "a seek leaves the error behind"
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    consumer.seek(T0, 0)
+    assert isinstance(error_of(consumer), MissingDependencyError)

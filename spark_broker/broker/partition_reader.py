@@ -158,9 +158,8 @@ class PartitionReader:
     def sealed_offset(self, leader_epoch: int) -> int:
         """The end of the sealed segments, or the last stable offset where it is lower: what may be tiered."""
         with self._lock:
-            self._partition.check_lease(writing=False)
-            stable = self._replica.latest_offset(leader_epoch, read_committed=True)
-            return max(min(self._partition.log.sealed_offset, stable), self._replica.log_start_offset)
+            log_start, stable = self.offsets(leader_epoch, read_committed=True)
+            return max(min(self._partition.log.sealed_offset, stable), log_start)
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
         return decode_batch(frame.message, self._partition.topic.schemas[frame.header.schema_id])

@@ -53,7 +53,6 @@ class ConsumerThreads:
         self, machine: ConsumerMachine, metadata: ClusterMetadata, config: ConsumerConfig, group: GroupOffsets | None
     ) -> None:
         self.machine = machine
-        self._wanted_of = machine.leaders.machine.wanted_of
         self.changed = threading.Condition(threading.RLock())
         self._metadata = metadata
         self._config = config
@@ -131,7 +130,9 @@ class ConsumerThreads:
                 self._asked_of_group.append(effect)
             case ReadHistory():
                 if self._history is None:
-                    self._history = HistoryParts(self._wanted_of, self._config.max_partition_fetch_bytes)
+                    self._history = HistoryParts(
+                        self.machine.leaders.machine.wanted_of, self._config.max_partition_fetch_bytes
+                    )
                     self._threads.append(self._start("consumer-history", self._asked_of_history))
                 self._asked_of_history.append(effect)
             case _:

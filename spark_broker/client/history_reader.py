@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,14 +19,14 @@ import pyarrow.compute as pc
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.consumer_effects import ReadHistory
 from spark_broker.client.partition_position import Prefetched
-from spark_broker.errors import InvalidDataError, MissingDependencyError
+from spark_broker.errors import InvalidDataError, MissingDependencyError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 from spark_broker.protocol.arrays import scalar_of
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, ListedOffset
+from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, ListedOffset
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, QueryBuilder
+    from deltalake import DeltaTable
 
 WINDOW_BYTES = 64 * 1024 * 1024
 """About so many bytes of files are sorted at a time."""
@@ -41,8 +42,10 @@ class HistoryReader:
     Raises MissingDependencyError without deltalake, and InvalidDataError where the table cannot be read.
     """
 
-    def __init__(self, topic: TopicView) -> None:
+    def __init__(self, topic: TopicView, window_bytes: int | None = None) -> None:
+        """`window_bytes`: about so many bytes of files are sorted at a time; None: WINDOW_BYTES."""
         self._topic = topic
+        self._window_bytes = WINDOW_BYTES if window_bytes is None else window_bytes
         self._path = topic.settings.delta_path
         self._table = _opened(self._path)
         self._columns = {field.name.lower(): field.name for field in self._table.schema().fields}
@@ -85,12 +88,11 @@ class HistoryReader:
         )
 
     def _run(self, query: str) -> Iterator[pa.RecordBatch]:
-        from deltalake.exceptions import DeltaError
-
+        deltalake = _deltalake()
         try:
-            for batch in _query(self._table).execute(query):
+            for batch in deltalake.QueryBuilder().register("history", self._table).execute(query):
                 yield pa.record_batch(batch)
-        except (DeltaError, OSError, ValueError) as error:
+        except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
             raise InvalidDataError(f"the table {self._path} cannot be read: {error}") from error
 
     def _consumed(
@@ -134,7 +136,31 @@ class HistoryReader:
         """How many offsets to sort at a time."""
         files = pa.table(self._table.get_add_actions(flatten=True))
         size, rows = (pc.sum(files.column(name)).as_py() or 0 for name in ("size_bytes", "num_records"))
-        return min(WINDOW_ROWS_MAX, max(1, WINDOW_BYTES // max(1, size // max(1, rows))))
+        return min(WINDOW_ROWS_MAX, max(1, self._window_bytes // max(1, size // max(1, rows))))
+
+
+def first_in_tables(
+    topics: Mapping[str, TopicView],
+    timestamps_ms: Mapping[TopicPartition, int],
+    logs: Mapping[TopicPartition, ListedOffset],
+) -> dict[TopicPartition, int]:
+    """The first offset in the topic's table at or after a time (ms since 1970), by partition.
+
+    Only of partitions whose history begins before their log and has such a record. `logs`: of these partitions, and
+    maybe others. Raises as `HistoryReader` does, if a table has to be searched.
+    """
+    readers: dict[str, HistoryReader] = {}
+    first: dict[TopicPartition, int] = {}
+    for tp, timestamp_ms in timestamps_ms.items():
+        topic, log_start = topics.get(tp.topic), logs[tp].log_start_offset
+        if topic is None or topic.begins(tp.partition, log_start) == log_start:
+            continue
+        if tp.topic not in readers:
+            readers[tp.topic] = HistoryReader(topic)
+        offset = readers[tp.topic].first_since(tp.partition, timestamp_ms)
+        if offset is not None:
+            first[tp] = offset
+    return first
 
 
 def offsets_with_history(
@@ -142,55 +168,60 @@ def offsets_with_history(
 ) -> dict[TopicPartition, int]:
     """The offsets that the leaders found for these times, or earlier ones that are only in the topics' tables.
 
-    -1: there is none. Raises as `HistoryReader` does, if a table has to be searched.
+    -1: there is none. Raises as `first_in_tables` does.
     """
-    offsets = {}
+    named = {tp.topic: view.topic(tp.topic) for tp in timestamps_ms}
+    topics = {name: topic for name, topic in named.items() if topic is not None}
+    offsets = {tp: listed[tp].offset for tp in timestamps_ms}
     for tp, timestamp_ms in timestamps_ms.items():
-        info, topic = listed[tp], view.topic(tp.topic)
-        offsets[tp] = info.offset
-        if topic is None or topic.begins(tp.partition, info.log_start_offset) == info.log_start_offset:
-            continue
-        if timestamp_ms == EARLIEST_TIMESTAMP_MS:
-            offsets[tp] = topic.begins(tp.partition, info.log_start_offset)
-        elif timestamp_ms != LATEST_TIMESTAMP_MS:
-            first = HistoryReader(topic).first_since(tp.partition, timestamp_ms)
-            offsets[tp] = info.offset if first is None else first
-    return offsets
+        if timestamp_ms == EARLIEST_TIMESTAMP_MS and tp.topic in topics:
+            offsets[tp] = topics[tp.topic].begins(tp.partition, listed[tp].log_start_offset)
+    times_ms = {tp: time_ms for tp, time_ms in timestamps_ms.items() if time_ms >= 0}
+    return offsets | first_in_tables(topics, times_ms, listed)
 
 
 class HistoryParts:
-    """Parts of tables for a consumer, one after the other. A part that goes on where the last one ended does not begin
-    the read of the table again. For one thread.
+    """Parts of tables for a consumer, one after the other. For one thread.
+
+    The table stays open while the topic's metadata does not change: its history is in the table as it was then.
     """
 
     def __init__(self, wanted_of: Callable[[TopicView], list[str] | None], part_bytes: int) -> None:
         self._wanted_of = wanted_of
         self._part_bytes = part_bytes
-        self._place: tuple[TopicPartition, int, int, int] | None = None  # of what `_batches` gives next
-        self._batches: Iterator[ConsumedBatch] = iter(())
+        self._topic: TopicView | None = None  # whose table `_reader` has open
+        self._reader: HistoryReader | None = None
 
     def next(self, asked: ReadHistory) -> list[Prefetched]:
         """The next batches, of about `part_bytes`. The last entry of a table's end has no records.
 
         Raises as `HistoryReader` does.
         """
-        place = (asked.tp, asked.generation, asked.start, asked.end)
-        if place != self._place:
-            columns = self._wanted_of(asked.topic)
-            self._batches = HistoryReader(asked.topic).batches(asked.tp.partition, asked.start, asked.end, columns)
-        self._place = None
+        try:
+            return self._part(asked)
+        except SparkBrokerError:
+            self._topic = self._reader = None  # A user may have rewritten the files since.
+            raise
+
+    def _part(self, asked: ReadHistory) -> list[Prefetched]:
         fetched: list[Prefetched] = []
         size, epoch = 0, NO_EPOCH
-        for batch in self._batches:
+        reader, columns = self._opened(asked.topic), self._wanted_of(asked.topic)
+        for batch in reader.batches(asked.tp.partition, asked.start, asked.end, columns):
             part = Prefetched(partial(_itself, batch), batch.next_offset, batch.leader_epoch, batch.data.nbytes)
             fetched.append(part)
             size, epoch = size + part.size_bytes, part.leader_epoch
             if size >= self._part_bytes:
-                self._place = (asked.tp, asked.generation, batch.next_offset, asked.end)
                 return fetched
         if not fetched or fetched[-1].next_offset < asked.end:
             fetched.append(Prefetched(None, asked.end, epoch, 0))
         return fetched
+
+    def _opened(self, topic: TopicView) -> HistoryReader:
+        if self._reader is None or topic is not self._topic:
+            # What is sorted beyond the part is sorted in vain.
+            self._topic, self._reader = topic, HistoryReader(topic, self._part_bytes)
+        return self._reader
 
 
 def _itself(batch: ConsumedBatch) -> ConsumedBatch:
@@ -198,22 +229,23 @@ def _itself(batch: ConsumedBatch) -> ConsumedBatch:
 
 
 def _opened(path: str) -> DeltaTable:
+    deltalake = _deltalake()
     try:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+        table: DeltaTable = deltalake.DeltaTable(_url(path))
+    except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
+        raise InvalidDataError(f"the table {path} of the topic's history cannot be read: {error}") from error
+    return table
+
+
+def _deltalake() -> ModuleType:
+    """Raises MissingDependencyError."""
+    try:
+        import deltalake
+        import deltalake.exceptions
     except ModuleNotFoundError as error:
         hint = "pip install 'spark-broker[delta]', or read with read_topic in a session that has Delta."
         raise MissingDependencyError("records that are only in the topic's table need deltalake", hint=hint) from error
-    try:
-        return DeltaTable(_url(path))
-    except (DeltaError, OSError, ValueError) as error:
-        raise InvalidDataError(f"the table {path} of the topic's history cannot be read: {error}") from error
-
-
-def _query(table: DeltaTable) -> QueryBuilder:
-    from deltalake import QueryBuilder
-
-    return QueryBuilder().register("history", table)
+    return deltalake
 
 
 def _url(path: str) -> str:

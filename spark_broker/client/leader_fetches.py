@@ -232,15 +232,15 @@ class LeaderFetches:
         if position.buffer:
             # What was fetched before is in range. The position is judged when that is used up.
             self._back_off(position, now_ms)
-        elif self._is_in_history(position, now_ms):
+        elif self._turned_to_history(position, now_ms):
             pass
         elif self._reset is Start.NONE:
             position.error = OffsetOutOfRangeError(f"{position.tp}: offset {position.fetch_offset}: {error.message}")
         else:
             position.find_start(self._reset)
 
-    def _is_in_history(self, position: PartitionPosition, now_ms: float) -> bool:
-        """Whether the topic's table has the offset, or newer metadata has to say so first."""
+    def _turned_to_history(self, position: PartitionPosition, now_ms: float) -> bool:
+        """Read the topic's table if it has the offset, or ask for newer metadata, which may say so. False: neither."""
         topic = self.view.topic(position.tp.topic)
         if topic is None or not topic.settings.delta_path:
             return False

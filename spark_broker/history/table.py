@@ -84,7 +84,7 @@ class HistoryTable:
             columns = {f.name.lower(): f for f in self._spark.read.format("delta").load(self._path).schema}
         for field in schema:
             column = columns.get(field.name.lower())
-            if column is not None and _nullable(column.dataType) != _nullable(field.dataType):
+            if column is not None and column.dataType.simpleString() != field.dataType.simpleString():
                 raise TieringStoppedError(
                     f"column {field.name!r} of the table {self._path} is {column.dataType.simpleString()}, "
                     f"in the topic it is {field.dataType.simpleString()}"
@@ -193,11 +193,6 @@ def _with_statistics(schema: StructType) -> Sequence[str]:
     plain = [f.name for f in schema if isinstance(f.dataType, kinds) and f.name not in STATISTICS]
     names = [*STATISTICS, *plain][:_MAX_STATISTICS]
     return ["`" + name.replace("`", "``") + "`" for name in names]
-
-
-def _nullable(kind: Any) -> str:
-    """The type, without what is said of nulls within it: `array<struct<a:int>>`."""
-    return str(kind.simpleString())
 
 
 @contextmanager

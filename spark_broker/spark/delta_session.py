@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 JARS = ("delta-spark_4.2_2.13-4.4.0.jar", "delta-storage-4.4.0.jar")
 """The JARs that fit PySpark 4.2. They are all that Delta needs."""
 
-COORDINATES = ("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")
+PACKAGE = "io.delta:delta-spark_4.2_2.13:4.4.0"
+"""For --packages; it brings the other JAR."""
 
 SETTINGS = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -31,7 +32,7 @@ SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Spark sets this variable for a Python that spark-submit has started: the JVM runs already."""
 
 HINT = (
-    f"Put {JARS[0]} and {JARS[1]} on spark.jars, or start with --packages {COORDINATES[0]}; "
+    f"Put {JARS[0]} and {JARS[1]} on spark.jars, or start with --packages {PACKAGE}; "
     "in a checkout, `make setup` downloads them."
 )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.client.history_reader import HistoryReader
+from spark_broker.client.history_reader import first_in_tables
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
 from spark_broker.client.retry import Deadline
@@ -111,9 +111,9 @@ def resolve_bound(
         case ByOffset():
             return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
         case ByTimestamp():
-            only_in_table = [tp for tp in infos if infos[tp].log_start_offset < logs[tp].log_start_offset]
-            first = _first_in_tables(bound, only_in_table, topics)
-            offsets = _look_up(metadata, options, {tp: bound.of(tp) for tp in infos if tp not in first}, deadline)
+            times_ms = {tp: bound.of(tp) for tp in infos}
+            first = first_in_tables({topic.name: topic for topic in topics}, times_ms, logs)
+            offsets = _look_up(metadata, options, {tp: times_ms[tp] for tp in infos if tp not in first}, deadline)
             return first | {tp: _timed(options, bound, tp, info, infos[tp]) for tp, info in offsets.items()}
 
 
@@ -125,21 +125,6 @@ def whole(logs: Infos, topics: Sequence[TopicView]) -> dict[TopicPartition, List
         begins = by_name[tp.topic].begins(tp.partition, info.log_start_offset)
         infos[tp] = msgspec.structs.replace(info, log_start_offset=begins)
     return infos
-
-
-def _first_in_tables(
-    bound: ByTimestamp, partitions: Sequence[TopicPartition], topics: Sequence[TopicView]
-) -> dict[TopicPartition, int]:
-    """The first offset at or after the moment, of each of these partitions that has one in its topic's table."""
-    first: dict[TopicPartition, int] = {}
-    for topic in topics:
-        mine = [tp for tp in partitions if tp.topic == topic.name]
-        reader = HistoryReader(topic) if mine else None
-        for tp in mine:
-            offset = reader.first_since(tp.partition, bound.of(tp)) if reader is not None else None
-            if offset is not None:
-                first[tp] = offset
-    return first
 
 
 def _named(bound: ByOffset, tp: TopicPartition, info: ListedOffset, *, fail: bool) -> int:

@@ -191,11 +191,13 @@ class TopicConfig(Config):
     )
     retention_ms: int = setting(
         604_800_000,
-        "Delete sealed segments whose newest append is older than this; -1 keeps them. The leader goes by its own clock: what another appended, or itself in an earlier leader epoch, it keeps for twice controller.clock.skew.fence.ms longer, since that clock may have been so far behind.",
+        "Delete sealed segments whose newest append is older than this; -1 keeps them. With delta.path this deletes rows of the table, too, but only if it is set for the topic or in [topic]. The leader goes by its own clock: what another appended, or itself in an earlier leader epoch, it keeps for twice controller.clock.skew.fence.ms longer, since that clock may have been so far behind.",
         at_least(-1),
     )
     retention_bytes: int = setting(
-        -1, "Delete the oldest sealed segments of a partition beyond this size; -1: no limit.", at_least(-1)
+        -1,
+        "Delete the oldest sealed segments of a partition beyond this size; -1: no limit. With delta.path, what counts is the size that the records in the table had in the log.",
+        at_least(-1),
     )
     segment_bytes: int = setting(
         1_073_741_824, "Roll a segment before it grows beyond this size.", between(1024, INT32_MAX)
@@ -227,6 +229,11 @@ class TopicConfig(Config):
         "",
         "Delta table that sealed records are copied into, `jobs/tier.py` does it: any URL that Spark can write. "
         "Then retention deletes only what is in the table. Empty: none.",
+    )
+    storage_format: str = setting(
+        "arrow",
+        "`arrow`: brokers keep segments by local.retention.*. `delta`: they drop each one as soon as it is in the table of delta.path.",
+        one_of("arrow", "delta"),
     )
     local_retention_ms: int = setting(
         -2,

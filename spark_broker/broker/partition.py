@@ -48,6 +48,7 @@ from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
     NotLeaderOrFollowerError,
+    OffsetOutOfRangeError,
     SparkBrokerError,
     StorageFullError,
 )
@@ -112,13 +113,14 @@ class Partition:
         with self.lock:
             self.topic = topic
             self._log.configure(topic)
-            self._carry_out(self.replica.configure(topic.config.min_insync_replicas))
+            self._carry_out(self.replica.configure(topic.config.min_insync_replicas, topic.deleted_before(self.key[1])))
             before = self.lines.before()
             self._carry_out(self.replica.assign(assignment, broker_epochs, self._clock.boottime_ms()))
             self.lines.assigned(before)
             if self.replica.assignment.leader_epoch != before.assignment.leader_epoch:
                 # Another leader may have the batches that follow our log, so it is asked first.
                 self.restart_reason = None
+            self._drop_deleted()
             for notifier in (*self._log_listeners, *self._commit_listeners):
                 notifier.notify(self.key)
 
@@ -395,11 +397,39 @@ class Partition:
             bound = min(self.replica.last_stable_offset, self.topic.retained_from(self.key[1]))
             start = self.guard_storage(lambda: self._log.retention_start(bound, clock))
             self._carry_out(self.replica.advance_log_start(start))
+            self._drop_deleted()
 
     def _remove_below_log_start(self) -> None:
         """Remove what is below the log start, out of readers' reach. A full disk keeps it until there is room."""
         with suppress(StorageFullError):  # `Room` logs it.
             self.guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
+
+    def records_to_delete(self, leader_epoch: int, offset: int) -> int:
+        """Up to which offset (exclusive) records are to be deleted: `offset`, or all that are committed (-1).
+
+        Raises NotLeaderOrFollowerError, the errors about leader epochs, and OffsetOutOfRangeError.
+        """
+        with self.lock:
+            self.check_lease(writing=False)
+            high_watermark = self.replica.latest_offset(leader_epoch)
+            if offset > high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"{self}: records before {offset} cannot be deleted, the high watermark is {high_watermark}"
+                )
+            return high_watermark if offset < 0 else offset
+
+    def records_deleted(self, offset: int) -> int:
+        """The controller has recorded that records before `offset` are deleted. Returns where the partition begins."""
+        with self.lock:
+            self._carry_out(self.replica.configure(self.replica.min_insync_replicas, offset))
+            self._drop_deleted()
+            return self.replica.first_offset
+
+    def _drop_deleted(self) -> None:
+        """Drop the segments whose records were deleted, but those of undecided transactions."""
+        if self.replica.role is Role.LEADER and self.replica.deleted_before > self.replica.log_start_offset:
+            bound = min(self.replica.first_offset, self.replica.last_stable_offset)
+            self.advance_log_start(self._log.removable_to(bound))
 
     def advance_log_start(self, offset: int) -> None:
         """Drop everything below a committed offset, but nothing from the last stable offset on."""

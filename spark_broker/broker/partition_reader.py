@@ -123,7 +123,8 @@ class PartitionReader:
         with self._lock:
             self._partition.check_lease(writing=False)
             bound = self._replica.check_read(leader_epoch, offset, read_committed=read_committed)
-            return bound, PartitionRead([], *self._partition.position(bound)[1:])
+            _, leader_epoch, high_watermark, _ = self._partition.position(bound)
+            return bound, PartitionRead([], leader_epoch, high_watermark, self._replica.first_offset)
 
     def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
         """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""
@@ -143,17 +144,19 @@ class PartitionReader:
                 judgeable = can_judge(frame.header, self._replica, leader_epoch)
                 if not judgeable or is_left_out(frame.header, self._replica, read_committed=read_committed):
                     continue
-            record = self._partition.topic.first_since(timestamp_ms, self.decode(frame), frame.header.append_time_ms)
+                deleted = max(0, self._replica.first_offset - frame.header.base_offset)
+            batch = self.decode(frame).slice(deleted)
+            record = self._partition.topic.first_since(timestamp_ms, batch, frame.header.append_time_ms)
             if record is not None:
-                return frame.header.base_offset + record[0], record[1]
+                return frame.header.base_offset + deleted + record[0], record[1]
         return None
 
     def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:
-        """Log start, and high watermark or last stable offset, as the leader knows them."""
+        """The first offset, and high watermark or last stable offset, as the leader knows them."""
         with self._lock:
             self._partition.check_lease(writing=False)
             latest = self._replica.latest_offset(leader_epoch, read_committed=read_committed)
-            return self._replica.log_start_offset, latest
+            return self._replica.first_offset, latest
 
     def sealed_offset(self, leader_epoch: int) -> int:
         """The end of the sealed segments, or the last stable offset where it is lower: what may be tiered."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.coordinator import GroupCoordinator
+from spark_broker.broker.record_deletion import RecordDeletion
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.transaction_coordinator import Answer, Reply
 from spark_broker.controller.describe import describe
@@ -28,6 +29,7 @@ from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
     CallRequest,
+    DeleteRecordsRequest,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListedOffset,
@@ -84,6 +86,8 @@ class BrokerRequests:
                 reply(describe(self.image, topics))
             case ListOffsetsRequest(partitions):
                 reply(ListOffsetsResponse([self._offset(spec) for spec in partitions]))
+            case DeleteRecordsRequest():
+                RecordDeletion(self._manager, self._pass_on, request, reply).begin()
             case InitProducerIdRequest():
                 self._producer_ids.take(reply)
             case OffsetCommitRequest() | TransactionalOffsetCommitRequest():

@@ -23,7 +23,8 @@ class Topic:
     """`schemas[i]` is the schema of id i; the last one is current.
 
     `history_ends`: up to which offset (exclusive) each partition is in the topic's Delta table. A partition beyond
-    these has no history yet. None: the topic has no table.
+    these has no history yet. None: the topic has no table. `log_starts`: before which offset each partition's records
+    were deleted; a partition beyond these lost none so.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Topic:
     config: TopicConfig
     timestamp_column: str
     history_ends: tuple[int, ...] | None = None
+    log_starts: tuple[int, ...] = ()
 
     @staticmethod
     def of(state: TopicState) -> Topic:
@@ -43,11 +45,15 @@ class Topic:
             column = DEFAULT_TIMESTAMP_COLUMN
         has_table = bool(config.delta_path) and not state.internal
         ends = (() if state.history is None else state.history.ends) if has_table else None
-        return Topic(state.name, state.topic_id, schemas, state.schemas, config, column, ends)
+        return Topic(state.name, state.topic_id, schemas, state.schemas, config, column, ends, state.log_starts)
 
     @property
     def schema_id(self) -> int:
         return len(self.schemas) - 1
+
+    def deleted_before(self, partition: int) -> int:
+        """Records of the partition before this offset were deleted; 0: none were."""
+        return self.log_starts[partition] if partition < len(self.log_starts) else 0
 
     def retained_from(self, partition: int) -> int:
         """Retention deletes nothing from this offset on: it is not in the topic's table. Without a table: no offset."""

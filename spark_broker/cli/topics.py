@@ -1,4 +1,4 @@
-"""`spark-broker topics`: create, list, describe, delete, add-partitions."""
+"""`spark-broker topics`: create, list, describe, delete, add-partitions, delete-records."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import typer
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, Settings, Topic, open_admin, parse_settings
 from spark_broker.cli.output import note, print_json, print_table
 from spark_broker.config import TopicConfig
-from spark_broker.errors import TopicAlreadyExistsError
-from spark_broker.model import HistoryInfo, NewTopic, TopicDescription
+from spark_broker.errors import InvalidConfigError, TopicAlreadyExistsError
+from spark_broker.model import HistoryInfo, NewTopic, TopicDescription, TopicPartition
 
 topics = typer.Typer(help="Create, list, describe and delete topics.", no_args_is_help=True)
 
@@ -107,6 +107,37 @@ def add_partitions(
     with open_admin(bootstrap_server) as admin:
         admin.create_partitions(topic, partitions)
     note(f"topic {topic} has {partitions} partitions")
+
+
+@topics.command()
+def delete_records(
+    topic: Topic,
+    before: Annotated[
+        list[str],
+        typer.Option("--before", metavar="PARTITION=OFFSET", help="May be repeated. -1: all that are committed."),
+    ],
+    bootstrap_server: Bootstrap = "",
+    output: OutputOption = OutputFormat.TABLE,
+) -> None:
+    """Delete the records before an offset, in the log and in the topic's table. Nothing brings them back."""
+    offsets = {TopicPartition(topic, partition): offset for partition, offset in map(_before, before)}
+    with open_admin(bootstrap_server) as admin:
+        starts = admin.delete_records(offsets)
+    if output is OutputFormat.JSON:
+        print_json([{"partition": tp.partition, "log_start_offset": start} for tp, start in sorted(starts.items())])
+        return
+    rows = [(tp.partition, start) for tp, start in sorted(starts.items())]
+    print_table(("partition", "begins at"), rows, title=f"topic {topic}", right=["partition", "begins at"])
+
+
+def _before(text: str) -> tuple[int, int]:
+    partition, _, offset = text.partition("=")
+    try:
+        return int(partition), int(offset)
+    except ValueError:
+        raise InvalidConfigError(
+            f"--before {text!r} is not PARTITION=OFFSET", hint="Write it like `--before 0=1000`."
+        ) from None
 
 
 def to_json(description: TopicDescription) -> dict[str, object]:

@@ -15,6 +15,7 @@ from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import AdminSettings
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
+from spark_broker.client.record_deletion import RecordDeletion
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries
 from spark_broker.client.settings import Address, client_config
 from spark_broker.client.topic_schema import arrow_schema
@@ -216,6 +217,25 @@ class Admin:
         offsets = offsets_with_history(self._metadata.view, timestamps_ms, listed)
         return {tp: known(offset) for tp, offset in offsets.items()}
 
+    def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete the records before these offsets (-1: all that are committed), in the log and in the topic's table.
+
+        Readers no longer get them once this returns. Segments go when all their records are deleted, rows of the table
+        with the next tiering. Returns where each partition begins now. Raises OffsetOutOfRangeError for an offset that
+        is not committed, UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
+        """
+        wrong = next((offset for offset in offsets.values() if offset < -1), None)
+        if wrong is not None:
+            raise InvalidRequestError(f"records before offset {wrong} cannot be deleted")
+        deadline = self._deadline()
+        starts = RecordDeletion(self._metadata, offsets).run(deadline)
+        for name in {tp.topic for tp in starts}:
+            mine = {tp.partition: start for tp, start in starts.items() if tp.topic == name}
+            self._await_brokers(name, lambda topic, mine=mine: _begins_at(topic, mine), deadline)  # type: ignore[misc]
+        if starts:
+            self._metadata.refresh(deadline)
+        return starts
+
     def list_transactions(self) -> list[TransactionInfo]:
         """Every transactional id and application that a live broker coordinates, sorted by id."""
         return transaction_admin.list_transactions(self._metadata, self._deadline())
@@ -327,6 +347,14 @@ class Admin:
                 raise ClosedError("the admin client was closed during the call")
 
 
+def _begins_at(topic: TopicMetadata | None, starts: Mapping[int, int]) -> bool:
+    """Whether the broker that says this knows from where the partitions go on."""
+    if topic is None:
+        return True
+    known_starts = dict(enumerate(topic.log_starts))
+    return all(known_starts.get(partition, 0) >= start for partition, start in starts.items())
+
+
 def _failure(change: Callable[[Item], None], item: Item) -> SparkBrokerError | None:
     try:
         change(item)
@@ -359,10 +387,11 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
 
 def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) -> TopicDescription:
     partitions = []
-    history = topic.history
     for state in topic.partitions:
-        tiered = history is not None and state.partition < len(history.ends)
+        begins, end = topic.history_of(state.partition)
+        tiered = topic.history is not None and state.partition < len(topic.history.ends)
         ends = offsets.get(TopicPartition(topic.name, state.partition))
+        local_start = None if ends is None else known(ends.log_start_offset)
         partitions.append(
             PartitionInfo(
                 topic=topic.name,
@@ -372,13 +401,14 @@ def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) 
                 replicas=tuple(state.replicas),
                 isr=tuple(state.isr),
                 partition_epoch=state.partition_epoch,
-                log_start_offset=None if ends is None else known(ends.log_start_offset),
+                log_start_offset=None if local_start is None else topic.begins(state.partition, local_start),
                 high_watermark=None if ends is None else known(ends.high_watermark),
                 elr=tuple(state.elr),
                 last_known_elr=tuple(state.last_known_elr),
-                history_start_offset=history.starts[state.partition] if history and tiered else None,
-                history_end_offset=history.ends[state.partition] if history and tiered else None,
+                history_start_offset=begins if tiered else None,
+                history_end_offset=end if tiered else None,
                 sealed_offset=None if ends is None else known(ends.sealed_offset),
+                local_log_start_offset=local_start,
             )
         )
     return TopicDescription(

@@ -33,6 +33,7 @@ class TopicView:
     schema_bytes: tuple[bytes, ...]
     config: Mapping[str, str]
     history: HistoryMetadata | None = None
+    log_starts: tuple[int, ...] = ()
 
     def history_of(self, partition: int) -> tuple[int, int]:
         """The offsets of the partition that are in the topic's Delta table: first, and end (exclusive).
@@ -41,7 +42,9 @@ class TopicView:
         """
         if self.history is None or not self.settings.delta_path or partition >= len(self.history.ends):
             return 0, 0
-        return self.history.starts[partition], self.history.ends[partition]
+        deleted_before = self.log_starts[partition] if partition < len(self.log_starts) else 0
+        end = self.history.ends[partition]
+        return min(end, max(self.history.starts[partition], deleted_before)), end
 
     def begins(self, partition: int, log_start: int) -> int:
         """The first offset of the partition whose log begins here: it may be in the topic's table."""
@@ -177,10 +180,15 @@ def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
         partitions = [_newer(old, state) for state in partitions] + list(old.partitions[len(partitions) :])
         # Schemas are only ever added: a broker that has fewer of them lags behind.
         schemas = max(tuple(new.schemas), old.schema_bytes, key=len)
-        if schemas == old.schema_bytes and (new.config, new.history) == (old.config, old.history):
+        unchanged = (old.schema_bytes, old.config, old.history, old.log_starts)
+        if (schemas, new.config, new.history, tuple(new.log_starts)) == unchanged:
             return _with_partitions(old, tuple(partitions))
-        return TopicView(new.name, new.topic_id, tuple(partitions), schemas, new.config, new.history)
-    return TopicView(new.name, new.topic_id, tuple(partitions), tuple(new.schemas), new.config, new.history)
+        return _topic_view(new, tuple(partitions), schemas)
+    return _topic_view(new, tuple(partitions), tuple(new.schemas))
+
+
+def _topic_view(new: TopicMetadata, partitions: tuple[PartitionMetadata, ...], schemas: tuple[bytes, ...]) -> TopicView:
+    return TopicView(new.name, new.topic_id, partitions, schemas, new.config, new.history, tuple(new.log_starts))
 
 
 def _newer(old: TopicView, state: PartitionMetadata) -> PartitionMetadata:
@@ -198,7 +206,7 @@ def _with_partitions(old: TopicView, partitions: tuple[PartitionMetadata, ...]) 
     """The topic with these partitions. It keeps what it has decoded already."""
     if partitions == old.partitions:
         return old
-    new = TopicView(old.name, old.topic_id, partitions, old.schema_bytes, old.config, old.history)
+    new = replace(old, partitions=partitions)
     for name in ("schemas", "has_default_schema", "settings"):
         if name in old.__dict__:
             new.__dict__[name] = old.__dict__[name]

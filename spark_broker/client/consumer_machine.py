@@ -478,16 +478,16 @@ class ConsumerMachine:
     def history_came(self, asked: ReadHistory, fetched: Sequence[Prefetched]) -> None:
         """A part of a topic's table, from the position's fetch offset on."""
         self._history = None
-        position = self.partitions.get(asked.tp)
-        if position is not None and position.generation == asked.generation:
+        for position in self._still({asked.tp: asked.generation}):
             position.add_history(fetched)
 
     def history_failed(self, asked: ReadHistory, error: SparkBrokerError) -> None:
-        """The table cannot be read. Poll raises why until a seek moves the position."""
+        """The table cannot be read: poll raises why until a seek moves the position. Where the history begins later
+        now, the leader refuses the offset, and the reset policy counts."""
         self._history = None
-        position = self.partitions.get(asked.tp)
-        if position is not None and position.generation == asked.generation:
-            position.error = error
+        for position in self._still({asked.tp: asked.generation}):
+            deleted = isinstance(error, OffsetOutOfRangeError)
+            position.history_end, position.error = (-1, None) if deleted else (position.history_end, error)
 
     def _still(self, generations: Generations) -> list[PartitionPosition]:
         """The positions that nobody has moved meanwhile."""

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.consumer_effects import (
     BreakFetch,
     CommitOffsets,
@@ -131,12 +132,18 @@ class ConsumerThreads:
             case ReadHistory():
                 if self._history is None:
                     self._history = HistoryParts(
-                        self.machine.leaders.machine.wanted_of, self._config.max_partition_fetch_bytes
+                        self.machine.leaders.machine.wanted_of, self._config.max_partition_fetch_bytes, self._newest
                     )
                     self._threads.append(self._start("consumer-history", self._asked_of_history))
                 self._asked_of_history.append(effect)
             case _:
                 self._asked.append(effect)
+
+    def _newest(self, topic: TopicView) -> TopicView:
+        """The topic as a broker knows it now. Another one of its name does not count."""
+        view = self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))
+        newest = view.topic(topic.name)
+        return topic if newest is None or newest.topic_id != topic.topic_id else newest
 
     def _run(self, name: str, asked: deque[Effect]) -> None:
         with self.watch(name):
@@ -165,6 +172,7 @@ class ConsumerThreads:
             if isinstance(effect, CommitOffsets):
                 self.machine.commit_ended(effect, error)
             elif isinstance(effect, ReadHistory):
+                self.machine.learned(self._metadata.view)
                 self.machine.history_failed(effect, error)
             else:
                 self.machine.round_failed(error, self.now_ms())

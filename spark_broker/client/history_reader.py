@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.consumer_effects import ReadHistory
 from spark_broker.client.partition_position import Prefetched
-from spark_broker.errors import InvalidDataError, MissingDependencyError, SparkBrokerError
+from spark_broker.errors import InvalidDataError, MissingDependencyError, OffsetOutOfRangeError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, ListedOffset
@@ -180,22 +180,40 @@ def offsets_with_history(
     return offsets | first_in_tables(topics, times_ms, listed)
 
 
+def check_start(topic: TopicView, partition: int, start: int) -> None:
+    """Check that nothing from this offset on was deleted from a table that is open already.
+
+    `topic`: as it was after the table was opened. The controller records a deletion before rows leave the table. Raises
+    OffsetOutOfRangeError.
+    """
+    begins, end = topic.history_of(partition)
+    if start < begins:
+        raise OffsetOutOfRangeError(f"{topic.name}-{partition}: the history begins at {begins} now, up to {end}")
+
+
 class HistoryParts:
     """Parts of tables for a consumer, one after the other. For one thread.
 
     The table stays open while the topic's metadata does not change: its history is in the table as it was then.
     """
 
-    def __init__(self, wanted_of: Callable[[TopicView], list[str] | None], part_bytes: int) -> None:
+    def __init__(
+        self,
+        wanted_of: Callable[[TopicView], list[str] | None],
+        part_bytes: int,
+        newest: Callable[[TopicView], TopicView],
+    ) -> None:
+        """`newest`: asks a broker for the topic as it is now."""
         self._wanted_of = wanted_of
         self._part_bytes = part_bytes
+        self._newest = newest
         self._topic: TopicView | None = None  # whose table `_reader` has open
         self._reader: HistoryReader | None = None
 
     def next(self, asked: ReadHistory) -> list[Prefetched]:
         """The next batches, of about `part_bytes`. The last entry of a table's end has no records.
 
-        Raises as `HistoryReader` does.
+        Raises as `HistoryReader` does, and OffsetOutOfRangeError where the history begins later now.
         """
         try:
             return self._part(asked)
@@ -206,7 +224,7 @@ class HistoryParts:
     def _part(self, asked: ReadHistory) -> list[Prefetched]:
         fetched: list[Prefetched] = []
         size, epoch = 0, NO_EPOCH
-        reader, columns = self._opened(asked.topic), self._wanted_of(asked.topic)
+        reader, columns = self._opened(asked), self._wanted_of(asked.topic)
         for batch in reader.batches(asked.tp.partition, asked.start, asked.end, columns):
             part = Prefetched(partial(_itself, batch), batch.next_offset, batch.leader_epoch, batch.data.nbytes)
             fetched.append(part)
@@ -217,10 +235,12 @@ class HistoryParts:
             fetched.append(Prefetched(None, asked.end, epoch, 0))
         return fetched
 
-    def _opened(self, topic: TopicView) -> HistoryReader:
-        if self._reader is None or topic is not self._topic:
+    def _opened(self, asked: ReadHistory) -> HistoryReader:
+        if self._reader is None or asked.topic is not self._topic:
             # What is sorted beyond the part is sorted in vain.
-            self._topic, self._reader = topic, HistoryReader(topic, self._part_bytes)
+            self._reader = HistoryReader(asked.topic, self._part_bytes)
+            self._topic = asked.topic
+            check_start(self._newest(asked.topic), asked.tp.partition, asked.start)
         return self._reader
 
 

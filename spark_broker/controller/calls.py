@@ -13,6 +13,7 @@ from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.isr import alter_partition
 from spark_broker.controller.leader_balance import elect_leaders
 from spark_broker.controller.log_ends import LogEnds
+from spark_broker.controller.log_starts import raise_log_starts
 from spark_broker.controller.producer_ids import allocate_producer_ids
 from spark_broker.controller.reassignment import reassign
 from spark_broker.controller.topics import (
@@ -39,6 +40,7 @@ from spark_broker.protocol.messages import (
     EnsureOffsetsTopicRequest,
     EnsureTransactionsTopicRequest,
     MetadataRequest,
+    RaiseLogStartsRequest,
     ReassignPartitionRequest,
     ReportTieringRequest,
 )
@@ -83,12 +85,22 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
             return elect_leaders(image, context.log_ends, request, context.full)
         case ReassignPartitionRequest():
             return reassign(image, request, context.full)
-        case ConfirmHistoryRequest():
-            return confirm_history(image, request)
-        case ReportTieringRequest():
-            return report_tiering(image, request)
+        case ConfirmHistoryRequest() | RaiseLogStartsRequest() | ReportTieringRequest():
+            return _of_history(image, request)
         case _:
             raise InvalidRequestError(f"{type(request).__name__} goes to a broker, not to the controller")
+
+
+def _of_history(
+    image: MetadataImage, request: ConfirmHistoryRequest | RaiseLogStartsRequest | ReportTieringRequest
+) -> Decision:
+    match request:
+        case ConfirmHistoryRequest():
+            return confirm_history(image, request)
+        case RaiseLogStartsRequest():
+            return raise_log_starts(image, request)
+        case ReportTieringRequest():
+            return report_tiering(image, request)
 
 
 def reason(request: CallRequest) -> str:

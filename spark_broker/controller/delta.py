@@ -24,7 +24,7 @@ class MetadataDelta:
 
     @cached_property
     def topics_changed(self) -> list[TopicState]:
-        """Topics (as they are now) that are new, or whose settings, schemas or history changed."""
+        """Topics (as they are now) that are new, or whose settings, schemas, history or log starts changed."""
         return [t for t in self._touched_topics() if _differs(self.old.topics.get(t.topic_id), t)]
 
     @cached_property
@@ -56,4 +56,9 @@ class MetadataDelta:
 
 
 def _differs(old: TopicState | None, new: TopicState) -> bool:
-    return old is None or (old.config, old.schemas, old.history) != (new.config, new.schemas, new.history)
+    return old is None or _of_brokers(old) != _of_brokers(new)
+
+
+def _of_brokers(topic: TopicState) -> tuple[object, ...]:
+    """What a broker keeps of a topic, beside its partitions."""
+    return topic.config, topic.schemas, topic.history, topic.log_starts

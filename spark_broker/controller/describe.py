@@ -62,7 +62,15 @@ def _topic(topic: TopicState) -> TopicMetadata:
         for p, s in enumerate(topic.partitions)
     ]
     history = None if topic.history is None else _history(topic.history)
-    return TopicMetadata(topic.name, topic.topic_id, partitions, list(topic.schemas), dict(topic.config), history)
+    return TopicMetadata(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=partitions,
+        schemas=list(topic.schemas),
+        config=dict(topic.config),
+        history=history,
+        log_starts=list(topic.log_starts),
+    )
 
 
 def _history(history: TopicHistory) -> HistoryMetadata:

@@ -17,6 +17,7 @@ from spark_broker.controller.records import (
     HistoryRecord,
     HistoryStatusRecord,
     LaunchRecord,
+    LogStartsRecord,
     MetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
@@ -28,7 +29,7 @@ from spark_broker.controller.records import (
     TopicRecord,
     UnregisterBrokerRecord,
 )
-from spark_broker.controller.topic_history import TopicHistory, history_records, replayed
+from spark_broker.controller.topic_history import TopicHistory, history_records, not_below, replayed
 from spark_broker.errors import InvariantError, invariant
 from spark_broker.model import NO_EPOCH, NO_LEADER
 
@@ -93,7 +94,11 @@ class PartitionRegistration:
 
 @dataclass(frozen=True, slots=True)
 class TopicState:
-    """A topic. `partitions[p]` is partition p, `schemas[i]` the IPC schema message of schema id i."""
+    """A topic. `partitions[p]` is partition p, `schemas[i]` the IPC schema message of schema id i.
+
+    Records before `log_starts[p]` of partition p were deleted, on demand or by the topic's retention, wherever they
+    were: in the log or in the topic's table. A partition beyond these lost none so.
+    """
 
     name: str
     topic_id: str
@@ -102,6 +107,11 @@ class TopicState:
     schemas: tuple[bytes, ...] = ()
     partitions: tuple[PartitionRegistration, ...] = ()
     history: TopicHistory | None = None
+    log_starts: tuple[int, ...] = ()  # Invariant: never fall
+
+    def log_start(self, partition: int) -> int:
+        """The first offset of the partition that was not deleted; 0: none was."""
+        return self.log_starts[partition] if partition < len(self.log_starts) else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +247,8 @@ def _topic_records(topic: TopicState) -> list[MetadataRecord]:
     records += [SchemaRecord(topic.topic_id, i, schema) for i, schema in enumerate(topic.schemas)]
     records += [partition_record(topic.topic_id, p, state) for p, state in enumerate(topic.partitions)]
     records += history_records(topic.topic_id, topic.history)
+    if topic.log_starts:
+        records.append(LogStartsRecord(topic.topic_id, list(topic.log_starts)))
     return records
 
 
@@ -329,6 +341,8 @@ class _Builder:
                 self._replay_topic(record)
             case HistoryRecord() | HistoryStatusRecord():
                 self._replay_history(record)
+            case LogStartsRecord():
+                self._raise_log_starts(record)
             case _:
                 self._image = _replay_scalar(self._image, record)
 
@@ -368,6 +382,12 @@ class _Builder:
     def _replay_history(self, record: HistoryRecord | HistoryStatusRecord) -> None:
         topic = self._topic(record.topic_id)
         self.topics[record.topic_id] = replace(topic, history=replayed(topic.history, record))
+
+    def _raise_log_starts(self, record: LogStartsRecord) -> None:
+        topic, starts = self._topic(record.topic_id), tuple(record.starts)
+        risen = not_below(starts, topic.log_starts)
+        invariant(risen, "log starts of %s fall from %s to %s", topic.name, topic.log_starts, starts)
+        self.topics[record.topic_id] = replace(topic, log_starts=starts)
 
     def _add_partition(self, record: PartitionRecord) -> None:
         partitions = self._partitions_of(record.topic_id)

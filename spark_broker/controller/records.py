@@ -202,6 +202,13 @@ class HistoryStatusRecord(Record, frozen=True, tag=15):
     stopped: Text
 
 
+class LogStartsRecord(Record, frozen=True, tag=16):
+    """Records before `starts[p]` of each partition p were deleted; a partition beyond these lost none."""
+
+    topic_id: TopicId
+    starts: Offsets
+
+
 MetadataRecord = (
     ClusterRecord
     | ControllerEpochRecord
@@ -219,6 +226,7 @@ MetadataRecord = (
     | BrokerIdsRecord
     | HistoryRecord
     | HistoryStatusRecord
+    | LogStartsRecord
 )
 
 _encoder = msgspec.msgpack.Encoder()

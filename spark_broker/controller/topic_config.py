@@ -1,13 +1,21 @@
-"""Settings of topics, validated by `config.TopicConfig`. Only what differs from the built-in defaults is stored."""
+"""Settings of topics, validated by `config.TopicConfig`.
+
+Only what differs from the built-in defaults is stored, and `retention.*` where somebody has set it: rows of a topic's
+table are deleted only then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from spark_broker.config import TopicConfig
 from spark_broker.controller.image import TopicState
+from spark_broker.errors import InvalidConfigError
 
 _BUILT_IN = TopicConfig().to_dict()
+
+_KEPT = frozenset({"retention.ms", "retention.bytes"})
+"""Settings that are stored even if they say what the default says."""
 
 
 def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str, str]:
@@ -15,8 +23,13 @@ def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str,
 
     `TopicConfig.parse` of the result gives every setting. Raises InvalidConfigError, which names the nearest setting.
     """
-    effective = defaults.with_values(values).to_dict()
-    return {name: value for name, value in effective.items() if value != _BUILT_IN[name]}
+    return _stored(defaults.with_values(values), _KEPT & values.keys())
+
+
+def _stored(config: TopicConfig, explicit: Collection[str]) -> dict[str, str]:
+    if config.storage_format == "delta" and not config.delta_path:
+        raise InvalidConfigError("storage.format=delta needs delta.path, the URL of a Delta table")
+    return {name: value for name, value in config.to_dict().items() if value != _BUILT_IN[name] or name in explicit}
 
 
 def altered_config(
@@ -25,7 +38,8 @@ def altered_config(
     """`current` (as stored) with settings set, or reset to the cluster's default (None). Raises InvalidConfigError."""
     cluster = defaults.to_dict()
     changed = {name: cluster.get(name, "") if value is None else value for name, value in values.items()}
-    return stored_config(TopicConfig.parse(current), changed)
+    explicit = {name for name in _KEPT if (values[name] is not None if name in values else name in current)}
+    return _stored(TopicConfig.parse(current).with_values(changed), explicit)
 
 
 def min_insync_replicas(topic: TopicState) -> int:

@@ -9,6 +9,7 @@ from spark_broker.controller.image import MetadataImage, TopicState
 from spark_broker.controller.records import (
     HistoryRecord,
     HistoryStatusRecord,
+    LogStartsRecord,
     MetadataRecord,
     PartitionRecord,
     RemoveTopicRecord,
@@ -26,6 +27,7 @@ OF_TOPICS = (
     | PartitionRecord
     | HistoryRecord
     | HistoryStatusRecord
+    | LogStartsRecord
 )
 
 
@@ -50,6 +52,8 @@ def _notes(before: TopicState | None, after: TopicState | None) -> list[Note]:
         changes.append(f"has schema {len(after.schemas) - 1}")
     if after.history != before.history and after.history is not None:
         changes.append(_of_history(before.history or TopicHistory(), after.history))
+    if after.log_starts != before.log_starts:
+        changes.append(f"has no records before offsets {after.log_starts} any more (was {before.log_starts})")
     return [_note(after, change) for change in changes]
 
 

@@ -102,6 +102,7 @@ class Replica(Machine[ReplicaStanding]):
         self.lag_max_ms = lag_max_ms
         self.leadership: Leadership | None = None
         self.pending = PendingAppends()
+        self.deleted_before = 0  # Invariant: never falls; what the controller has recorded
         self._follow_log(log)
 
     def _follow_log(self, log: RecoveredLog) -> None:
@@ -513,6 +514,14 @@ class Replica(Machine[ReplicaStanding]):
         self._follow_log(log)
 
     @property
+    def first_offset(self) -> int:
+        """The first offset that readers are given. Batches go whole: that of this offset may have deleted records.
+
+        What was deleted is committed, but this replica may not know that yet.
+        """
+        return max(self.log_start_offset, min(self.deleted_before, self.high_watermark))
+
+    @property
     def last_stable_offset(self) -> int:
         """Below this offset every transaction is decided, and the decision is committed. It never falls.
 
@@ -535,11 +544,11 @@ class Replica(Machine[ReplicaStanding]):
         If it equals `offset`, there is nothing to read yet.
         """
         leadership = self.check_leader(leader_epoch)
-        if self.log_start_offset <= offset <= self.log_end_offset:
+        if self.first_offset <= offset <= self.log_end_offset:
             return max(self.last_stable_offset if read_committed else self.high_watermark, offset)
         if offset > self.log_end_offset and self.high_watermark < leadership.epoch_start_offset:
             raise OffsetNotAvailableError("the new leader does not know yet what is committed")
-        raise OffsetOutOfRangeError(f"offset {offset} is outside {self.log_start_offset} to {self.high_watermark}")
+        raise OffsetOutOfRangeError(f"offset {offset} is outside {self.first_offset} to {self.high_watermark}")
 
     def latest_offset(self, leader_epoch: int, *, read_committed: bool = False) -> int:
         """The high watermark, or the last stable offset; never lower than one shown before (KIP-207)."""
@@ -574,7 +583,8 @@ class Replica(Machine[ReplicaStanding]):
         return self.producers.expire(before_ms)
 
     @event
-    def configure(self, min_insync_replicas: int) -> list[Effect]:
-        """The topic's min.insync.replicas changed."""
+    def configure(self, min_insync_replicas: int, deleted_before: int = 0) -> list[Effect]:
+        """The topic's min.insync.replicas, and before which offset its records were deleted."""
         self.min_insync_replicas = min_insync_replicas
+        self.deleted_before = max(self.deleted_before, deleted_before)
         return self._advance_high_watermark()

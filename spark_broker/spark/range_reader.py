@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.fetch_machine import FetchMachine, FetchTarget, Meaning, meaning_of
-from spark_broker.client.history_reader import HistoryReader
+from spark_broker.client.history_reader import HistoryReader, check_start
 from spark_broker.client.local_files import UnusableExtentError, this_boot_id
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
@@ -114,6 +114,12 @@ class RangeReader:
     def _from_history(self, end: int) -> Iterator[list[ConsumedBatch]]:
         """Read from the position up to `end` in the topic's table."""
         reader = HistoryReader(self._topic())
+        self._metadata.refresh(self._deadline)
+        try:
+            check_start(self._topic(), self._part.partition, self._position)
+        except OffsetOutOfRangeError as error:
+            self._recover(error)
+            return
         for batch in reader.batches(self._part.partition, self._position, end, self._columns):
             self._position = batch.next_offset
             yield [batch]
@@ -205,7 +211,8 @@ class RangeReader:
         if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(f"{tp}: records from offset {position} on are gone: {error.message}") from error
         info = lookup_offsets(self._metadata, {tp: EARLIEST_TIMESTAMP_MS}, self._deadline)[tp]
-        lost_before = info.log_start_offset if info.log_start_offset > position else self._part.end
+        begins = self._topic().begins(tp.partition, info.log_start_offset)
+        lost_before = begins if begins > position else self._part.end
         self._position = min(lost_before, self._part.end)
         _log.warning("%s: records %d to %d (exclusive) are gone; reading on", tp, position, self._position)
 

@@ -23,12 +23,14 @@ class LogConfig:
 
     @classmethod
     def of_topic(cls, config: TopicConfig) -> LogConfig:
-        """The log's part of a topic's settings. `local.retention.*` count where the topic has a history."""
+        """The log's part of a topic's settings. With `delta.path`, `local.retention.*` and `storage.format` count."""
         retention_ms, retention_bytes = config.retention_ms, config.retention_bytes
         if config.delta_path and config.local_retention_ms != AS_THE_TOPIC:
             retention_ms = config.local_retention_ms
         if config.delta_path and config.local_retention_bytes != AS_THE_TOPIC:
             retention_bytes = config.local_retention_bytes
+        if config.delta_path and config.storage_format == "delta":
+            retention_bytes = 0
         return cls(
             segment_bytes=config.segment_bytes,
             segment_index_bytes=config.segment_index_bytes,

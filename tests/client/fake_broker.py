@@ -129,6 +129,7 @@ class FakeTopic:
     config: dict[str, str]
     topic_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     history: HistoryMetadata | None = None
+    log_starts: list[int] = field(default_factory=list)
     sealed_offset: int = -1
 
     @property
@@ -548,7 +549,9 @@ class FakeCluster:
             PartitionMetadata(index, part.leader, part.leader_epoch, ids, ids, part.leader_epoch)
             for index, part in enumerate(topic.partitions)
         ]
-        return TopicMetadata(topic.name, topic.topic_id, partitions, topic.schemas, topic.config, topic.history)
+        return TopicMetadata(
+            topic.name, topic.topic_id, partitions, topic.schemas, topic.config, topic.history, topic.log_starts
+        )
 
     def _offset_info(self, broker: int, spec: ListOffsetsPartition) -> ListedOffset:
         try:

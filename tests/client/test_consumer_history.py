@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, write_deltalake
 
 from spark_broker import Admin, Consumer, TopicPartition
-from spark_broker.errors import InvalidDataError, MissingDependencyError, SparkBrokerError
+from spark_broker.errors import InvalidDataError, MissingDependencyError, OffsetOutOfRangeError, SparkBrokerError
 from spark_broker.protocol.messages import HistoryMetadata
 from spark_broker.times import from_ms
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
@@ -160,6 +160,24 @@ def test_the_log_start_moves_while_a_consumer_reads(cluster: FakeCluster, table:
     cluster.topics["t"].partitions[0].log_start_offset = 40
     consumer.seek(T0, 31)
     assert read(consumer, END - 31) == list(range(31, END)), "newer metadata says that the table has it"
+
+
+def test_deleted_records_are_not_read_from_the_table(cluster: FakeCluster, table: Path, consumer: Consumer) -> None:
+    """The consumer's metadata is from before the deletion: it finds out once the table is open."""
+    consumer.assign([T0])
+    consumer.seek(T0, 25)
+    assert read(consumer, 1)[0] == 25
+    cluster.topics["t"].log_starts = [12]
+    DeltaTable(str(table)).delete("_offset < 12")
+    consumer.seek(T0, 3)
+    assert read(consumer, END - 12) == list(range(12, END)), "earliest, by the reset policy"
+    with Consumer(cluster.bootstrap, auto_offset_reset="none") as strict:
+        strict.assign([T0])
+        strict.seek(T0, 11)
+        assert isinstance(error_of(strict), OffsetOutOfRangeError)
+        strict.seek(T0, 12)
+        assert read(strict, END - 12) == list(range(12, END))
+        assert strict.beginning_offsets([T0]) == {T0: 12}
 
 
 def test_without_a_history_an_offset_that_is_gone_resets_the_position(

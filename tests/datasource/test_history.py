@@ -121,6 +121,22 @@ def test_the_log_start_moves_during_a_stream(cluster: FakeCluster, table: Path, 
     assert found == EVERYTHING
 
 
+def test_records_that_are_deleted_during_a_stream_are_an_error_or_passed_over(
+    cluster: FakeCluster, table: Path, stream: MakeStream
+) -> None:
+    strict = stream(subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger="5")
+    lenient = stream(subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger="5", failOnDataLoss="false")
+    assert strict.numbers() == lenient.numbers() == EVERYTHING[:5]
+    cluster.topics["t"].log_starts = [12]
+    DeltaTable(str(table)).delete("_offset < 12")
+    with pytest.raises(OffsetOutOfRangeError):
+        strict.numbers()
+    found: list[int] = []
+    while batch := lenient.numbers():
+        found += batch
+    assert found == list(range(12, END))
+
+
 def test_a_user_may_rewrite_the_files_and_add_rows(table: Path, read: MakeRead) -> None:
     history = DeltaTable(str(table))
     history.optimize.z_order(["n"])

@@ -77,7 +77,7 @@ def await_drop(brokers: ProcessCluster, topic: str) -> list[int]:
 
     def starts() -> list[int]:
         with Admin(brokers.bootstrap_servers) as admin:
-            return [partition.log_start_offset or 0 for partition in admin.describe_topic(topic).partitions]
+            return [partition.local_log_start_offset or 0 for partition in admin.describe_topic(topic).partitions]
 
     eventually(lambda: min(starts()) > 0, what="retention deletes what is in the table")
     return starts()

@@ -17,6 +17,7 @@ from spark_broker.protocol.messages.admin import (
     ElectLeadersRequest,
     ElectLeadersResponse,
     EnsureOffsetsTopicRequest,
+    RaiseLogStartsRequest,
     ReassignPartitionRequest,
     ReportTieringRequest,
 )
@@ -24,6 +25,10 @@ from spark_broker.protocol.messages.calls import (
     BrokerMetadata,
     CommittedOffset,
     ControllerMetadata,
+    DeletedRecords,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
     EmptyResponse,
     HistoryMetadata,
     InitProducerIdRequest,
@@ -103,6 +108,7 @@ from spark_broker.protocol.messages.transactions import (
 CallRequest = (
     MetadataRequest
     | ListOffsetsRequest
+    | DeleteRecordsRequest
     | InitProducerIdRequest
     | OffsetCommitRequest
     | OffsetFetchRequest
@@ -113,6 +119,7 @@ CallRequest = (
     | ElectLeadersRequest
     | ReassignPartitionRequest
     | ConfirmHistoryRequest
+    | RaiseLogStartsRequest
     | ReportTieringRequest
     | EnsureOffsetsTopicRequest
     | AlterPartitionRequest
@@ -133,6 +140,7 @@ CallResponse = (
     ErrorResponse
     | MetadataResponse
     | ListOffsetsResponse
+    | DeleteRecordsResponse
     | InitProducerIdResponse
     | OffsetFetchResponse
     | EmptyResponse
@@ -183,6 +191,10 @@ __all__ = [
     "OffsetFetchResponse",
     "CreatePartitionsRequest",
     "CreateTopicRequest",
+    "DeletedRecords",
+    "DeleteRecordsPartition",
+    "DeleteRecordsRequest",
+    "DeleteRecordsResponse",
     "DeleteTopicRequest",
     "DescribeTransactionsRequest",
     "EARLIEST_TIMESTAMP_MS",
@@ -226,6 +238,7 @@ __all__ = [
     "AllocateProducerIdsResponse",
     "InitProducerIdResponse",
     "ProducerStateEntry",
+    "RaiseLogStartsRequest",
     "ReassignPartitionRequest",
     "ReportTieringRequest",
     "RegisterBrokerRequest",

@@ -102,6 +102,16 @@ class ConfirmHistoryRequest(Message, frozen=True):
     ends: Offsets
 
 
+class RaiseLogStartsRequest(Message, frozen=True):
+    """Records before these offsets are deleted, by partition, from the logs and from the topic's table.
+
+    From a leader that was asked to delete records, or from a tierer that applies the topic's retention.
+    """
+
+    topic_id: TopicId
+    starts: Annotated[list[tuple[PartitionId, Offset]], Meta(max_length=100_000)]
+
+
 class ReportTieringRequest(Message, frozen=True):
     """Why tiering of the topic has stopped; empty: it goes on."""
 

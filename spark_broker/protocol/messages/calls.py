@@ -98,7 +98,8 @@ class HistoryMetadata(Message, frozen=True):
 class TopicMetadata(Message, frozen=True):
     """`schemas[i]` is the IPC schema message of schema id i; the last one is current.
 
-    `history`: None when nothing was ever tiered.
+    `history`: None when nothing was ever tiered. `log_starts[p]`: records of partition p before it were deleted; a
+    partition beyond these begins where its leader says.
     """
 
     name: Name
@@ -107,6 +108,7 @@ class TopicMetadata(Message, frozen=True):
     schemas: list[bytes]
     config: dict[str, str]
     history: HistoryMetadata | None = None
+    log_starts: Offsets = msgspec.field(default_factory=list)
 
 
 class MetadataResponse(Message, frozen=True):
@@ -180,6 +182,35 @@ class ListedOffset(Message, frozen=True):
 
 class ListOffsetsResponse(Message, frozen=True):
     partitions: list[ListedOffset]
+
+
+class DeleteRecordsPartition(Message, frozen=True):
+    """`offset`: records before it are to be deleted; -1: all that are committed."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    leader_epoch: Epoch
+    offset: Offset
+
+
+class DeleteRecordsRequest(Message, frozen=True):
+    """To the partitions' leader."""
+
+    partitions: Annotated[list[DeleteRecordsPartition], Meta(max_length=10_000)]
+
+
+class DeletedRecords(Message, frozen=True):
+    """`log_start_offset`: where the partition begins now."""
+
+    topic_id: TopicId
+    partition: PartitionId
+    error_code: int
+    error_message: Text = ""
+    log_start_offset: Offset = -1
+
+
+class DeleteRecordsResponse(Message, frozen=True):
+    partitions: list[DeletedRecords]
 
 
 class InitProducerIdRequest(Message, frozen=True):

@@ -68,12 +68,13 @@ def configured(builder: SparkSession.Builder) -> SparkSession.Builder:
 
 def said_of(tiered: TieredTopic, took_s: float) -> str:
     """One line for people."""
+    deleted = f"; records before offsets {tiered.log_starts} are deleted" if any(tiered.log_starts) else ""
     if tiered.table_version is None:
-        return f"{tiered.topic}: nothing is sealed that is not in {tiered.path}"
+        return f"{tiered.topic}: nothing is sealed that is not in {tiered.path}{deleted}"
     size = f"{tiered.size_bytes / 1e6:,.1f} MB in {tiered.files} {'file' if tiered.files == 1 else 'files'}"
     return (
         f"{tiered.topic}: {tiered.records:,} records are in {tiered.path}, version {tiered.table_version} "
-        f"({size}) after {took_s:.1f} s"
+        f"({size}) after {took_s:.1f} s{deleted}"
     )
 
 

@@ -48,6 +48,11 @@ class Topic:
         return Topic(state.name, state.topic_id, schemas, state.schemas, config, column, ends, state.log_starts)
 
     @property
+    def drops_what_is_tiered(self) -> bool:
+        """Brokers keep no segment that is in the topic's table (storage.format=delta)."""
+        return self.history_ends is not None and self.config.storage_format == "delta"
+
+    @property
     def schema_id(self) -> int:
         return len(self.schemas) - 1
 

@@ -230,10 +230,12 @@ class Admin:
         deadline = self._deadline()
         starts = RecordDeletion(self._metadata, offsets).run(deadline)
         for name in {tp.topic for tp in starts}:
-            mine = {tp.partition: start for tp, start in starts.items() if tp.topic == name}
+            mine = {tp.partition: _recorded(offsets[tp], start) for tp, start in starts.items() if tp.topic == name}
             self._await_brokers(name, lambda topic, mine=mine: _begins_at(topic, mine), deadline)  # type: ignore[misc]
-        if starts:
-            self._metadata.refresh(deadline)
+        view = self._metadata.refresh(deadline) if starts else self._metadata.view
+        for tp, start in starts.items():
+            topic = view.topic(tp.topic)
+            starts[tp] = start if topic is None else topic.begins(tp.partition, start)
         return starts
 
     def list_transactions(self) -> list[TransactionInfo]:
@@ -345,6 +347,11 @@ class Admin:
             attempt += 1
             if self._metadata.closing.wait(wait_s):
                 raise ClosedError("the admin client was closed during the call")
+
+
+def _recorded(asked: int, start: int) -> int:
+    """What the controller has recorded at least. The log may start later, because of its own retention."""
+    return start if asked < 0 else min(asked, start)
 
 
 def _begins_at(topic: TopicMetadata | None, starts: Mapping[int, int]) -> bool:

@@ -42,9 +42,12 @@ class TopicView:
         """
         if self.history is None or not self.settings.delta_path or partition >= len(self.history.ends):
             return 0, 0
-        deleted_before = self.log_starts[partition] if partition < len(self.log_starts) else 0
         end = self.history.ends[partition]
-        return min(end, max(self.history.starts[partition], deleted_before)), end
+        return min(end, max(self.history.starts[partition], self.deleted_before(partition))), end
+
+    def deleted_before(self, partition: int) -> int:
+        """Records of the partition before this offset were deleted, wherever they were; 0: none were."""
+        return self.log_starts[partition] if partition < len(self.log_starts) else 0
 
     def begins(self, partition: int, log_start: int) -> int:
         """The first offset of the partition whose log begins here: it may be in the topic's table."""

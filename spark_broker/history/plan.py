@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_broker.errors import TieringStoppedError
+from spark_broker.history.retention import HistoryMark
 
 
 @dataclass(frozen=True)
@@ -35,27 +36,36 @@ class HistoryState:
 
 @dataclass(frozen=True)
 class TableCommit:
-    """A commit of ours, as the table's log has it. `attempt`: the uuid of the try that made it."""
+    """A commit of ours, as the table's log has it. `attempt`: the uuid of the try that made it. `marks`: what retention
+    knows of this and earlier commits, oldest first.
+    """
 
     table_version: int
     version: int
     attempt: str
     starts: tuple[int, ...]
     ends: tuple[int, ...]
+    marks: tuple[HistoryMark, ...] = ()
 
 
 @dataclass(frozen=True)
 class TableSnapshot:
     """One version of the table. `version`: of the topic's newest transaction in it (-1: none).
 
-    `commits`: those of the topic, by the version of the transaction, which are newer than the controller's record and
-    whose metadata the table still has.
+    `commits`: those of the topic, by the version of the transaction, which the controller recorded last or has not
+    recorded yet, and whose metadata the table still has.
     """
 
     table_id: str
     table_version: int
     version: int
     commits: Mapping[int, TableCommit]
+
+    @property
+    def marks(self) -> tuple[HistoryMark, ...]:
+        """What retention knows of the commits so far; none where the metadata of the newest was cleaned up."""
+        newest = self.commits.get(self.version)
+        return () if newest is None else newest.marks
 
 
 @dataclass(frozen=True)
@@ -111,9 +121,15 @@ def next_ranges(history: HistoryState, logs: Sequence[PartitionLog]) -> list[Tie
     return ranges
 
 
-def after(history: HistoryState, ranges: Sequence[TieringRange], partitions: int) -> tuple[list[int], list[int]]:
-    """Starts and ends of the history once these ranges are in it. A gap before a range begins the history anew."""
+def after(
+    history: HistoryState, ranges: Sequence[TieringRange], partitions: int, deleted: Sequence[int] = ()
+) -> tuple[list[int], list[int]]:
+    """Starts and ends of the history once these ranges are in it. A gap before a range begins the history anew.
+
+    `deleted`: rows of each partition before these offsets are no longer in the table.
+    """
     starts = [*history.starts, *[0] * (partitions - len(history.starts))]
+    starts[: len(deleted)] = [max(start, offset) for start, offset in zip(starts, deleted, strict=False)]
     ends = [*history.ends, *[0] * (partitions - len(history.ends))]
     for tiered in ranges:
         if ends[tiered.partition] != tiered.start or starts[tiered.partition] == ends[tiered.partition]:

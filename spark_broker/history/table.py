@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.errors import TieringStoppedError
 from spark_broker.history.plan import TableCommit, TableSnapshot
+from spark_broker.history.retention import HistoryMark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 APP_PREFIX = "spark-broker/"
 """What the id of an application that tiers a topic begins with."""
@@ -60,8 +61,8 @@ class HistoryTable:
         self._path = path
         self._app_id = app_id
 
-    def snapshot(self, newer_than: int) -> TableSnapshot | None:
-        """The newest version, with our commits whose transaction is newer than this; None: there is no table.
+    def snapshot(self, recorded: int) -> TableSnapshot | None:
+        """The newest version, with our commits from this transaction on; None: there is no table.
 
         Raises TieringStoppedError where the table cannot be read, or is the history of another topic.
         """
@@ -75,13 +76,30 @@ class HistoryTable:
             version = transactions.pop(self._app_id, -1)
             self._refuse_others(transactions)
             table_version = int(snapshot.version())
-            commits = self._commits(newer_than, version, table_version) if version > newer_than else {}
+            commits = self._commits(recorded - 1, version, table_version) if version >= max(recorded, 0) else {}
             return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
 
-    def check_columns(self, schema: StructType) -> None:
-        """Raise TieringStoppedError where a column of the table has another type. A missing column is added later."""
+    def fitted(self, frame: DataFrame) -> DataFrame:
+        """The rows with what the table demands of each: columns that it is partitioned by, null where the topic lacks
+        them. A column that the table lacks is added to it later.
+
+        Raises TieringStoppedError where a column of the table has another type.
+        """
+        from pyspark.sql.functions import lit
+
         with _failures(f"the table {self._path} cannot be read"):
+            from delta.tables import DeltaTable
+
             columns = {f.name.lower(): f for f in self._spark.read.format("delta").load(self._path).schema}
+            detail = DeltaTable.forPath(self._spark, self._path).detail().select("partitionColumns").collect()
+        self._check_types(frame.schema, columns)
+        there = {field.name.lower() for field in frame.schema}
+        for name in detail[0]["partitionColumns"]:
+            if name.lower() not in there:
+                frame = frame.withColumn(name, lit(None).cast(columns[name.lower()].dataType))
+        return frame
+
+    def _check_types(self, schema: StructType, columns: Mapping[str, StructField]) -> None:
         for field in schema:
             column = columns.get(field.name.lower())
             if column is not None and column.dataType.simpleString() != field.dataType.simpleString():
@@ -96,7 +114,8 @@ class HistoryTable:
         Raises ConflictError where another tierer was first, and TieringStoppedError where the table cannot be written.
         """
         metadata = {"version": commit.version, "attempt": commit.attempt}
-        offsets = {"starts": list(commit.starts), "ends": list(commit.ends)}
+        marks = [[mark.time_ms, list(mark.ends), list(mark.sizes)] for mark in commit.marks]
+        offsets = {"starts": list(commit.starts), "ends": list(commit.ends), "marks": marks}
         with _failures(f"the table {self._path} cannot be written"):
             writer = frame.write.format("delta").mode("append").option("mergeSchema", "true")
             writer = writer.option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
@@ -104,6 +123,17 @@ class HistoryTable:
             writer = writer.option("delta.dataSkippingStatsColumns", ",".join(_with_statistics(frame.schema)))
             writer.option("userMetadata", json.dumps({self._app_id: {**metadata, **offsets}})).save(self._path)
             return self._read_back(commit)
+
+    def delete_before(self, starts: Mapping[int, int]) -> None:
+        """Delete the rows of each partition before its offset. Rows of a user, which have no offset, stay.
+
+        Raises ConflictError where somebody else writes meanwhile, and TieringStoppedError where rows cannot be deleted.
+        """
+        conditions = (f"(_partition = {partition} AND _offset < {start})" for partition, start in starts.items())
+        with _failures(f"rows of the table {self._path} cannot be deleted"):
+            from delta.tables import DeltaTable
+
+            DeltaTable.forPath(self._spark, self._path).delete(" OR ".join(conditions))
 
     def _read_back(self, commit: TableCommit) -> Written:
         """Delta skips a transaction that it has seen, and says nothing. So look whose commit it is."""
@@ -172,7 +202,12 @@ def _our_commit(row: Any, app_id: str) -> TableCommit | None:
     if not isinstance(ours, dict):
         return None
     return TableCommit(
-        int(row["version"]), int(ours["version"]), str(ours["attempt"]), tuple(ours["starts"]), tuple(ours["ends"])
+        table_version=int(row["version"]),
+        version=int(ours["version"]),
+        attempt=str(ours["attempt"]),
+        starts=tuple(ours["starts"]),
+        ends=tuple(ours["ends"]),
+        marks=tuple(HistoryMark(time_ms, tuple(e), tuple(s)) for time_ms, e, s in ours.get("marks", ())),
     )
 
 

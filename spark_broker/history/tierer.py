@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from spark_broker.errors import (
     UnsupportedSparkError,
 )
 from spark_broker.history.plan import HistoryState, PartitionLog, TableCommit, TieringRange, after, next_ranges, recover
+from spark_broker.history.retention import HistoryMark, HistoryRetention, expired_before, with_mark
 from spark_broker.history.table import APP_PREFIX, ConflictError, HistoryTable, Written
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import (
@@ -39,6 +41,7 @@ from spark_broker.protocol.messages import (
     ConfirmHistoryRequest,
     ListedOffset,
     Message,
+    RaiseLogStartsRequest,
     ReportTieringRequest,
 )
 from spark_broker.spark.delta_session import check_delta
@@ -60,7 +63,10 @@ PARALLEL_FILE_BYTES = 96 * 1024 * 1024
 
 @dataclass(frozen=True)
 class TieredTopic:
-    """What a run has done. `table_version` is None when there was nothing to write. `ends`: of the history now."""
+    """What a run has done. `table_version` is None when there was nothing to write. `ends`: of the history now.
+
+    `log_starts`: the topic's records before these offsets are deleted, by partition.
+    """
 
     topic: str
     path: str
@@ -69,6 +75,7 @@ class TieredTopic:
     files: int
     size_bytes: int
     ends: tuple[int, ...]
+    log_starts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -159,21 +166,29 @@ class Tierer:
         topic = target.topic
         recorded = _recorded(topic)
         table = HistoryTable(self._spark, topic.settings.delta_path, target.app_id)
-        snapshot = table.snapshot(newer_than=recorded.version)
+        snapshot = table.snapshot(recorded.version)
         history = recover(recorded, snapshot)
         if history.version > recorded.version:
             self._confirm(target, history)
+        deleted = self._delete(table, history, topic.log_starts)
         listed = self._listed(topic, history)
         ranges = next_ranges(history, [self._log(info) for info in listed])
+        marks = () if snapshot is None else snapshot.marks
         if not ranges:
-            return TieredTopic(topic.name, topic.settings.delta_path, None, 0, 0, 0, history.ends)
-        frame = self._frame(topic, ranges, sum(_size(listed[r.partition], r) for r in ranges))
+            log_starts = self._expire(target, table, history, marks)
+            return TieredTopic(topic.name, topic.settings.delta_path, None, 0, 0, 0, history.ends, log_starts)
+        sizes = {r.partition: _size(listed[r.partition], r) for r in ranges}
+        frame = self._frame(topic, ranges, sum(sizes.values()))
         if snapshot is not None:
-            table.check_columns(frame.schema)
-        starts, ends = after(history, ranges, len(topic.partitions))
-        commit = TableCommit(-1, history.version + 1, uuid.uuid4().hex, tuple(starts), tuple(ends))
+            frame = table.fitted(frame)
+        partitions = len(topic.partitions)
+        starts, ends = after(history, ranges, partitions, deleted)
+        mark = HistoryMark(time.time_ns() // 1_000_000, tuple(ends), tuple(sizes.get(p, 0) for p in range(partitions)))
+        marks = with_mark(marks, mark)
+        commit = TableCommit(-1, history.version + 1, uuid.uuid4().hex, tuple(starts), tuple(ends), marks)
         written = table.append(frame, commit)
         self._confirm(target, _state(written))
+        log_starts = self._expire(target, table, _state(written), marks)
         return TieredTopic(
             topic=topic.name,
             path=topic.settings.delta_path,
@@ -182,7 +197,30 @@ class Tierer:
             files=written.files,
             size_bytes=written.size_bytes,
             ends=commit.ends,
+            log_starts=log_starts,
         )
+
+    def _delete(self, table: HistoryTable, history: HistoryState, log_starts: Sequence[int]) -> tuple[int, ...]:
+        """Delete rows of records that are deleted already. Returns before which offsets the table has none now."""
+        deleted = tuple(min(start, end) for start, end in zip(log_starts, history.ends, strict=False))
+        due = {p: start for p, start in enumerate(deleted) if start > history.starts[p]}
+        if due:
+            table.delete_before(due)
+        return deleted
+
+    def _expire(
+        self, target: _Target, table: HistoryTable, history: HistoryState, marks: Sequence[HistoryMark]
+    ) -> tuple[int, ...]:
+        """Apply the topic's retention. First the controller, so that readers get no row that is about to go."""
+        topic = target.topic
+        retention = HistoryRetention.of_topic(topic.config)
+        now_ms = time.time_ns() // 1_000_000
+        log_starts = expired_before(marks, retention, now_ms, topic.log_starts, len(topic.partitions))
+        raised = [(p, start) for p, start in enumerate(log_starts) if start > topic.deleted_before(p)]
+        if raised:
+            self._tell(RaiseLogStartsRequest(topic.topic_id, raised))
+            self._delete(table, history, log_starts)
+        return log_starts
 
     def _listed(self, topic: TopicView, history: HistoryState) -> list[ListedOffset]:
         """The log of every partition: start, sealed end, last stable offset, and its size from the history's end on."""

@@ -100,6 +100,15 @@ class TiererProcess:
             raise RuntimeError(f"{answer['error']}: {answer['message']}")
         return sorted((partition, offset, crc) for partition, offset, crc in answer["rows"])
 
+    def sql(self, statement: str) -> list[list[Any]]:
+        """What any Spark with Delta answers, without code of this project. Raises RuntimeError."""
+        self._give({"sql": statement})
+        answer = self.ended()
+        if "error" in answer:
+            raise RuntimeError(f"{answer['error']}: {answer['message']}")
+        rows: list[list[Any]] = answer["rows"]
+        return rows
+
     @property
     def log(self) -> str:
         return (self._directory / "stderr").read_text()[-3000:]
@@ -146,6 +155,7 @@ def _stop_at(point: str, directory: Path) -> None:
 
 def main(directory: Path, *, delta: bool) -> None:
     """Tier or read what stdin names, until it ends."""
+    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     from spark_broker.driver.session import configure_spark
@@ -160,17 +170,21 @@ def main(directory: Path, *, delta: bool) -> None:
         if given.get("stop_at"):
             _stop_at(given["stop_at"], directory)
         try:
-            if "read" in given:
+            if "sql" in given:
+                answer: dict[str, Any] = {"rows": [list(row) for row in spark.sql(given["sql"]).collect()]}
+            elif "read" in given:
                 frame = read_topic(spark, given["topic"], bootstrap_servers=given["servers"], **given["read"])
                 rows = frame.selectExpr("partition", "offset", "crc32(value) AS crc").collect()
-                answer: dict[str, Any] = {"rows": [list(row) for row in rows]}
+                answer = {"rows": [list(row) for row in rows]}
             else:
                 answer = asdict(
                     tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
                 )
         except SparkBrokerError as error:
             answer = {"error": error.name, "message": error.message}
-        os.write(sys.stdout.fileno(), (json.dumps(answer) + "\n").encode())
+        except PySparkException as error:
+            answer = {"error": "SPARK", "message": str(error)[:2000]}
+        os.write(sys.stdout.fileno(), (json.dumps(answer, default=str) + "\n").encode())
 
 
 if __name__ == "__main__":

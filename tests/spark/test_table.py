@@ -1,0 +1,249 @@
+"""A topic's Delta table in the hands of others: users with plain Delta, the topic's retention, and accidents."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from tests.support.process_cluster import ProcessCluster
+from tests.support.tierer_process import TiererProcess
+from tests.support.waiting import eventually
+
+pytestmark = pytest.mark.timeout(900)
+
+PARTITIONS = 2
+BATCHES = 4
+ROWS = 50
+
+Row = tuple[int, int, int]
+"""Partition, offset, CRC-32 of the value."""
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def admin(brokers: ProcessCluster) -> Iterator[Admin]:
+    with Admin(brokers.bootstrap_servers) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
+    with TiererProcess(tmp_path_factory.mktemp("spark"), "delta") as started:
+        yield started
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path) -> str:
+    """A topic with a table at `tmp_path / "table"`, named after the test."""
+    name = str(request.node.name)[:200]
+    config = {"delta.path": str(tmp_path / "table"), "segment.bytes": "16384"}
+    admin.create_topic(NewTopic(name, partitions=PARTITIONS, replication_factor=2, config=config))
+    return name
+
+
+def fill(brokers: ProcessCluster, topic: str, first: int = 0) -> list[Row]:
+    """Append batches to every partition. Returns what they hold; `first`: the offset where each partition begins."""
+    rows: list[Row] = []
+    with Producer(brokers.bootstrap_servers) as producer:
+        for index in range(BATCHES * PARTITIONS):
+            values = [f"{first} {index} {number}".encode().ljust(200) for number in range(ROWS)]
+            batch = pa.record_batch({"value": pa.array(values, pa.binary())})
+            (stored,) = producer.append(topic, batch, partition=index % PARTITIONS).result(60)
+            assert stored.base_offset is not None
+            rows += [(index % PARTITIONS, n, zlib.crc32(value)) for n, value in enumerate(values, stored.base_offset)]
+    assert min(offset for _, offset, _ in rows) == first
+    return sorted(rows)
+
+
+def tier(brokers: ProcessCluster, spark: TiererProcess, topic: str) -> None:
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert "error" not in answer, answer
+
+
+def consumed(brokers: ProcessCluster, topic: str) -> list[Row]:
+    """What a consumer reads from the first offset to the last."""
+    partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+    rows: list[Row] = []
+    with Consumer(brokers.bootstrap_servers, auto_offset_reset="earliest") as consumer:
+        ends = consumer.end_offsets(partitions)
+        consumer.assign(partitions)
+        while any(consumer.position(tp) < end for tp, end in ends.items()):
+            for batch in consumer.poll(1.0):
+                values = batch.data.column("value").to_pylist()
+                rows += [(batch.partition, n, zlib.crc32(value)) for n, value in enumerate(values, batch.base_offset)]
+    return sorted(rows)
+
+
+def in_table(table: Path) -> list[Row]:
+    columns = DeltaTable(str(table)).to_pyarrow_table(columns=["_partition", "_offset", "value"]).to_pylist()
+    return sorted((row["_partition"], row["_offset"], zlib.crc32(row["value"])) for row in columns)
+
+
+def by_plain_delta(spark: TiererProcess, table: Path, version: str = "") -> list[Row]:
+    rows = spark.sql(f"SELECT _partition, _offset, crc32(value) FROM delta.`{table}` {version} ORDER BY 1, 2")
+    return [(partition, offset, crc) for partition, offset, crc in rows]
+
+
+def test_users_rewrite_the_table_and_delete_records_and_the_topic_goes_on(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    """OPTIMIZE, VACUUM and time travel by plain Delta; DeleteRecords across the boundary of table and log."""
+    table, servers = tmp_path / "table", brokers.bootstrap_servers
+    admin.alter_topic_config(topic, {"storage.format": "delta"})
+    first = fill(brokers, topic)
+    tier(brokers, spark, topic)
+    second = fill(brokers, topic, first=len(first) // PARTITIONS)
+    tier(brokers, spark, topic)
+    assert by_plain_delta(spark, table) == in_table(table) == sorted(first + second)
+    assert by_plain_delta(spark, table, "VERSION AS OF 0") == first
+    starts = [p.local_log_start_offset or 0 for p in admin.describe_topic(topic).partitions]
+    assert min(starts) > len(first) // PARTITIONS, "storage.format=delta: what is in the table is not kept"
+
+    spark.sql("SET spark.databricks.delta.retentionDurationCheck.enabled=false")
+    assert spark.sql(f"OPTIMIZE delta.`{table}` ZORDER BY (_timestamp)")
+    spark.sql(f"VACUUM delta.`{table}` RETAIN 0 HOURS")
+    third = fill(brokers, topic, first=2 * len(first) // PARTITIONS)
+    tier(brokers, spark, topic)
+    everything = sorted(first + second + third)
+    assert by_plain_delta(spark, table) == in_table(table) == everything
+    assert consumed(brokers, topic) == spark.read(servers, topic) == everything
+
+    cut = TopicPartition(topic, 1)
+    assert admin.delete_records({cut: 77}) == {cut: 77}
+    left = [row for row in everything if row[0] == 0 or row[1] >= 77]
+    assert consumed(brokers, topic) == spark.read(servers, topic) == left
+    assert admin.describe_topic(topic).partitions[1].log_start_offset == 77
+    assert in_table(table) == everything, "rows go with the next run"
+    tier(brokers, spark, topic)
+    assert in_table(table) == by_plain_delta(spark, table) == left
+    assert consumed(brokers, topic) == left
+
+
+@pytest.mark.full
+def test_retention_by_size_deletes_the_rows_of_the_oldest_commits(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table, servers = tmp_path / "table", brokers.bootstrap_servers
+    rows: list[Row] = []
+    for _ in range(3):
+        rows += fill(brokers, topic, first=len(rows) // PARTITIONS)
+        tier(brokers, spark, topic)
+    commit = len(rows) // 3 // PARTITIONS
+    assert in_table(table) == sorted(rows), "a default deletes nothing"
+    assert admin.describe_topic(topic).config.get("retention.ms") is None
+    admin.alter_topic_config(topic, {"retention.bytes": 30_000})
+    tier(brokers, spark, topic)
+    starts = [partition.log_start_offset for partition in admin.describe_topic(topic).partitions]
+    assert starts == [2 * commit] * PARTITIONS
+    left = [row for row in sorted(rows) if row[1] >= 2 * commit]
+    assert in_table(table) == consumed(brokers, topic) == spark.read(servers, topic) == left
+    assert admin.list_offsets({TopicPartition(topic, 0): "earliest"}) == {TopicPartition(topic, 0): 2 * commit}
+
+
+@pytest.mark.full
+def test_retention_by_time_deletes_everything_that_is_old_and_offsets_go_on(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    older = [{"value": b"a user's own", "_offset": None, "_partition": None}]
+    schema = pa.schema([("value", pa.binary()), ("_offset", pa.int64()), ("_partition", pa.int32())])
+    write_deltalake(str(table), pa.Table.from_pylist(older, schema))
+    first = fill(brokers, topic)
+    tier(brokers, spark, topic)
+    admin.alter_topic_config(topic, {"retention.ms": 1})
+    end = len(first) // PARTITIONS
+    # A run deletes what was tiered before: its own commit is not old yet.
+    eventually(lambda: _tiered_away(brokers, admin, spark, topic, end), 120, "retention deletes the first commit")
+    assert consumed(brokers, topic) == []
+    rows = DeltaTable(str(table)).to_pyarrow_table(columns=["value", "_offset"]).to_pylist()
+    assert rows == [{"value": b"a user's own", "_offset": None}]
+    second = fill(brokers, topic, first=end)
+    assert consumed(brokers, topic) == second
+    admin.alter_topic_config(topic, {"retention.ms": -1})
+    tier(brokers, spark, topic)
+    assert consumed(brokers, topic) == spark.read(brokers.bootstrap_servers, topic) == second
+
+
+def _tiered_away(brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, end: int) -> bool:
+    tier(brokers, spark, topic)
+    return [partition.log_start_offset for partition in admin.describe_topic(topic).partitions] == [end] * PARTITIONS
+
+
+@pytest.mark.full
+def test_a_table_that_exists_already_keeps_its_rows_and_they_are_not_part_of_the_topic(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    spark.sql(f"CREATE TABLE delta.`{table}` (value BINARY, note STRING) USING DELTA PARTITIONED BY (note)")
+    spark.sql(f"INSERT INTO delta.`{table}` VALUES (CAST('older' AS BINARY), 'mine')")
+    rows = fill(brokers, topic)
+    tier(brokers, spark, topic)
+    assert spark.sql(f"SELECT CAST(value AS STRING), note FROM delta.`{table}` WHERE _offset IS NULL") == [
+        ["older", "mine"]
+    ]
+    assert spark.sql(f"SELECT count(*), count(note) FROM delta.`{table}` WHERE _offset IS NOT NULL") == [[len(rows), 0]]
+    assert consumed(brokers, topic) == spark.read(brokers.bootstrap_servers, topic) == rows
+    spark.sql(f"INSERT INTO delta.`{table}` (value, note) VALUES (CAST('later' AS BINARY), 'mine')")
+    rows += fill(brokers, topic, first=len(rows) // PARTITIONS)
+    tier(brokers, spark, topic)
+    assert consumed(brokers, topic) == spark.read(brokers.bootstrap_servers, topic) == sorted(rows)
+
+
+def stopped(admin: Admin, topic: str) -> str:
+    history = admin.describe_topic(topic).history
+    assert history is not None
+    return history.stopped or ""
+
+
+@pytest.mark.full
+def test_a_table_deleted_under_the_topic_stops_tiering_and_nothing_else(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    rows = fill(brokers, topic)
+    tier(brokers, spark, topic)
+    shutil.move(table, tmp_path / "elsewhere")
+    rows += fill(brokers, topic, first=len(rows) // PARTITIONS)
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert (answer["error"], "gone" in answer["message"]) == ("TIERING_STOPPED", True)
+    eventually(lambda: "gone" in stopped(admin, topic), what="the description says why")
+    assert not table.exists(), "no second history is begun"
+    assert consumed(brokers, topic) == sorted(rows), "the brokers still have everything"
+    spark.sql(f"CREATE TABLE delta.`{table}` (value BINARY) USING DELTA")
+    assert "was replaced" in spark.tier(brokers.bootstrap_servers, topic)["message"]
+    shutil.rmtree(table)
+    shutil.move(tmp_path / "elsewhere", table)
+    tier(brokers, spark, topic)
+    eventually(lambda: stopped(admin, topic) == "", what="the description says that tiering goes on")
+    assert in_table(table) == consumed(brokers, topic) == sorted(rows)
+
+
+@pytest.mark.full
+def test_a_table_with_another_schema_stops_tiering_and_is_not_touched(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    spark.sql(f"CREATE TABLE delta.`{table}` (value INT) USING DELTA")
+    rows = fill(brokers, topic)
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert answer["error"] == "TIERING_STOPPED"
+    assert "column 'value' of the table" in answer["message"]
+    eventually(lambda: "is int, in the topic it is binary" in stopped(admin, topic), what="the description says why")
+    assert DeltaTable(str(table)).version() == 0
+    assert consumed(brokers, topic) == rows
+    admin.alter_topic_config(topic, {"delta.path": str(tmp_path / "another")})
+    tier(brokers, spark, topic)
+    assert in_table(tmp_path / "another") == rows
+    eventually(lambda: stopped(admin, topic) == "", what="the description says that tiering goes on")

@@ -312,6 +312,11 @@ class ClusterConfig(Config):
     replica_reassignment_delay_ms: int = setting(
         30_000, "Move the replicas of a broker that is gone for this long to live brokers; -1: never.", at_least(-1)
     )
+    cluster_loss_delay_ms: int = setting(
+        60_000,
+        "When none of the brokers that had replicas is back this long after a start, while others are live, their disks count as lost: topics with a history go on at its end, and internal topics begin empty. Other topics wait for an operator. -1: all do.",
+        at_least(-1),
+    )
     replica_reassignment_max_partitions: int = setting(
         10, "Self-healing moves at most this many partitions at once (throttle).", at_least(1)
     )

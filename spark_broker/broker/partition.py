@@ -48,7 +48,6 @@ from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
     NotLeaderOrFollowerError,
-    OffsetOutOfRangeError,
     SparkBrokerError,
     StorageFullError,
 )
@@ -116,6 +115,8 @@ class Partition:
             self._log.configure(topic)
             self._carry_out(self.replica.configure(topic.config.min_insync_replicas, topic.deleted_before(self.key[1])))
             before = self.lines.before()
+            if self.replica.begins_anew(assignment, topic.begins_from(self.key[1])):
+                self._begin_at(topic.begins_from(self.key[1]))
             self._carry_out(self.replica.assign(assignment, broker_epochs, self._clock.boottime_ms()))
             self.lines.assigned(before)
             if self.replica.assignment.leader_epoch != before.assignment.leader_epoch:
@@ -126,6 +127,19 @@ class Partition:
             self._drop_deleted()
             for notifier in (*self._log_listeners, *self._commit_listeners):
                 notifier.notify(self.key)
+
+    def _begin_at(self, offset: int) -> None:
+        """Drop the log and begin at `offset`. A replica that cannot do so stops: it must not lead with what it has."""
+        began = self.replica.log_end_offset
+        try:
+            self.guard_storage(lambda: self._log.restart_at(offset, [], []))
+        except StorageFullError as error:
+            self._broken(KafkaStorageError(f"{self} cannot begin at {offset}: {error.message}"))
+        except SparkBrokerError:
+            self.replica.invariant(self.replica.role is Role.STOPPED, "it goes on with a failed disk")
+        else:
+            self.replica.restarted(self._log.state(high_watermark=offset))
+            self.lines.restarted(began, "the topic's records below are in its table, or deleted")
 
     def stop(self, error: SparkBrokerError) -> None:
         """Take the replica offline; appends that wait are refused with `error`."""
@@ -406,20 +420,6 @@ class Partition:
         """Remove what is below the log start, out of readers' reach. A full disk keeps it until there is room."""
         with suppress(StorageFullError):  # `Room` logs it.
             self.guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
-
-    def records_to_delete(self, leader_epoch: int, offset: int) -> int:
-        """Up to which offset (exclusive) records are to be deleted: `offset`, or all that are committed (-1).
-
-        Raises NotLeaderOrFollowerError, the errors about leader epochs, and OffsetOutOfRangeError.
-        """
-        with self.lock:
-            self.check_lease(writing=False)
-            high_watermark = self.replica.latest_offset(leader_epoch)
-            if offset > high_watermark:
-                raise OffsetOutOfRangeError(
-                    f"{self}: records before {offset} cannot be deleted, the high watermark is {high_watermark}"
-                )
-            return high_watermark if offset < 0 else offset
 
     def records_deleted(self, offset: int) -> int:
         """The controller has recorded that records before `offset` are deleted. Returns where the partition begins."""

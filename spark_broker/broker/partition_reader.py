@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from spark_broker.core.replica import Replica, Role
+from spark_broker.errors import OffsetOutOfRangeError
 from spark_broker.protocol.arrow_message import decode_batch
 from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.stored_run import StoredRun
@@ -157,6 +158,18 @@ class PartitionReader:
             self._partition.check_lease(writing=False)
             latest = self._replica.latest_offset(leader_epoch, read_committed=read_committed)
             return self._replica.first_offset, latest
+
+    def records_to_delete(self, leader_epoch: int, offset: int) -> int:
+        """Up to which offset (exclusive) records are to be deleted: `offset`, or all that are committed (-1).
+
+        Raises NotLeaderOrFollowerError, the errors about leader epochs, and OffsetOutOfRangeError.
+        """
+        _, high_watermark = self.offsets(leader_epoch)
+        if offset > high_watermark:
+            raise OffsetOutOfRangeError(
+                f"{self._partition}: records before {offset} cannot be deleted, the high watermark is {high_watermark}"
+            )
+        return high_watermark if offset < 0 else offset
 
     def sealed_offset(self, leader_epoch: int) -> int:
         """The end of the sealed segments, or the last stable offset where it is lower: what may be tiered."""

@@ -47,7 +47,7 @@ class RecordDeletion:
         for spec in self._request.partitions:
             try:
                 partition = self._manager.partition(spec.topic_id, spec.partition)
-                offset = partition.records_to_delete(spec.leader_epoch, spec.offset)
+                offset = partition.reader.records_to_delete(spec.leader_epoch, spec.offset)
             except SparkBrokerError as error:
                 self._failed(spec.topic_id, spec.partition, error)
             else:

@@ -125,7 +125,7 @@ class ReplicaLines:
         self._line(logging.INFO, text, old_offset=began, why=why)
 
     def restarted(self, began: int, why: str) -> None:
-        """Its log was dropped, and begins anew at the leader's log start."""
+        """Its log was dropped, and begins anew at a higher offset."""
         text = "restarted at %(offset)d in leader epoch %(leader_epoch)d; the log that ended at %(old_offset)d is gone"
         self._line(logging.INFO, f"{text}: %(why)s", old_offset=began, why=why)
 

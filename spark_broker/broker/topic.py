@@ -60,6 +60,11 @@ class Topic:
         """Records of the partition before this offset were deleted; 0: none were."""
         return self.log_starts[partition] if partition < len(self.log_starts) else 0
 
+    def begins_from(self, partition: int) -> int:
+        """A log of the partition begins at this offset at least: below it are the table's rows, or deleted records."""
+        tiered = self.retained_from(partition) if self.history_ends is not None else 0
+        return max(tiered, self.deleted_before(partition))
+
     def retained_from(self, partition: int) -> int:
         """Retention deletes nothing from this offset on: it is not in the topic's table. Without a table: no offset."""
         if self.history_ends is None:

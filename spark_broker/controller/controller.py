@@ -312,9 +312,11 @@ class Controller(Machine[ControllerStanding]):
             self._note(text, expected=False, launch=event.request.launch, session_id=event.session_id)
             return
         broker_id = registration.broker_id
+        known = self.image.brokers.get(broker_id)
+        new_directory = known is not None and known.directory_id != event.request.directory_id
         start = f"{event.request.start_kind} start"
         self._apply(registration.records, f"broker {broker_id} registered ({start})")
-        self._returned(broker_id, now_ms, new_id=registration.new_id)
+        self._returned(broker_id, now_ms, new_id=registration.new_id, new_directory=new_directory)
         self._clocks.forget(broker_id)
         if not registration.resumed:
             self._shutdown_offsets.pop(broker_id, None)
@@ -336,12 +338,12 @@ class Controller(Machine[ControllerStanding]):
             session_id=event.session_id,
         )
 
-    def _returned(self, broker_id: int, now_ms: int, *, new_id: bool = False) -> None:
+    def _returned(self, broker_id: int, now_ms: int, *, new_id: bool = False, new_directory: bool = False) -> None:
         """The broker is no longer away. One that is new, or was away for long, is to get its share of replicas."""
         away_long = broker_id in self._absences.away_for(self._settings.cluster.replica_reassignment_delay_ms, now_ms)
         if new_id or away_long:
             self._housekeeping.joined.add(broker_id)
-        self._absences.returned(broker_id)
+        self._absences.returned(broker_id, new_directory=new_directory)
         self._absences.note_live(self.image, now_ms)
 
     def _registration(self, request: RegisterBrokerRequest, now_ms: int) -> Registration:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.absence import Absences
+from spark_broker.controller.cluster_loss import begin_anew
 from spark_broker.controller.fencing import drop_absent
 from spark_broker.controller.healing import heal
 from spark_broker.controller.image import MetadataImage
@@ -63,6 +64,7 @@ class Housekeeping:
         return (
             ("members of the ISR stay away", self._drop_absent),
             ("unclean.leader.election.enable of the topic", self._elect_allowed),
+            ("every broker that had replicas stays away: their disks count as lost", self._begin_anew),
             ("replicas move away from brokers that stay away", self._heal),
             ("moves of replicas end", self._complete_moves),
             ("replicas move to brokers that joined", self._share),
@@ -77,6 +79,9 @@ class Housekeeping:
         return elect_allowed(
             image, self.log_ends, self.absences.away_for(self.config.broker_session_timeout_ms, now_ms)
         )
+
+    def _begin_anew(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
+        return begin_anew(image, self.absences.all_lost_for(self.config.cluster_loss_delay_ms, now_ms))
 
     def _heal(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.replica_reassignment_delay_ms, now_ms)

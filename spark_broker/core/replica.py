@@ -207,6 +207,18 @@ class Replica(Machine[ReplicaStanding]):
                     self.leadership.reassign(assignment, broker_epochs, now_ms)
         return effects + self._advance_high_watermark()
 
+    def begins_anew(self, assignment: LeaderAndIsr, offset: int) -> bool:
+        """Whether this replica is to lead with a log that ends below `offset`, up to which the topic gave its offsets.
+
+        That is so after an election that lost records, or every disk. What lies below is in the topic's table, or was
+        deleted. The log is to restart at `offset` before the assignment is handed in: no offset is given twice, and
+        what is in the table is not cut off.
+        """
+        if self.role not in (Role.OFFLINE, Role.FOLLOWER) or self.log_end_offset >= offset:
+            return False
+        newer = assignment.leader_epoch > self.assignment.leader_epoch or self.role is Role.OFFLINE
+        return newer and assignment.leader == self.me
+
     def _assigned(self, assignment: LeaderAndIsr) -> ReplicaEvent:
         """Which event the assignment is for this replica."""
         current = self.assignment
@@ -506,7 +518,8 @@ class Replica(Machine[ReplicaStanding]):
 
     @event
     def restarted(self, log: RecoveredLog) -> None:
-        """The log was dropped. It is empty and begins at the leader's log start: what lies below is committed.
+        """The log was dropped. It is empty and begins at the leader's log start, or at what the topic has already
+        (`begins_anew`): what lies below is committed.
 
         A full disk may have allowed only a part of that. The recovered log says what is left.
         """

@@ -39,6 +39,7 @@ class ReplicaEvent(Enum):
 TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {
     (Role.OFFLINE, ReplicaEvent.LEADS): Role.LEADER,
     (Role.OFFLINE, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
+    (Role.OFFLINE, ReplicaEvent.RESTARTED): Role.OFFLINE,
     (Role.OFFLINE, ReplicaEvent.STOPPED): Role.STOPPED,
     (Role.FOLLOWER, ReplicaEvent.LEADS): Role.LEADER,
     (Role.FOLLOWER, ReplicaEvent.FOLLOWS): Role.FOLLOWER,

@@ -11,13 +11,15 @@ from pathlib import Path
 import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
-from spark_broker.core.replica import LeaderAndIsr
+from spark_broker.core.replica import LeaderAndIsr, Role
 from spark_broker.errors import (
     InvalidRequestError,
     InvalidTopicError,
+    LogTruncationError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.storage.start_kind import StartKind
 from tests.broker.lone_partition import BIG, LonePartition
 from tests.conftest import WaitUntil
 from tests.support.process_cluster import ProcessCluster
@@ -142,6 +144,35 @@ def test_a_time_finds_no_deleted_record(tmp_path: Path) -> None:
     found = lone.partition.reader.offset_at(-1, 0, read_committed=True)
     assert found is not None
     assert found[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("known", "begins"), [({"history_ends": (9,)}, 9), ({"log_starts": (8,)}, 8), ({"history_ends": (2,)}, 6)]
+)
+def test_a_leader_whose_log_ends_too_early_begins_where_the_topic_goes_on(
+    tmp_path: Path, known: dict[str, tuple[int, ...]], begins: int
+) -> None:
+    """An unclean election may cut what is in the table already, or was deleted."""
+    lone = LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "delta.path": "/lake"})
+    for number in range(6):
+        lone.write(b"x" * BIG, sequence=number, transactional=False)
+    replica, topic = lone.partition.replica, replace(lone.topic, **known)  # type: ignore[arg-type]
+    follows = LeaderAndIsr(1, lone.leader_epoch + 1, lone.leader_epoch + 1, (0, 1), (1,))
+    lone.partition.assign(follows, topic, {0: 1, 1: 1})
+    assert (replica.role, replica.log_end_offset) == (Role.FOLLOWER, 6), "a follower asks its leader"
+    leads = LeaderAndIsr(0, lone.leader_epoch + 2, lone.leader_epoch + 2, (0,), (0,))
+    lone.partition.assign(leads, topic, {0: 1})
+    assert (replica.role, replica.log_end_offset, replica.high_watermark) == (Role.LEADER, begins, begins)
+    assert replica.log_start_offset == (begins if begins > 6 else 0)
+    lone.leader_epoch += 2
+    lone.write(b"x" * BIG, pid=8, sequence=0, transactional=False)
+    assert replica.log_end_offset == begins + 1
+    lone.reopen(StartKind.PROCESS_CRASH)
+    assert lone.partition.replica.log_end_offset == begins + 1
+    reader = lone.partition.reader
+    reader.check_lineage(-1, begins, 0)
+    with pytest.raises(LogTruncationError):
+        reader.check_lineage(-1, begins + 1, 0)
 
 
 def test_a_replica_that_lags_keeps_what_it_does_not_know_to_be_committed(tmp_path: Path) -> None:

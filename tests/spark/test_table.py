@@ -201,6 +201,40 @@ def test_a_table_that_exists_already_keeps_its_rows_and_they_are_not_part_of_the
     assert consumed(brokers, topic) == spark.read(brokers.bootstrap_servers, topic) == sorted(rows)
 
 
+@pytest.mark.full
+def test_a_new_cluster_over_the_metadata_of_one_without_disks_serves_the_history_and_goes_on(
+    spark: TiererProcess, tmp_path: Path
+) -> None:
+    config = {"cluster.loss.delay.ms": 1000}
+    base, table = tmp_path / "cluster", tmp_path / "table"
+    with ProcessCluster(base, 2, config) as lost, Admin(lost.bootstrap_servers) as admin:
+        settings = {"delta.path": str(table), "segment.bytes": "16384"}
+        admin.create_topic(NewTopic("t", partitions=PARTITIONS, replication_factor=2, config=settings))
+        rows = fill(lost, "t")
+        tier(lost, spark, "t")
+        cluster_id = admin.describe_cluster().cluster_id
+        not_tiered = fill(lost, "t", first=len(rows) // PARTITIONS)
+        with Consumer(lost.bootstrap_servers, group_id="g", topics="t") as consumer:
+            consumer.commit({TopicPartition("t", 0): 7})
+    shutil.rmtree(base / "logs")
+    with ProcessCluster(base, 2, config) as brokers, Admin(brokers.bootstrap_servers) as admin:
+        assert admin.describe_cluster().cluster_id == cluster_id
+        eventually(lambda: all(p.leader is not None for p in admin.describe_topic("t").partitions), 60, "leaders")
+        assert consumed(brokers, "t") == spark.read(brokers.bootstrap_servers, "t") == rows
+        more = fill(brokers, "t", first=len(rows) // PARTITIONS)
+        assert consumed(brokers, "t") == spark.read(brokers.bootstrap_servers, "t") == sorted(rows + more)
+        assert not {row[2] for row in not_tiered} - {row[2] for row in more}, "the same values again"
+        tier(brokers, spark, "t")
+        assert in_table(table) == sorted(rows + more)
+        eventually(lambda: all(len(p.isr) == 2 for p in admin.describe_topic("t").partitions), 60, "followers")
+        with Consumer(brokers.bootstrap_servers, group_id="g", topics="t") as consumer:
+            assert consumer.committed(TopicPartition("t", 0)) is None, "positions were on the disks"
+            consumer.commit({TopicPartition("t", 0): 7})
+            committed = consumer.committed(TopicPartition("t", 0))
+            assert committed is not None
+            assert committed.offset == 7
+
+
 def stopped(admin: Admin, topic: str) -> str:
     history = admin.describe_topic(topic).history
     assert history is not None

@@ -1,0 +1,55 @@
+"""The loss of every disk of a cluster: what is in Delta tables goes on, on other brokers.
+
+A controller that starts knows which brokers had replicas. If none of them comes back, and others are live, these are a
+new cluster over the old metadata. Partitions of which the topic's table has the history begin anew on them, at its end
+(`Replica.begins_anew`); internal partitions begin empty. What was only on the disks is lost: committed offsets of
+groups, and records that were not tiered yet.
+
+Topics without a history wait for an operator: with the disks, they would lose everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from spark_broker.controller.image import MetadataImage, TopicState
+from spark_broker.controller.partition_change import change
+from spark_broker.controller.placement import loads_of, place
+from spark_broker.controller.records import MetadataRecord
+from spark_broker.model import NO_LEADER
+
+
+def hosts(image: MetadataImage) -> frozenset[int]:
+    """The brokers that have replicas."""
+    return frozenset(broker for _, _, state in image.partitions() for broker in state.replicas)
+
+
+def begin_anew(image: MetadataImage, lost: Collection[int]) -> tuple[MetadataRecord, ...]:
+    """New replicas for partitions all of whose replicas were on these brokers, as one decision."""
+    live = image.live_brokers()
+    if not lost or not live:
+        return ()
+    loads = loads_of(image)
+    records: list[MetadataRecord] = []
+    for topic, number, state in image.partitions():
+        gone = state.leader == NO_LEADER and set(state.replicas) <= set(lost)
+        if not gone or not (topic.internal or _has_history(topic)):
+            continue
+        (replicas,) = place(live, loads, 1, min(len(live), len(state.target_replicas)))
+        record = change(
+            topic,
+            number,
+            state,
+            leader=replicas[0],
+            isr=replicas[:1],
+            replicas=replicas,
+            adding=(),
+            removing=(),
+            unclean=True,
+        )
+        records += [] if record is None else [record]
+    return tuple(records)
+
+
+def _has_history(topic: TopicState) -> bool:
+    return bool(topic.config.get("delta.path")) and topic.history is not None and topic.history.version >= 0

@@ -1,0 +1,74 @@
+"""All disks are gone, and other brokers start over the same metadata: what goes on, and what waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_broker.controller.image import MetadataImage, PartitionRegistration
+from spark_broker.model import NO_LEADER
+from spark_broker.protocol.messages import ConfirmHistoryRequest, EnsureOffsetsTopicRequest
+from tests.unit.controller.cluster import Cluster
+
+DELAY_MS = 60_000
+
+
+@pytest.fixture
+def before() -> MetadataImage:
+    """Three topics on three brokers: `table` has a history, `begun` is to have one, `log` has none."""
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    for name, config in (("table", {"delta.path": "/lake"}), ("begun", {"delta.path": "/other"}), ("log", {})):
+        cluster.create_topic(name, partitions=2, factor=3, config=config)
+    cluster.call(EnsureOffsetsTopicRequest())
+    topic_id = cluster.topic("table").topic_id
+    cluster.call(ConfirmHistoryRequest(topic_id, cluster.image.controller_epoch, "id", 0, 0, [0, 0], [70, 90]))
+    return cluster.image
+
+
+def partitions(cluster: Cluster, name: str) -> list[PartitionRegistration]:
+    return list(cluster.topic(name).partitions)
+
+
+def test_topics_with_a_history_go_on_over_new_brokers_and_others_wait(before: MetadataImage) -> None:
+    cluster = Cluster(before)
+    for directory in ("new-a", "new-b"):
+        cluster.start_broker(directory)
+    cluster.pass_time(DELAY_MS - 5_000, alive=[3, 4])
+    assert {state.leader for state in partitions(cluster, "table")} == {NO_LEADER}, "the old ones may still come"
+    cluster.pass_time(10_000, alive=[3, 4])
+    for name in ("table", "__consumer_offsets"):
+        for state, old in zip(partitions(cluster, name), before.topics[before.topic_ids[name]].partitions, strict=True):
+            assert set(state.replicas) == {3, 4}
+            assert state.isr == (state.leader,)
+            assert state.leader_epoch > old.leader_epoch
+    assert len({state.leader for state in partitions(cluster, "table")}) == 2, "leaders are spread"
+    assert {state.leader for name in ("begun", "log") for state in partitions(cluster, name)} == {NO_LEADER}
+    assert "their disks count as lost" in " ".join(cluster.notes)
+    assert cluster.topic("table").history == before.topics[before.topic_ids["table"]].history
+
+
+def test_one_old_broker_that_is_back_is_enough_to_wait(before: MetadataImage) -> None:
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    old = next(broker for broker in before.brokers.values() if broker.id == 1)
+    cluster.start_broker(old.directory_id)
+    cluster.pass_time(3 * DELAY_MS, alive=[1, 3])
+    for name in ("table", "begun", "log"):
+        assert {state.leader for state in partitions(cluster, name)} == {1}, "it is in every ISR"
+
+
+def test_an_empty_directory_that_takes_an_old_id_over_brings_no_disk_back(before: MetadataImage) -> None:
+    cluster = Cluster(before)
+    cluster.start_broker("new-a")
+    cluster.pass_time(DELAY_MS // 2 + 5_000, alive=[3])
+    taken_over = cluster.start_broker("new-b")
+    assert taken_over in (0, 1, 2)
+    cluster.pass_time(DELAY_MS, alive=[3, taken_over])
+    assert {state.leader for state in partitions(cluster, "table")} <= {3, taken_over}
+
+
+def test_the_delay_may_say_never(before: MetadataImage) -> None:
+    cluster = Cluster(before, cluster_loss_delay_ms=-1)
+    cluster.start_broker("new-a")
+    cluster.pass_time(3 * DELAY_MS, alive=[3])
+    assert {state.leader for state in partitions(cluster, "table")} == {NO_LEADER}

@@ -31,6 +31,7 @@ from spark_broker.driver.metadata_claim import check_claim_of
 from spark_broker.driver.session import configure_spark, forward_jvm_signals, quiet_spark, submitted_settings
 from spark_broker.driver.view import COLUMNS, table_rows
 from spark_broker.errors import ClosedError, SparkBrokerError
+from spark_broker.spark.delta_session import configure_delta_where_there
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,7 +77,7 @@ def main(given: list[str] | None = None) -> int:
         metadata_dir = lasting_metadata_dir(settings.cluster)
         if metadata_dir is not None and not options.take_over:
             check_claim_of(metadata_dir)  # The controller would raise the same error, but after Spark has started.
-        with session(options) as spark:
+        with session(options, settings) as spark:
             stop = stop_on_signals()
             with started(spark, options, settings) as cluster:
                 show(cluster)
@@ -155,13 +156,16 @@ def run(cluster: BrokerCluster, stop: threading.Event, seconds: float | None) ->
 
 
 @contextmanager
-def session(options: argparse.Namespace) -> Iterator[SparkSession]:
-    """The Spark session, stopped at the end."""
+def session(options: argparse.Namespace, settings: ClusterSettings) -> Iterator[SparkSession]:
+    """The Spark session, stopped at the end. With Delta where the cluster is to tier."""
     from pyspark.sql import SparkSession
 
     quiet_spark()
     builder = SparkSession.builder.appName("spark-broker")
-    spark = configure_spark(builder.master(master(options))).getOrCreate()
+    builder = configure_spark(builder.master(master(options)))
+    if settings.cluster.tiering_interval_ms >= 0:
+        builder = configure_delta_where_there(builder)
+    spark = builder.getOrCreate()
     try:
         yield spark
     finally:

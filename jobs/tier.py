@@ -48,8 +48,6 @@ def main(given: list[str] | None = None) -> int:
 def run(options: argparse.Namespace) -> None:
     """Tier each topic, and print what went into its table."""
     with session(f"tier {', '.join(options.topic)}", configured) as spark:
-        # Other readers of the table, deltalake for one, take these; Spark's own default is a type of its own.
-        spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
         for topic in options.topic:
             began = time.monotonic()
             tiered = tier_topic(

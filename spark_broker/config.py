@@ -326,6 +326,11 @@ class ClusterConfig(Config):
         between(1, 64),
     )
     log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", at_least(10))
+    tiering_interval_ms: int = setting(
+        300_000,
+        "How long after a round of tiering the cluster begins the next one: it appends what is sealed of each topic with a `delta.path` to its table. -1: the cluster has no schedule of its own.",
+        at_least(-1),
+    )
     log_flush_interval_ms: int = setting(
         60_000, "How often open segments are synced in the background. Kafka leaves this to the system.", at_least(10)
     )

@@ -31,6 +31,8 @@ from spark_broker.model import ClusterDescription
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from spark_broker.history.schedule import TieringSchedule
+
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.1
@@ -66,6 +68,7 @@ class BrokerCluster:
         self._stopped = False
         self._failure: SparkBrokerError | None = None
         self._launcher = BrokerLauncher(host, controller, self._spec, self._abandon)
+        self._tiering: TieringSchedule | None = None
         controller.watch(self._controller_failed)
         atexit.register(self._at_exit)
 
@@ -96,6 +99,7 @@ class BrokerCluster:
         cluster = cls._open(spark, settings, take_over=take_over)
         try:
             cluster._launch(brokers, on_progress or _silent)
+            cluster._begin_tiering()
         except BaseException:
             cluster._end(timeout_s=0.0)
             raise
@@ -133,6 +137,18 @@ class BrokerCluster:
             deadline,
             lambda live: on_progress("brokers", min(live, brokers), brokers),
         )
+
+    def _begin_tiering(self) -> None:
+        interval_ms = self._settings.cluster.tiering_interval_ms
+        if interval_ms < 0:
+            return
+        # The history is a layer above: it reads and writes through clients. This is the one place that knows both.
+        from spark_broker.history.schedule import TieringSchedule
+
+        self._tiering = TieringSchedule(
+            self._spark, interval_ms, self._controller.metadata, lambda: self.bootstrap_servers
+        )
+        self._tiering.start()
 
     # What is running.
 
@@ -233,6 +249,8 @@ class BrokerCluster:
             if self._stopped:
                 return
             self._stopped = True
+        if self._tiering is not None:
+            self._tiering.stop()
         self._launcher.begin_stop()
         session_over = self._launcher.session_over
         # The executors of a session that has ended are gone, except that of `local[N]`, which is this process's JVM.

@@ -119,7 +119,7 @@ class Tierer:
     def __init__(
         self, spark: SparkSession, metadata: ClusterMetadata, config: AdminConfig, *, include_active_segments: bool
     ) -> None:
-        self._spark = spark
+        self._spark = own_session(spark)
         self._metadata = metadata
         self._config = config
         self._include_active_segments = include_active_segments
@@ -138,7 +138,7 @@ class Tierer:
                 logger.info("tiering of %s starts over: %s", name, error)
                 conflict = error
             except TieringStoppedError as error:
-                self._report(target, error.message[:1000])
+                self._report(target, error.message)
                 raise
             else:
                 self._report(target, "")
@@ -146,11 +146,8 @@ class Tierer:
         raise TieringStoppedError(f"gave up after {TRIES} tries, the last one: {conflict}")
 
     def _report(self, target: _Target, stopped: str) -> None:
-        """Let the topic's description show it. What the run has done, or its error, counts all the same."""
-        try:
-            self._tell(ReportTieringRequest(target.topic.topic_id, stopped))
-        except SparkBrokerError as error:
-            logger.warning("the description of %s does not show how tiering ended: %s", target.topic.name, error)
+        if not self._metadata.closing.is_set():
+            report_tiering(self._metadata, self._config, target.topic.name, target.topic.topic_id, stopped)
 
     def _target(self, name: str) -> _Target:
         deadline = self._deadline()
@@ -269,17 +266,37 @@ class Tierer:
         )
 
     def _tell(self, request: Message) -> None:
-        """Tell the controller, through any broker. Raises what it answers."""
-        deadline = self._deadline()
-        call_with_retries(
-            lambda: self._metadata.call_any(request, deadline),
-            deadline=deadline,
-            backoff=self._metadata.backoff,
-            closing=self._metadata.closing,
-        )
+        _tell(self._metadata, self._config, request)
 
     def _deadline(self) -> Deadline:
         return Deadline.after_ms(self._config.default_api_timeout_ms)
+
+
+def report_tiering(metadata: ClusterMetadata, config: AdminConfig, topic: str, topic_id: str, stopped: str) -> None:
+    """Let the topic's description show why tiering has stopped; empty: it goes on. It counts without that, too."""
+    try:
+        _tell(metadata, config, ReportTieringRequest(topic_id, stopped[:1000]))
+    except SparkBrokerError as error:
+        logger.warning("the description of %s does not show how tiering ended: %s", topic, error)
+
+
+def _tell(metadata: ClusterMetadata, config: AdminConfig, request: Message) -> None:
+    """Tell the controller, through any broker. Raises what it answers."""
+    deadline = Deadline.after_ms(config.default_api_timeout_ms)
+    call_with_retries(
+        lambda: metadata.call_any(request, deadline),
+        deadline=deadline,
+        backoff=metadata.backoff,
+        closing=metadata.closing,
+    )
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """The user's session with its settings, and beside it: what is set here is not set there."""
+    own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
+    # Other readers of the table, deltalake for one, take these; Spark's own default is a type of its own.
+    own.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    return own
 
 
 def file_count(size_bytes: int, cores: int) -> int:

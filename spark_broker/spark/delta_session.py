@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from spark_broker.driver.session import submitted_settings
 from spark_broker.errors import MissingDependencyError
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,6 +67,15 @@ def configure_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
     return builder if catalog in explicit else builder.config(catalog, SETTINGS[catalog])
 
 
+def configure_delta_where_there(builder: SparkSession.Builder) -> SparkSession.Builder:
+    """`configure_delta`, but nothing where Delta's JARs are missing: the session is for more than Delta."""
+    try:
+        return configure_delta(builder)
+    except MissingDependencyError as error:
+        logger.info("this session has no Delta: %s", error)
+        return builder
+
+
 def has_jars(settings: Mapping[str, str]) -> bool:
     """Whether the user's settings, or PySpark's directory of JARs, bring Delta's JARs."""
     return NAME in settings.get("spark.jars", "") + settings.get("spark.jars.packages", "") or bool(installed_jars())
@@ -85,7 +97,12 @@ def downloaded_jars() -> list[Path]:
 
 
 def check_delta(spark: SparkSession) -> None:
-    """Raise MissingDependencyError where the session lacks Delta's JARs, its extension or its catalog."""
+    """Raise MissingDependencyError where the session lacks Delta's JARs, its extension or its catalog.
+
+    So it does where Python lacks the package delta-spark.
+    """
+    if importlib.util.find_spec("delta") is None:
+        raise MissingDependencyError("this Python has no delta-spark", hint="pip install 'spark-broker[spark]'")
     jvm = spark._jvm
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
     if loader.getResource("org/apache/spark/sql/delta/DeltaLog.class") is None:

@@ -1,0 +1,111 @@
+"""The cluster's own schedule: topics get into their tables without anybody's job."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import deltalake
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_broker import Admin, BrokerCluster, NewTopic, Producer
+from spark_broker.errors import SparkBrokerError
+from spark_broker.model import HistoryInfo
+from tests.spark.application import Application
+from tests.support.waiting import eventually
+
+PARTITIONS = 2
+BATCH = 50
+
+PAUSE_S = 0.02
+"""Between batches: two cores are to have time for Spark, too."""
+
+
+@contextmanager
+def filling(servers: str, sent: dict[tuple[int, int], int]) -> Iterator[None]:
+    """Appends go on meanwhile, until the cluster answers no more. `sent`: what was acknowledged."""
+    ended = threading.Event()
+    values = random.Random(len(sent))
+
+    def fill() -> None:
+        with Producer(servers, delivery_timeout_ms=10_000, request_timeout_ms=5_000) as producer:
+            while not ended.wait(PAUSE_S):
+                data = [values.randbytes(200) for _ in range(BATCH)]
+                batch = pa.record_batch({"value": pa.array(data, pa.binary())})
+                partition = values.randrange(PARTITIONS)
+                try:
+                    (stored,) = producer.append("t", batch, partition=partition).result(30)
+                except SparkBrokerError:
+                    return  # the cluster stops
+                assert stored.base_offset is not None
+                sent.update(
+                    {(partition, offset): zlib.crc32(value) for offset, value in enumerate(data, stored.base_offset)}
+                )
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(60)
+    assert not thread.is_alive()
+
+
+def rows_in_history(admin: Admin) -> int:
+    return sum(partition.history_end_offset or 0 for partition in admin.describe_topic("t").partitions)
+
+
+def history_of(admin: Admin) -> HistoryInfo:
+    history = admin.describe_topic("t").history
+    assert history is not None
+    return history
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_what_is_sealed_gets_into_the_table_once_until_the_cluster_stops_in_the_middle_of_it(tmp_path: Path) -> None:
+    config = {"log.dirs": str(tmp_path / "logs"), "tiering.interval.ms": 100}
+    table = str(tmp_path / "table")
+    sent: dict[tuple[int, int], int] = {}
+    with Application(tmp_path, "application", config, master="local-cluster[2,2,1024]", brokers=2) as started:
+        started.await_ready()
+        with Admin(started.bootstrap_servers) as admin:
+            settings = {"delta.path": table, "segment.bytes": "16384"}
+            admin.create_topic(NewTopic("t", PARTITIONS, replication_factor=2, config=settings))
+            with filling(started.bootstrap_servers, sent):
+                eventually(lambda: rows_in_history(admin) > 4 * BATCH, 120, "rows")
+                tiered = rows_in_history(admin)
+                assert history_of(admin).stopped is None
+                os.kill(started.driver_pids[0], signal.SIGTERM)
+                started.await_end()
+        assert "records of t into" in started.log
+        assert "Traceback" not in started.log
+    rows = deltalake.DeltaTable(table).to_pyarrow_table(columns=["_partition", "_offset", "value"]).to_pylist()
+    found = {(row["_partition"], row["_offset"]): zlib.crc32(row["value"]) for row in rows}
+    assert len(found) == len(rows) >= tiered, "each offset once"
+    assert {key: sent.get(key, crc) for key, crc in found.items()} == found
+    for partition in range(PARTITIONS):
+        offsets = sorted(offset for p, offset in found if p == partition)
+        assert offsets == list(range(len(offsets))), "without a gap"
+
+
+def test_a_session_without_delta_says_so_in_the_topics_description(spark: SparkSession, tmp_path: Path) -> None:
+    with (
+        BrokerCluster.start(spark, 1, {"log.dirs": str(tmp_path / "logs"), "tiering.interval.ms": 50}) as cluster,
+        Admin(cluster.bootstrap_servers) as admin,
+    ):
+        admin.create_topic(NewTopic("t", 1, replication_factor=1, config={"delta.path": str(tmp_path / "table")}))
+        eventually(lambda: history_of(admin).stopped, 30, "the description")
+        stopped = history_of(admin).stopped or ""
+        assert "own schedule" in stopped
+        assert "JARs" in stopped
+        assert not (tmp_path / "table").exists()

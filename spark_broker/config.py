@@ -230,6 +230,12 @@ class TopicConfig(Config):
         "Delta table that sealed records are copied into, `jobs/tier.py` does it: any URL that Spark can write. "
         "Then retention deletes only what is in the table. Empty: none.",
     )
+    delta_type_widening: str = setting(
+        "",
+        "What tiering does with a column that became wider in the topic than it is in the table. Empty: it stops. `native`: "
+        "the table gets Delta's type widening; deltalake cannot read it then. `rewrite`: the table is written anew.",
+        one_of("", "native", "rewrite"),
+    )
     storage_format: str = setting(
         "arrow",
         "`arrow`: brokers keep segments by local.retention.*. `delta`: they drop each one as soon as it is in the table of delta.path.",

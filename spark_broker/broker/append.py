@@ -9,8 +9,8 @@ from spark_broker.broker.topic import Topic
 from spark_broker.errors import (
     MessageTooLargeError,
     RecordListTooLargeError,
-    SchemaMismatchError,
     SparkBrokerError,
+    UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.arrow_message import ParsedBatch, encode_marker, validate
 from spark_broker.protocol.wire import Buffer
@@ -65,8 +65,8 @@ def validated(append: Append, topic: Topic) -> ParsedBatch:
         raise MessageTooLargeError(f"a batch of {len(append.message)} bytes; {topic.name} takes {limit}")
     if len(append.message) > topic.config.segment_bytes:
         raise RecordListTooLargeError(f"a batch of {len(append.message)} bytes; a segment holds less")
-    if not 0 <= append.schema_id < len(topic.schemas):
-        raise SchemaMismatchError(f"the topic {topic.name} has no schema {append.schema_id}")
+    if append.schema_id >= len(topic.schemas):
+        raise UnknownTopicOrPartitionError(f"{topic.name} has no schema {append.schema_id} as far as this broker knows")
     return validate(append.message, topic.schemas[append.schema_id], max_uncompressed_bytes=limit)
 
 

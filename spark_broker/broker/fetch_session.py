@@ -170,7 +170,14 @@ class FetchSession:
             self._failed(key, logging.INFO, f"{error.name}: {error.message}")
             self._retry_in(key, RETRY_MS)
             return
-        if not partition.apply(_fetched(answer, self._asked[key]), decode_frames(payload)):
+        frames = decode_frames(payload)
+        schema_id = max((frame.header.schema_id for frame in frames), default=0)
+        if schema_id >= len(partition.topic.schemas):
+            # The leader has learned of the schema first. Segments begin with it, so the batches have to wait.
+            self._failed(key, logging.INFO, f"this broker does not know schema {schema_id} of the topic yet")
+            self._retry_in(key, RETRY_MS)
+            return
+        if not partition.apply(_fetched(answer, self._asked[key]), frames):
             self._untaken.add(key)
         if payload:
             self._no_room.discard(key)

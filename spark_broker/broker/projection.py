@@ -7,6 +7,7 @@ from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.arrow_message import decode_batch, encode_batch
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import HEADER_BYTES, Frame
+from spark_broker.protocol.schema import columns_stored
 
 
 def project_frames(frames: list[Frame], topic: Topic, columns: list[str], max_bytes: int) -> list[Frame]:
@@ -38,6 +39,7 @@ def check_columns(topic: Topic, columns: list[str]) -> None:
 def _project(frame: Frame, topic: Topic, columns: list[str]) -> Frame:
     if frame.header.row_count == 0:
         return frame
-    batch = decode_batch(frame.message, topic.schemas[frame.header.schema_id], columns)
+    stored = topic.schemas[frame.header.schema_id]
+    batch = decode_batch(frame.message, stored, columns_stored(stored, columns))
     message = encode_batch(batch)
     return Frame(frame.header._replace(length=len(message), message_crc=crc32c(message)), message)

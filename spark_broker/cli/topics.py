@@ -110,6 +110,24 @@ def add_partitions(
 
 
 @topics.command()
+def alter_schema(
+    topic: Topic,
+    column: Annotated[
+        list[str],
+        typer.Option(metavar="NAME:TYPE", help="A column to add, or one with its wider type; may be repeated."),
+    ],
+    bootstrap_server: Bootstrap = "",
+) -> None:
+    """Add columns to a typed topic, or widen their types. Older records have null in new columns."""
+    from spark_broker.cli.columns import parse_schema
+
+    with open_admin(bootstrap_server) as admin:
+        admin.alter_topic_schema(topic, parse_schema(column))
+        described = admin.describe_topic(topic)
+    note(f"topic {topic} has schema {described.schema_id}: {', '.join(described.schema.names)}")
+
+
+@topics.command()
 def delete_records(
     topic: Topic,
     before: Annotated[

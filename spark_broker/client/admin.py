@@ -44,6 +44,7 @@ from spark_broker.protocol.messages import (
     EARLIEST_TIMESTAMP_MS,
     LATEST_TIMESTAMP_MS,
     AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
@@ -174,6 +175,19 @@ class Admin:
         deadline = self._deadline()
         texts = {key: None if value is None else to_text(_plain(value)) for key, value in values.items()}
         self._change(AlterTopicConfigRequest(name, texts), deadline)
+
+    def alter_topic_schema(self, name: str, schema: object) -> None:
+        """Add columns to a typed topic, or widen types of its columns. Waits up to 2 s until every live broker knows.
+
+        `schema`: the columns that change, or all, as in `NewTopic`. New columns come last, must be nullable, and are
+        null in older records. Integers, floats and decimals (of one scale) can become wider. Columns that are not named
+        stay. Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics) and InvalidSchemaError.
+        """
+        deadline = self._deadline()
+        changes = normalize_schema(arrow_schema(schema))
+        self._change(AlterTopicSchemaRequest(name, schema_to_bytes(changes)), deadline)
+        schemas = len(self._existing(name, deadline).schemas)
+        self._await_brokers(name, lambda topic: topic is not None and len(topic.schemas) >= schemas, deadline)
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """The cluster with its live brokers, in order of id. `include_fenced`: fenced brokers are listed, too."""

@@ -18,7 +18,7 @@ from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.arrow_message import decode_batch
 from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame
 from spark_broker.protocol.messages import FetchedPartition
-from spark_broker.protocol.schema import TIMESTAMP_TYPE, conform
+from spark_broker.protocol.schema import TIMESTAMP_TYPE, columns_stored, conform
 from spark_broker.times import from_ms
 
 AHEAD_BYTES = 65536
@@ -49,9 +49,10 @@ class Projection:
         stored, current = self.topic.schemas[schema_id], self.topic.schema
         if self.asked is None:
             return conform(decode_batch(message, stored), current)
-        asked = _select(stored, self.asked)
-        rows = decode_batch(message, asked) if self._sliced else decode_batch(message, stored, asked.names)
-        return conform(rows, _select(current, self.asked))
+        names = columns_stored(stored, self.asked)
+        rows = decode_batch(message, _select(stored, names)) if self._sliced else decode_batch(message, stored, names)
+        asked = _select(current, self.asked)
+        return conform(rows.select([name for name in names if name in asked.names]), asked)
 
     def visible(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch if self.wanted is None or self.wanted == self.asked else batch.select(self.wanted)
@@ -127,4 +128,4 @@ def _timestamps_us(batch: pa.RecordBatch, column_name: str, header: BatchHeader)
 
 
 def _select(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in names if schema.get_field_index(name) >= 0])
+    return pa.schema([schema.field(name) for name in names])

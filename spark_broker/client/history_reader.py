@@ -93,7 +93,7 @@ class HistoryReader:
             for batch in deltalake.QueryBuilder().register("history", self._table).execute(query):
                 yield pa.record_batch(batch)
         except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
-            raise InvalidDataError(f"the table {self._path} cannot be read: {error}") from error
+            raise _unreadable(f"the table {self._path} cannot be read: {error}") from error
 
     def _consumed(
         self, batch: pa.RecordBatch, offsets: np.ndarray[Any, Any], partition: int, names: Sequence[str]
@@ -253,8 +253,14 @@ def _opened(path: str) -> DeltaTable:
     try:
         table: DeltaTable = deltalake.DeltaTable(_url(path))
     except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
-        raise InvalidDataError(f"the table {path} of the topic's history cannot be read: {error}") from error
+        raise _unreadable(f"the table {path} of the topic's history cannot be read: {error}") from error
     return table
+
+
+def _unreadable(said: str) -> InvalidDataError:
+    """A table may have what only Delta itself can read, such as type widening or column mapping."""
+    hint = "Read it with read_topic in a session that has Delta." if "features" in said else ""
+    return InvalidDataError(said, hint=hint)
 
 
 def _deltalake() -> ModuleType:

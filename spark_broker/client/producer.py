@@ -17,7 +17,7 @@ from typing import Self, TypeVar, Unpack
 import pyarrow as pa
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
-from spark_broker.client.inputs import METADATA_BYTES, conformed, within_size
+from spark_broker.client.inputs import METADATA_BYTES, Conformed, conformed, within_size
 from spark_broker.client.keywords import ProducerSettings
 from spark_broker.client.lingering import Lingering
 from spark_broker.client.metadata import ClusterMetadata
@@ -139,7 +139,7 @@ class Producer:
         try:
             deadline = Deadline.after_ms(self._config.max_block_ms)
             view = self._topic(topic, deadline)
-            rows = conformed(data, view)
+            view, rows = self._conformed(data, view, deadline)
             parts = [part for batch in rows.batches for part in self._parts(view, batch, partition)]
             sized = [(p, piece) for p, part in parts for piece in within_size(part, view, divisible=rows.divisible)]
             self._sender.prepare(deadline)
@@ -151,6 +151,19 @@ class Producer:
         for index, (number, batch) in enumerate(sized):
             self._submit(view, number, batch, result.part(index), deadline)
         return result.future
+
+    def _conformed(self, data: object, view: TopicView, deadline: Deadline) -> tuple[TopicView, Conformed]:
+        """The rows under the topic's schema. Where they do not fit, the topic may have got another one since."""
+        try:
+            return view, conformed(data, view)
+        except SchemaMismatchError as error:
+            try:
+                newer = self._metadata.refresh(deadline).topic(view.name)
+            except SparkBrokerError:
+                raise error from None
+            if newer is None or newer.schema_bytes == view.schema_bytes:
+                raise
+        return newer, conformed(data, newer)
 
     def send(
         self,

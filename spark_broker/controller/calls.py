@@ -16,6 +16,7 @@ from spark_broker.controller.log_ends import LogEnds
 from spark_broker.controller.log_starts import raise_log_starts
 from spark_broker.controller.producer_ids import allocate_producer_ids
 from spark_broker.controller.reassignment import reassign
+from spark_broker.controller.topic_schema import alter_topic_schema
 from spark_broker.controller.topics import (
     NewTopicValues,
     alter_topic_config,
@@ -30,6 +31,7 @@ from spark_broker.protocol.messages import (
     AllocateProducerIdsRequest,
     AlterPartitionRequest,
     AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
     CallRequest,
     ConfirmHistoryRequest,
     CreatePartitionsRequest,
@@ -81,6 +83,8 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
             return create_partitions(image, request, context.full)
         case AlterTopicConfigRequest():
             return alter_topic_config(image, request, context.settings)
+        case AlterTopicSchemaRequest():
+            return alter_topic_schema(image, request)
         case ElectLeadersRequest():
             return elect_leaders(image, context.log_ends, request, context.full)
         case ReassignPartitionRequest():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,18 +11,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.errors import TieringStoppedError
+from spark_broker.history.design import TableDesign, quoted, wider_columns
 from spark_broker.history.plan import TableCommit, TableSnapshot
 from spark_broker.history.retention import HistoryMark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
+    from pyspark.sql.types import DataType, StructType
+
+logger = logging.getLogger(__name__)
 
 APP_PREFIX = "spark-broker/"
 """What the id of an application that tiers a topic begins with."""
 
 STATISTICS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
 """The columns that queries skip files by, whatever the topic's columns are."""
+
+TYPE_WIDENING = "delta.enableTypeWidening"
 
 _MAX_STATISTICS = 32
 """Delta's own default: so many columns have statistics."""
@@ -79,34 +85,63 @@ class HistoryTable:
             commits = self._commits(recorded - 1, version, table_version) if version >= max(recorded, 0) else {}
             return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
 
-    def fitted(self, frame: DataFrame) -> DataFrame:
+    def fitted(self, frame: DataFrame, widening: str) -> DataFrame:
         """The rows with what the table demands of each: columns that it is partitioned by, null where the topic lacks
         them. A column that the table lacks is added to it later.
 
-        Raises TieringStoppedError where a column of the table has another type.
+        `widening`: what to do where a column is wider in the topic (`delta.type.widening`). Raises TieringStoppedError
+        where a column of the table has another type, and ConflictError where somebody else writes meanwhile.
         """
         from pyspark.sql.functions import lit
 
-        with _failures(f"the table {self._path} cannot be read"):
-            from delta.tables import DeltaTable
-
-            columns = {f.name.lower(): f for f in self._spark.read.format("delta").load(self._path).schema}
-            detail = DeltaTable.forPath(self._spark, self._path).detail().select("partitionColumns").collect()
-        self._check_types(frame.schema, columns)
+        design = self.design()
+        wider = wider_columns(design, frame.schema)
+        if wider:
+            self._widen(design, wider, widening)
         there = {field.name.lower() for field in frame.schema}
-        for name in detail[0]["partitionColumns"]:
+        for name in design.partitioned_by:
             if name.lower() not in there:
-                frame = frame.withColumn(name, lit(None).cast(columns[name.lower()].dataType))
+                frame = frame.withColumn(name, lit(None).cast(design.column(name).dataType))
         return frame
 
-    def _check_types(self, schema: StructType, columns: Mapping[str, StructField]) -> None:
-        for field in schema:
-            column = columns.get(field.name.lower())
-            if column is not None and column.dataType.simpleString() != field.dataType.simpleString():
-                raise TieringStoppedError(
-                    f"column {field.name!r} of the table {self._path} is {column.dataType.simpleString()}, "
-                    f"in the topic it is {field.dataType.simpleString()}"
-                )
+    def design(self) -> TableDesign:
+        """The table's columns and rules, as they are now. Raises TieringStoppedError."""
+        with _failures(f"the table {self._path} cannot be read"):
+            metadata = self._delta_snapshot().metadata()
+            configuration = metadata.configuration()
+            names = self._scala_list(configuration.keys())
+            return TableDesign.of(
+                self._path,
+                json.loads(metadata.schemaString()),
+                {name: str(configuration.apply(name)) for name in names},
+                self._scala_list(metadata.partitionColumns()),
+            )
+
+    def _scala_list(self, collection: Any) -> list[str]:
+        values = collection.toIndexedSeq()
+        return [str(values.apply(index)) for index in range(values.size())]
+
+    def _widen(self, design: TableDesign, wider: Mapping[str, DataType], widening: str) -> None:
+        """Give columns of the table the types that they have in the topic now, in the way that the user has chosen."""
+        changes = ", ".join(f"{name} to {kind.simpleString()}" for name, kind in wider.items())
+        if not widening:
+            raise TieringStoppedError(
+                f"columns became wider in the topic than in the table {self._path}: {changes}. Set delta.type.widening "
+                "to native (deltalake cannot read the table then) or to rewrite (it is written anew)"
+            )
+        logger.warning("the table %s widens %s (%s)", self._path, changes, widening)
+        with _failures(f"the table {self._path} cannot widen {changes}"):
+            if widening == "native":
+                # Delta then widens a column when wider values are appended.
+                if design.properties.get(TYPE_WIDENING) != "true":
+                    table = f"delta.{quoted(self._path)}"
+                    self._spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{TYPE_WIDENING}' = 'true')")
+                return
+            design.check_rewrite()
+            rows = self._spark.read.format("delta").load(self._path)
+            rows = rows.withColumns({name: rows[quoted(name)].cast(kind) for name, kind in wider.items()})
+            writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+            writer.partitionBy(*design.partitioned_by).save(self._path)
 
     def append(self, frame: DataFrame, commit: TableCommit) -> Written:
         """Append these rows as transaction `commit.version`, and read the commit back. Creates the table if need be.
@@ -227,7 +262,7 @@ def _with_statistics(schema: StructType) -> Sequence[str]:
     kinds = (NumericType, StringType, DateType, TimestampType, TimestampNTZType)
     plain = [f.name for f in schema if isinstance(f.dataType, kinds) and f.name not in STATISTICS]
     names = [*STATISTICS, *plain][:_MAX_STATISTICS]
-    return ["`" + name.replace("`", "``") + "`" for name in names]
+    return [quoted(name) for name in names]
 
 
 @contextmanager

@@ -177,7 +177,7 @@ class Tierer:
         sizes = {r.partition: _size(listed[r.partition], r) for r in ranges}
         frame = self._frame(topic, ranges, sum(sizes.values()))
         if snapshot is not None:
-            frame = table.fitted(frame)
+            frame = table.fitted(frame, topic.settings.delta_type_widening)
         partitions = len(topic.partitions)
         starts, ends = after(history, ranges, partitions, deleted)
         mark = HistoryMark(time.time_ns() // 1_000_000, tuple(ends), tuple(sizes.get(p, 0) for p in range(partitions)))

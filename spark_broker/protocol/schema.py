@@ -7,7 +7,7 @@ dictionary) types, signed integers, microseconds. Nested fields are nullable; me
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
@@ -93,6 +93,14 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             raise SchemaMismatchError(f"unknown column {name!r} ({kind})" + _nearest(name, schema.names))
     arrays = [_conformed_column(batch, field) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def columns_stored(stored: pa.Schema, names: Sequence[str]) -> list[str]:
+    """Those of the columns that rows of an older schema have; its first one where it has none of them.
+
+    A message needs a column to have rows.
+    """
+    return [name for name in names if stored.get_field_index(name) >= 0] or [stored.names[0]]
 
 
 def _conformed_column(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import cast
 
+import pyarrow as pa
 import pytest
 
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock, SystemClock
-from spark_broker.broker.fetch_session import FAILED_RETRY_MS, FetcherSettings, FetchSession
+from spark_broker.broker.fetch_session import FAILED_RETRY_MS, RETRY_MS, FetcherSettings, FetchSession
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_log import ReplicaLog
@@ -21,7 +23,7 @@ from spark_broker.broker.replica_session import IDLE_REPORT_MAX_MS, ReplicaSessi
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
 from spark_broker.core.replica import FetchPosition, LeaderAndIsr, Replica
-from spark_broker.errors import StorageFullError
+from spark_broker.errors import StorageFullError, UnknownTopicOrPartitionError
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import ReplicaFetchRequest, ReplicaFetchResponse, ReplicaStateResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -271,3 +273,30 @@ def test_a_follower_that_a_full_disk_keeps_from_beginning_anew_claims_nothing(
 
 def _is_full(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_batches_of_a_schema_that_the_follower_does_not_know_wait_until_it_does(opened: Open) -> None:
+    """The leader has learned of the schema first. A segment begins with its schema, so nothing can be stored yet."""
+    leader, follower, clock = opened(0), opened(1), SteppedClock()
+    stream = Stream(leader, follower, clock)
+    append(leader, b"a")
+    while (request := stream.request()).partitions:
+        stream.take(stream.answer(request))
+    schemas = (*leader.topic.schemas, DEFAULT_SCHEMA.append(pa.field("later", pa.int64())))
+    known = replace(leader.topic, schemas=schemas, schema_bytes=tuple(map(schema_to_bytes, schemas)))
+    leader.assign(leader.replica.assignment, known, EPOCHS)
+    rows = pa.record_batch([*batch(b"b").columns, pa.array([1])], schema=schemas[1])
+    message = encode_batch(rows, schema_id=1, producer_id=-1, producer_epoch=-1, base_sequence=-1)
+    given = Append(message, leader.leader_epoch(), 1, 1, SYSTEM_CLOCK.boottime_ms() + 30_000)
+    with pytest.raises(UnknownTopicOrPartitionError) as refused:
+        follower.append(given, Outcome())
+    assert refused.value.retriable
+    leader.append(given, Outcome())
+
+    stream.take(stream.ask())
+    assert follower.replica.log_end_offset == 1
+    assert not stream.ask()[0].partitions, "it waits before it asks again"
+    follower.assign(follower.replica.assignment, known, EPOCHS)
+    clock.now_ms += RETRY_MS
+    stream.take(stream.ask())
+    assert [header.schema_id for header in follower.log.headers(0)] == [0, 1]

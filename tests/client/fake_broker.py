@@ -40,6 +40,7 @@ from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, BatchHeader, Frame, encode_frames
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
     AppendRequest,
     AppendResponse,
     BrokerMetadata,
@@ -77,7 +78,8 @@ from spark_broker.protocol.messages import (
     TopicMetadata,
 )
 from spark_broker.protocol.murmur2 import group_partition
-from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, columns_stored, schema_from_bytes, schema_to_bytes
+from spark_broker.protocol.schema_evolution import evolved
 from spark_broker.transport.server import Server, ServerStream
 from tests.client.fake_coordinator import FakeTransactions, Key, check_coordinator, coordinated_id
 from tests.client.proxy import Proxy
@@ -488,6 +490,10 @@ class FakeCluster:
             case AlterTopicConfigRequest():
                 config = {**self._topic(request.name).config, **request.values}
                 self._topic(request.name).config = {name: value for name, value in config.items() if value is not None}
+            case AlterTopicSchemaRequest():
+                topic = self._topic(request.name)
+                schema = evolved(topic.parsed_schemas[-1], schema_from_bytes(request.schema))
+                topic.schemas.append(schema_to_bytes(schema))
             case EnsureOffsetsTopicRequest():
                 if CONSUMER_OFFSETS_TOPIC not in self.topics:
                     self.create(CONSUMER_OFFSETS_TOPIC, 3)
@@ -601,7 +607,8 @@ class FakeCluster:
 
 
 def _projected(topic: FakeTopic, frame: Frame, columns: list[str]) -> Frame:
-    batch = decode_batch(frame.message, topic.parsed_schemas[frame.header.schema_id], columns)
+    stored = topic.parsed_schemas[frame.header.schema_id]
+    batch = decode_batch(frame.message, stored, columns_stored(stored, columns))
     message = encode_batch(batch, schema_id=frame.header.schema_id)
     return Frame(frame.header._replace(length=len(message), message_crc=crc32c(message)), message)
 

@@ -391,3 +391,37 @@ def test_a_batch_that_was_not_committed_is_not_published(cluster: FakeCluster, s
     query = stream(subscribe="t", group="reports", **EARLIEST)
     assert query.plan()
     assert {offset.offset for offset in cluster.committed.values()} == {0}
+
+
+def test_a_running_stream_keeps_its_columns_while_the_topic_gets_more(cluster: FakeCluster, stream: MakeStream) -> None:
+    fill(cluster, "t", 1, 3)
+    query = stream(subscribe="t", **EARLIEST)
+    assert query.numbers() == [0, 1, 2]
+    topic = cluster.topics["t"]
+    wider = SCHEMA.append(pa.field("later", pa.string()))
+    topic.schemas.append(schema_to_bytes(wider))
+    rows = pa.RecordBatch.from_pylist([{"n": 7, "later": "x"}], schema=wider)
+    cluster.store("t", 0, rows, schema_id=1)
+    batch = query.trigger()
+    assert batch is not None
+    assert batch["n"].to_pylist() == [7]
+    assert "later" not in batch.column_names
+    anew = stream(subscribe="t", **EARLIEST).trigger()
+    assert anew is not None
+    assert anew["later"].to_pylist() == [None, None, None, "x"]
+
+
+def test_a_stream_ends_with_an_error_when_a_column_of_it_becomes_wider(
+    cluster: FakeCluster, stream: MakeStream
+) -> None:
+    narrow = pa.schema([("n", pa.int32())])
+    cluster.create("t", 1, schema=narrow)
+    cluster.store("t", 0, pa.record_batch([pa.array([1], pa.int32())], schema=narrow))
+    query = stream(subscribe="t", **EARLIEST)
+    assert query.numbers() == [1]
+    wide = pa.schema([("n", pa.int64())])
+    cluster.topics["t"].schemas.append(schema_to_bytes(wide))
+    cluster.store("t", 0, pa.record_batch([pa.array([2**40])], schema=wide), schema_id=1)
+    with pytest.raises(SchemaMismatchError, match="'n' as int32; in the topic it is int64"):
+        query.trigger()
+    assert stream(subscribe="t", **EARLIEST).numbers() == [1, 2**40]

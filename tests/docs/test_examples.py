@@ -87,7 +87,9 @@ def test_the_readmes_transaction_commits_records_and_offsets(cluster: FakeCluste
 
 
 def test_the_examples_of_typed_topics_do_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
-    created, appended, read = run("typed-topics.md")
+    created, changed, appended, read = run("typed-topics.md")
+    assert changed == "1\n"
+    assert cluster.topics["orders"].parsed_schemas[1].field("price").type == pa.decimal128(20, 2)
     assert "price: decimal128(10, 2)" in created
     partition, offset = appended.split()
     assert (int(partition) in range(3), offset) == (True, "0")
@@ -96,7 +98,7 @@ def test_the_examples_of_typed_topics_do_what_the_page_says(run: RunPage, cluste
 
 def test_the_columns_of_the_command_line_are_those_of_python(run: RunPage, cluster: FakeCluster) -> None:
     run("typed-topics.md")
-    (command,) = examples("typed-topics.md", "sh")
+    command, *_ = examples("typed-topics.md", "sh")
     words = shlex.split(command.replace("\\\n", " "))
     columns = [words[at + 1] for at, word in enumerate(words) if word == "--column"]
     schema: pa.Schema = cluster.topics["orders"].parsed_schemas[0]

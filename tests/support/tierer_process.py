@@ -94,11 +94,17 @@ class TiererProcess:
 
     def read(self, servers: str, topic: str, **options: str) -> list[tuple[int, int, int]]:
         """Partition, offset and CRC-32 of the value of every row of `read_topic`, in order. Raises RuntimeError."""
-        self._give({"servers": servers, "topic": topic, "read": options})
+        rows = self.select(servers, topic, ["partition", "offset", "crc32(value) AS crc"], **options)
+        return sorted((partition, offset, crc) for partition, offset, crc in rows)
+
+    def select(self, servers: str, topic: str, columns: list[str], **options: str) -> list[list[Any]]:
+        """These expressions for every row of `read_topic`. Raises RuntimeError."""
+        self._give({"servers": servers, "topic": topic, "read": options, "columns": columns})
         answer = self.ended()
         if "error" in answer:
             raise RuntimeError(f"{answer['error']}: {answer['message']}")
-        return sorted((partition, offset, crc) for partition, offset, crc in answer["rows"])
+        rows: list[list[Any]] = answer["rows"]
+        return rows
 
     def sql(self, statement: str) -> list[list[Any]]:
         """What any Spark with Delta answers, without code of this project. Raises RuntimeError."""
@@ -174,7 +180,7 @@ def main(directory: Path, *, delta: bool) -> None:
                 answer: dict[str, Any] = {"rows": [list(row) for row in spark.sql(given["sql"]).collect()]}
             elif "read" in given:
                 frame = read_topic(spark, given["topic"], bootstrap_servers=given["servers"], **given["read"])
-                rows = frame.selectExpr("partition", "offset", "crc32(value) AS crc").collect()
+                rows = frame.selectExpr(*given["columns"]).collect()
                 answer = {"rows": [list(row) for row in rows]}
             else:
                 answer = asdict(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from spark_broker.protocol.messages.admin import (
     AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
     ConfirmHistoryRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
@@ -116,6 +117,7 @@ CallRequest = (
     | DeleteTopicRequest
     | CreatePartitionsRequest
     | AlterTopicConfigRequest
+    | AlterTopicSchemaRequest
     | ElectLeadersRequest
     | ReassignPartitionRequest
     | ConfirmHistoryRequest
@@ -178,6 +180,7 @@ __all__ = [
     "AlterPartitionRequest",
     "AlterPartitionResponse",
     "AlterTopicConfigRequest",
+    "AlterTopicSchemaRequest",
     "AppendRequest",
     "AppendResponse",
     "BrokerMetadata",

@@ -53,6 +53,13 @@ class AlterTopicConfigRequest(Message, frozen=True):
     values: Annotated[dict[Name, Text | None], Meta(max_length=1000)]
 
 
+class AlterTopicSchemaRequest(Message, frozen=True):
+    """Columns to add to a topic, or to widen: an IPC schema message."""
+
+    name: Text
+    schema: Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
+
+
 class ElectLeadersRequest(Message, frozen=True):
     """Preferred-leader election for these partitions; None: all.
 

@@ -187,7 +187,8 @@ class Cluster:
     def call(self, request: CallRequest) -> Message:
         """The response of a call; raises its error."""
         number = next(self.ids)
-        new_topic = NewTopicValues(f"{number:032x}", b"schema")
+        schema = request.schema if isinstance(request, CreateTopicRequest) else b""
+        new_topic = NewTopicValues(f"{number:032x}", schema or b"schema")
         outcome = self.handle(CallReceived(number, request, new_topic))
         (result,) = [e.result for e in outcome.effects if isinstance(e, Reply) and e.call_id == number]
         if isinstance(result, SparkBrokerError):
@@ -196,9 +197,14 @@ class Cluster:
         return result
 
     def create_topic(
-        self, name: str = "t", partitions: int = 1, factor: int = 3, config: Mapping[str, str] | None = None
+        self,
+        name: str = "t",
+        partitions: int = 1,
+        factor: int = 3,
+        config: Mapping[str, str] | None = None,
+        schema: bytes = b"",
     ) -> TopicState:
-        self.call(CreateTopicRequest(name, partitions, factor, b"", dict(config or {})))
+        self.call(CreateTopicRequest(name, partitions, factor, schema, dict(config or {})))
         return self.topic(name)
 
     def topic(self, name: str = "t") -> TopicState:

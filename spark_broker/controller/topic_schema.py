@@ -1,0 +1,36 @@
+"""Changes of a topic's schema."""
+
+from __future__ import annotations
+
+from spark_broker.controller.effects import Decision
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.records import SchemaRecord
+from spark_broker.errors import InvalidSchemaError, InvalidTopicError, UnknownTopicOrPartitionError
+from spark_broker.protocol.messages import AlterTopicSchemaRequest, EmptyResponse
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
+from spark_broker.protocol.schema_evolution import evolved
+
+SCHEMAS_MAX = 1000
+"""Most schemas of one topic: every client gets all of them."""
+
+
+def alter_topic_schema(image: MetadataImage, request: AlterTopicSchemaRequest) -> Decision:
+    """Add columns, or widen types. A schema that changes nothing is not recorded.
+
+    Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics) and InvalidSchemaError.
+    """
+    topic = image.topic(request.name)
+    if topic is None:
+        raise UnknownTopicOrPartitionError(f"topic {request.name!r}")
+    if topic.internal:
+        raise InvalidTopicError(f"{topic.name} is an internal topic: its schema stays")
+    current = schema_from_bytes(topic.schemas[-1])
+    if current.equals(DEFAULT_SCHEMA):
+        hint = "Create a topic with columns of its own."
+        raise InvalidSchemaError(f"topic {topic.name} has Kafka's record, which stays as it is", hint=hint)
+    schema = schema_to_bytes(evolved(current, schema_from_bytes(request.schema)))
+    if schema == topic.schemas[-1]:
+        return Decision((), EmptyResponse())
+    if len(topic.schemas) >= SCHEMAS_MAX:
+        raise InvalidSchemaError(f"topic {topic.name} has had {SCHEMAS_MAX} schemas, and takes no more")
+    return Decision((SchemaRecord(topic.topic_id, len(topic.schemas), schema),), EmptyResponse())

@@ -1,0 +1,148 @@
+"""The schema of a topic changes, and its table follows; or the user's table has rules of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from spark_broker import Admin, Consumer, NewTopic, Producer
+from spark_broker.errors import InvalidDataError
+from tests.support.process_cluster import ProcessCluster
+from tests.support.tierer_process import TiererProcess
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
+
+Row = dict[str, object]
+
+BIG = 2**40
+OLD = pa.schema([pa.field("id", pa.int32(), nullable=False), ("name", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 1, {"log.retention.check.interval.ms": 100}) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def admin(brokers: ProcessCluster) -> Iterator[Admin]:
+    with Admin(brokers.bootstrap_servers) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
+    with TiererProcess(tmp_path_factory.mktemp("spark"), "delta") as started:
+        yield started
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path) -> str:
+    """A typed topic with a table at `tmp_path / "table"`, whose brokers drop what is in it."""
+    name = str(request.node.originalname)[:200] + tmp_path.name[-2:].strip("_")
+    config = {"delta.path": str(tmp_path / "table"), "storage.format": "delta"}
+    admin.create_topic(NewTopic(name, partitions=1, replication_factor=1, schema=OLD, config=config))
+    return name
+
+
+def append(brokers: ProcessCluster, topic: str, *rows: Row) -> None:
+    with Producer(brokers.bootstrap_servers) as producer:
+        producer.append(topic, list(rows), partition=0).result(30)
+
+
+def tier(brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, *, sealed: bool = True) -> None:
+    """Tier everything. `sealed`: and wait until the brokers have dropped it."""
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert "error" not in answer, answer
+    (partition,) = admin.describe_topic(topic).partitions
+    assert partition.history_end_offset == partition.high_watermark
+
+
+def consumed(brokers: ProcessCluster, topic: str, count: int) -> list[Row]:
+    rows: list[Row] = []
+    with Consumer(brokers.bootstrap_servers, topics=topic, auto_offset_reset="earliest") as consumer:
+        while len(rows) < count:
+            batches = consumer.poll(30)
+            assert batches
+            rows += [row for batch in batches for row in batch.data.to_pylist()]
+    return rows
+
+
+def by_spark(brokers: ProcessCluster, spark: TiererProcess, topic: str, columns: list[str]) -> list[Row]:
+    rows = spark.select(brokers.bootstrap_servers, topic, ["_offset", *columns])
+    return [dict(zip(columns, row, strict=True)) for _, *row in sorted(rows)]
+
+
+def in_table(spark: TiererProcess, table: Path, columns: list[str]) -> list[Row]:
+    rows = spark.sql(f"SELECT {', '.join(columns)} FROM delta.`{table}` ORDER BY _offset")
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+COLUMNS = ["id", "name", "price"]
+FIRST: list[Row] = [{"id": 1, "name": "a", "price": None}, {"id": 2, "name": None, "price": None}]
+
+
+def test_new_columns_go_through_and_a_wider_one_waits_until_the_user_has_chosen_to_rewrite(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    append(brokers, topic, {"id": 1, "name": "a"}, {"id": 2})
+    tier(brokers, admin, spark, topic)
+    admin.alter_topic_schema(topic, pa.schema([("price", pa.float64())]))
+    append(brokers, topic, {"id": 3, "price": 1.5})
+    rows = [*FIRST, {"id": 3, "name": None, "price": 1.5}]
+    assert consumed(brokers, topic, 3) == by_spark(brokers, spark, topic, COLUMNS) == rows, "not in the table yet"
+    tier(brokers, admin, spark, topic)
+    assert in_table(spark, table, COLUMNS) == rows
+
+    admin.alter_topic_schema(topic, pa.schema([("id", pa.int64())]))
+    append(brokers, topic, {"id": BIG})
+    rows.append({"id": BIG, "name": None, "price": None})
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert answer["error"] == "TIERING_STOPPED"
+    history = admin.describe_topic(topic).history
+    assert history is not None
+    assert "id to bigint" in (history.stopped or "")
+    assert "delta.type.widening" in (history.stopped or "")
+    assert in_table(spark, table, COLUMNS) == rows[:3], "nothing was written"
+    assert consumed(brokers, topic, 4) == by_spark(brokers, spark, topic, COLUMNS) == rows
+
+    spark.sql(f"ALTER TABLE delta.`{table}` SET TBLPROPERTIES ('mine' = 'stays')")
+    admin.alter_topic_config(topic, {"delta.type.widening": "rewrite"})
+    tier(brokers, admin, spark, topic)
+    assert in_table(spark, table, COLUMNS) == rows
+    assert DeltaTable(str(table)).metadata().configuration["mine"] == "stays"
+    assert DeltaTable(str(table)).to_pyarrow_table(columns=["id"]).column("id").type == pa.int64()
+    assert consumed(brokers, topic, 4) == by_spark(brokers, spark, topic, COLUMNS) == rows
+    history = admin.describe_topic(topic).history
+    assert history is not None
+    assert history.stopped is None
+
+
+def test_a_wider_column_goes_through_by_deltas_own_widening_which_other_readers_cannot_read(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    admin.alter_topic_config(topic, {"delta.type.widening": "native", "segment.ms": 100})
+    append(brokers, topic, {"id": 1, "name": "a"}, {"id": 2})
+    tier(brokers, admin, spark, topic)
+    admin.alter_topic_schema(topic, pa.schema([("id", pa.int64()), ("price", pa.float64())]))
+    append(brokers, topic, {"id": BIG})
+    rows = [*FIRST, {"id": BIG, "name": None, "price": None}]
+    tier(brokers, admin, spark, topic)
+    assert in_table(spark, table, COLUMNS) == by_spark(brokers, spark, topic, COLUMNS) == rows
+    assert spark.sql(f"SELECT typeof(id) FROM delta.`{table}` LIMIT 1") == [["bigint"]]
+
+    def dropped() -> bool:
+        (partition,) = admin.describe_topic(topic).partitions
+        return (partition.local_log_start_offset or 0) > 0
+
+    append(brokers, topic, {"id": 4})
+    eventually(dropped, 30, "a segment that only the table has")
+    with pytest.raises(InvalidDataError, match=r"TypeWidening.*read_topic"):
+        consumed(brokers, topic, 4)

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jobs.submitted import session, told_in_a_line
 from spark_broker.history.tierer import TieredTopic, tier_topic
+from spark_broker.model import dead_letters_path
 from spark_broker.spark.delta_session import configure_delta
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ def said_of(tiered: TieredTopic, took_s: float) -> str:
     deleted = f"; records before offsets {tiered.log_starts} are deleted" if any(tiered.log_starts) else ""
     if tiered.table_version is None:
         return f"{tiered.topic}: nothing is sealed that is not in {tiered.path}{deleted}"
+    if tiered.quarantined:
+        deleted += f"; {tiered.quarantined:,} records that it refuses are in {dead_letters_path(tiered.path)}"
     size = f"{tiered.size_bytes / 1e6:,.1f} MB in {tiered.files} {'file' if tiered.files == 1 else 'files'}"
     return (
         f"{tiered.topic}: {tiered.records:,} records are in {tiered.path}, version {tiered.table_version} "

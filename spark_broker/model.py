@@ -141,15 +141,24 @@ class PartitionInfo:
         return max(0, self.sealed_offset - self.history_end_offset)
 
 
+def dead_letters_path(path: str) -> str:
+    """Beside a topic's table: the table of the records that it has refused."""
+    return path.rstrip("/") + "_dead_letters"
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryInfo:
     """The Delta table that holds a topic's history: its URL, Delta's version of the newest confirmed commit, and why
     tiering has stopped (None: it has not). `table_version` is None before the first commit.
+
+    `quarantined`: how many records the table has refused. They are in the table `dead_letters`.
     """
 
     path: str
     table_version: int | None
     stopped: str | None = None
+    quarantined: int = 0
+    dead_letters: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

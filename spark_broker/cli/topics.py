@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, Settings, Topic, open_admin, parse_settings
-from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.cli.output import counted, note, print_json, print_table
 from spark_broker.config import TopicConfig
 from spark_broker.errors import InvalidConfigError, TopicAlreadyExistsError
 from spark_broker.model import HistoryInfo, NewTopic, TopicDescription, TopicPartition
@@ -187,6 +187,9 @@ def _print_history(description: TopicDescription, history: HistoryInfo) -> None:
     ]
     title = f"history in {history.path}: {version}"
     print_table(("partition", "offsets", "sealed up to", "tiering lag"), rows, title=title, right=["partition"])
+    if history.quarantined:
+        refused = counted(history.quarantined, "record that the table refuses is", "records that the table refuses are")
+        note(f"{refused} in {history.dead_letters}")
     if history.stopped:
         note(f"tiering has stopped: {history.stopped}")
 

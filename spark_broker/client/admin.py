@@ -39,6 +39,7 @@ from spark_broker.model import (
     TopicDescription,
     TopicPartition,
     TransactionInfo,
+    dead_letters_path,
 )
 from spark_broker.protocol.messages import (
     EARLIEST_TIMESTAMP_MS,
@@ -450,4 +451,5 @@ def _history(topic: TopicView) -> HistoryInfo | None:
         return None
     if history is None:
         return HistoryInfo(path, None)
-    return HistoryInfo(path, known(history.table_version), history.stopped or None)
+    dead_letters = dead_letters_path(path) if history.quarantined else None
+    return HistoryInfo(path, known(history.table_version), history.stopped or None, history.quarantined, dead_letters)

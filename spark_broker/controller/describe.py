@@ -81,4 +81,5 @@ def _history(history: TopicHistory) -> HistoryMetadata:
         list(history.starts),
         list(history.ends),
         history.stopped,
+        history.quarantined,
     )

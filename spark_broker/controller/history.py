@@ -38,7 +38,13 @@ def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Dec
         raise HistoryConflictError(f"version {request.version} of {topic.name}: {history.version} was confirmed before")
     _check_offsets(topic, history, starts, ends)
     record = HistoryRecord(
-        topic.topic_id, request.table_id, request.version, request.table_version, request.starts, request.ends
+        topic.topic_id,
+        request.table_id,
+        request.version,
+        request.table_version,
+        request.starts,
+        request.ends,
+        request.quarantined,
     )
     return Decision((record,), EmptyResponse())
 

@@ -184,7 +184,8 @@ class BrokerIdsRecord(Record, frozen=True, tag=13):
 class HistoryRecord(Record, frozen=True, tag=14):
     """A commit to the topic's Delta table was read back. `starts` and `ends`: of its history, by partition.
 
-    `version`: of the transaction in the table; `table_version`: Delta's version of the table.
+    `version`: of the transaction in the table; `table_version`: Delta's version of the table. `quarantined`: how many
+    records the table has refused so far.
     """
 
     topic_id: TopicId
@@ -193,6 +194,7 @@ class HistoryRecord(Record, frozen=True, tag=14):
     table_version: Offset
     starts: Offsets
     ends: Offsets
+    quarantined: int = 0
 
 
 class HistoryStatusRecord(Record, frozen=True, tag=15):

@@ -24,6 +24,7 @@ class TopicHistory:
     starts: tuple[int, ...] = ()  # Invariant: never fall, at most `ends`
     ends: tuple[int, ...] = ()  # Invariant: never fall
     stopped: str = ""
+    quarantined: int = 0  # records that the table has refused so far
 
     def range_of(self, partition: int) -> tuple[int, int]:
         """The offsets of this partition's history: first, and end (exclusive). (0, 0): it has none."""
@@ -42,6 +43,7 @@ def replayed(history: TopicHistory | None, record: HistoryRecord | HistoryStatus
         table_version=record.table_version,
         starts=tuple(record.starts),
         ends=tuple(record.ends),
+        quarantined=record.quarantined,
     )
     invariant(before.table_id in ("", after.table_id), "the table %s becomes %s", before.table_id, after.table_id)
     invariant(after.version >= before.version, "version %d after version %d", after.version, before.version)
@@ -56,7 +58,7 @@ def history_records(topic_id: str, history: TopicHistory | None) -> list[History
     records: list[HistoryRecord | HistoryStatusRecord] = []
     if history is not None and history.version >= 0:
         place = history.table_id, history.version, history.table_version
-        records.append(HistoryRecord(topic_id, *place, list(history.starts), list(history.ends)))
+        records.append(HistoryRecord(topic_id, *place, list(history.starts), list(history.ends), history.quarantined))
     if history is not None and history.stopped:
         records.append(HistoryStatusRecord(topic_id, history.stopped))
     return records

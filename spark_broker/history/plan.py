@@ -24,7 +24,8 @@ from spark_broker.history.retention import HistoryMark
 class HistoryState:
     """A topic's history: the offsets `starts[p]` up to `ends[p]` (exclusive) of partition p.
 
-    `version`: of the newest transaction (-1: none). `table_version`: Delta's version of its commit.
+    `version`: of the newest transaction (-1: none). `table_version`: Delta's version of its commit. `quarantined`: how
+    many records the table has refused so far.
     """
 
     table_id: str = ""
@@ -32,12 +33,25 @@ class HistoryState:
     table_version: int = -1
     starts: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    quarantined: int = 0
+
+
+@dataclass(frozen=True)
+class TieringRange:
+    """Offsets `start` up to `end` (exclusive) of a partition, which are to be tiered, or were."""
+
+    partition: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True)
 class TableCommit:
     """A commit of ours, as the table's log has it. `attempt`: the uuid of the try that made it. `marks`: what retention
     knows of this and earlier commits, oldest first.
+
+    `quarantined`: how many records the table has refused so far. `refused`: the ranges of this commit, if it lacks some
+    of their records for that reason.
     """
 
     table_version: int
@@ -46,6 +60,8 @@ class TableCommit:
     starts: tuple[int, ...]
     ends: tuple[int, ...]
     marks: tuple[HistoryMark, ...] = ()
+    quarantined: int = 0
+    refused: tuple[TieringRange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,15 +92,6 @@ class PartitionLog:
     sealed: int
 
 
-@dataclass(frozen=True)
-class TieringRange:
-    """Offsets `start` up to `end` (exclusive) of a partition, which are to be tiered."""
-
-    partition: int
-    start: int
-    end: int
-
-
 def recover(recorded: HistoryState, table: TableSnapshot | None) -> HistoryState:
     """The history as the table has it. Raises TieringStoppedError where its end is not known."""
     if table is None:
@@ -104,7 +111,9 @@ def recover(recorded: HistoryState, table: TableSnapshot | None) -> HistoryState
         raise TieringStoppedError(
             f"the table's log no longer has the end offsets of transaction {table.version}: it was cleaned up"
         )
-    return HistoryState(table.table_id, newest.version, newest.table_version, newest.starts, newest.ends)
+    return HistoryState(
+        table.table_id, newest.version, newest.table_version, newest.starts, newest.ends, newest.quarantined
+    )
 
 
 def next_ranges(history: HistoryState, logs: Sequence[PartitionLog]) -> list[TieringRange]:

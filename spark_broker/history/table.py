@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.errors import TieringStoppedError
+from spark_broker.history.dead_letters import accepted, judged, letters, refused
 from spark_broker.history.design import TableDesign, quoted, wider_columns
-from spark_broker.history.plan import TableCommit, TableSnapshot
+from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange
 from spark_broker.history.retention import HistoryMark
+from spark_broker.model import dead_letters_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -73,11 +75,10 @@ class HistoryTable:
         Raises TieringStoppedError where the table cannot be read, or is the history of another topic.
         """
         with _failures(f"the table {self._path} cannot be read"):
-            from delta.tables import DeltaTable
-
-            if not DeltaTable.isDeltaTable(self._spark, self._path):
-                return None
+            # DeltaTable.isDeltaTable may answer from a cache, and not see a table that another process has made since.
             snapshot = self._delta_snapshot()
+            if snapshot.version() < 0:
+                return None
             transactions = _transactions(snapshot)
             version = transactions.pop(self._app_id, -1)
             self._refuse_others(transactions)
@@ -85,7 +86,7 @@ class HistoryTable:
             commits = self._commits(recorded - 1, version, table_version) if version >= max(recorded, 0) else {}
             return TableSnapshot(str(snapshot.metadata().id()), table_version, version, commits)
 
-    def fitted(self, frame: DataFrame, widening: str) -> DataFrame:
+    def fitted(self, frame: DataFrame, design: TableDesign, widening: str) -> DataFrame:
         """The rows with what the table demands of each: columns that it is partitioned by, null where the topic lacks
         them. A column that the table lacks is added to it later.
 
@@ -94,7 +95,6 @@ class HistoryTable:
         """
         from pyspark.sql.functions import lit
 
-        design = self.design()
         wider = wider_columns(design, frame.schema)
         if wider:
             self._widen(design, wider, widening)
@@ -151,6 +151,9 @@ class HistoryTable:
         metadata = {"version": commit.version, "attempt": commit.attempt}
         marks = [[mark.time_ms, list(mark.ends), list(mark.sizes)] for mark in commit.marks]
         offsets = {"starts": list(commit.starts), "ends": list(commit.ends), "marks": marks}
+        if commit.quarantined:
+            metadata["quarantined"] = commit.quarantined
+            offsets["refused"] = [[each.partition, each.start, each.end] for each in commit.refused]
         with _failures(f"the table {self._path} cannot be written"):
             writer = frame.write.format("delta").mode("append").option("mergeSchema", "true")
             writer = writer.option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
@@ -158,6 +161,34 @@ class HistoryTable:
             writer = writer.option("delta.dataSkippingStatsColumns", ",".join(_with_statistics(frame.schema)))
             writer.option("userMetadata", json.dumps({self._app_id: {**metadata, **offsets}})).save(self._path)
             return self._read_back(commit)
+
+    def judged(self, frame: DataFrame, design: TableDesign) -> tuple[DataFrame, int]:
+        """The rows that the table accepts, and how many it does not. Raises TieringStoppedError."""
+        if not design.rules:
+            return frame, 0
+        design.check_columns(frame.columns)
+        with _failures(f"the rules of the table {self._path} cannot be applied"):
+            rows = judged(frame, design)
+            count = refused(rows).count()
+            return (accepted(rows), count) if count else (frame, 0)
+
+    def quarantine(self, frame: DataFrame, design: TableDesign, commit: TableCommit, columns: Sequence[str]) -> None:
+        """Append to the dead-letter table the rows of this frame that the commit lacks, unless that was done before.
+
+        `columns`: the topic's. Raises TieringStoppedError where it cannot be written.
+        """
+        path = dead_letters_path(self._path)
+        with _failures(f"the table {path} cannot be written, for records that the table {self._path} refused"):
+            table = self._spark.read.format("delta").option("versionAsOf", str(commit.table_version)).load(self._path)
+            reaches = " OR ".join(
+                f"(_partition = {each.partition} AND _offset >= {each.start} AND _offset < {each.end})"
+                for each in commit.refused
+            )
+            there = table.where(reaches).select("_partition", "_offset")
+            rows = judged(frame, design).join(there, ["_partition", "_offset"], "left_anti")
+            writer = letters(rows, columns).write.format("delta").mode("append")
+            writer = writer.option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
+            writer.save(path)
 
     def delete_before(self, starts: Mapping[int, int]) -> None:
         """Delete the rows of each partition before its offset. Rows of a user, which have no offset, stay.
@@ -243,6 +274,8 @@ def _our_commit(row: Any, app_id: str) -> TableCommit | None:
         starts=tuple(ours["starts"]),
         ends=tuple(ours["ends"]),
         marks=tuple(HistoryMark(time_ms, tuple(e), tuple(s)) for time_ms, e, s in ours.get("marks", ())),
+        quarantined=int(ours.get("quarantined", 0)),
+        refused=tuple(TieringRange(*each) for each in ours.get("refused", ())),
     )
 
 

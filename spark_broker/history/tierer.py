@@ -65,7 +65,8 @@ PARALLEL_FILE_BYTES = 96 * 1024 * 1024
 class TieredTopic:
     """What a run has done. `table_version` is None when there was nothing to write. `ends`: of the history now.
 
-    `log_starts`: the topic's records before these offsets are deleted, by partition.
+    `log_starts`: the topic's records before these offsets are deleted, by partition. `quarantined`: how many records of
+    this run the table refused; they are in its dead-letter table.
     """
 
     topic: str
@@ -76,6 +77,7 @@ class TieredTopic:
     size_bytes: int
     ends: tuple[int, ...]
     log_starts: tuple[int, ...] = ()
+    quarantined: int = 0
 
 
 @dataclass(frozen=True)
@@ -165,8 +167,8 @@ class Tierer:
         table = HistoryTable(self._spark, topic.settings.delta_path, target.app_id)
         snapshot = table.snapshot(recorded.version)
         history = recover(recorded, snapshot)
-        if history.version > recorded.version:
-            self._confirm(target, history)
+        if snapshot is not None and history.version > recorded.version:
+            self._settle(target, table, snapshot.commits[history.version], history)
         deleted = self._delete(table, history, topic.log_starts)
         listed = self._listed(topic, history)
         ranges = next_ranges(history, [self._log(info) for info in listed])
@@ -176,15 +178,26 @@ class Tierer:
             return TieredTopic(topic.name, topic.settings.delta_path, None, 0, 0, 0, history.ends, log_starts)
         sizes = {r.partition: _size(listed[r.partition], r) for r in ranges}
         frame = self._frame(topic, ranges, sum(sizes.values()))
+        refused = 0
         if snapshot is not None:
-            frame = table.fitted(frame, topic.settings.delta_type_widening)
+            design = table.design()
+            frame, refused = table.judged(table.fitted(frame, design, topic.settings.delta_type_widening), design)
         partitions = len(topic.partitions)
         starts, ends = after(history, ranges, partitions, deleted)
         mark = HistoryMark(time.time_ns() // 1_000_000, tuple(ends), tuple(sizes.get(p, 0) for p in range(partitions)))
         marks = with_mark(marks, mark)
-        commit = TableCommit(-1, history.version + 1, uuid.uuid4().hex, tuple(starts), tuple(ends), marks)
+        commit = TableCommit(
+            table_version=-1,
+            version=history.version + 1,
+            attempt=uuid.uuid4().hex,
+            starts=tuple(starts),
+            ends=tuple(ends),
+            marks=marks,
+            quarantined=history.quarantined + refused,
+            refused=tuple(ranges) if refused else (),
+        )
         written = table.append(frame, commit)
-        self._confirm(target, _state(written))
+        self._settle(target, table, written.commit, _state(written))
         log_starts = self._expire(target, table, _state(written), marks)
         return TieredTopic(
             topic=topic.name,
@@ -195,7 +208,23 @@ class Tierer:
             size_bytes=written.size_bytes,
             ends=commit.ends,
             log_starts=log_starts,
+            quarantined=refused,
         )
+
+    def _settle(self, target: _Target, table: HistoryTable, commit: TableCommit, history: HistoryState) -> None:
+        """Once a commit is in the table: save the records that the table refused, and let the controller record it.
+
+        The controller comes last: brokers keep the records until then.
+        """
+        if commit.refused:
+            listed = self._listed(target.topic, history)
+            starts = [(each, max(each.start, listed[each.partition].log_start_offset)) for each in commit.refused]
+            ranges = [TieringRange(each.partition, start, each.end) for each, start in starts if start < each.end]
+            if ranges:
+                frame = self._frame(target.topic, ranges, sum(commit.marks[-1].sizes))
+                table.quarantine(frame, table.design(), commit, target.topic.schema.names)
+            logger.warning("the table of %s has refused %d records so far", target.topic.name, commit.quarantined)
+        self._confirm(target, history)
 
     def _delete(self, table: HistoryTable, history: HistoryState, log_starts: Sequence[int]) -> tuple[int, ...]:
         """Delete rows of records that are deleted already. Returns before which offsets the table has none now."""
@@ -262,6 +291,7 @@ class Tierer:
                 table_version=history.table_version,
                 starts=list(history.starts),
                 ends=list(history.ends),
+                quarantined=history.quarantined,
             )
         )
 
@@ -321,13 +351,20 @@ def _recorded(topic: TopicView) -> HistoryState:
     if history is None:
         return HistoryState()
     return HistoryState(
-        history.table_id, history.version, history.table_version, tuple(history.starts), tuple(history.ends)
+        table_id=history.table_id,
+        version=history.version,
+        table_version=history.table_version,
+        starts=tuple(history.starts),
+        ends=tuple(history.ends),
+        quarantined=history.quarantined,
     )
 
 
 def _state(written: Written) -> HistoryState:
     commit = written.commit
-    return HistoryState(written.table_id, commit.version, commit.table_version, commit.starts, commit.ends)
+    return HistoryState(
+        written.table_id, commit.version, commit.table_version, commit.starts, commit.ends, commit.quarantined
+    )
 
 
 def _size(info: ListedOffset, tiered: TieringRange) -> int:

@@ -45,15 +45,22 @@ def test_a_table_shows_leaders_and_offsets_of_each_partition(cluster: FakeCluste
 def test_a_table_shows_the_history_of_each_partition_and_why_tiering_stopped(cluster: FakeCluster, run: Run) -> None:
     cluster.create("t", 2, config={"delta.path": "/lake/t"})
     assert "history in /lake/t: not begun" in run("topics", "describe", "t").out
-    cluster.topics["t"].history = HistoryMetadata("a-table", 4, 7, [0], [5], "the table is gone")
+    cluster.topics["t"].history = HistoryMetadata("a-table", 4, 7, [0], [5], "the table is gone", 12)
     cluster.topics["t"].sealed_offset = 9
     ended = run("topics", "describe", "t")
     assert "history in /lake/t: table version 7" in ended.out
     assert "tiering has stopped: the table is gone" in ended.err
+    assert "12 records that the table refuses are in /lake/t_dead_letters" in ended.err
     cells = [line.split() for line in ended.out.splitlines() if line.strip()[:1].isdigit()]
     assert cells[2:] == [["0", "0..5", "9", "4"], ["1", "-", "9", "-"]]
     described = run("topics", "describe", "t", "-o", "json").json
-    assert described["history"] == {"path": "/lake/t", "table_version": 7, "stopped": "the table is gone"}
+    assert described["history"] == {
+        "path": "/lake/t",
+        "table_version": 7,
+        "stopped": "the table is gone",
+        "quarantined": 12,
+        "dead_letters": "/lake/t_dead_letters",
+    }
 
 
 def test_an_existing_topic_is_an_error_unless_asked(cluster: FakeCluster, run: Run) -> None:

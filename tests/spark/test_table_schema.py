@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from deltalake import DeltaTable
 from spark_broker import Admin, Consumer, NewTopic, Producer
 from spark_broker.errors import InvalidDataError
 from tests.support.process_cluster import ProcessCluster
-from tests.support.tierer_process import TiererProcess
+from tests.support.tierer_process import BEFORE_DEAD_LETTERS, TiererProcess
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
@@ -146,3 +147,80 @@ def test_a_wider_column_goes_through_by_deltas_own_widening_which_other_readers_
     eventually(dropped, 30, "a segment that only the table has")
     with pytest.raises(InvalidDataError, match=r"TypeWidening.*read_topic"):
         consumed(brokers, topic, 4)
+
+
+def dead_letters(spark: TiererProcess, table: Path) -> list[tuple[int, str, Row]]:
+    """Offset, reason and record, in order."""
+    rows = spark.sql(f"SELECT _offset, _reason, _record FROM delta.`{table}_dead_letters` ORDER BY _offset")
+    return [(offset, reason, json.loads(record)) for offset, reason, record in rows]
+
+
+def test_records_that_the_users_rules_refuse_are_quarantined_and_the_rest_goes_on(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table, columns = tmp_path / "table", ["id", "name"]
+    spark.sql(
+        f"CREATE TABLE delta.`{table}` (name VARCHAR(3) NOT NULL, id INT, next INT GENERATED ALWAYS AS (id + 1), "
+        "mine STRING) USING delta TBLPROPERTIES ('delta.constraints.positive' = 'next > 0 AND mine IS NULL')"
+    )
+    append(brokers, topic, {"id": 1, "name": "abc"}, {"id": 2}, {"id": 3, "name": "abcd"}, {"id": -4, "name": "x"})
+    append(brokers, topic, {"id": 5, "name": ""})
+    tier(brokers, admin, spark, topic)
+    good: list[Row] = [{"id": 1, "name": "abc"}, {"id": 5, "name": ""}]
+    assert in_table(spark, table, columns) == good
+    assert spark.sql(f"SELECT next FROM delta.`{table}` ORDER BY id") == [[2], [6]]
+    bad: list[tuple[int, str, Row]] = [
+        (1, "column name must not be null", {"id": 2, "name": None}),
+        (2, "length of column name", {"id": 3, "name": "abcd"}),
+        (3, "CHECK constraint positive", {"id": -4, "name": "x"}),
+    ]
+    assert dead_letters(spark, table) == bad
+    history = admin.describe_topic(topic).history
+    assert history is not None
+    assert (history.quarantined, history.dead_letters, history.stopped) == (3, f"{table}_dead_letters", None)
+
+    append(brokers, topic, {"id": 6})
+    tier(brokers, admin, spark, topic)
+    assert in_table(spark, table, columns) == good, "a run of which nothing is accepted"
+    append(brokers, topic, {"id": 7, "name": "ok"})
+    tier(brokers, admin, spark, topic)
+    tier(brokers, admin, spark, topic)
+    assert in_table(spark, table, columns) == [*good, {"id": 7, "name": "ok"}]
+    assert dead_letters(spark, table) == [*bad, (5, "column name must not be null", {"id": 6, "name": None})]
+    history = admin.describe_topic(topic).history
+    assert history is not None
+    assert history.quarantined == 4
+
+
+def test_a_tierer_that_is_killed_loses_and_repeats_no_record_that_the_table_refused(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    append(brokers, topic, {"id": 1, "name": "a"})
+    tier(brokers, admin, spark, topic)
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT positive CHECK (id > 0)")
+    append(brokers, topic, {"id": -2}, {"id": 3})
+    with TiererProcess(tmp_path, "killed") as victim:
+        victim.begin(brokers.bootstrap_servers, topic, stop_at=BEFORE_DEAD_LETTERS)
+        victim.await_stopped()
+        victim.kill()
+    append(brokers, topic, {"id": -5}, {"id": 6})
+    spark.sql(f"ALTER TABLE delta.`{table}` DROP CONSTRAINT positive")
+    tier(brokers, admin, spark, topic)
+    assert [row["id"] for row in in_table(spark, table, ["id"])] == [1, 3, -5, 6]
+    assert dead_letters(spark, table) == [(1, "refused by the table", {"id": -2, "name": None})], "the rule is gone"
+    history = admin.describe_topic(topic).history
+    assert history is not None
+    assert history.quarantined == 1
+
+
+def test_a_table_that_demands_what_the_topic_lacks_stops_tiering(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    spark.sql(f"CREATE TABLE delta.`{table}` (id INT, owner STRING NOT NULL) USING delta")
+    append(brokers, topic, {"id": 1})
+    answer = spark.tier(brokers.bootstrap_servers, topic)
+    assert "column 'owner'" in answer["message"]
+    assert not Path(f"{table}_dead_letters").exists()
+    assert consumed(brokers, topic, 1) == [{"id": 1, "name": None}]

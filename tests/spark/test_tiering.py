@@ -244,6 +244,23 @@ def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]
 
 
 @pytest.mark.full
+def test_a_tierer_sees_the_table_that_another_has_made_since_it_looked(
+    brokers: ProcessCluster, tierer: TiererProcess, sleeper: TiererProcess, tmp_path: Path
+) -> None:
+    """It looked while the first commit was under way: there was a directory for the log, and nothing in it.
+
+    Delta remembered that there was no table. So it seemed later that somebody had deleted the table.
+    """
+    create(brokers, tmp_path / "table", "looked")
+    (tmp_path / "table" / "_delta_log").mkdir(parents=True)
+    assert "error" not in sleeper.tier(brokers.bootstrap_servers, "looked"), "there is nothing to tier"
+    for one in (tierer, sleeper):
+        fill(brokers, "looked")
+        assert "error" not in one.tier(brokers.bootstrap_servers, "looked")
+    check_once(brokers, "looked", tmp_path / "table")
+
+
+@pytest.mark.full
 def test_two_tierers_at_once(
     brokers: ProcessCluster, tierer: TiererProcess, sleeper: TiererProcess, tmp_path: Path
 ) -> None:

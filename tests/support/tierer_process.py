@@ -32,6 +32,10 @@ POINTS: dict[str, tuple[type, str]] = {
     "after the commit, before it is read back": (HistoryTable, "_read_back"),
     "before the controller knows": (Tierer, "_confirm"),
 }
+"""Where each run that appends comes by."""
+
+BEFORE_DEAD_LETTERS = "before the dead letters are written"
+"""Where a run comes by that the table has refused records of."""
 
 
 class TiererProcess:
@@ -146,7 +150,7 @@ class TiererProcess:
 
 def _stop_at(point: str, directory: Path) -> None:
     """Make the code wait at this point, once, until the file `go` is there."""
-    owner, name = POINTS[point]
+    owner, name = {**POINTS, BEFORE_DEAD_LETTERS: (HistoryTable, "quarantine")}[point]
     original = getattr(owner, name)
 
     @functools.wraps(original)

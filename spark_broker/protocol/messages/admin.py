@@ -97,7 +97,7 @@ class ConfirmHistoryRequest(Message, frozen=True):
     """A tierer has read back a commit to the topic's table. The history of partition p is `starts[p]` to `ends[p]`.
 
     `controller_epoch`: of the controller under which the tierer began. `version`: of the transaction in the table;
-    `table_version`: Delta's version of the table.
+    `table_version`: Delta's version of the table. `quarantined`: how many records the table has refused so far.
     """
 
     topic_id: TopicId
@@ -107,6 +107,7 @@ class ConfirmHistoryRequest(Message, frozen=True):
     table_version: Offset
     starts: Offsets
     ends: Offsets
+    quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class RaiseLogStartsRequest(Message, frozen=True):

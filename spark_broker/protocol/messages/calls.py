@@ -93,6 +93,7 @@ class HistoryMetadata(Message, frozen=True):
     starts: Offsets
     ends: Offsets
     stopped: Text = ""
+    quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
 
 
 class TopicMetadata(Message, frozen=True):

@@ -26,6 +26,7 @@ from spark_broker.errors import (
     ClosedError,
     HistoryConflictError,
     InvalidConfigError,
+    MissingDependencyError,
     SparkBrokerError,
     StaleControllerEpochError,
     TieringStoppedError,
@@ -105,7 +106,6 @@ def tier_topic(
     """
     if not isinstance(spark, SparkSession):
         raise UnsupportedSparkError(f"{type(spark).__module__}: tiering needs a session with a JVM, not Spark Connect")
-    check_delta(spark)
     config = AdminConfig.parse({"bootstrap.servers": bootstrap_servers})
     metadata = ClusterMetadata.connect(config)
     try:
@@ -129,6 +129,11 @@ class Tierer:
     def run(self, name: str) -> TieredTopic:
         """Try until a try succeeds; see `tier_topic`."""
         self._metadata.use([name])
+        try:
+            check_delta(self._spark)
+        except MissingDependencyError as error:
+            self._report(self._target(name), error.message)
+            raise
         conflict: Exception | None = None
         for number in range(TRIES):
             if conflict is not None and self._metadata.closing.wait(self._metadata.backoff.wait_s(number)):

@@ -29,6 +29,9 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 
+FITTING = "4.4."
+"""How a version of Delta begins that fits PySpark 4.2. Others fail somewhere inside of Spark."""
+
 NAME = "delta-spark"
 
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -99,7 +102,7 @@ def downloaded_jars() -> list[Path]:
 def check_delta(spark: SparkSession) -> None:
     """Raise MissingDependencyError where the session lacks Delta's JARs, its extension or its catalog.
 
-    So it does where Python lacks the package delta-spark.
+    So it does where Python lacks the package delta-spark, and where the JARs are of a Delta that does not fit Spark.
     """
     if importlib.util.find_spec("delta") is None:
         raise MissingDependencyError("this Python has no delta-spark", hint="pip install 'spark-broker[spark]'")
@@ -107,6 +110,11 @@ def check_delta(spark: SparkSession) -> None:
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
     if loader.getResource("org/apache/spark/sql/delta/DeltaLog.class") is None:
         raise MissingDependencyError("this session has no Delta: its JARs are missing", hint=HINT)
+    version = str(jvm.io.delta.package.VERSION())  # type: ignore[union-attr]
+    if not version.startswith(FITTING):
+        raise MissingDependencyError(
+            f"this session has Delta {version}, which does not fit Spark {spark.version}", hint=HINT
+        )
     for name, value in SETTINGS.items():
         if value not in (spark.conf.get(name, "") or ""):
             raise MissingDependencyError(

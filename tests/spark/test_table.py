@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import zipfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.spark.delta_session import downloaded_jars
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -262,6 +264,37 @@ def test_a_table_deleted_under_the_topic_stops_tiering_and_nothing_else(
     tier(brokers, spark, topic)
     eventually(lambda: stopped(admin, topic) == "", what="the description says that tiering goes on")
     assert in_table(table) == consumed(brokers, topic) == sorted(rows)
+
+
+def of_version(jar: Path, version: bytes, made: Path) -> Path:
+    """Delta's JAR, but it says that it is of this version (as long as the real one)."""
+    with zipfile.ZipFile(jar) as real, zipfile.ZipFile(made, "w") as other:
+        for entry in real.infolist():
+            data = real.read(entry)
+            says = entry.filename == "io/delta/package$.class"
+            other.writestr(entry, data.replace(b"4.4.0", version) if says else data)
+    return made
+
+
+@pytest.mark.full
+def test_a_delta_that_does_not_fit_spark_stops_tiering_and_nothing_else(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table = tmp_path / "table"
+    delta, storage = downloaded_jars()
+    other = of_version(delta, b"4.0.1", tmp_path / "delta-spark_2.13-4.0.1.jar")
+    rows = fill(brokers, topic)
+    tier(brokers, spark, topic)
+    rows += fill(brokers, topic, first=len(rows) // PARTITIONS)
+    with TiererProcess(tmp_path, "other", jars=f"{other},{storage}") as unfit:
+        answer = unfit.tier(brokers.bootstrap_servers, topic)
+        assert answer["error"] == "MISSING_DEPENDENCY"
+        assert "Delta 4.0.1, which does not fit Spark 4.2" in answer["message"]
+        eventually(lambda: "does not fit" in stopped(admin, topic), what="the description says why")
+        assert consumed(brokers, topic) == unfit.read(brokers.bootstrap_servers, topic) == sorted(rows)
+    tier(brokers, spark, topic)
+    assert in_table(table) == sorted(rows)
+    eventually(lambda: stopped(admin, topic) == "", what="the description says that tiering goes on")
 
 
 @pytest.mark.full

@@ -41,14 +41,21 @@ BEFORE_DEAD_LETTERS = "before the dead letters are written"
 class TiererProcess:
     """One tierer's process. A context manager; at its end the process and its JVM are killed."""
 
-    def __init__(self, directory: Path, name: str, *, delta: bool = True) -> None:
-        """`delta`: whether its Spark has Delta."""
+    def __init__(self, directory: Path, name: str, *, delta: bool = True, jars: str = "") -> None:
+        """`delta`: whether its Spark has Delta. `jars`: the JARs of another Delta, in the form of spark.jars."""
         self._directory = directory / name
         self._directory.mkdir()
         self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
         with (self._directory / "stderr").open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.tierer_process", str(self._directory), *["delta"][: int(delta)]],
+                [
+                    sys.executable,
+                    "-m",
+                    "tests.support.tierer_process",
+                    str(self._directory),
+                    "delta" if delta else "",
+                    jars,
+                ],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -163,7 +170,7 @@ def _stop_at(point: str, directory: Path) -> None:
     setattr(owner, name, stopping)
 
 
-def main(directory: Path, *, delta: bool) -> None:
+def main(directory: Path, *, delta: bool, jars: str) -> None:
     """Tier or read what stdin names, until it ends."""
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
@@ -173,7 +180,7 @@ def main(directory: Path, *, delta: bool) -> None:
     from spark_broker.spark.frames import read_topic
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    builder = configure_spark(builder)
+    builder = configure_spark(builder.config("spark.jars", jars) if jars else builder)
     spark = (configure_delta(builder) if delta else builder).getOrCreate()
     for line in sys.stdin:
         given = json.loads(line)
@@ -198,4 +205,4 @@ def main(directory: Path, *, delta: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), delta="delta" in sys.argv[2:])
+    main(Path(sys.argv[1]), delta=sys.argv[2] == "delta", jars=sys.argv[3])

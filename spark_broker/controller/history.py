@@ -19,7 +19,8 @@ def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Dec
     """Record a commit that the tierer has read back. A repetition changes nothing.
 
     Raises UnknownTopicIdError, StaleControllerEpochError (the tierer began under an earlier controller),
-    HistoryConflictError (another table, or an older commit) or InvalidRequestError (offsets that cannot be).
+    HistoryConflictError (another table, an older commit, or a newer leader) or InvalidRequestError (offsets that cannot
+    be).
     """
     topic = _topic(image, request.topic_id)
     if request.controller_epoch != image.controller_epoch:
@@ -37,6 +38,7 @@ def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Dec
     if request.version <= history.version:
         raise HistoryConflictError(f"version {request.version} of {topic.name}: {history.version} was confirmed before")
     _check_offsets(topic, history, starts, ends)
+    _check_leaders(topic, history, request)
     record = HistoryRecord(
         topic.topic_id,
         request.table_id,
@@ -55,6 +57,17 @@ def _check_offsets(topic: TopicState, history: TopicHistory, starts: tuple[int, 
     risen = not_below(starts, history.starts) and not_below(ends, history.ends)
     if not risen or not not_below(ends, starts) or min(starts, default=0) < 0:
         raise InvalidRequestError(f"history of {topic.name} from {starts} to {ends}, after {history}")
+
+
+def _check_leaders(topic: TopicState, history: TopicHistory, request: ConfirmHistoryRequest) -> None:
+    """Check that no partition whose history grows has a newer leader, which may lack what was tiered."""
+    for number, (epoch, end) in enumerate(zip(request.leader_epochs, request.ends, strict=False)):
+        grows = end > history.range_of(number)[1]
+        if grows and epoch != topic.partitions[number].leader_epoch:
+            raise HistoryConflictError(
+                f"{topic.name}-{number} was tiered in leader epoch {epoch}, "
+                f"now it is {topic.partitions[number].leader_epoch}"
+            )
 
 
 def report_tiering(image: MetadataImage, request: ReportTieringRequest) -> Decision:

@@ -14,7 +14,7 @@ What the table and the controller know of a topic's history:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_broker.errors import TieringStoppedError
 from spark_broker.history.retention import HistoryMark
@@ -86,7 +86,7 @@ class TableSnapshot:
 
 @dataclass(frozen=True)
 class PartitionLog:
-    """Where a partition's log begins on its leader, and up to which offset it may be tiered."""
+    """Where a partition's log begins on its leader, and up to which offset (exclusive) it may be tiered."""
 
     log_start: int
     sealed: int
@@ -113,6 +113,35 @@ def recover(recorded: HistoryState, table: TableSnapshot | None) -> HistoryState
         )
     return HistoryState(
         table.table_id, newest.version, newest.table_version, newest.starts, newest.ends, newest.quarantined
+    )
+
+
+def unrecorded(recorded: HistoryState, commit: TableCommit, logs: Sequence[PartitionLog]) -> list[TieringRange]:
+    """The ranges of a commit that the controller has not recorded, as far as the logs still reach back."""
+    ranges = []
+    for partition, end in enumerate(commit.ends):
+        before = recorded.ends[partition] if partition < len(recorded.ends) else 0
+        start = max(before, logs[partition].log_start)
+        if start < end:
+            ranges.append(TieringRange(partition, start, end))
+    return ranges
+
+
+def cut_back(commit: TableCommit, offsets: Mapping[int, int], attempt: str) -> TableCommit:
+    """The next transaction: the commit without the rows from these offsets on (inclusive), by partition."""
+    ends = tuple(min(end, offsets.get(partition, end)) for partition, end in enumerate(commit.ends))
+    marks = (
+        replace(mark, ends=tuple(min(end, offsets.get(partition, end)) for partition, end in enumerate(mark.ends)))
+        for mark in commit.marks
+    )
+    return TableCommit(
+        table_version=-1,
+        version=commit.version + 1,
+        attempt=attempt,
+        starts=tuple(min(start, end) for start, end in zip(commit.starts, ends, strict=True)),
+        ends=ends,
+        marks=tuple(marks),
+        quarantined=commit.quarantined,
     )
 
 

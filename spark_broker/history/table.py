@@ -18,7 +18,7 @@ from spark_broker.history.retention import HistoryMark
 from spark_broker.model import dead_letters_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import DataType, StructType
 
 logger = logging.getLogger(__name__)
@@ -148,19 +148,51 @@ class HistoryTable:
 
         Raises ConflictError where another tierer was first, and TieringStoppedError where the table cannot be written.
         """
+        with _failures(f"the table {self._path} cannot be written"):
+            writer = frame.write.mode("append").option("mergeSchema", "true")
+            # Counts when this append creates the table.
+            writer = writer.option("delta.dataSkippingStatsColumns", ",".join(_with_statistics(frame.schema)))
+            return self._written(writer, commit)
+
+    def departures(self, ranges: Sequence[TieringRange], log: DataFrame | None) -> dict[int, int]:
+        """From which offset on (inclusive) the table has other records in these ranges than the log, by partition.
+
+        `log`: what the leaders have of them; None: nothing. Each record has the epoch of the leader that appended it,
+        and two records of one offset have two epochs. Raises TieringStoppedError where the table cannot be read.
+        """
+        from pyspark.sql.functions import col
+        from pyspark.sql.functions import min as least
+
+        with _failures(f"the table {self._path} cannot be compared with the log"):
+            rows = self._spark.read.format("delta").load(self._path).where(_within(ranges))
+            rows = rows.select("_partition", "_offset", "_leader_epoch")
+            if log is not None:
+                there = log.select("_partition", "_offset", col("_leader_epoch").alias("_log_epoch"))
+                rows = rows.join(there, ["_partition", "_offset"], "left")
+                rows = rows.where("_log_epoch IS NULL OR _log_epoch <> _leader_epoch")
+            first = rows.groupBy("_partition").agg(least("_offset")).collect()
+            return {int(partition): int(offset) for partition, offset in first}
+
+    def cut(self, offsets: Mapping[int, int], commit: TableCommit) -> Written:
+        """Delete the rows from each partition's offset on, as transaction `commit.version`, and read it back.
+
+        Raises ConflictError where another tierer was first, and TieringStoppedError where the table cannot be written.
+        """
+        beyond = (f"(_partition = {partition} AND _offset >= {offset})" for partition, offset in offsets.items())
+        with _failures(f"rows of the table {self._path} cannot be deleted"):
+            nothing = self._spark.read.format("delta").load(self._path).limit(0)
+            return self._written(nothing.write.mode("overwrite").option("replaceWhere", " OR ".join(beyond)), commit)
+
+    def _written(self, writer: DataFrameWriter, commit: TableCommit) -> Written:
         metadata = {"version": commit.version, "attempt": commit.attempt}
         marks = [[mark.time_ms, list(mark.ends), list(mark.sizes)] for mark in commit.marks]
         offsets = {"starts": list(commit.starts), "ends": list(commit.ends), "marks": marks}
         if commit.quarantined:
             metadata["quarantined"] = commit.quarantined
             offsets["refused"] = [[each.partition, each.start, each.end] for each in commit.refused]
-        with _failures(f"the table {self._path} cannot be written"):
-            writer = frame.write.format("delta").mode("append").option("mergeSchema", "true")
-            writer = writer.option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
-            # Counts when this append creates the table.
-            writer = writer.option("delta.dataSkippingStatsColumns", ",".join(_with_statistics(frame.schema)))
-            writer.option("userMetadata", json.dumps({self._app_id: {**metadata, **offsets}})).save(self._path)
-            return self._read_back(commit)
+        writer = writer.format("delta").option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
+        writer.option("userMetadata", json.dumps({self._app_id: {**metadata, **offsets}})).save(self._path)
+        return self._read_back(commit)
 
     def judged(self, frame: DataFrame, design: TableDesign) -> tuple[DataFrame, int]:
         """The rows that the table accepts, and how many it does not. Raises TieringStoppedError."""
@@ -180,11 +212,7 @@ class HistoryTable:
         path = dead_letters_path(self._path)
         with _failures(f"the table {path} cannot be written, for records that the table {self._path} refused"):
             table = self._spark.read.format("delta").option("versionAsOf", str(commit.table_version)).load(self._path)
-            reaches = " OR ".join(
-                f"(_partition = {each.partition} AND _offset >= {each.start} AND _offset < {each.end})"
-                for each in commit.refused
-            )
-            there = table.where(reaches).select("_partition", "_offset")
+            there = table.where(_within(commit.refused)).select("_partition", "_offset")
             rows = judged(frame, design).join(there, ["_partition", "_offset"], "left_anti")
             writer = letters(rows, columns).write.format("delta").mode("append")
             writer = writer.option("txnAppId", self._app_id).option("txnVersion", str(commit.version))
@@ -256,6 +284,12 @@ class HistoryTable:
             if page is None or len(rows) < page:
                 return
             seen = len(rows)
+
+
+def _within(ranges: Sequence[TieringRange]) -> str:
+    return " OR ".join(
+        f"(_partition = {each.partition} AND _offset >= {each.start} AND _offset < {each.end})" for each in ranges
+    )
 
 
 def _our_commit(row: Any, app_id: str) -> TableCommit | None:

@@ -12,7 +12,7 @@ import logging
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
@@ -33,7 +33,17 @@ from spark_broker.errors import (
     UnknownTopicOrPartitionError,
     UnsupportedSparkError,
 )
-from spark_broker.history.plan import HistoryState, PartitionLog, TableCommit, TieringRange, after, next_ranges, recover
+from spark_broker.history.plan import (
+    HistoryState,
+    PartitionLog,
+    TableCommit,
+    TieringRange,
+    after,
+    cut_back,
+    next_ranges,
+    recover,
+    unrecorded,
+)
 from spark_broker.history.retention import HistoryMark, HistoryRetention, expired_before, with_mark
 from spark_broker.history.table import APP_PREFIX, ConflictError, HistoryTable, Written
 from spark_broker.model import TopicPartition
@@ -172,12 +182,12 @@ class Tierer:
         table = HistoryTable(self._spark, topic.settings.delta_path, target.app_id)
         snapshot = table.snapshot(recorded.version)
         history = recover(recorded, snapshot)
+        marks = () if snapshot is None else snapshot.marks
         if snapshot is not None and history.version > recorded.version:
-            self._settle(target, table, snapshot.commits[history.version], history)
+            history, marks = self._recovered(target, table, recorded, snapshot.commits[history.version], history)
         deleted = self._delete(table, history, topic.log_starts)
         listed = self._listed(topic, history)
         ranges = next_ranges(history, [self._log(info) for info in listed])
-        marks = () if snapshot is None else snapshot.marks
         if not ranges:
             log_starts = self._expire(target, table, history, marks)
             return TieredTopic(topic.name, topic.settings.delta_path, None, 0, 0, 0, history.ends, log_starts)
@@ -216,20 +226,57 @@ class Tierer:
             quarantined=refused,
         )
 
+    def _recovered(
+        self, target: _Target, table: HistoryTable, recorded: HistoryState, commit: TableCommit, history: HistoryState
+    ) -> tuple[HistoryState, tuple[HistoryMark, ...]]:
+        """Let the controller record a commit that it does not know, as far as the log has what is in it.
+
+        An unclean election since may have cut the log. What the table has beyond is deleted: others have these offsets.
+        """
+        offsets = self._departures(target, table, recorded, commit)
+        if not offsets:
+            self._settle(target, table, commit, history)
+            return history, commit.marks
+        logger.warning(
+            "%s: an unclean election has cut records that are in the table: its rows from offsets %s on are deleted",
+            *(target.topic.name, offsets),
+        )
+        kept = [replace(each, end=min(each.end, offsets.get(each.partition, each.end))) for each in commit.refused]
+        self._save_refused(
+            target, table, replace(commit, refused=tuple(each for each in kept if each.start < each.end))
+        )
+        written = table.cut(offsets, cut_back(commit, offsets, uuid.uuid4().hex))
+        self._confirm(target, _state(written))
+        return _state(written), written.commit.marks
+
+    def _departures(
+        self, target: _Target, table: HistoryTable, recorded: HistoryState, commit: TableCommit
+    ) -> dict[int, int]:
+        """From which offset on the commit has other records than the log, by partition."""
+        listed = self._listed(target.topic, recorded)
+        ranges = unrecorded(recorded, commit, [self._log(info) for info in listed])
+        in_log = [replace(each, end=min(each.end, listed[each.partition].offset)) for each in ranges]
+        in_log = [each for each in in_log if each.start < each.end]
+        frame = self._frame(target.topic, in_log, sum(commit.marks[-1].sizes)) if in_log else None
+        return table.departures(ranges, frame) if ranges else {}
+
     def _settle(self, target: _Target, table: HistoryTable, commit: TableCommit, history: HistoryState) -> None:
         """Once a commit is in the table: save the records that the table refused, and let the controller record it.
 
         The controller comes last: brokers keep the records until then.
         """
+        self._save_refused(target, table, commit)
+        self._confirm(target, history)
+
+    def _save_refused(self, target: _Target, table: HistoryTable, commit: TableCommit) -> None:
         if commit.refused:
-            listed = self._listed(target.topic, history)
+            listed = self._listed(target.topic, HistoryState())
             starts = [(each, max(each.start, listed[each.partition].log_start_offset)) for each in commit.refused]
             ranges = [TieringRange(each.partition, start, each.end) for each, start in starts if start < each.end]
             if ranges:
                 frame = self._frame(target.topic, ranges, sum(commit.marks[-1].sizes))
                 table.quarantine(frame, table.design(), commit, target.topic.schema.names)
             logger.warning("the table of %s has refused %d records so far", target.topic.name, commit.quarantined)
-        self._confirm(target, history)
 
     def _delete(self, table: HistoryTable, history: HistoryState, log_starts: Sequence[int]) -> tuple[int, ...]:
         """Delete rows of records that are deleted already. Returns before which offsets the table has none now."""
@@ -297,6 +344,7 @@ class Tierer:
                 starts=list(history.starts),
                 ends=list(history.ends),
                 quarantined=history.quarantined,
+                leader_epochs=[state.leader_epoch for state in target.topic.partitions],
             )
         )
 

@@ -14,9 +14,12 @@ from spark_broker.history.plan import (
     TableSnapshot,
     TieringRange,
     after,
+    cut_back,
     next_ranges,
     recover,
+    unrecorded,
 )
+from spark_broker.history.retention import HistoryMark
 
 TABLE = "a-table"
 RECORDED = HistoryState(TABLE, 3, 30, (0, 0), (5, 7))
@@ -99,3 +102,18 @@ def test_no_offset_is_tiered_twice_and_none_that_is_there_is_left_out(runs: list
         for partition, log in enumerate(logs):
             assert set(range(max(log.log_start, starts[partition]), log.sealed)) <= tiered[partition]
             assert set(range(starts[partition], ends[partition])) <= tiered[partition]
+
+
+def test_what_a_commit_has_beyond_the_record_is_compared_as_far_as_the_logs_reach_back() -> None:
+    logs = [PartitionLog(0, 99), PartitionLog(8, 99), PartitionLog(0, 99), PartitionLog(50, 99)]
+    found = unrecorded(RECORDED, commit(4, (9, 10, 3, 20)), logs)
+    assert found == [TieringRange(0, 5, 9), TieringRange(1, 8, 10), TieringRange(2, 0, 3)]
+
+
+def test_a_commit_that_is_cut_back_ends_where_the_log_still_agrees() -> None:
+    marks = (HistoryMark(1, (5, 7), (50, 70)), HistoryMark(2, (20, 10), (150, 30)))
+    before = TableCommit(44, 4, "attempt", (0, 9), (20, 10), marks, 3, (TieringRange(0, 5, 20),))
+    after_it = cut_back(before, {0: 12, 1: 8}, "another")
+    assert (after_it.version, after_it.attempt, after_it.quarantined, after_it.refused) == (5, "another", 3, ())
+    assert (after_it.starts, after_it.ends) == ((0, 8), (12, 8))
+    assert [mark.ends for mark in after_it.marks] == [(5, 7), (12, 8)]

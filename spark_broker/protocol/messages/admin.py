@@ -98,6 +98,7 @@ class ConfirmHistoryRequest(Message, frozen=True):
 
     `controller_epoch`: of the controller under which the tierer began. `version`: of the transaction in the table;
     `table_version`: Delta's version of the table. `quarantined`: how many records the table has refused so far.
+    `leader_epochs`: of each partition, before the tierer read from its leader or compared the table with it.
     """
 
     topic_id: TopicId
@@ -108,6 +109,7 @@ class ConfirmHistoryRequest(Message, frozen=True):
     starts: Offsets
     ends: Offsets
     quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    leader_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
 
 
 class RaiseLogStartsRequest(Message, frozen=True):

@@ -58,6 +58,20 @@ def test_a_commit_that_was_read_back_is_recorded(cluster: Cluster) -> None:
     assert "has history in version 11 of its table" in " ".join(cluster.notes)
 
 
+def test_a_commit_whose_leader_was_replaced_since_is_not_recorded(cluster: Cluster) -> None:
+    """After an unclean election the new leader may lack what was tiered: the tierer must look."""
+    confirm(cluster, 0, [5, 0])
+    epochs = [state.leader_epoch for state in cluster.topic().partitions]
+    for partition in (0, 1):
+        older = [epoch - (number == partition) for number, epoch in enumerate(epochs)]
+        with pytest.raises(HistoryConflictError, match=f"t-{partition} was tiered in leader epoch"):
+            confirm(cluster, 1, [6, 9], leader_epochs=older)
+    confirm(cluster, 1, [5, 9], leader_epochs=[epochs[0] - 1, epochs[1]])
+    assert history(cluster).ends == (5, 9), "nothing of partition 0 is new"
+    confirm(cluster, 2, [6, 9], leader_epochs=epochs)
+    assert history(cluster).ends == (6, 9)
+
+
 def test_a_repetition_changes_nothing(cluster: Cluster) -> None:
     confirm(cluster, 0, [5, 0])
     offset = cluster.image.next_offset

@@ -42,6 +42,11 @@ _RACES = (
 )
 """How Delta's errors begin when somebody else creates, writes or deletes the table. The next try finds out what."""
 
+_CANCELLED = "[SPARK_JOB_CANCELLED]"
+"""In what Spark says when somebody has cancelled all jobs of the session, as Ctrl-C in a notebook does. Try again."""
+
+_CAUSES_MAX = 20
+
 _HISTORY_PAGES = (20, 1000, None)
 """How many of the newest commits are looked through for one of ours. None: all."""
 
@@ -58,7 +63,7 @@ class Written:
 
 
 class ConflictError(Exception):
-    """Somebody else changed the table meanwhile. Nothing of ours was committed: start over."""
+    """Somebody else changed the table meanwhile, or cancelled the job. Nothing of ours was committed: start over."""
 
 
 class HistoryTable:
@@ -345,12 +350,25 @@ def _failures(what: str) -> Iterator[None]:
         raise ConflictError(str(error)) from error
     except Py4JJavaError as error:
         # Java's own exceptions, of a file system for one, stay what they are.
-        raise TieringStoppedError(f"{what}: {error.java_exception.toString()[:500]}") from error
+        said = str(error.java_exception.toString())[:500]
+        if _CANCELLED in said:
+            raise ConflictError(said) from error
+        raise TieringStoppedError(f"{what}: {said}{_root_cause(error.java_exception)}") from error
     except PySparkException as error:
         # Not every such error has a condition: Spark's conversion loses that of an exception that it does not know.
         if re.search(rf"\b({'|'.join(_RACES)})", _first_line(error)) is not None:
             raise ConflictError(_first_line(error)) from error
-        raise TieringStoppedError(f"{what}: {_first_line(error)}") from error
+        cause = _root_cause(getattr(error, "_origin", None))
+        raise TieringStoppedError(f"{what}: {_first_line(error)}{cause}") from error
+
+
+def _root_cause(error: Any) -> str:
+    """What lies below a Java exception. Spark says that a task failed; the last cause says that the disk is full."""
+    causes: list[str] = []
+    while error is not None and len(causes) < _CAUSES_MAX:
+        causes.append(str(error.toString()).partition("\n")[0][:300])
+        error = error.getCause()
+    return f" (cause: {causes[-1]})" if len(causes) > 1 and causes[-1] not in causes[0] else ""
 
 
 def _first_line(error: Exception) -> str:

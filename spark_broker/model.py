@@ -6,11 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from spark_broker.times import from_us
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
@@ -286,6 +289,9 @@ class ConsumedBatch:
     `data` has the topic's columns, or those that the consumer asked for. `timestamps` are the records' (Arrow's
     timestamp[us, UTC]). `append_time`: when the leader stored them, by its clock. `typed`: the topic has a schema of
     its own.
+
+    `sparse`: int64, the offset of each row of a batch from which compaction has removed rows. The library splits such a
+    batch into its `runs` before it hands it out, so `poll` returns none. Its `base_offset` is that of its first row.
     """
 
     topic: str
@@ -296,15 +302,50 @@ class ConsumedBatch:
     append_time: datetime
     timestamps: pa.Array
     typed: bool = False
+    sparse: pa.Array | None = None
 
     @property
     def next_offset(self) -> int:
+        if self.sparse is not None and len(self.sparse):
+            return int(self.sparse[-1].as_py()) + 1
         return self.base_offset + int(self.data.num_rows)
+
+    @property
+    def offsets(self) -> npt.NDArray[np.int64]:
+        """The offset of each row."""
+        import numpy as np  # Commands that read no record start without it.
+
+        rows = int(self.data.num_rows)
+        if self.sparse is None:
+            return np.arange(self.base_offset, self.base_offset + rows, dtype=np.int64)
+        return np.frombuffer(self.sparse.buffers()[1], np.int64, rows, self.sparse.offset * 8)
+
+    def rows_below(self, offset: int) -> int:
+        """How many rows have an offset below this one."""
+        if self.sparse is not None:
+            return int(self.offsets.searchsorted(offset))
+        return max(0, min(offset - self.base_offset, int(self.data.num_rows)))
 
     def slice(self, offset: int = 0, length: int | None = None) -> Self:
         """The rows from `offset` on, as Arrow's `slice`: `length` rows at most, without a copy."""
         data, timestamps = self.data.slice(offset, length), self.timestamps.slice(offset, length)
-        return replace(self, base_offset=self.base_offset + offset, data=data, timestamps=timestamps)
+        if self.sparse is None:
+            return replace(self, base_offset=self.base_offset + offset, data=data, timestamps=timestamps)
+        sparse = self.sparse.slice(offset, length)
+        base_offset = int(sparse[0].as_py()) if len(sparse) else self.next_offset
+        return replace(self, base_offset=base_offset, data=data, timestamps=timestamps, sparse=sparse)
+
+    def runs(self) -> Iterator[Self]:
+        """The batch in parts whose offsets are consecutive."""
+        if self.sparse is None:
+            yield self
+            return
+        offsets = self.offsets
+        gaps = (offsets[1:] - offsets[:-1] != 1).nonzero()[0]
+        bounds = [0, *(gaps + 1).tolist(), len(offsets)]
+        for first, end in pairwise(bounds):
+            if end > first:
+                yield replace(self.slice(first, end - first), sparse=None)
 
     def records(self) -> Iterator[ConsumedRecord]:
         """The records one at a time. Where columns are enough, `data` is a hundred times faster."""
@@ -312,7 +353,7 @@ class ConsumedBatch:
             part = self.slice(start, RECORDS_AT_ONCE)
             times = part.timestamps.cast("int64").to_pylist()
             rows = part.data.to_pylist()
-            for offset, (row, time_us) in enumerate(zip(rows, times, strict=True), part.base_offset):
+            for offset, row, time_us in zip(part.offsets.tolist(), rows, times, strict=True):
                 record = _typed_record if self.typed else _kafka_record
                 yield record(self.topic, self.partition, offset, from_us(time_us), row)
 

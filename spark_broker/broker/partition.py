@@ -18,8 +18,9 @@ from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition_reader import PartitionRead, PartitionReader
 from spark_broker.broker.replica_lines import ReplicaLines
-from spark_broker.broker.replica_log import ReplicaLog, batch_info, by_segment
+from spark_broker.broker.replica_log import ReplicaLog, by_segment
 from spark_broker.broker.topic import Topic
+from spark_broker.core.batch import batch_info
 from spark_broker.core.effects import (
     Acknowledge,
     AdvanceLogStart,

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import OffsetOutOfRangeError
-from spark_broker.protocol.arrow_message import decode_batch
-from spark_broker.protocol.frame import CONTROL, TRANSACTIONAL, BatchHeader, Frame
+from spark_broker.protocol.arrow_message import decode_batch, row_deltas
+from spark_broker.protocol.frame import TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.stored_run import StoredRun
 
 if TYPE_CHECKING:
@@ -43,11 +44,12 @@ class PartitionGrant:
 
 
 def is_left_out(header: BatchHeader, replica: Replica, *, read_committed: bool) -> bool:
-    """Whether a batch is withheld from a reader: a marker always, an aborted batch with `read_committed`.
+    """Whether a batch is withheld from a reader: one without records (a marker, or what compaction has emptied) always,
+    an aborted batch with `read_committed`.
 
     Called under the partition's lock, for a batch for which `can_judge` is true.
     """
-    if header.attributes & CONTROL:
+    if not header.row_count:
         return True
     if not read_committed or not header.attributes & TRANSACTIONAL:
         return False
@@ -145,11 +147,13 @@ class PartitionReader:
                 judgeable = can_judge(frame.header, self._replica, leader_epoch)
                 if not judgeable or is_left_out(frame.header, self._replica, read_committed=read_committed):
                     continue
-                deleted = max(0, self._replica.first_offset - frame.header.base_offset)
+                first_offset = self._replica.first_offset
+            offsets = frame.header.base_offset + row_deltas(*frame)
+            deleted = int(np.searchsorted(offsets, first_offset))
             batch = self.decode(frame).slice(deleted)
             record = self._partition.topic.first_since(timestamp_ms, batch, frame.header.append_time_ms)
             if record is not None:
-                return frame.header.base_offset + deleted + record[0], record[1]
+                return int(offsets[deleted + record[0]]), record[1]
         return None
 
     def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:

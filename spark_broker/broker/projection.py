@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from spark_broker.broker.topic import Topic
 from spark_broker.errors import InvalidRequestError
-from spark_broker.protocol.arrow_message import decode_batch, encode_batch
+from spark_broker.protocol.arrow_message import decode_batch, encode_batch, encode_compacted, row_deltas
 from spark_broker.protocol.crc32c import crc32c
-from spark_broker.protocol.frame import HEADER_BYTES, Frame
+from spark_broker.protocol.frame import HEADER_BYTES, ROW_OFFSETS, Frame
 from spark_broker.protocol.schema import columns_stored
 
 
@@ -41,5 +41,7 @@ def _project(frame: Frame, topic: Topic, columns: list[str]) -> Frame:
         return frame
     stored = topic.schemas[frame.header.schema_id]
     batch = decode_batch(frame.message, stored, columns_stored(stored, columns))
+    if frame.header.attributes & ROW_OFFSETS:
+        return encode_compacted(batch, frame.header, row_deltas(*frame))
     message = encode_batch(batch)
     return Frame(frame.header._replace(length=len(message), message_crc=crc32c(message)), message)

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spark_broker.broker.topic import Topic
-from spark_broker.core.batch import BatchInfo
+from spark_broker.core.batch import batch_info
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
 from spark_broker.core.replica import RecoveredLog
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageFullError, invariant
-from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, BatchHeader, Frame
+from spark_broker.protocol.frame import BatchHeader, Frame
 from spark_broker.protocol.messages import ProducerStateEntry
 from spark_broker.storage.checkpoints import read_leader_epochs, write_leader_epochs
 from spark_broker.storage.config import LogConfig
@@ -27,21 +27,6 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.stored_run import StoredRun
 
 logger = logging.getLogger(__name__)
-
-
-def batch_info(header: BatchHeader) -> BatchInfo:
-    return BatchInfo(
-        base_offset=header.base_offset,
-        next_offset=header.next_offset,
-        leader_epoch=header.leader_epoch,
-        append_time_ms=header.append_time_ms,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        sequence=header.base_sequence,
-        transactional=bool(header.attributes & TRANSACTIONAL),
-        control=bool(header.attributes & CONTROL),
-        aborted=bool(header.attributes & ABORT),
-    )
 
 
 def by_segment(frames: Sequence[Frame]) -> list[list[Frame]]:

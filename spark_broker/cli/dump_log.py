@@ -41,6 +41,7 @@ class BatchLine(msgspec.Struct, frozen=True):
     message_crc: int
     problem: str
     data: list[object] | None = None
+    offsets: list[int] | None = None  # of the rows in `data`
 
 
 def dump_log(
@@ -70,7 +71,7 @@ def dump_log(
 
 
 def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: bool) -> Iterator[BatchLine]:
-    from spark_broker.cli.segment_dump import rows_of, segment_schema
+    from spark_broker.cli.segment_dump import offsets_of, rows_of, segment_schema
 
     schema = segment_schema(directory, base_offset) if data else None
     for batch in batches:
@@ -94,6 +95,7 @@ def _lines(directory: Path, base_offset: int, batches: list[DumpedBatch], data: 
             message_crc=header.message_crc,
             problem=batch.problem,
             data=None if rows is None else [readable(row) for row in rows],
+            offsets=None if rows is None else offsets_of(batch),
         )
 
 
@@ -104,8 +106,8 @@ def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], da
     print_table(COLUMNS, [_cells(line) for line in lines], title=title, right=RIGHT)
     if data:
         for line in lines:
-            for index, row in enumerate(line.data or []):
-                typer.echo(f"{line.base_offset + index} {msgspec.json.encode(row).decode()}")
+            for offset, row in zip(line.offsets or [], line.data or [], strict=True):
+                typer.echo(f"{offset} {msgspec.json.encode(row).decode()}")
 
 
 def _cells(line: BatchLine) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from spark_broker.errors import CorruptMessageError, DamagedLogError, InvalidDataError, SparkBrokerError
-from spark_broker.protocol.arrow_message import decode_batch, verify_stored
+from spark_broker.protocol.arrow_message import decode_batch, row_deltas, verify_stored
 from spark_broker.protocol.frame import ENTRY_BYTES, Attributes, BatchHeader, unpack_header
 from spark_broker.protocol.ipc_message import head_length
 from spark_broker.protocol.schema import schema_from_bytes
@@ -97,6 +97,12 @@ def segment_schema(directory: Path, base_offset: int) -> pa.Schema:
 def rows_of(batch: DumpedBatch, schema: pa.Schema) -> pa.RecordBatch:
     """The rows of an undamaged batch."""
     return decode_batch(batch.message, schema)
+
+
+def offsets_of(batch: DumpedBatch) -> list[int]:
+    """The offsets of these rows."""
+    offsets: list[int] = (batch.header.base_offset + row_deltas(batch.header, batch.message)).tolist()
+    return offsets
 
 
 def _entry_problem(index: EntryIndex, at: int) -> str:

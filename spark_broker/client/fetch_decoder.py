@@ -14,9 +14,9 @@ from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.partition_position import Prefetched
 from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch
-from spark_broker.protocol.arrays import scalar_of
-from spark_broker.protocol.arrow_message import decode_batch
-from spark_broker.protocol.frame import CONTROL, BatchHeader, Frame
+from spark_broker.protocol.arrays import from_numpy, scalar_of
+from spark_broker.protocol.arrow_message import decode_batch, row_deltas
+from spark_broker.protocol.frame import ROW_OFFSETS, BatchHeader, Frame
 from spark_broker.protocol.messages import FetchedPartition
 from spark_broker.protocol.schema import TIMESTAMP_TYPE, columns_stored, conform
 from spark_broker.times import from_ms
@@ -75,7 +75,7 @@ def decode_fetched(
         if header.next_offset <= fetch_offset:
             continue
         decode = None
-        if not header.attributes & CONTROL:
+        if header.row_count:
             decode = _decoder(frame, answer.partition, fetch_offset, projection)
         fetched.append(Prefetched(decode, header.next_offset, header.leader_epoch, header.length))
         fetch_offset = header.next_offset
@@ -97,20 +97,21 @@ def _decoder(frame: Frame, partition: int, fetch_offset: int, projection: Projec
 def _consumed(frame: Frame, partition: int, fetch_offset: int, projection: Projection) -> ConsumedBatch:
     header, topic = frame.header, projection.topic
     batch = projection.batch(memoryview(frame.message), header.schema_id)
-    base_offset = header.base_offset
-    if fetch_offset > base_offset:
-        batch = batch.slice(fetch_offset - base_offset)
-        base_offset = fetch_offset
-    return ConsumedBatch(
+    sparse = None
+    if header.attributes & ROW_OFFSETS:
+        sparse = from_numpy(header.base_offset + row_deltas(header, frame.message))
+    consumed = ConsumedBatch(
         topic=topic.name,
         partition=partition,
-        base_offset=base_offset,
+        base_offset=header.base_offset if sparse is None else sparse[0].as_py(),
         data=projection.visible(batch),
         leader_epoch=header.leader_epoch,
         append_time=from_ms(header.append_time_ms),
         timestamps=_timestamps_us(batch, topic.timestamp_column, header).view(TIMESTAMP_TYPE),
         typed=not topic.has_default_schema,
+        sparse=sparse,
     )
+    return consumed.slice(consumed.rows_below(fetch_offset)) if fetch_offset > header.base_offset else consumed
 
 
 def _timestamps_us(batch: pa.RecordBatch, column_name: str, header: BatchHeader) -> pa.Array:

@@ -163,7 +163,7 @@ class PartitionPosition:
             first = self.buffer[0]
             try:
                 if first.decode is not None:
-                    batches.append(self._rest_of(first.decode()))
+                    batches += self._rest_of(first.decode()).runs()
             except SparkBrokerError as error:
                 self.error = error
             else:
@@ -183,10 +183,13 @@ class PartitionPosition:
             try:
                 if self._records is None:
                     self._records = first.decode().records()
-                record = next(self._records)
+                record = next(self._records, None)
             except SparkBrokerError as error:
                 self.error = error
             else:
+                if record is None:  # Compaction has removed the last rows of the batch.
+                    self._pass(first)
+                    continue
                 self.position, self.last_epoch = record.offset + 1, first.leader_epoch
                 if self.position == first.next_offset:
                     self._pass(first)
@@ -199,7 +202,7 @@ class PartitionPosition:
         return self._records is not None
 
     def _rest_of(self, batch: ConsumedBatch) -> ConsumedBatch:
-        return batch.slice(self.position - batch.base_offset) if self.is_inside_a_batch else batch
+        return batch.slice(batch.rows_below(self.position)) if self.is_inside_a_batch else batch
 
     def _pass(self, first: Prefetched) -> None:
         """All of the first batch was handed out."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spark_broker.protocol.frame import ABORT, CONTROL, TRANSACTIONAL, BatchHeader
+
 NO_PRODUCER = -1
 
 
@@ -24,3 +26,19 @@ class BatchInfo:
     transactional: bool = False
     control: bool = False
     aborted: bool = False
+
+
+def batch_info(header: BatchHeader) -> BatchInfo:
+    """What the header of a stored batch says."""
+    return BatchInfo(
+        base_offset=header.base_offset,
+        next_offset=header.next_offset,
+        leader_epoch=header.leader_epoch,
+        append_time_ms=header.append_time_ms,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        sequence=header.base_sequence,
+        transactional=bool(header.attributes & TRANSACTIONAL),
+        control=bool(header.attributes & CONTROL),
+        aborted=bool(header.attributes & ABORT),
+    )

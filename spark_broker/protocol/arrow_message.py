@@ -13,6 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -37,10 +38,12 @@ from spark_broker.protocol.frame import (
     ROW_OFFSETS,
     TRANSACTIONAL,
     BatchHeader,
+    Frame,
     pack_fields,
     unpack_fields,
 )
 from spark_broker.protocol.ipc_message import METADATA_KEY, MessageMetadata, head_length, read_metadata
+from spark_broker.protocol.row_offsets import Deltas, decode_row_offsets, encode_row_offsets
 from spark_broker.protocol.schema import schema_to_bytes
 
 VALUE_BYTES = 2 * (FIELDS_BYTES + 4 + 4)
@@ -48,7 +51,7 @@ VALUE_BYTES = 2 * (FIELDS_BYTES + 4 + 4)
 
 MAX_ROWS = 2**31 - 1
 _HEAD_CRC_CHARS = 8
-_PLACEHOLDER = {METADATA_KEY: b"0" * VALUE_BYTES}
+_PLACEHOLDER = b"0" * VALUE_BYTES
 _CRCS = struct.Struct("<II")
 _I64 = struct.Struct("<q")
 _OPTIONS = {
@@ -137,13 +140,60 @@ def encode_marker(
     return _encode(_no_rows(schema), header, None)
 
 
+def encode_compacted(
+    batch: pa.RecordBatch, header: BatchHeader, deltas: Deltas, compression: str | None = None
+) -> Frame:
+    """A stored batch of which only these rows are left. `header`: of the batch, with the attributes that it is to have.
+
+    `deltas`: the rows' offsets, counted from the base offset. Without rows, the batch keeps only its offsets and its
+    place in its producer's sequence.
+    """
+    invariant(batch.num_rows == len(deltas), "%d rows at %d offsets", batch.num_rows, len(deltas))
+    attributes = (header.attributes & ~COMPRESSED) | ROW_OFFSETS | (COMPRESSED if compression else 0)
+    header = header._replace(row_count=batch.num_rows, attributes=attributes, length=0, message_crc=0)
+    tail = encode_row_offsets(deltas, header.last_offset_delta + 1)
+    message = _encode(batch, header, compression, tail)
+    return Frame(header._replace(length=len(message), message_crc=crc32c(message)), message)
+
+
+def encode_gap(schema: pa.Schema, header: BatchHeader) -> Frame:
+    """A stored batch of which no row is left. `header`: as in `encode_compacted`."""
+    return encode_compacted(_no_rows(schema), header, np.empty(0, np.int64))
+
+
+def restamp(message: Buffer, header: BatchHeader) -> Frame:
+    """The stored message with these fields in place of its own, and the CRC of that. The rows stay as they are."""
+    target = bytearray(message)
+    head = _read_head(target)
+    invariant(header.row_count == head.header.row_count, "other rows than the message has")
+    header = header._replace(length=len(target))
+    _write_value(target, head.metadata, header, head.body_crc)
+    return Frame(header._replace(message_crc=crc32c(target)), target)
+
+
+def row_deltas(header: BatchHeader, message: Buffer) -> Deltas:
+    """The offsets of a stored batch's rows, counted from the base offset. Raises CorruptMessageError."""
+    if not header.attributes & ROW_OFFSETS:
+        return np.arange(header.row_count, dtype=np.int64)
+    metadata = read_metadata(message)
+    at = metadata.value_at
+    tail = bytes(memoryview(message)[at + VALUE_BYTES : at + metadata.value_bytes])
+    return decode_row_offsets(tail, span=header.last_offset_delta + 1, rows=header.row_count)
+
+
+def compression_of(message: Buffer) -> str | None:
+    """How the buffers of a message are compressed."""
+    return read_metadata(message).compression
+
+
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None) -> bytes:
+def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None, tail: bytes = b"") -> bytes:
+    """`tail`: what follows the fixed-width value in the custom metadata."""
     with native_calls:
-        stream_bytes = _write_stream(batch, compression)
+        stream_bytes = _write_stream(batch, compression, tail)
     # The stream begins with the schema message, which is the topic's and not the batch's.
     message = stream_bytes[head_length(memoryview(stream_bytes)) :]
     metadata = read_metadata(memoryview(message))
@@ -153,10 +203,10 @@ def _encode(batch: pa.RecordBatch, header: BatchHeader, compression: str | None)
     return b"".join((head, body))
 
 
-def _write_stream(batch: pa.RecordBatch, compression: str | None) -> pa.Buffer:
+def _write_stream(batch: pa.RecordBatch, compression: str | None, tail: bytes) -> pa.Buffer:
     stream = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(stream, batch.schema, options=_OPTIONS[compression])
-    writer.write_batch(batch, custom_metadata=_PLACEHOLDER)
+    writer.write_batch(batch, custom_metadata={METADATA_KEY: _PLACEHOLDER + tail})
     return stream.getvalue()
 
 
@@ -258,7 +308,7 @@ def verify_stored(message: Buffer) -> BatchHeader:
 
 def _decode_columns(buffer: pa.Buffer, schema: pa.Schema, columns: Sequence[str]) -> pa.RecordBatch:
     indices = [_column_index(schema, name) for name in columns]
-    if not read_metadata(memoryview(buffer)).compressed:
+    if read_metadata(memoryview(buffer)).compression is None:
         return pa.ipc.read_record_batch(buffer, schema).select(list(columns))
     # `read_record_batch` takes no options, so the message is read as a stream of one batch.
     stream = pa.py_buffer(b"".join((schema_to_bytes(schema), buffer)))
@@ -285,7 +335,7 @@ def _body(message: Buffer, metadata: MessageMetadata) -> pa.Buffer:
 
 def _read_head(message: Buffer) -> _Head:
     metadata = read_metadata(message)
-    if metadata.value_bytes != VALUE_BYTES:
+    if metadata.value_bytes < VALUE_BYTES:
         raise CorruptMessageError(f"custom metadata of {metadata.value_bytes} characters; it must have {VALUE_BYTES}")
     value = bytes(memoryview(message)[metadata.value_at : metadata.value_at + VALUE_BYTES])
     try:
@@ -295,12 +345,15 @@ def _read_head(message: Buffer) -> _Head:
     if binascii.hexlify(raw) != value:
         raise CorruptMessageError("the custom metadata is not in lower case")
     body_crc, head_crc = _CRCS.unpack_from(raw, FIELDS_BYTES)
-    return _Head(metadata, unpack_fields(raw[:FIELDS_BYTES]), body_crc, head_crc)
+    header = unpack_fields(raw[:FIELDS_BYTES])
+    if metadata.value_bytes > VALUE_BYTES and not header.attributes & ROW_OFFSETS:
+        raise CorruptMessageError(f"custom metadata of {metadata.value_bytes} characters; it must have {VALUE_BYTES}")
+    return _Head(metadata, header, body_crc, head_crc)
 
 
 def _write_value(target: bytearray, metadata: MessageMetadata, header: BatchHeader, body_crc: int) -> None:
     """Overwrite the value in place; `target` begins with the message's head."""
-    invariant(metadata.value_bytes == VALUE_BYTES, "the placeholder has the width of the value")
+    invariant(metadata.value_bytes >= VALUE_BYTES, "the placeholder has the width of the value")
     end = metadata.value_at + VALUE_BYTES
     value = binascii.hexlify(pack_fields(header) + body_crc.to_bytes(4, "little"))
     target[metadata.value_at : end - _HEAD_CRC_CHARS] = value
@@ -319,12 +372,20 @@ def _check_head(message: Buffer, head: _Head) -> None:
         raise CorruptMessageError(f"the message has {len(message)} bytes and claims {header.length}")
     if metadata.row_count != header.row_count:
         raise CorruptMessageError(f"the batch has {metadata.row_count} rows and claims {header.row_count}")
-    if not header.attributes & (CONTROL | ROW_OFFSETS) and not 0 < header.row_count == header.last_offset_delta + 1:
+    if not _spans_its_rows(header):
         raise CorruptMessageError(f"{header.row_count} rows, but a last offset delta of {header.last_offset_delta}")
-    if metadata.compressed != bool(header.attributes & COMPRESSED):
+    if (metadata.compression is not None) != bool(header.attributes & COMPRESSED):
         raise CorruptMessageError("the batch and its attributes disagree about compression")
     if _head_crc(message, metadata) != head.head_crc:
         raise CorruptMessageError("the head of the batch fails its CRC")
+
+
+def _spans_its_rows(header: BatchHeader) -> bool:
+    """Whether a batch has as many offsets as rows; a marker has one offset, a compacted batch has more than rows."""
+    span = header.last_offset_delta + 1
+    if header.attributes & ROW_OFFSETS:
+        return 0 <= header.row_count <= span
+    return bool(header.attributes & CONTROL) or 0 < header.row_count == span
 
 
 def _check_shape(metadata: MessageMetadata, schema: pa.Schema) -> None:
@@ -366,7 +427,7 @@ def _check_body(message: Buffer, metadata: MessageMetadata, max_uncompressed_byt
     for span in metadata.buffers:
         if span.offset < 0 or span.length < 0 or span.offset + span.length > metadata.body_bytes or span.offset % 8:
             raise CorruptMessageError(f"a buffer at {span} in a body of {metadata.body_bytes} bytes")
-        total += _inflated_bytes(message, metadata, span.offset, span.length) if metadata.compressed else span.length
+        total += _inflated_bytes(message, metadata, span.offset, span.length) if metadata.compression else span.length
     if total > max_uncompressed_bytes:
         raise MessageTooLargeError(f"the batch is {total} bytes uncompressed; the limit is {max_uncompressed_bytes}")
 

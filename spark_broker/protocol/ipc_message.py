@@ -25,6 +25,8 @@ _I64 = struct.Struct("<q")
 _PAIR = struct.Struct("<qq")
 _METADATA_V5 = 4
 _RECORD_BATCH = 3
+_CODECS = ("lz4", "zstd")
+"""By their number in Arrow's metadata."""
 
 
 class FieldNode(NamedTuple):
@@ -42,14 +44,17 @@ class BufferSpan(NamedTuple):
 
 
 class MessageMetadata(NamedTuple):
-    """A RecordBatch message: `head_bytes` up to the body; our value is at `value_at`, `value_bytes` long."""
+    """A RecordBatch message: `head_bytes` up to the body; our value is at `value_at`, `value_bytes` long.
+
+    `compression`: the codec of the buffers; None: they are not compressed.
+    """
 
     head_bytes: int
     body_bytes: int
     row_count: int
     nodes: list[FieldNode]
     buffers: list[BufferSpan]
-    compressed: bool
+    compression: str | None
     value_at: int
     value_bytes: int
 
@@ -107,7 +112,7 @@ class _Reader:
             row_count=self._scalar(batch, 0, _I64, 0),
             nodes=[FieldNode(*pair) for pair in self._pairs(batch, 1)],
             buffers=[BufferSpan(*pair) for pair in self._pairs(batch, 2)],
-            compressed=self._compressed(batch),
+            compression=self._compression(batch),
             value_at=value_at + _PREFIX.size,
             value_bytes=value_bytes,
         )
@@ -129,14 +134,17 @@ class _Reader:
         self.touched[-1] = (value_at - 4, value_at)
         return value_at, value_bytes
 
-    def _compressed(self, batch: _Table) -> bool:
+    def _compression(self, batch: _Table) -> str | None:
         field = self._field(batch, 3, 4)
         if not field:
-            return False
+            return None
         table = self._table(field + _U32.unpack_from(self.data, field)[0])
-        self._field(table, 0, 1)
+        codec_at = self._field(table, 0, 1)
         self._field(table, 1, 1)
-        return True
+        codec = self.data[codec_at] if codec_at else 0
+        if codec >= len(_CODECS):
+            raise CorruptMessageError(f"the batch is compressed by codec {codec}, which is not known")
+        return _CODECS[codec]
 
     def _check_disjoint(self, start: int, end: int) -> None:
         if any(low < end and start < high for low, high in self.touched):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pyarrow as pa
 
 from spark_broker.errors import SchemaMismatchError, invariant
@@ -60,7 +59,7 @@ def _values(batch: ConsumedBatch, column: Column) -> pa.Array:
         case Source.PARTITION:
             return pa.repeat(scalar_of(batch.partition, pa.int32()), rows)
         case Source.OFFSET:
-            return from_numpy(np.arange(batch.base_offset, batch.base_offset + rows, dtype=np.int64))
+            return from_numpy(batch.offsets)
         case Source.TIMESTAMP:
             invariant(len(batch.timestamps) == rows, "every record has a timestamp")
             return batch.timestamps

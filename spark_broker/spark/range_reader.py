@@ -234,9 +234,7 @@ class RangeReader:
 
 def _until(batch: ConsumedBatch, end: int) -> ConsumedBatch | None:
     """The part of the batch before offset `end`."""
-    rows = end - batch.base_offset
-    if rows <= 0:
-        return None
-    if rows >= batch.data.num_rows:
+    rows = batch.rows_below(end)
+    if rows == batch.data.num_rows:
         return batch
-    return batch.slice(0, rows)
+    return batch.slice(0, rows) if rows else None

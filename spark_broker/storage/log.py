@@ -9,12 +9,12 @@ meanwhile can make the read fail, but never return wrong bytes. A failed read is
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
+from spark_broker.core.compaction import NEVER_CLEANED, Cleaned
 from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
@@ -26,27 +26,24 @@ from spark_broker.errors import (
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import ENTRY_BYTES, NO_TIMESTAMP, BatchHeader, Frame
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.extent import extent
 from spark_broker.storage.files import is_full
 from spark_broker.storage.filesystem import LOCAL, FileSystem
-from spark_broker.storage.index import (
-    Entries,
-    count_below,
-    count_within,
-    end_position,
-    find_timestamp,
-    header_at,
-    headers_of,
-)
+from spark_broker.storage.index import count_below, header_at
 from spark_broker.storage.log_state import LogState, read_log_state, write_log_state
+from spark_broker.storage.log_view import LoadedIndexes, LogView, segment_of
 from spark_broker.storage.recovery import SchemaOf, recover_segments
 from spark_broker.storage.retention import RetentionClock, expired_segments
 from spark_broker.storage.segment import Segment
+from spark_broker.storage.segment_swap import (
+    CompactedSegment,
+    begin_compaction,
+    forget_cleaned,
+    read_cleaned,
+    swap_segments,
+    write_cleaned,
+)
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.stored_run import StoredRun
-
-MAX_LOADED_INDEXES = 4
-"""How many indexes of sealed segments one log keeps in memory."""
 
 T = TypeVar("T")
 
@@ -62,6 +59,7 @@ class PartitionLog:
         schemas: SchemaOf,
         segments: Sequence[Segment],
         state: LogState,
+        cleaned: Cleaned = NEVER_CLEANED,
     ) -> None:
         self._fs = fs
         self.directory = directory
@@ -75,10 +73,11 @@ class PartitionLog:
         self._saved_state = state
         self._directory_unsynced = False
         self._cut_lock = threading.RLock()
-        self._loaded_lock = threading.Lock()
-        self._loaded: list[Segment] = []
+        self._indexes = LoadedIndexes()
         self._unusable: SparkBrokerError | None = None
         self._closed = False
+        self.cleaned = cleaned
+        """How far the log has been compacted."""
 
     @staticmethod
     def open(
@@ -92,10 +91,14 @@ class PartitionLog:
         try:
             state = read_log_state(directory, start, fs=fs)
             segments = recover_segments(fs, directory, start, state, schemas)
+            cleaned = read_cleaned(fs, directory)
+            if not segments and cleaned != NEVER_CLEANED:
+                forget_cleaned(fs, directory)  # before batches follow, of which it is not true
+                cleaned = NEVER_CLEANED
         except OSError as error:
             kind = StorageFullError if is_full(error) else KafkaStorageError
             raise kind(f"cannot open the log in {directory}: {error}") from error
-        log = PartitionLog(fs, directory, config, schemas, segments, state)
+        log = PartitionLog(fs, directory, config, schemas, segments, state, cleaned)
         # The process that made the last segment may have died before it synced the name.
         log._directory_unsynced = start is StartKind.PROCESS_CRASH
         if log._log_end_offset < max(state.log_start_offset, state.recovery_point):
@@ -222,104 +225,48 @@ class PartitionLog:
         The first batch may be larger than `max_bytes`; otherwise the batches have at most `max_bytes` in all. Messages
         are views of checked bytes (CRC). Raises OffsetOutOfRangeError, DamagedLogError or KafkaStorageError.
         """
-        return self._consistently(lambda: self._read(offset, max_bytes, end_offset))
+        return self._consistently(lambda view: view.read(offset, max_bytes, end_offset))
 
     def locate(self, offset: int, *, max_bytes: int, end_offset: int) -> list[StoredRun]:
         """Where the batches that `read` would return lie. Only indexes are read. Raises as `read` does."""
-        return self._consistently(
-            lambda: [
-                segment.locate(entries, start, stop)
-                for segment, entries, start, stop in self._runs(offset, max_bytes, end_offset)
-            ]
-        )
-
-    def _read(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
-        frames: list[Frame] = []
-        for segment, entries, start, stop in self._runs(offset, max_bytes, end_offset):
-            frames += segment.read(entries, start, stop)
-        return frames
-
-    def _runs(self, offset: int, max_bytes: int, end_offset: int) -> Iterator[tuple[Segment, Entries, int, int]]:
-        """Each segment to read, its entries, and the indexes of the first entry and the last (exclusive) to read."""
-        log_end_offset = self._log_end_offset
-        if not self._log_start_offset <= offset <= log_end_offset:
-            raise OffsetOutOfRangeError(f"offset {offset}; the log has {self._log_start_offset} to {log_end_offset}")
-        limit = min(end_offset, log_end_offset)
-        segments = self._segments
-        first = True
-        for segment in segments[max(0, _segment_of(segments, offset)) :]:
-            if offset >= limit or (not first and max_bytes <= 0):
-                break
-            entries = self._entries(segment)
-            start = count_below(entries, offset)
-            if start == len(entries):
-                break  # It was cut off since the log end was read.
-            fitting = max(count_within(entries, start, max_bytes), start + 1 if first else start)
-            stop = min(fitting, count_below(entries, limit))
-            if stop <= start:
-                break
-            yield segment, entries, start, stop
-            first = False
-            max_bytes -= end_position(entries, stop - 1) - int(entries["position"][start])
-            offset = header_at(entries, stop - 1).next_offset
-            if stop < len(entries):
-                break
+        return self._consistently(lambda view: view.locate(offset, max_bytes, end_offset))
 
     def headers(self, from_offset: int = 0) -> Iterator[BatchHeader]:
         """A snapshot of the headers from the batch that contains `from_offset` on. Only indexes are read."""
-        return iter(self._consistently(lambda: self._headers(from_offset)))
+        return iter(self._consistently(lambda view: view.headers(from_offset)))
 
-    def _headers(self, from_offset: int) -> list[BatchHeader]:
-        segments = self._segments
-        headers: list[BatchHeader] = []
-        for segment in segments[max(0, _segment_of(segments, from_offset)) :]:
-            entries = self._entries(segment)
-            headers += headers_of(entries[count_below(entries, from_offset) :])
-        return headers
+    def header_of(self, offset: int) -> BatchHeader | None:
+        """The header of the batch that contains the offset; None when no batch does."""
+        return self._consistently(lambda view: view.header_of(offset))
 
     def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """Bytes stored from `start` to `end` (exclusive), and the offset that the first `max_bytes` of them reach."""
-        return self._consistently(lambda: extent(self._segments, self._entries, start, end, max_bytes))
+        return self._consistently(lambda view: view.extent(start, end, max_bytes))
 
     def offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
         """Base offset and header of the first batch whose running maximum reaches the timestamp; None if none does.
 
-        After retention the maximum may come from a deleted batch. The caller must search the rows from this batch on.
+        After retention or compaction the maximum may come from a batch that is gone. The caller must search the rows
+        from this batch on.
         """
-        return self._consistently(lambda: self._offset_for_timestamp(timestamp_us))
+        return self._consistently(lambda view: view.offset_for_timestamp(timestamp_us))
 
-    def _offset_for_timestamp(self, timestamp_us: int) -> tuple[int, BatchHeader] | None:
-        segments, log_start_offset = self._segments, self._log_start_offset
-        first = max(_segment_of(segments, log_start_offset), 0)  # The maximum may be higher below the log start.
-        position = bisect_left(segments, timestamp_us, lo=first, key=lambda segment: segment.max_timestamp_us)
-        if position >= len(segments):
-            return None
-        entries = self._entries(segments[position])
-        entry = max(find_timestamp(entries, timestamp_us), count_below(entries, log_start_offset))
-        if entry >= len(entries):
-            return None
-        header = header_at(entries, entry)
-        return header.base_offset, header
+    def _view(self) -> LogView:
+        # The end is taken first: a batch that is appended meanwhile is in the segments, and above the end.
+        end = self._log_end_offset
+        return LogView(self._segments, self._log_start_offset, end, self._indexes)
 
-    def _entries(self, segment: Segment) -> Entries:
-        if segment.sealed and not segment.loaded:
-            with self._loaded_lock:
-                self._loaded.append(segment)
-                if len(self._loaded) > MAX_LOADED_INDEXES:
-                    self._loaded.pop(0).unload()
-        return segment.entries()
-
-    def _consistently(self, read: Callable[[], T]) -> T:
+    def _consistently(self, read: Callable[[LogView], T]) -> T:
         self._check_usable()
         try:
-            return read()
+            return read(self._view())
         except (DamagedLogError, FileNotFoundError):
             pass  # A cut or a deletion may have run meanwhile. None can while this thread holds `_cut_lock`.
         except OSError as error:
             self._fail("read", error)
         with self._cut_lock:
             try:
-                return read()
+                return read(self._view())
             except FileNotFoundError as error:
                 raise DamagedLogError(f"a file of the log in {self.directory} is gone: {error}") from None
             except OSError as error:
@@ -338,8 +285,8 @@ class PartitionLog:
             self.truncate_fully_and_start_at(offset)
             return
         with self._cut_lock, self._failing("truncate"):
-            position = _segment_of(segments, offset)
-            entries = self._entries(segments[position])
+            position = segment_of(segments, offset)
+            entries = self._indexes.entries(segments[position])
             count = count_below(entries, offset)
             boundary = header_at(entries, count).base_offset
             # The saved state is lowered before the cut: later appends are not synced, and a log that ends below its
@@ -360,8 +307,8 @@ class PartitionLog:
         self._log_end_offset = last.base_offset
         last.remove()
 
-    def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Remove all batches. The empty log then begins at `offset`."""
+    def truncate_fully_and_start_at(self, offset: int, *, purge_offset: int = 0) -> None:
+        """Remove all batches. The empty log then begins at `offset`. `purge_offset`: of the log that it will copy."""
         self._check_usable()
         with self._cut_lock:
             with self._failing("truncate"):
@@ -373,8 +320,59 @@ class PartitionLog:
                     self._drop_last()
                 # Removals are synced before the state changes: no crash may bring old segments back after that.
                 self._fs.sync_directory(self.directory)
+                self._forget_cleaned()
                 self._log_start_offset = self._log_end_offset = self._recovery_point = offset
                 self._save_state()
+            if purge_offset:
+                with self._failing("truncate"):
+                    write_cleaned(self._fs, self.directory, Cleaned(purge_offset=purge_offset))
+                    self.cleaned = Cleaned(purge_offset=purge_offset)
+
+    def _forget_cleaned(self) -> None:
+        if self.cleaned != NEVER_CLEANED:
+            forget_cleaned(self._fs, self.directory)
+            self.cleaned = NEVER_CLEANED
+
+    def sealed_below(self, offset: int) -> tuple[Segment, ...]:
+        """The sealed segments that end at `offset` or below it, without the last segment of the log."""
+        segments = self._segments[:-1]
+        count = sum(segment.sealed and segment.next_offset <= offset for segment in segments)
+        return segments[:count]
+
+    def begin_compaction(self) -> None:
+        """Call this before files are written for `swap`. Raises StorageFullError."""
+        self._check_usable()
+        with self._failing("compact"):
+            begin_compaction(self._fs, self.directory)
+
+    def holds(self, segments: Sequence[Segment]) -> bool:
+        """Whether these segments, one after the other, are still part of the log."""
+        present = self._segments
+        first = present.index(segments[0]) if segments[0] in present else len(present)
+        return present[first : first + len(segments)] == tuple(segments)
+
+    def swap(self, replaced: Sequence[Segment], compacted: CompactedSegment, cleaned: Cleaned) -> None:
+        """Put a compacted segment in the place of these, which the log `holds`, and remember `cleaned`.
+
+        A crash leaves the old segments or the new one. Raises StorageFullError (nothing has changed) or
+        KafkaStorageError.
+        """
+        self._check_usable()
+        invariant(self.holds(replaced), "segments that are not in the log are replaced")
+        with self._cut_lock, self._failing("compact"):
+            segment = swap_segments(self._fs, self.directory, replaced, compacted, cleaned)
+            segments = self._segments
+            first = segments.index(replaced[0])
+            # First: who reads the new segment must know what it may lack.
+            self.cleaned = cleaned
+            self._segments = (*segments[:first], segment, *segments[first + len(replaced) :])
+
+    def mark_cleaned(self, cleaned: Cleaned) -> None:
+        """Remember how far the log is compacted. Raises StorageFullError or KafkaStorageError."""
+        self._check_usable()
+        with self._failing("compact"):
+            write_cleaned(self._fs, self.directory, cleaned)
+            self.cleaned = cleaned
 
     def advance_log_start(self, offset: int) -> list[int]:
         """Raise the log start; delete segments wholly below it, but never the last. Returns their base offsets.
@@ -493,8 +491,3 @@ def _by_segment(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
             start = position
     if frames:
         yield frames[start:]
-
-
-def _segment_of(segments: Sequence[Segment], offset: int) -> int:
-    """Index of the segment that contains the offset, if one does; -1 when the offset lies before all segments."""
-    return bisect_right(segments, offset, key=lambda segment: segment.base_offset) - 1

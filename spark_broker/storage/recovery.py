@@ -33,6 +33,7 @@ from spark_broker.storage.segment import (
     remove_files,
     segment_paths,
 )
+from spark_broker.storage.segment_swap import CLEANED_SUFFIX, finish_swap
 from spark_broker.storage.start_kind import StartKind
 
 SchemaOf = Callable[[int], bytes]
@@ -54,6 +55,7 @@ def recover_segments(
     if start is not StartKind.CLEAN:
         # The name of the log-state file may not be synced yet. It must be, before segments are deleted because of it.
         fs.sync_directory(directory)
+    finish_swap(fs, directory)
     _finish_deletions(fs, directory)
     bases = _drop_below_log_start(fs, directory, _base_offsets(fs, directory), state.log_start_offset)
     # If the recovery point is not past the log start, nothing that is kept was synced. After the log was restarted at a
@@ -86,7 +88,7 @@ def _base_offsets(fs: FileSystem, directory: Path) -> list[int]:
 
 def _finish_deletions(fs: FileSystem, directory: Path) -> None:
     for name in fs.list_directory(directory):
-        if name.endswith(TEMPORARY_SUFFIX):
+        if name.endswith((TEMPORARY_SUFFIX, CLEANED_SUFFIX)):
             fs.unlink(directory / name)
         elif name.endswith(ARROW_SUFFIX + DELETED_SUFFIX):
             index = directory / (name.removesuffix(ARROW_SUFFIX + DELETED_SUFFIX) + INDEX_SUFFIX)

@@ -15,7 +15,7 @@ import pyarrow.ipc
 
 from spark_broker.errors import DamagedLogError, InvalidDataError, UnknownTopicOrPartitionError
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.arrow_message import decode_batch, verify_stored
+from spark_broker.protocol.arrow_message import decode_batch, row_deltas, verify_stored
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.protocol.frame import ENTRY_BYTES, Frame, pack_header, unpack_header
 from spark_broker.storage.directory import SLOT_PREFIX, read_meta
@@ -158,10 +158,11 @@ def stored_values(replica: ReplicaDirectory, column: str, up_to_offset: int) -> 
         for frame in _segment_batches(replica.path, base_offset, up_to_offset):
             if verify_stored(frame.message) != frame.header:
                 raise DamagedLogError(f"{replica.path}: message and index disagree at {frame.header.base_offset}")
-            for at, value in enumerate(decode_batch(frame.message, schema, [column]).column(0).to_pylist()):
+            values = decode_batch(frame.message, schema, [column]).column(0).to_pylist()
+            for delta, value in zip(row_deltas(*frame).tolist(), values, strict=True):
                 if not isinstance(value, bytes):
                     raise InvalidDataError(f"column {column!r} holds {value!r}, which is not binary")
-                yield Stored(replica.partition, frame.header.base_offset + at, value, where)
+                yield Stored(replica.partition, frame.header.base_offset + delta, value, where)
 
 
 def _schema(path: Path, base_offset: int) -> pa.Schema:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_broker.broker.replica_log import ReplicaLog, batch_info
-from spark_broker.core.batch import BatchInfo
+from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.core.batch import BatchInfo, batch_info
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerStates
 from spark_broker.protocol.messages import ProducerStateEntry

@@ -117,7 +117,7 @@ def _damage(rng: random.Random, target: bytearray, metadata: MessageMetadata) ->
         _overwrite_pair(rng, target, metadata, rng.choice(pairs))
     elif kind < 0.8:
         _overwrite_pair(rng, target, metadata, struct.pack("<q", metadata.row_count))
-    elif kind < 0.9 and metadata.compressed:
+    elif kind < 0.9 and metadata.compression is not None:
         _lie_about_inflation(rng, target, metadata)
     else:
         at = rng.randrange(len(target))

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_broker.broker.replica_log import ReplicaLog, batch_info
+from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.core.batch import batch_info
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates
 from spark_broker.core.transaction_index import TransactionIndex
@@ -25,6 +26,7 @@ from spark_broker.storage.files import TEMPORARY_SUFFIX, opened, write_fully
 from spark_broker.storage.filesystem import FileSystem
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.log_state import LogState, read_log_state
+from spark_broker.storage.log_view import LogView
 from spark_broker.storage.producer_snapshots import ProducerSnapshots, encode_snapshot
 from spark_broker.storage.segment import Segment, segment_paths
 from spark_broker.storage.start_kind import StartKind
@@ -163,16 +165,16 @@ def times_outlive_truncation(patch: Patch) -> None:
         made.__dict__["claimed_us"] = self.max_timestamp_us
         return made
 
-    def find(self: PartitionLog, timestamp_us: int) -> tuple[int, BatchHeader] | None:
-        claims = (s for s in self._segments if s.__dict__.get("claimed_us", s.max_timestamp_us) >= timestamp_us)
+    def find(self: LogView, timestamp_us: int) -> tuple[int, BatchHeader] | None:
+        claims = (s for s in self.segments if s.__dict__.get("claimed_us", s.max_timestamp_us) >= timestamp_us)
         claiming = next(claims, None)
         if claiming is None or claiming.max_timestamp_us >= timestamp_us:
             return find_timestamp(self, timestamp_us)
         return None
 
-    find_timestamp = PartitionLog._offset_for_timestamp
+    find_timestamp = LogView.offset_for_timestamp
     patch.setattr(Segment, "cut", buggy)
-    patch.setattr(PartitionLog, "_offset_for_timestamp", find)
+    patch.setattr(LogView, "offset_for_timestamp", find)
 
 
 @bug("26", hunts.disordered_ends)

@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_broker.broker.replica_log import ReplicaLog, batch_info
+from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
 from spark_broker.config import TopicConfig
+from spark_broker.core.batch import batch_info
 from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
 from spark_broker.core.transaction_index import TransactionIndex

@@ -22,7 +22,7 @@ from spark_broker.errors import (
 )
 from spark_broker.protocol.frame import ENTRY_BYTES
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.log import MAX_LOADED_INDEXES
+from spark_broker.storage.log_view import MAX_LOADED_INDEXES
 from spark_broker.storage.retention import RetentionClock
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import Fault, Operation, SimFileSystem

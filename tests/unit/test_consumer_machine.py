@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TypeVar
 
+import pyarrow as pa
 import pytest
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
@@ -110,7 +112,9 @@ class Rig:
 
 
 def _no_batch() -> ConsumedBatch:
-    return None  # type: ignore[return-value]
+    """Stands in for one whose rows do not matter."""
+    rows = pa.RecordBatch.from_pylist([], schema=pa.schema([]))
+    return ConsumedBatch("t", 0, 0, rows, 0, datetime(2026, 1, 1, tzinfo=UTC), pa.nulls(0))
 
 
 @pytest.fixture

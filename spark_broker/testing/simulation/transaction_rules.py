@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
-from spark_broker.broker.replica_log import batch_info
+from spark_broker.core.batch import batch_info
 from spark_broker.core.producers import ProducerStates
 from spark_broker.core.replica import Role
 from spark_broker.errors import OffsetNotAvailableError

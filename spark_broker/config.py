@@ -35,7 +35,7 @@ def at_least(low: int) -> Check:
     return Check(f"at least {low}", lambda value: value >= low)
 
 
-def between(low: int, high: int) -> Check:
+def between(low: float, high: float) -> Check:
     return Check(f"from {low} to {high}", lambda value: low <= value <= high)
 
 
@@ -199,6 +199,29 @@ class TopicConfig(Config):
         "Delete the oldest sealed segments of a partition beyond this size; -1: no limit. With delta.path, what counts is the size that the records in the table had in the log.",
         at_least(-1),
     )
+    cleanup_policy: tuple[str, ...] = setting(
+        ("delete",),
+        "`delete`: brokers delete old segments, by retention.*. `compact`: they keep the last record of each key (docs/compaction.md). `compact,delete`: both.",
+        Check("delete, compact, or both", lambda value: bool(value) and set(value) <= {"delete", "compact"}),
+    )
+    min_cleanable_dirty_ratio: float = setting(
+        0.5,
+        "With compaction, compact a log when at least this share of its sealed bytes is new since the last time.",
+        between(0, 1),
+    )
+    min_compaction_lag_ms: int = setting(
+        0, "With compaction, leave a segment as it is for this long after its last append.", at_least(0)
+    )
+    max_compaction_lag_ms: int = setting(
+        INT64_MAX,
+        "With compaction, roll a segment this long after its first append, and compact it however small its share is.",
+        at_least(1),
+    )
+    delete_retention_ms: int = setting(
+        86_400_000,
+        "With compaction, keep a tombstone for this long after the records that it deletes are gone. A consumer that reads a topic from its beginning within this time misses no deletion.",
+        at_least(0),
+    )
     segment_bytes: int = setting(
         1_073_741_824, "Roll a segment before it grows beyond this size.", between(1024, INT32_MAX)
     )
@@ -332,6 +355,18 @@ class ClusterConfig(Config):
         between(1, 64),
     )
     log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", at_least(10))
+    log_cleaner_enable: bool = setting(True, "Whether brokers compact topics with `cleanup.policy=compact`.")
+    log_cleaner_backoff_ms: int = setting(
+        15_000, "How long a broker that has nothing to compact waits before it looks again.", at_least(10)
+    )
+    log_cleaner_dedupe_buffer_size: int = setting(
+        134_217_728,
+        "Bytes of keys that a broker holds while it compacts a log. A log with more new keys is compacted in several passes.",
+        at_least(1024),
+    )
+    log_cleaner_io_max_bytes_per_second: int = setting(
+        INT64_MAX, "Compaction reads and writes at most so many bytes a second.", at_least(1024)
+    )
     tiering_interval_ms: int = setting(
         300_000,
         "How long after a round of tiering the cluster begins the next one: it appends what is sealed of each topic with a `delta.path` to its table. -1: the cluster has no schedule of its own.",

@@ -379,6 +379,13 @@ class ElectionNotNeededError(SparkBrokerError):
     hint = "Nothing is to be done."
 
 
+class InvalidRecordError(SparkBrokerError):
+    """A record of the batch cannot be stored in the topic; nothing of the batch was stored."""
+
+    code = 87
+    hint = "A compacted topic (cleanup.policy=compact) needs a key in each record: the last record of each key stays."
+
+
 class InvalidUpdateVersionError(SparkBrokerError):
     """A partition change names an older partition epoch than the current one."""
 

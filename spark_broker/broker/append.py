@@ -5,14 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import pyarrow as pa
+
 from spark_broker.broker.topic import Topic
 from spark_broker.errors import (
+    InvalidRecordError,
     MessageTooLargeError,
     RecordListTooLargeError,
     SparkBrokerError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.protocol.arrow_message import ParsedBatch, encode_marker, validate
+from spark_broker.protocol.keys import key_array
 from spark_broker.protocol.wire import Buffer
 
 
@@ -67,7 +71,18 @@ def validated(append: Append, topic: Topic) -> ParsedBatch:
         raise RecordListTooLargeError(f"a batch of {len(append.message)} bytes; a segment holds less")
     if append.schema_id >= len(topic.schemas):
         raise UnknownTopicOrPartitionError(f"{topic.name} has no schema {append.schema_id} as far as this broker knows")
-    return validate(append.message, topic.schemas[append.schema_id], max_uncompressed_bytes=limit)
+    parsed = validate(append.message, topic.schemas[append.schema_id], max_uncompressed_bytes=limit)
+    if topic.is_compacted:
+        check_keys(parsed.batch, topic)
+    return parsed
+
+
+def check_keys(batch: pa.RecordBatch, topic: Topic) -> None:
+    """Check that each record has a key. Raises InvalidRecordError."""
+    keyless = key_array(batch, topic.key_columns).null_count
+    if keyless:
+        columns = ", ".join(topic.key_columns)
+        raise InvalidRecordError(f"{keyless} of {batch.num_rows} records for {topic.name} have no key ({columns})")
 
 
 def marker_message(marker: Marker, topic: Topic) -> bytes:

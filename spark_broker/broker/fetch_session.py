@@ -221,4 +221,5 @@ def _fetched(answer: ReplicaFetched, position: FetchPosition) -> Fetched:
         high_watermark=answer.high_watermark,
         log_start_offset=answer.log_start_offset,
         diverging=diverging,
+        purge_offset=answer.purge_offset,
     )

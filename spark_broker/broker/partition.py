@@ -18,7 +18,7 @@ from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
 from spark_broker.broker.partition_reader import PartitionRead, PartitionReader
 from spark_broker.broker.replica_lines import ReplicaLines
-from spark_broker.broker.replica_log import ReplicaLog, by_segment
+from spark_broker.broker.replica_log import ReplicaLog, by_segment, from_offset
 from spark_broker.broker.topic import Topic
 from spark_broker.core.batch import batch_info
 from spark_broker.core.effects import (
@@ -324,7 +324,8 @@ class Partition:
             read = self.position(self.replica.log_end_offset)
             within = self.replica.log_start_offset <= offset < read[0]  # below the log start, the follower is rebuilt
         frames = self.read_log(offset, max_bytes, read[0]) if within else []
-        return PartitionRead(frames, *read[1:])
+        # Afterwards: compaction may have replaced meanwhile what was read.
+        return PartitionRead(from_offset(frames, offset), *read[1:], purge_offset=self._log.cleaned.purge_offset)
 
     def leader_position(self, leader_epoch: int) -> PartitionRead:
         """What the leader knows, without records."""
@@ -337,7 +338,8 @@ class Partition:
         with self.lock:
             self.replica.check_leader(leader_epoch)
             producers = self.guard_storage(self._log.producers_at_log_start)
-            return ReplicaStateResponse(self.replica.log_start_offset, self.replica.epochs.to_pairs(), producers)
+            start, epochs = self.replica.log_start_offset, self.replica.epochs.to_pairs()
+            return ReplicaStateResponse(start, epochs, producers, self.replica.purge_offset)
 
     def position(self, end: int) -> tuple[int, int, int, int]:
         """`end`, and this replica's leader epoch, high watermark and log start. Called under the lock."""
@@ -391,7 +393,8 @@ class Partition:
             if not followed or self.restart_reason is None:
                 return  # A replaced fetcher is late: dropping the log again would lose what was pulled since.
             began, why = self.replica.log_end_offset, self.restart_reason
-            begin = partial(self._log.restart_at, answer.log_start_offset, answer.epochs, answer.producers)
+            state = (answer.log_start_offset, answer.epochs, answer.producers, answer.purge_offset)
+            begin = partial(self._log.restart_at, *state)
             try:
                 self.guard_storage(begin)
                 self.restart_reason = None

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_broker.core.replica import Replica, Role
-from spark_broker.errors import OffsetOutOfRangeError
+from spark_broker.errors import OffsetOutOfRangeError, PolicyViolationError
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas
 from spark_broker.protocol.frame import TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.stored_run import StoredRun
@@ -24,7 +24,7 @@ class PartitionRead:
     """Frames, and what the leader knew when it read them.
 
     `next_offset`: where to read on, past frames that were left out. `next_epoch`: the leader epoch of the frame before
-    `next_offset`; -1 when there is none.
+    `next_offset`; -1 when there is none. `purge_offset`, for followers: deletions below it may be missing.
     """
 
     frames: list[Frame]
@@ -33,6 +33,7 @@ class PartitionRead:
     log_start_offset: int
     next_offset: int = -1
     next_epoch: int = -1
+    purge_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +167,14 @@ class PartitionReader:
     def records_to_delete(self, leader_epoch: int, offset: int) -> int:
         """Up to which offset (exclusive) records are to be deleted: `offset`, or all that are committed (-1).
 
-        Raises NotLeaderOrFollowerError, the errors about leader epochs, and OffsetOutOfRangeError.
+        Raises NotLeaderOrFollowerError, the errors about leader epochs, PolicyViolationError (a topic that is compacted
+        and nothing else) and OffsetOutOfRangeError.
         """
+        if "delete" not in self._partition.topic.config.cleanup_policy:
+            raise PolicyViolationError(
+                f"{self._partition}: cleanup.policy=compact keeps the last record of each key. Append a tombstone "
+                "(a null value) for each key to delete, or set cleanup.policy=compact,delete"
+            )
         _, high_watermark = self.offsets(leader_epoch)
         if offset > high_watermark:
             raise OffsetOutOfRangeError(

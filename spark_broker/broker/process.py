@@ -21,6 +21,7 @@ from spark_broker.broker.executor import ExecutorLog
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.lease import Lease
+from spark_broker.broker.log_cleaner import LogCleanerThread
 from spark_broker.broker.log_opener import InThreads
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.memory import give_back
@@ -95,6 +96,7 @@ class Broker:
         self._maintenance = Maintenance(
             self._manager, settings.cluster, self._on_bug, coordinator.write_snapshots, give_back
         )
+        self._cleaner = LogCleanerThread(self._manager, settings.cluster, self._on_bug)
         events = SessionEvents(self._on_registered, self._ends.put, self._ends.put, self._on_bug)
         self._session = ControllerSession(self._controller, self._registration, self._manager, self._lease, events)
         self._settings = settings
@@ -150,7 +152,8 @@ class Broker:
     def run(self) -> str:
         """Serve until there is a reason to end."""
         self._directory.update(port=self._server.port)
-        for thread in (self._proposals, self._maintenance, self._session, self._calls, self._transactions):
+        cleaner = self._cleaner
+        for thread in (self._proposals, self._maintenance, cleaner, self._session, self._calls, self._transactions):
             thread.start()
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
         end = self._ends.get()
@@ -158,7 +161,7 @@ class Broker:
         why = end if isinstance(end, str) else "it cannot go on"  # `serve` logs the error
         logger.info("broker %s, epoch %s, ends: %s", manager.broker_id, manager.broker_epoch, why)
         self._lease.drop()
-        for part in (self._session, self._maintenance, self._proposals, self._transactions, self._calls):
+        for part in (self._session, self._maintenance, cleaner, self._proposals, self._transactions, self._calls):
             part.stop()
         if end == STOPPED:
             self._manager.stop(clean=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from spark_broker.core.events import LeaderAndIsr
 from spark_broker.core.replica import Replica, Role
+from spark_broker.storage.cleaner import PassResult
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,24 @@ class ReplicaLines:
         self._replica = replica
         self._fetch_failed_ms: int | None = None  # since when; None: it works
         self._fetch_worked_ms = -FLAPPING_MS
+
+    def compacted(self, result: PassResult) -> None:
+        """A pass of compaction has ended. `result`: what it has done."""
+        if not result.segments_before:
+            return
+        fields = {
+            "clean_to": result.clean_to,
+            "segments": result.segments_before,
+            "new_segments": result.segments_after,
+            "bytes": result.bytes_before,
+            "new_bytes": result.bytes_after,
+            "records": result.records_removed,
+        }
+        text = (
+            "compacted up to %(clean_to)d: %(segments)d segments of %(bytes)d bytes -> %(new_segments)d of "
+            "%(new_bytes)d, %(records)d records removed"
+        )
+        self._line(logging.INFO, text, **fields)
 
     def before(self) -> Before:
         """To be handed to `assigned`."""

@@ -9,20 +9,25 @@ from pathlib import Path
 
 from spark_broker.broker.topic import Topic
 from spark_broker.core.batch import batch_info
+from spark_broker.core.compaction import Cleaned
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
 from spark_broker.core.replica import RecoveredLog
 from spark_broker.core.transaction_index import TransactionIndex
 from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageFullError, invariant
-from spark_broker.protocol.frame import BatchHeader, Frame
+from spark_broker.protocol.arrow_message import restamp
+from spark_broker.protocol.frame import NO_PRODUCER_ID, ROW_OFFSETS, BatchHeader, Frame
 from spark_broker.protocol.messages import ProducerStateEntry
 from spark_broker.storage.checkpoints import read_leader_epochs, write_leader_epochs
+from spark_broker.storage.cleaner import Swap
 from spark_broker.storage.config import LogConfig
 from spark_broker.storage.files import is_full
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
+from spark_broker.storage.log_view import LogView
 from spark_broker.storage.producer_snapshots import ProducerSnapshots
 from spark_broker.storage.retention import RetentionClock
+from spark_broker.storage.segment import Segment
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.stored_run import StoredRun
 
@@ -39,6 +44,21 @@ def by_segment(frames: Sequence[Frame]) -> list[list[Frame]]:
     return runs
 
 
+def from_offset(frames: list[Frame], offset: int) -> list[Frame]:
+    """The batches, for a log that ends at `offset`: a gap that reaches below it is cut to begin there.
+
+    A log that was compacted may have one gap where the log that copies it has several batches. Others are cut nowhere:
+    a log begins within a batch only where nothing is below.
+    """
+    if not frames or frames[0].header.base_offset >= offset or frames[0].header.row_count:
+        return frames
+    (header, message), *others = frames
+    if not header.attributes & ROW_OFFSETS or header.producer_id != NO_PRODUCER_ID:
+        return frames
+    cut = header._replace(base_offset=offset, last_offset_delta=header.last_offset - offset)
+    return [restamp(message, cut), *others]
+
+
 class ReplicaLog:
     """The log of a replica with its epoch history and producer snapshots.
 
@@ -49,8 +69,8 @@ class ReplicaLog:
 
     def __init__(self, directory: Path, topic: Topic, start: StartKind, *, fs: FileSystem = LOCAL) -> None:
         """Open and recover. Raises DamagedLogError when no crash explains what is there."""
-        self._fs = fs
-        self._directory = directory
+        self.fs = fs
+        self.directory = directory
         self._topic = topic
         # What the file says, and what it must say by the next flush, or by the next append with `_epochs_due`.
         self._saved_epochs = EpochHistory()
@@ -82,17 +102,28 @@ class ReplicaLog:
 
     def state(self, *, high_watermark: int) -> RecoveredLog:
         """What the state machine starts from."""
+        high_watermark = self._committed(high_watermark)
         return RecoveredLog(
             log_start_offset=self._log.log_start_offset,
             log_end_offset=self._log.log_end_offset,
             high_watermark=high_watermark,
             epochs=self._epochs(),
             producers=self.rebuild_producers(high_watermark),
+            purge_offset=self._log.cleaned.purge_offset,
         )
+
+    def _committed(self, high_watermark: int) -> int:
+        """What is committed as far as the log itself shows: compaction touches nothing else.
+
+        A high watermark within a gap would be one at which the log cannot be cut.
+        """
+        high_watermark = max(high_watermark, self._log.cleaned.clean_to)
+        header = self._log.header_of(high_watermark)
+        return header.next_offset if header is not None and header.attributes & ROW_OFFSETS else high_watermark
 
     def _epochs(self) -> EpochHistory:
         """The saved history, completed by the epochs that the batches themselves carry."""
-        saved = self._saved_epochs = EpochHistory.from_pairs(read_leader_epochs(self._directory, fs=self._fs))
+        saved = self._saved_epochs = EpochHistory.from_pairs(read_leader_epochs(self.directory, fs=self.fs))
         log_start = self._log.log_start_offset
         history = saved.start_at(log_start).truncate_to(self._log.log_end_offset)
         last = self._log.last_header
@@ -135,12 +166,12 @@ class ReplicaLog:
     @property
     def is_gone(self) -> bool:
         """Whether the directory was removed: open files would go on taking writes for ever."""
-        return not self._fs.is_directory(self._directory)
+        return not self.fs.is_directory(self.directory)
 
     def check(self) -> None:
         """Raises DamagedLogError where the directory was removed."""
         if self.is_gone:
-            raise DamagedLogError(f"{self._directory} was removed under the live broker")
+            raise DamagedLogError(f"{self.directory} was removed under the live broker")
 
     def append(self, frames: list[Frame], producers: ProducerStates) -> None:
         """`producers` is the producers' state before these batches. Only the first batch may begin a segment.
@@ -152,6 +183,41 @@ class ReplicaLog:
         except KafkaStorageError:
             self.check()
             raise
+
+    @property
+    def cleaned(self) -> Cleaned:
+        """How far the log has been compacted."""
+        return self._log.cleaned
+
+    def sealed_below(self, offset: int) -> tuple[Segment, ...]:
+        """The sealed segments that end at `offset` or below it."""
+        return self._log.sealed_below(offset)
+
+    def holds(self, segments: Sequence[Segment]) -> bool:
+        """Whether these segments are still part of the log."""
+        return self._log.holds(segments)
+
+    def begin_pass(self) -> LogView:
+        """The log as a pass of compaction is to work on. Raises StorageFullError."""
+        self._log.begin_compaction()
+        return self._log.view()
+
+    def swap(self, swap: Swap) -> None:
+        """Put a compacted segment in its place.
+
+        Snapshots within it go first: they may name transactions as open whose markers are gone from it.
+        """
+        with self._disk():
+            self._snapshots.remove_between(self._log.log_start_offset, swap.segments[-1].next_offset)
+        self._log.swap(swap.segments, swap.compacted, swap.cleaned)
+
+    def mark_cleaned(self, cleaned: Cleaned) -> None:
+        """A pass has ended."""
+        self._log.mark_cleaned(cleaned)
+
+    def unended_at_log_start(self) -> list[int]:
+        """Producers whose transaction began below the log start, and ends above it or not at all."""
+        return [producer for producer, _ in self._producers_at(self._log.log_start_offset).transactions.ongoing()]
 
     def _append(self, frames: list[Frame], producers: ProducerStates) -> None:
         invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
@@ -233,7 +299,11 @@ class ReplicaLog:
             self._snapshots.remove_below(offset)
 
     def restart_at(
-        self, log_start_offset: int, epochs: list[tuple[int, int]], producers: list[ProducerStateEntry]
+        self,
+        log_start_offset: int,
+        epochs: list[tuple[int, int]],
+        producers: list[ProducerStateEntry],
+        purge_offset: int = 0,
     ) -> None:
         """Drop everything and begin at the leader's log start, with the leader's epochs and producers from before it.
 
@@ -247,7 +317,7 @@ class ReplicaLog:
         self._log.truncate_fully_and_start_at(began_at)
         with self._disk():
             self._snapshots.write(log_start_offset, _from_wire(producers))
-            self._log.truncate_fully_and_start_at(log_start_offset)
+            self._log.truncate_fully_and_start_at(log_start_offset, purge_offset=purge_offset)
             self._snapshots.remove_above(log_start_offset)
             self._snapshots.remove_below(log_start_offset)
         # Last: if a crash leaves the log empty before this, its old history shows that it diverges from the leader's.
@@ -277,10 +347,10 @@ class ReplicaLog:
         if self._unsaved_epochs is None:
             return
         try:
-            write_leader_epochs(self._directory, self._unsaved_epochs.to_pairs(), fs=self._fs)
+            write_leader_epochs(self.directory, self._unsaved_epochs.to_pairs(), fs=self.fs)
         except OSError as error:
             kind = StorageFullError if is_full(error) else KafkaStorageError
-            raise kind(f"the epoch history of {self._directory.name}: {error}") from error
+            raise kind(f"the epoch history of {self.directory.name}: {error}") from error
         self._saved_epochs, self._unsaved_epochs, self._epochs_due = self._unsaved_epochs, None, False
 
     def rebuild_producers(self, high_watermark: int) -> ProducerStates:
@@ -309,7 +379,7 @@ class ReplicaLog:
         if snapshot is None and log_start > 0:
             raise DamagedLogError(f"no producer snapshot for the log start {log_start}")
         start, states = snapshot or (0, ProducerStates())
-        for header in self._log.headers(start):
+        for header in self._log.headers(start) if start < end_offset else ():
             if header.base_offset >= end_offset:
                 break
             if header.base_offset >= start:
@@ -322,7 +392,7 @@ class ReplicaLog:
         try:
             yield
         except OSError as error:
-            message = f"a producer snapshot of {self._directory.name}: {error}"
+            message = f"a producer snapshot of {self.directory.name}: {error}"
             raise (StorageFullError if is_full(error) else KafkaStorageError)(message) from error
 
 

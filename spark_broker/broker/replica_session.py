@@ -190,6 +190,7 @@ class ReplicaSession:
             high_watermark=read.high_watermark,
             log_start_offset=read.log_start_offset,
             length=sum(len(part) for part in parts),
+            purge_offset=read.purge_offset,
         )
         return answer, parts
 

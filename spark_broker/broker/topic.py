@@ -10,8 +10,10 @@ import pyarrow.compute as pc
 
 from spark_broker.config import INT64_MAX, TopicConfig
 from spark_broker.controller.image import TopicState
+from spark_broker.core.compaction import CompactionPolicy
 from spark_broker.protocol.arrays import scalar_of
-from spark_broker.protocol.schema import schema_from_bytes
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
+from spark_broker.storage.keyed_rows import KeyedRows
 
 DEFAULT_TIMESTAMP_COLUMN = "timestamp"
 DEFAULT_COLUMNS = ["key", "value", "headers", "timestamp"]
@@ -51,6 +53,29 @@ class Topic:
     def drops_what_is_tiered(self) -> bool:
         """Brokers keep no segment that is in the topic's table (storage.format=delta)."""
         return self.history_ends is not None and self.config.storage_format == "delta"
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether brokers keep only the last record of each key (cleanup.policy=compact)."""
+        return "compact" in self.config.cleanup_policy
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        """Columns of a record's key: `key.columns`, or `key` of Kafka's record."""
+        return self.config.key_columns or (("key",) if self.schemas[-1].equals(DEFAULT_SCHEMA) else ())
+
+    @property
+    def keyed_rows(self) -> KeyedRows:
+        return KeyedRows(self.schemas, self.key_columns, self.timestamp_column)
+
+    @property
+    def compaction_policy(self) -> CompactionPolicy:
+        return CompactionPolicy(
+            self.config.min_cleanable_dirty_ratio,
+            self.config.min_compaction_lag_ms,
+            self.config.max_compaction_lag_ms,
+            self.config.delete_retention_ms,
+        )
 
     @property
     def schema_id(self) -> int:

@@ -29,6 +29,10 @@ def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str,
 def _stored(config: TopicConfig, explicit: Collection[str]) -> dict[str, str]:
     if config.storage_format == "delta" and not config.delta_path:
         raise InvalidConfigError("storage.format=delta needs delta.path, the URL of a Delta table")
+    if config.storage_format == "delta" and "compact" in config.cleanup_policy:
+        raise InvalidConfigError(
+            "storage.format=delta leaves brokers nothing to compact: cleanup.policy must be delete"
+        )
     return {name: value for name, value in config.to_dict().items() if value != _BUILT_IN[name] or name in explicit}
 
 

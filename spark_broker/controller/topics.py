@@ -141,7 +141,12 @@ def internal_topic_request(
     cluster = settings.cluster
     # Retention does not delete their records: their coordinator moves the log start up to its snapshots. Their batches
     # are small and many, and every broker keeps the newest segment's index in memory.
-    config = {"retention.ms": "-1", "retention.bytes": "-1", "segment.index.bytes": str(INTERNAL_INDEX_BYTES)}
+    config = {
+        "cleanup.policy": "delete",
+        "retention.ms": "-1",
+        "retention.bytes": "-1",
+        "segment.index.bytes": str(INTERNAL_INDEX_BYTES),
+    }
     partitions, factor = cluster.offsets_topic_num_partitions, cluster.offsets_topic_replication_factor
     if name == TRANSACTION_STATE_TOPIC:
         partitions = cluster.transaction_state_log_num_partitions

@@ -101,14 +101,13 @@ class Dirt:
         return self.dirty_bytes / total if total else 0.0
 
 
-def is_due(dirt: Dirt, cleaned: Cleaned, policy: CompactionPolicy, now_ms: int) -> bool:
-    """Whether it is time for a pass.
+def is_due(dirt: Dirt, cleaned: Cleaned, policy: CompactionPolicy, purge_to: int, now_ms: int) -> bool:
+    """Whether it is time for a pass, which may remove tombstones and markers below `purge_to`.
 
-    A log in which nothing new is gets one more pass, when all deletions that it has may be forgotten.
+    A log in which nothing new is gets one more pass, when all deletions that it has may go.
     """
     if not dirt.dirty_bytes:
-        purgeable = cleaned.purgeable_to(now_ms, policy.delete_retention_ms)
-        return cleaned.swept_to < purgeable == cleaned.clean_to
+        return cleaned.swept_to < purge_to == cleaned.clean_to
     too_old = now_ms - dirt.oldest_append_ms >= policy.lag_max_ms
     return too_old or dirt.ratio >= policy.dirty_ratio_min
 

@@ -22,13 +22,14 @@ class LeaderAndIsr:
 
 @dataclass(frozen=True, slots=True)
 class RecoveredLog:
-    """What was found on disk when the replica was opened."""
+    """What was found on disk when the replica was opened. `purge_offset`: see `core.compaction.Cleaned`."""
 
     log_start_offset: int
     log_end_offset: int
     high_watermark: int
     epochs: EpochHistory
     producers: ProducerStates
+    purge_offset: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,14 @@ class AwaitTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A leader's answer to a follower that asked from `position` on: batches, which the shell has, or a divergence."""
+    """A leader's answer to a follower that asked from `position` on: batches, which the shell has, or a divergence.
+
+    `purge_offset`: deletions below it may be missing from the leader's log.
+    """
 
     position: FetchPosition
     leader_epoch: int
     high_watermark: int
     log_start_offset: int
     diverging: Diverging | None = None
+    purge_offset: int = 0

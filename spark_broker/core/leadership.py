@@ -110,6 +110,11 @@ class Leadership:
             ends.append(progress.log_end_offset if progress else -1)
         return min(ends)
 
+    def copied_to(self, now_ms: int, lag_max_ms: int) -> list[int]:
+        """The log ends of the followers that have fetched within `lag_max_ms`."""
+        progress = self.followers.values()
+        return [p.log_end_offset for p in progress if p.last_fetch_ms >= 0 and now_ms - p.last_fetch_ms <= lag_max_ms]
+
     def grow(self, follower: int, live: Mapping[int, int], high_watermark: int) -> list[ProposeIsr]:
         """Propose a follower that has reached the high watermark and the start of the leader's epoch (known bug 11).
 

@@ -114,6 +114,7 @@ class Replica(Machine[ReplicaStanding]):
         self._saved_epochs: EpochHistory | None = None  # Unknown: the file may name epochs past the log end.
         self.producers = log.producers
         self.producers.committed(self.high_watermark)
+        self.purge_offset = log.purge_offset  # Invariant: falls only with a restart
 
     def check(self) -> ReplicaStanding:
         start, high, end = self.log_start_offset, self.high_watermark, self.log_end_offset
@@ -463,6 +464,10 @@ class Replica(Machine[ReplicaStanding]):
             return [
                 RestartLog(f"the leader's log starts at {answer.log_start_offset}, ours ends at {self.log_end_offset}")
             ]
+        if self.purge_offset < answer.purge_offset > self.log_end_offset:
+            # Our log may have records whose deletion the leader's log does not name any more.
+            why = f"the leader has forgotten deletions below {answer.purge_offset}, ours ends at {self.log_end_offset}"
+            return [RestartLog(why)]
         return self.advance_log_start(answer.log_start_offset)
 
     def _truncate(self, diverging: Diverging) -> list[Effect]:
@@ -589,6 +594,22 @@ class Replica(Machine[ReplicaStanding]):
         # The history is not saved: the next start removes the same part from the saved one.
         self.epochs = self.epochs.start_at(offset)
         return [AdvanceLogStart(offset), *raised]
+
+    def purgeable_to(self, offset: int, now_ms: int) -> int:
+        """Up to which offset, `offset` at most, compaction may remove tombstones and markers.
+
+        A follower that copies the log now gets them first: otherwise it would have to begin again.
+        """
+        leadership = self.leadership
+        return offset if leadership is None else min([offset, *leadership.copied_to(now_ms, self.lag_max_ms)])
+
+    @event
+    def compacted(self, purge_offset: int) -> None:
+        """The shell has put a compacted segment into the log. Tombstones and markers below the offset may be gone."""
+        self._move(ReplicaEvent.COMPACTED)
+        committed = purge_offset <= max(self.high_watermark, self.purge_offset)
+        invariant(committed, "deletions up to %d go, %d is committed", purge_offset, self.high_watermark)
+        self.purge_offset = max(self.purge_offset, purge_offset)
 
     @event
     def expire_producers(self, before_ms: int) -> list[int]:

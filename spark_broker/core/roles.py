@@ -30,6 +30,7 @@ class ReplicaEvent(Enum):
     TRUNCATED = auto()
     RESTARTED = auto()
     LOG_START_ADVANCED = auto()
+    COMPACTED = auto()
     STOPPED = auto()
 
     # Looked up at every event: Enum's own hash is a call of a Python function.
@@ -49,6 +50,7 @@ TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {
     (Role.FOLLOWER, ReplicaEvent.TRUNCATED): Role.FOLLOWER,
     (Role.FOLLOWER, ReplicaEvent.RESTARTED): Role.FOLLOWER,
     (Role.FOLLOWER, ReplicaEvent.LOG_START_ADVANCED): Role.FOLLOWER,
+    (Role.FOLLOWER, ReplicaEvent.COMPACTED): Role.FOLLOWER,
     (Role.FOLLOWER, ReplicaEvent.STOPPED): Role.STOPPED,
     (Role.LEADER, ReplicaEvent.LEADS): Role.LEADER,
     (Role.LEADER, ReplicaEvent.FOLLOWS): Role.FOLLOWER,
@@ -57,6 +59,7 @@ TRANSITIONS: dict[tuple[Role, ReplicaEvent], Role] = {
     (Role.LEADER, ReplicaEvent.FOLLOWER_FETCHED): Role.LEADER,
     (Role.LEADER, ReplicaEvent.ISR_REFUSED): Role.LEADER,
     (Role.LEADER, ReplicaEvent.LOG_START_ADVANCED): Role.LEADER,
+    (Role.LEADER, ReplicaEvent.COMPACTED): Role.LEADER,
     (Role.LEADER, ReplicaEvent.STOPPED): Role.STOPPED,
     # The broker, or a coordinator that uses the replica, may not know yet that it has stopped.
     (Role.STOPPED, ReplicaEvent.LOG_START_ADVANCED): Role.STOPPED,

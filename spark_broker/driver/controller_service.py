@@ -44,6 +44,7 @@ from spark_broker.controller.events import (
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import MetadataRecord
+from spark_broker.controller.topic_config import altered_config
 from spark_broker.controller.topics import NewTopicValues
 from spark_broker.driver.broker_session import BrokerSession
 from spark_broker.driver.controller_loop import ControllerLoop, now_ms, wall_ms
@@ -180,8 +181,8 @@ class ControllerService:
     def _check_columns(self, request: AlterTopicConfigRequest) -> None:
         topic = self.image.topic(request.name)
         if topic is not None:
-            values = {name: value for name, value in request.values.items() if value is not None}
-            check_columns(schema_from_bytes(topic.schemas[-1]), values)
+            config = altered_config(self._settings.topic, topic.config, request.values)
+            check_columns(schema_from_bytes(topic.schemas[-1]), config)
 
     def _ask(
         self, make_event: Callable[[int], Event], timeout_s: float, *, patience_s: float = OUTAGE_PATIENCE_S

@@ -22,8 +22,13 @@ def stored_schema(schema: bytes, config: Mapping[str, str]) -> bytes:
 
 
 def check_columns(schema: pa.Schema, config: Mapping[str, str]) -> None:
-    """Check that `key.columns` and `timestamp.column` name columns of a suitable type. Raises InvalidConfigError."""
-    settings = TopicConfig.parse({k: v for k, v in config.items() if k in ("key.columns", "timestamp.column")})
+    """Check that `key.columns` and `timestamp.column` name columns of a suitable type, and that there is a key where
+    compaction needs one. Raises InvalidConfigError.
+    """
+    names = ("key.columns", "timestamp.column", "cleanup.policy")
+    settings = TopicConfig.parse({k: v for k, v in config.items() if k in names})
+    if "compact" in settings.cleanup_policy and not settings.key_columns and not schema.equals(DEFAULT_SCHEMA):
+        raise InvalidConfigError("cleanup.policy=compact keeps the last record of each key: set key.columns, too")
     for name in settings.key_columns:
         _check_exists(schema, "key.columns", name)
         kind = schema.field(name).type

@@ -35,7 +35,12 @@ class HistoryRetention:
 
     @staticmethod
     def of_topic(config: Mapping[str, str]) -> HistoryRetention:
-        """Only what was set for the topic, or for all topics of the cluster, counts. A default deletes nothing."""
+        """Only what was set for the topic, or for all topics of the cluster, counts. A default deletes nothing.
+
+        Of a topic that is compacted and nothing else, nothing is deleted either.
+        """
+        if config.get("cleanup.policy") == "compact":
+            return HistoryRetention()
         return HistoryRetention(int(config.get("retention.ms", -1)), int(config.get("retention.bytes", -1)))
 
 

@@ -31,10 +31,15 @@ class LogConfig:
             retention_bytes = config.local_retention_bytes
         if config.delta_path and config.storage_format == "delta":
             retention_bytes = 0
+        if "delete" not in config.cleanup_policy:
+            retention_ms = retention_bytes = -1
+        segment_ms = config.segment_ms
+        if "compact" in config.cleanup_policy:
+            segment_ms = min(segment_ms, config.max_compaction_lag_ms)
         return cls(
             segment_bytes=config.segment_bytes,
             segment_index_bytes=config.segment_index_bytes,
-            segment_ms=config.segment_ms,
+            segment_ms=segment_ms,
             retention_ms=retention_ms,
             retention_bytes=retention_bytes,
             flush_messages=config.flush_messages,

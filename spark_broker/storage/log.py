@@ -251,7 +251,8 @@ class PartitionLog:
         """
         return self._consistently(lambda view: view.offset_for_timestamp(timestamp_us))
 
-    def _view(self) -> LogView:
+    def view(self) -> LogView:
+        """The log as it is now, for a long read. It fails when the log is cut or compacted meanwhile."""
         # The end is taken first: a batch that is appended meanwhile is in the segments, and above the end.
         end = self._log_end_offset
         return LogView(self._segments, self._log_start_offset, end, self._indexes)
@@ -259,14 +260,14 @@ class PartitionLog:
     def _consistently(self, read: Callable[[LogView], T]) -> T:
         self._check_usable()
         try:
-            return read(self._view())
+            return read(self.view())
         except (DamagedLogError, FileNotFoundError):
             pass  # A cut or a deletion may have run meanwhile. None can while this thread holds `_cut_lock`.
         except OSError as error:
             self._fail("read", error)
         with self._cut_lock:
             try:
-                return read(self._view())
+                return read(self.view())
             except FileNotFoundError as error:
                 raise DamagedLogError(f"a file of the log in {self.directory} is gone: {error}") from None
             except OSError as error:

@@ -109,6 +109,15 @@ class LogView(NamedTuple):
         entries = self.indexes.entries(self.segments[at])
         return header_at(entries, count_below(entries, offset))
 
+    def chunks(self, segment: Segment, max_bytes: int, from_offset: int = 0) -> Iterator[list[Frame]]:
+        """The batches of one segment from the one that contains `from_offset` on, about `max_bytes` at a time."""
+        entries = self.indexes.entries(segment)
+        start = count_below(entries, from_offset)
+        while start < len(entries):
+            stop = max(count_within(entries, start, max_bytes), start + 1)
+            yield segment.read(entries, start, stop)
+            start = stop
+
     def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """See `extent`."""
         return extent(self.segments, self.indexes.entries, start, end, max_bytes)

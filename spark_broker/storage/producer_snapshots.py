@@ -161,6 +161,13 @@ class ProducerSnapshots:
         """
         self._remove([snapshot_offset for snapshot_offset in self._offsets if snapshot_offset < offset])
 
+    def remove_between(self, first: int, end: int) -> None:
+        """Remove the snapshots above `first` and below `end`, before compaction changes the batches there.
+
+        A replay from an older one gives the same state.
+        """
+        self._remove([snapshot_offset for snapshot_offset in self._offsets if first < snapshot_offset < end])
+
     def _remove(self, offsets: list[int]) -> None:
         for offset in offsets:
             with contextlib.suppress(FileNotFoundError):

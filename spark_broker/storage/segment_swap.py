@@ -23,7 +23,7 @@ from spark_broker.protocol.ipc_message import END_OF_STREAM
 from spark_broker.storage.checkpoints import read_checkpoint_as, write_checkpoint
 from spark_broker.storage.files import opened, write_fully
 from spark_broker.storage.filesystem import FileSystem
-from spark_broker.storage.index import EntryIndex, pack_entries
+from spark_broker.storage.index import EntryIndex, end_position, pack_entries
 from spark_broker.storage.segment import Segment, remove_files, segment_paths
 
 COMPACTION_FILE = "compaction.json"
@@ -45,6 +45,11 @@ class CompactedSegment:
 
     base_offset: int
     index: EntryIndex
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the `.arrow` file, without the end-of-stream mark."""
+        return end_position(self.index.entries)
 
 
 def read_cleaned(fs: FileSystem, directory: Path) -> Cleaned:
@@ -86,6 +91,7 @@ def write_compacted(
         with opened(fs, index_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
             write_fully(fs, fd, [packed], 0)
             fs.fsync(fd)
+        fs.sync_directory(directory)  # A record of the swap must not outlive one of the names.
     except Exception:
         discard_compacted(fs, directory, base_offset)
         raise

@@ -17,6 +17,7 @@ from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.start_kind import StartKind
 from tests.broker.rig import FAR_FUTURE_MS, KEY, TOPIC_ID, Outcome, batch
 
@@ -37,8 +38,18 @@ class ShiftedClock(SystemClock):
 class LonePartition:
     """It is open from the start; `reopen` ends the process and starts another in the next leader epoch."""
 
-    def __init__(self, directory: Path, config: dict[str, str] | None = None) -> None:
-        directory.mkdir(exist_ok=True)
+    def __init__(
+        self,
+        directory: Path,
+        config: dict[str, str] | None = None,
+        *,
+        fs: FileSystem = LOCAL,
+        start: StartKind = StartKind.CLEAN,
+    ) -> None:
+        """`start`: how what is in the directory came to be left there."""
+        if not fs.exists(directory):
+            fs.mkdir(directory)
+        self.fs = fs
         self.directory = directory
         state = TopicState(
             "t", TOPIC_ID, MappingProxyType(config or {}), schemas=(schema_to_bytes(DEFAULT_SCHEMA),), partitions=()
@@ -49,10 +60,10 @@ class LonePartition:
         self.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
         self.clock = ShiftedClock()
         self.leader_epoch = -1
-        self.partition = self._open(StartKind.CLEAN, 0)
+        self.partition = self._open(start, 0)
 
     def _open(self, start: StartKind, high_watermark: int) -> Partition:
-        log = ReplicaLog(self.directory, self.topic, start)
+        log = ReplicaLog(self.directory, self.topic, start, fs=self.fs)
         replica = Replica(0, log.state(high_watermark=high_watermark), min_insync_replicas=1, lag_max_ms=30_000)
         partition = Partition(
             KEY,
@@ -64,7 +75,7 @@ class LonePartition:
             lambda _, error: self.failures.append(error),
             self.clock,
         )
-        self.leader_epoch += 1
+        self.leader_epoch = max(self.leader_epoch, replica.epochs.latest_epoch) + 1
         partition.assign(LeaderAndIsr(0, self.leader_epoch, self.leader_epoch, (0,), (0,)), self.topic, {0: 1})
         return partition
 
@@ -127,7 +138,11 @@ class LonePartition:
         return self.partition.reader.offsets(self.leader_epoch, read_committed=True)[1]
 
     def snapshots(self) -> list[int]:
-        return [int(path.stem) for path in sorted(self.directory.glob("*.snapshot"))]
+        return self._stems(".snapshot")
 
     def segments(self) -> list[int]:
-        return [int(path.stem) for path in sorted(self.directory.glob("*.arrow"))]
+        return self._stems(".arrow")
+
+    def _stems(self, suffix: str) -> list[int]:
+        names = self.fs.list_directory(self.directory)
+        return [int(name.removesuffix(suffix)) for name in names if name.endswith(suffix)]

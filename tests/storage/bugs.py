@@ -67,7 +67,7 @@ def keep_epochs_past_the_end(patch: Patch) -> None:
     """KAFKA-10706: a log that opens keeps epochs that begin at or past its end."""
 
     def buggy(self: ReplicaLog) -> EpochHistory:
-        history = EpochHistory.from_pairs(read_leader_epochs(self._directory, fs=self._fs))
+        history = EpochHistory.from_pairs(read_leader_epochs(self.directory, fs=self.fs))
         history = history.start_at(self._log.log_start_offset)
         for header in self._log.headers():
             if header.leader_epoch > history.latest_epoch:
@@ -82,7 +82,7 @@ def trust_a_sparse_history(patch: Patch) -> None:
     """KAFKA-7897, 7959: a history that lacks epochs is not completed from the batches."""
 
     def buggy(self: ReplicaLog) -> EpochHistory:
-        saved = EpochHistory.from_pairs(read_leader_epochs(self._directory, fs=self._fs))
+        saved = EpochHistory.from_pairs(read_leader_epochs(self.directory, fs=self.fs))
         return saved.start_at(self._log.log_start_offset).truncate_to(self._log.log_end_offset)
 
     patch.setattr(ReplicaLog, "_epochs", buggy)

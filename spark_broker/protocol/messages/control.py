@@ -205,3 +205,4 @@ class ReplicaStateResponse(Message, frozen=True):
     log_start_offset: Offset
     epochs: list[tuple[int, int]]
     producers: list[ProducerStateEntry]
+    purge_offset: Offset = 0

@@ -159,7 +159,10 @@ class ReplicaFetchRequest(Message, frozen=True):
 
 
 class ReplicaFetched(Message, frozen=True):
-    """`diverging_epoch` >= 0: nothing was read; truncate to min(own end of that epoch, `diverging_end_offset`)."""
+    """`diverging_epoch` >= 0: nothing was read; truncate to min(own end of that epoch, `diverging_end_offset`).
+
+    `purge_offset`: deletions below it may be missing from the leader's log. A follower that lacks them begins again.
+    """
 
     topic_id: TopicId
     partition: PartitionId
@@ -171,6 +174,7 @@ class ReplicaFetched(Message, frozen=True):
     diverging_epoch: Epoch = -1
     diverging_end_offset: Offset = -1
     length: Size = 0
+    purge_offset: Offset = 0
 
 
 class ReplicaFetchResponse(Message, frozen=True):

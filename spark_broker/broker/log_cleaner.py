@@ -1,0 +1,113 @@
+"""Which replica is compacted next, and the thread that does it: one pass at a time, the dirtiest log first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Generator
+
+from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.compaction import AbandonedError, PartitionCompaction, PassLimits
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.config import ClusterConfig
+from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageFullError
+
+logger = logging.getLogger(__name__)
+
+JOIN_S = 10.0
+"""A pass ends between two reads or writes. A broker that stops waits for that no longer than this."""
+
+
+class LogCleaner:
+    """Without a thread: `steps` is one pass, which the simulator runs step by step, too."""
+
+    def __init__(
+        self,
+        manager: ReplicaManager,
+        config: ClusterConfig,
+        clock: Clock = SYSTEM_CLOCK,
+        pace: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._manager = manager
+        self._clock = clock
+        self._limits = PassLimits(config.log_cleaner_dedupe_buffer_size, config.log_dir_room_bytes, pace)
+
+    def next_pass(self) -> Partition | None:
+        """The dirtiest replica for which it is time; None: there is none."""
+        dirty: list[tuple[float, Partition]] = []
+        for partition in self._manager.partitions():
+            if partition.topic.is_compacted:
+                dirt = self._compaction(partition).due()
+                if dirt is not None:
+                    dirty.append((dirt.ratio, partition))
+        return max(dirty, key=lambda one: one[0], default=(0.0, None))[1]
+
+    def steps(self, partition: Partition) -> Generator[None]:
+        """One pass over this replica. What stops it is logged, or stops the replica."""
+        try:
+            yield from self._compaction(partition).steps()
+        except (KafkaStorageError, NotLeaderOrFollowerError):
+            return  # The replica has gone offline, damaged or not, and the broker was notified.
+        except StorageFullError as error:
+            logger.warning("%s", error)
+
+    def _compaction(self, partition: Partition) -> PartitionCompaction:
+        return PartitionCompaction(partition, self._limits, self._clock)
+
+
+class Pace:
+    """Keeps a pass to so many bytes a second, and ends it when the broker stops."""
+
+    def __init__(self, bytes_per_s: int, stopped: threading.Event) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._stopped = stopped
+        self._due_s = 0.0  # when the bytes so far are used up
+
+    def __call__(self, size_bytes: int) -> None:
+        """Wait until these bytes may be read or written. Raises AbandonedError when the broker stops."""
+        now_s = time.monotonic()
+        self._due_s = max(self._due_s, now_s) + size_bytes / self._bytes_per_s
+        # At full speed the wait is zero: the event is only looked at.
+        if self._stopped.wait(max(0.0, self._due_s - now_s)):
+            raise AbandonedError("the broker stops")
+
+
+class LogCleanerThread(threading.Thread):
+    """Runs until `stop`."""
+
+    def __init__(self, manager: ReplicaManager, config: ClusterConfig, on_bug: Callable[[BaseException], None]) -> None:
+        super().__init__(name="log-cleaner", daemon=True)
+        self._stopped = threading.Event()
+        pace = Pace(config.log_cleaner_io_max_bytes_per_second, self._stopped)
+        self._cleaner = LogCleaner(manager, config, pace=pace)
+        self._backoff_s = config.log_cleaner_backoff_ms / 1000
+        self._enabled = config.log_cleaner_enable
+        self._on_bug = on_bug
+
+    def stop(self) -> None:
+        """End the pass that is under way."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join(JOIN_S)
+
+    def run(self) -> None:
+        try:
+            while self._enabled and not self._stopped.wait(self._backoff_s):
+                self._clean_all()
+        except BaseException as error:
+            self._on_bug(error)
+            raise
+
+    def _clean_all(self) -> None:
+        """Compact what is due, each replica at most once: one that cannot be compacted must not stop the others."""
+        done: set[Partition] = set()
+        while not self._stopped.is_set():
+            partition = self._cleaner.next_pass()
+            if partition is None or partition in done:
+                return
+            done.add(partition)
+            for _ in self._cleaner.steps(partition):
+                if self._stopped.is_set():
+                    return

@@ -1,0 +1,310 @@
+"""Compaction of one replica: what stays, what goes, and what clients and restarts make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_broker.broker.append import check_keys
+from spark_broker.errors import InvalidRecordError, PolicyViolationError
+from spark_broker.protocol.frame import CONTROL, ROW_OFFSETS, TRANSACTIONAL
+from spark_broker.storage.start_kind import StartKind
+from tests.broker.compacted_partition import DAY_MS, CompactedPartition
+from tests.broker.rig import batch
+
+
+@pytest.fixture
+def lone(tmp_path: Path) -> CompactedPartition:
+    return CompactedPartition(tmp_path / "t-0")
+
+
+def test_the_last_record_of_each_key_stays_at_its_offset(lone: CompactedPartition) -> None:
+    for version in range(10):
+        lone.put(*((b"key-%d" % key, b"%d" % version) for key in range(5)))
+    last = lone.put((b"key-0", b"newest"))
+    lone.roll()
+    assert lone.compact() == 1
+    lone.check()
+    assert [row for row in lone.rows() if not row[1].startswith(b"filler")] == [
+        (46, b"key-1", b"9"),
+        (47, b"key-2", b"9"),
+        (48, b"key-3", b"9"),
+        (49, b"key-4", b"9"),
+        (last, b"key-0", b"newest"),
+    ]
+
+
+def test_the_active_segment_is_left_as_it_is(lone: CompactedPartition) -> None:
+    for version in range(2):
+        lone.put((b"k", b"%d" % version))
+    assert lone.compact() == 0
+    assert len(lone.rows()) == 2
+
+
+def test_what_was_removed_is_one_gap(lone: CompactedPartition) -> None:
+    for version in range(40):
+        lone.put((b"k", b"%d" % version))
+    lone.roll()
+    lone.compact()
+    gap, *others = lone.headers()
+    assert (gap.base_offset, gap.row_count, gap.producer_id) == (0, 0, -1)
+    assert gap.attributes & ROW_OFFSETS
+    assert others[0].base_offset == gap.next_offset == 39
+    lone.check()
+
+
+def test_small_segments_become_one(lone: CompactedPartition) -> None:
+    for number in range(6):
+        lone.put((b"k", b"%d" % number))
+        lone.roll(filler=0)
+    before = lone.segments()
+    lone.compact()
+    lone.check()
+    assert len(lone.segments()) == 3  # the compacted one, one that is large and stays as it is, the active one
+    assert set(lone.segments()) <= set(before)
+
+
+def test_another_pass_changes_nothing(lone: CompactedPartition) -> None:
+    for version in range(40):
+        lone.put((b"k-%d" % (version % 7), b"%d" % version))
+    lone.roll()
+    assert lone.compact() == 1
+    files = {path.name: path.stat().st_ino for path in lone.directory.glob("*.arrow")}
+    assert lone.compact() == 0
+    assert files == {path.name: path.stat().st_ino for path in lone.directory.glob("*.arrow")}
+
+
+def test_a_segment_in_which_all_stays_is_not_written_again(tmp_path: Path) -> None:
+    lone = CompactedPartition(tmp_path / "t-0", {"segment.bytes": "6000"})
+    for key in range(3):
+        lone.put((b"once-%d" % key, bytes(1500)))
+    first = next(lone.directory.glob("*.arrow")).stat().st_ino
+    for _ in range(8):
+        lone.put((b"often", bytes(1500)))
+    lone.compact()
+    lone.check()
+    assert next(iter(sorted(lone.directory.glob("*.arrow")))).stat().st_ino == first
+
+
+def test_a_tombstone_stays_for_delete_retention_after_what_it_deletes_is_gone(lone: CompactedPartition) -> None:
+    lone.put((b"k", b"v"))
+    tombstone = lone.put((b"k", None))
+    lone.roll()
+    lone.clock.ahead_ms = 10 * DAY_MS  # the time counts from the pass, not from the append
+    lone.compact()
+    lone.check()
+    assert (tombstone, b"k", None) in lone.consumed()
+    lone.clock.ahead_ms += DAY_MS - 60_000
+    assert lone.compact() == 0
+    lone.clock.ahead_ms += 120_000
+    assert lone.compact() == 1
+    lone.check(deletions_may_be_gone=True)
+    assert b"k" not in {key for _, key, _ in lone.consumed()}
+    assert lone.partition.replica.purge_offset > tombstone
+    assert lone.compact() == 0
+
+
+def test_nothing_is_said_to_be_purged_where_there_was_nothing_to_purge(lone: CompactedPartition) -> None:
+    lone.put((b"k", b"1"))
+    lone.put((b"k", b"2"))
+    lone.roll()
+    lone.compact()
+    lone.clock.ahead_ms = 2 * DAY_MS
+    assert lone.compact() == 1
+    assert lone.partition.replica.purge_offset == 0
+    assert lone.compact() == 0
+
+
+def test_min_compaction_lag_keeps_young_segments(tmp_path: Path) -> None:
+    lone = CompactedPartition(tmp_path / "t-0", {"min.compaction.lag.ms": "60000"})
+    lone.put((b"k", b"1"))
+    lone.put((b"k", b"2"))
+    lone.roll()
+    assert lone.compact() == 0
+    lone.clock.ahead_ms = 61_000
+    assert lone.compact() == 1
+    lone.check()
+
+
+def test_a_log_with_little_that_is_new_waits_for_its_share_or_its_age(tmp_path: Path) -> None:
+    lone = CompactedPartition(
+        tmp_path / "t-0", {"min.cleanable.dirty.ratio": "0.5", "max.compaction.lag.ms": "3600000"}
+    )
+    for key in range(20):
+        lone.put((b"k-%d" % key, bytes(1500)))
+    lone.compact()
+    lone.put((b"k-0", bytes(1500)))
+    lone.roll()
+    assert lone.compact() == 0
+    lone.clock.ahead_ms = 3_700_000
+    assert lone.compact() == 1
+    lone.check()
+
+
+def test_more_keys_than_fit_into_memory_take_several_passes(lone: CompactedPartition) -> None:
+    for number in range(400):
+        lone.put((b"key-%04d" % (number % 150), b"%d" % number))
+    lone.roll()
+    lone.limits = lone.limits.__class__(1024, 0)
+    assert lone.compact() > 1
+    lone.check()
+    assert lone.partition.log.cleaned.clean_to == lone.segments()[-1]
+
+
+def test_aborted_records_go_and_supersede_nothing(lone: CompactedPartition) -> None:
+    kept = lone.put((b"k", b"kept"))
+    aborted = lone.put((b"k", b"aborted"), pid=7, txn=True)
+    lone.finish(7, 1, committed=False, offsets=[aborted])
+    lone.roll()
+    lone.compact()
+    lone.check()
+    assert (kept, b"k", b"kept") in lone.consumed()
+    assert b"aborted" not in {value for _, _, value in lone.rows()}
+
+
+def test_records_of_an_open_transaction_are_left_alone(lone: CompactedPartition) -> None:
+    lone.put((b"k", b"1"))
+    opened = lone.put((b"k", b"2"), pid=7, txn=True)
+    lone.put((b"k", b"3"))
+    lone.roll()
+    lone.compact()
+    lone.check()
+    assert [value for _, key, value in lone.rows() if key == b"k"] == [b"1", b"2", b"3"]
+    lone.finish(7, 1, committed=True, offsets=[opened])
+    lone.roll()
+    lone.compact()
+    lone.check()
+    assert [value for _, key, value in lone.rows() if key == b"k"] == [b"3"]
+
+
+def test_a_decided_transaction_needs_its_marker_no_more(lone: CompactedPartition) -> None:
+    offset = lone.put((b"k", b"v"), pid=7, txn=True)
+    marker = lone.finish(7, 1, committed=True, offsets=[offset])
+    later = lone.put((b"other", b"v"), pid=7, epoch=1, txn=True)
+    lone.finish(7, 2, committed=True, offsets=[later])
+    lone.roll()
+    lone.compact()
+    assert marker in {header.base_offset for header in lone.headers() if header.attributes & CONTROL}
+    lone.clock.ahead_ms = 2 * DAY_MS
+    lone.roll(filler=1)
+    lone.compact()
+    lone.check()
+    headers = lone.headers()
+    assert marker not in {header.base_offset for header in headers if header.attributes & CONTROL}
+    assert not any(h.attributes & TRANSACTIONAL and not h.attributes & CONTROL for h in headers[:-4])
+    for start in StartKind:
+        lone.reopen(start, high_watermark=0)
+        lone.check()
+        assert lone.last_stable_offset() == lone.partition.replica.log_end_offset
+
+
+@pytest.mark.parametrize("start", StartKind)
+def test_a_retry_gets_its_first_offset_though_its_records_are_gone(lone: CompactedPartition, start: StartKind) -> None:
+    offsets = [lone.put((b"k", b"%d" % n), pid=7, sequence=n) for n in range(8)]
+    lone.put((b"k", b"newest"))
+    lone.roll()
+    lone.compact()
+    lone.check()
+    places = [header for header in lone.headers() if header.producer_id == 7]
+    assert [(header.base_sequence, header.row_count) for header in places] == [(n, 0) for n in range(3, 8)]
+    lone.reopen(start)
+    for sequence in range(3, 8):
+        assert lone.put((b"k", b"%d" % sequence), pid=7, sequence=sequence) == offsets[sequence]
+    assert lone.put((b"k", b"next"), pid=7, sequence=8) == lone.partition.replica.log_end_offset - 1
+
+
+def test_a_producer_that_was_forgotten_keeps_no_place(lone: CompactedPartition) -> None:
+    lone.put((b"k", b"1"), pid=7)
+    lone.put((b"k", b"2"))
+    lone.roll()
+    lone.clock.ahead_ms = DAY_MS
+    lone.partition.expire_producers(1000)
+    lone.compact()
+    lone.check()
+    assert not [header for header in lone.headers() if header.producer_id == 7]
+
+
+@pytest.mark.parametrize("start", StartKind)
+def test_a_restart_finds_what_was_compacted(lone: CompactedPartition, start: StartKind) -> None:
+    for version in range(60):
+        lone.put((b"k-%d" % (version % 4), b"%d" % version))
+    lone.roll()
+    lone.compact()
+    before, cleaned = lone.rows(), lone.partition.log.cleaned
+    lone.reopen(start, high_watermark=0)
+    assert lone.rows() == before
+    assert lone.partition.log.cleaned == cleaned
+    assert lone.partition.replica.high_watermark >= cleaned.clean_to
+    lone.roll(filler=1)
+    lone.compact()
+    lone.check()
+
+
+def test_lookups_by_time_find_what_is_left(lone: CompactedPartition) -> None:
+    lone.put((b"k", b"1"))
+    lone.put((b"other", b"1"))
+    lone.clock.ahead_ms = 10_000
+    lone.put((b"k", b"2"))
+    lone.roll()
+    lone.compact()
+    reader = lone.partition.reader
+    assert reader.offset_at(lone.leader_epoch, 0, read_committed=True)[0] == 1  # type: ignore[index]
+    since = lone.clock.wall_ms() - 5_000
+    assert reader.offset_at(lone.leader_epoch, since, read_committed=True)[0] == 2  # type: ignore[index]
+
+
+def test_a_record_without_a_key_is_refused_and_loses_nothing(lone: CompactedPartition) -> None:
+    with pytest.raises(InvalidRecordError, match=r"2 of 2 records for t have no key \(key\)"):
+        check_keys(batch(b"a", b"b"), lone.topic)
+    with pytest.raises(InvalidRecordError):
+        lone.write(b"a", transactional=False)
+    assert lone.partition.replica.log_end_offset == 0
+
+
+def test_records_without_a_key_from_before_stay(tmp_path: Path) -> None:
+    lone = CompactedPartition(tmp_path / "t-0", {"cleanup.policy": "delete"})
+    lone.write(b"keyless", b"keyless", transactional=False)
+    lone.put((b"k", b"1"))
+    lone.put((b"k", b"2"))
+    lone.roll()
+    assert lone.compact() == 0
+    compacted = CompactedPartition(tmp_path / "other", {})
+    lone.topic = compacted.topic
+    lone.reopen(StartKind.CLEAN)
+    lone.compact()
+    assert [value for _, _, value in lone.rows()].count(b"keyless") == 2
+    assert [value for _, key, value in lone.rows() if key == b"k"] == [b"2"]
+
+
+def test_retention_deletes_segments_only_where_the_policy_says_so(tmp_path: Path) -> None:
+    for policy, start in (("compact", 0), ("compact,delete", 7)):
+        lone = CompactedPartition(tmp_path / policy, {"cleanup.policy": policy, "retention.ms": "60000"})
+        for key in range(3):
+            lone.put((b"k-%d" % key, bytes(1500)))
+            lone.put((b"k-%d" % key, bytes(1500)))
+        lone.put((b"last", bytes(2500)))
+        lone.clock.ahead_ms = 120_000
+        lone.put((b"last", bytes(2500)))
+        lone.partition.apply_retention()
+        assert lone.partition.replica.log_start_offset == start, policy
+
+
+def test_retention_after_compaction_keeps_the_producers(tmp_path: Path) -> None:
+    lone = CompactedPartition(tmp_path / "t-0", {"cleanup.policy": "compact,delete", "retention.ms": "60000"})
+    for n in range(3):
+        lone.put((b"k-%d" % n, bytes(1500)), pid=7, sequence=n)
+    lone.roll()
+    lone.compact()
+    lone.clock.ahead_ms = 3_600_000
+    lone.roll(filler=1)
+    lone.partition.apply_retention()
+    assert lone.partition.replica.log_start_offset > 3
+    lone.reopen(StartKind.PROCESS_CRASH)
+    assert lone.put((b"k-2", bytes(1500)), pid=7, sequence=2) == 2
+
+
+def test_records_of_a_topic_that_is_only_compacted_are_deleted_by_tombstones(lone: CompactedPartition) -> None:
+    lone.put((b"k", b"v"))
+    with pytest.raises(PolicyViolationError, match="tombstone"):
+        lone.partition.reader.records_to_delete(lone.leader_epoch, 1)

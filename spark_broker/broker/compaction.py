@@ -79,7 +79,7 @@ class PartitionCompaction:
         return self._partition.replica.purgeable_to(purgeable, self._clock.boottime_ms())
 
     def steps(self) -> Generator[None]:
-        """One pass, in steps between which others may work. It may be left at any step.
+        """One pass, in steps between which others may work. It may be left at any step: the next one cleans up.
 
         Raises StorageFullError (there is no room for it now) and, if a disk has failed or damage was met, what
         `Partition.guard_storage` raises.
@@ -94,11 +94,12 @@ class PartitionCompaction:
         with self._partition.lock:
             cleaner = self._cleaner()
         for swap in cleaner.swaps():
+            yield
             try:
-                yield
                 self._carry_out(swap)
-            finally:
+            except Exception:
                 discard_compacted(self._log.fs, self._log.directory, swap.compacted.base_offset)
+                raise
             yield
         with self._partition.lock:
             self._check()
@@ -117,7 +118,7 @@ class PartitionCompaction:
         self._waiting = self._segments(now_ms)
         plan = PassPlan(
             self._waiting,
-            log.cleaned,
+            log.cleaned.relying_on(partition.replica.high_watermark),
             rules,
             topic.config.segment_bytes,
             topic.config.segment_index_bytes,

@@ -117,7 +117,7 @@ class ReplicaLog:
 
         A high watermark within a gap would be one at which the log cannot be cut.
         """
-        high_watermark = max(high_watermark, self._log.cleaned.clean_to)
+        high_watermark = max(high_watermark, self._log.cleaned.committed_to)
         header = self._log.header_of(high_watermark)
         return header.next_offset if header is not None and header.attributes & ROW_OFFSETS else high_watermark
 

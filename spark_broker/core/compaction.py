@@ -36,13 +36,16 @@ class Cleaned:
     `purge_offset`: tombstones and markers below it may be gone. A replica that was copied from another one begins with
     that one's. Whoever follows this log from below it would miss deletions, unless its log had them already: what
     `purge_offset` its own log has says so. `swept_to`: below it every tombstone and marker that may go has gone.
+    `committed_to`: the high watermark that a pass began with. Records are gone because of others, and of markers, below
+    it. So a replica must not forget that these are committed.
 
-    Invariant: offsets of `passes` strictly increase.
+    Invariants: offsets of `passes` strictly increase; `clean_to` <= `committed_to`.
     """
 
     passes: tuple[CleanPass, ...] = ()
     purge_offset: int = 0
     swept_to: int = 0
+    committed_to: int = 0
 
     @property
     def clean_to(self) -> int:
@@ -61,6 +64,10 @@ class Cleaned:
     def purging(self, offset: int) -> Cleaned:
         """Tombstones or markers below `offset` are about to go."""
         return replace(self, purge_offset=max(self.purge_offset, offset))
+
+    def relying_on(self, high_watermark: int) -> Cleaned:
+        """Records are about to go because of what is committed now."""
+        return replace(self, committed_to=max(self.committed_to, high_watermark))
 
     def after(self, clean_to: int, swept_to: int, now_ms: int) -> Cleaned:
         """A pass has reached `clean_to`, and has removed the tombstones and markers below `swept_to`."""

@@ -36,6 +36,7 @@ class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     passes: list[tuple[int, int]]
     purge_offset: int
     swept_to: int
+    committed_to: int
     swap: list[int]
 
 
@@ -59,9 +60,8 @@ def read_cleaned(fs: FileSystem, directory: Path) -> Cleaned:
 
 def write_cleaned(fs: FileSystem, directory: Path, cleaned: Cleaned, swap: Sequence[int] = ()) -> None:
     """Save it, durably. Raises OSError."""
-    saved = _Saved(
-        [(one.offset, one.at_ms) for one in cleaned.passes], cleaned.purge_offset, cleaned.swept_to, list(swap)
-    )
+    passes = [(one.offset, one.at_ms) for one in cleaned.passes]
+    saved = _Saved(passes, cleaned.purge_offset, cleaned.swept_to, cleaned.committed_to, list(swap))
     write_checkpoint(directory / COMPACTION_FILE, msgspec.to_builtins(saved), fs=fs)
 
 
@@ -137,13 +137,17 @@ def finish_swap(fs: FileSystem, directory: Path) -> None:
 
 
 def begin_compaction(fs: FileSystem, directory: Path) -> None:
-    """Forget the last swap, which is done: its record must not be taken for that of files that are written now.
+    """Forget the last swap, which is done: its record must not be taken for that of files that are written now. Remove
+    what a pass that was left has written.
 
     Raises OSError.
     """
     cleaned, swap = _read(fs, directory)
     if swap:
         write_cleaned(fs, directory, cleaned)
+    for name in fs.list_directory(directory):
+        if name.endswith(CLEANED_SUFFIX):
+            fs.unlink(directory / name)
 
 
 def _read(fs: FileSystem, directory: Path) -> tuple[Cleaned, list[int]]:
@@ -151,7 +155,7 @@ def _read(fs: FileSystem, directory: Path) -> tuple[Cleaned, list[int]]:
     if saved is None:
         return Cleaned(), []
     passes = tuple(CleanPass(offset, at_ms) for offset, at_ms in saved.passes)
-    return Cleaned(passes, saved.purge_offset, saved.swept_to), saved.swap
+    return Cleaned(passes, saved.purge_offset, saved.swept_to, saved.committed_to), saved.swap
 
 
 def _cleaned(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Judges a history: is all that was promised there for every reader, once, in order, whole, and for good?
 
-The topic must keep everything: no retention, no compaction. `checks/` has one file for each idea.
+The topic must keep everything, but for what compaction removes (`history.Invoked` has the keys then): no retention.
+`checks/` has one file for each idea.
 """
 
 from __future__ import annotations

@@ -57,7 +57,8 @@ class _Event(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
 class Invoked(_Event, frozen=True):
     """An append of one micro-batch began. `writer`: appends of one writer to one partition keep their order.
 
-    `transaction`: the transaction that it belongs to; None for a plain append.
+    `transaction`: the transaction that it belongs to; None for a plain append. `keys`: of the values, where the topic
+    is compacted. `tombstones`: which of them, by their number, delete their key.
     """
 
     operation: int
@@ -65,6 +66,8 @@ class Invoked(_Event, frozen=True):
     partition: TopicPartition
     values: tuple[bytes, ...]
     transaction: int | None = None
+    keys: tuple[bytes, ...] = ()
+    tombstones: tuple[int, ...] = ()
 
 
 class Acknowledged(_Event, frozen=True):

@@ -71,9 +71,19 @@ class HistoryRecorder:
             return self._changed.wait_for(lambda: self._acknowledged >= count, timeout_s)
 
     def invoked(
-        self, writer: str, partition: TopicPartition, values: Iterable[bytes], transaction: int | None = None
+        self,
+        writer: str,
+        partition: TopicPartition,
+        values: Iterable[bytes],
+        transaction: int | None = None,
+        *,
+        keys: tuple[bytes, ...] = (),
+        tombstones: tuple[int, ...] = (),
     ) -> int:
-        """An append begins; returns its operation. Raises InvalidDataError for no values."""
+        """An append begins; returns its operation. `keys`, `tombstones`: see `history.Invoked`.
+
+        Raises InvalidDataError for no values.
+        """
         batch = tuple(values)
         if not batch:
             raise InvalidDataError("an append of no values proves nothing")
@@ -81,7 +91,7 @@ class HistoryRecorder:
             operation = next(self._operations)
             self._values.update(zip(batch, batch, strict=True))
             self._open[operation] = (len(batch), transaction)
-            self._events.append(Invoked(operation, writer, partition, batch, transaction))
+            self._events.append(Invoked(operation, writer, partition, batch, transaction, keys, tombstones))
         return operation
 
     def acknowledged(self, operation: int, base_offset: int) -> None:

@@ -36,7 +36,8 @@ def check_required(facts: Facts, stored: Iterable[Stored]) -> Iterator[Violation
     places = places_of(
         doubtful, (snapshot for snapshot in facts.finals if snapshot.isolation is Isolation.READ_COMMITTED)
     )
-    missing = {value: place for value, place in doubtful.items() if not places[value]}
+    lost = {value: place for value, place in doubtful.items() if not places[value]}
+    missing = {value: place for value, place in lost.items() if value not in facts.removable}
     for value, place in doubtful.items():
         if places[value] and place not in places[value] and place[1] != NOT_KNOWN:
             elsewhere = ", ".join(f"{partition} offset {offset}" for partition, offset in sorted(places[value]))
@@ -88,13 +89,15 @@ def check_whole_batches(facts: Facts) -> Iterator[Violation]:
 def _pieces(facts: Facts, invoked: Invoked, places: dict[bytes, set[Place]]) -> Iterator[Violation]:
     first = min(place for value in invoked.values for place in places.get(value, ()))
     present_values = [value for value in invoked.values if places.get(value)]
-    if len(present_values) < len(invoked.values):
+    needed_values = [value for value in invoked.values if places.get(value) or value not in facts.removable]
+    if len(present_values) < len(needed_values):
         if invoked.transaction is None or facts.transactions[invoked.transaction].outcome is not Outcome.COMMITTED:
             detail = f"{len(present_values)} of {len(invoked.values)} values of operation {invoked.operation} are there"
             yield Violation(ViolationKind.TORN_BATCH, *first, detail)
         return
+    begins = first[1] - invoked.values.index(present_values[0])
     for at, value in enumerate(invoked.values):
-        if (invoked.partition, first[1] + at) not in places[value]:
+        if value in present_values and (invoked.partition, begins + at) not in places[value]:
             detail = f"{value!r} of operation {invoked.operation} is not {at} after {invoked.values[0]!r}"
             yield Violation(ViolationKind.TORN_BATCH, *min(places[value]), detail)
             return

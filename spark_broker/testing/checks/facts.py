@@ -8,6 +8,7 @@ from enum import Enum
 
 from spark_broker.errors import InvalidDataError
 from spark_broker.model import TopicPartition
+from spark_broker.testing.checks.compaction import removable_values
 from spark_broker.testing.history import (
     Acknowledged,
     CommitInvoked,
@@ -107,6 +108,7 @@ class Facts:
                 "the history has no final snapshot of committed records: nothing says what was there"
             )
         self._settle_commits()
+        self.removable = self._removable()
         self._read_finals()
         self._visible: dict[tuple[Isolation, TopicPartition], list[int]] = {}
 
@@ -203,6 +205,42 @@ class Facts:
         self.final_values: set[bytes] = {
             value for snapshot in committed for run in snapshot.runs for value in run.values
         }
+        if self.removable:
+            self._put_back()
+
+    def _removable(self) -> set[bytes]:
+        """Values that compaction may have removed."""
+        aborted = [
+            operation
+            for transaction in self.transactions.values()
+            if transaction.outcome is not Outcome.COMMITTED
+            for operation in transaction.operations
+        ]
+        committed = (read.run for read in self.reads if read.isolation is Isolation.READ_COMMITTED)
+        return removable_values(self.invoked.values(), self.base_offsets, aborted, committed)
+
+    def _put_back(self) -> None:
+        """Take for there what compaction may have removed: it was there, at the offset that a client was given."""
+        for operation, base_offset in self.base_offsets.items():
+            invoked = self.invoked[operation]
+            if invoked.keys and self._is_promised(invoked):
+                rows = self.final.setdefault(invoked.partition, {})
+                for offset, value in enumerate(invoked.values, base_offset):
+                    if value in self.removable:
+                        rows.setdefault(offset, value)
+        for read in self.reads:
+            rows = self.final.setdefault(read.run.partition, {})
+            if read.isolation is Isolation.READ_COMMITTED:
+                for offset, value in enumerate(read.run.values, read.run.base_offset):
+                    if value in self.removable:
+                        rows.setdefault(offset, value)
+        promised = (invoked for invoked in self.invoked.values() if self._is_promised(invoked))
+        self.final_values |= self.removable.intersection(v for invoked in promised for v in invoked.values)
+
+    def _is_promised(self, invoked: Invoked) -> bool:
+        if invoked.transaction is not None:
+            return self.transactions[invoked.transaction].outcome is Outcome.COMMITTED
+        return invoked.operation in self.base_offsets
 
     def final_rows(self, partition: TopicPartition) -> Rows:
         """What readers of committed records find in a partition at the end."""
@@ -212,30 +250,24 @@ class Facts:
         """Offsets, in order, that a reader of this isolation must be shown: it may skip all others."""
         key = (isolation, partition)
         if key not in self._visible:
-            offsets = set(self.final_rows(partition))
+            offsets = {offset for offset, value in self.final_rows(partition).items() if value not in self.removable}
             if isolation is Isolation.READ_UNCOMMITTED:
                 offsets.update(self._uncommitted_offsets(partition))
             self._visible[key] = sorted(offsets)
         return self._visible[key]
 
     def _uncommitted_offsets(self, partition: TopicPartition) -> Iterator[int]:
-        for snapshot in self.finals:
-            for run in snapshot.runs:
-                if run.partition == partition:
-                    yield from range(run.base_offset, run.next_offset)
+        runs = [(run.base_offset, run.values) for s in self.finals for run in s.runs if run.partition == partition]
         for operation, base_offset in self.base_offsets.items():
             invoked = self.invoked[operation]
             if invoked.partition == partition:
-                yield from range(base_offset, base_offset + len(invoked.values))
+                runs.append((base_offset, invoked.values))
+        for base_offset, values in runs:
+            yield from (offset for offset, value in enumerate(values, base_offset) if value not in self.removable)
 
     def required(self) -> Iterator[Invoked]:
         """Appends whose values must be there: acknowledged ones outside transactions, and all of committed ones."""
-        for operation, invoked in self.invoked.items():
-            if invoked.transaction is None:
-                if operation in self.base_offsets:
-                    yield invoked
-            elif self.transactions[invoked.transaction].outcome is Outcome.COMMITTED:
-                yield invoked
+        return (invoked for invoked in self.invoked.values() if self._is_promised(invoked))
 
     def outcome_of(self, value: bytes) -> Outcome | None:
         """Outcome of the transaction that appended the value; None for a plain append, or a value never appended."""

@@ -125,10 +125,10 @@ def check_snapshots(facts: Facts) -> Iterator[Violation]:
             yield from _repeats(snapshot, table)
         for snapshot, table in zip(snapshots[1:], tables[1:], strict=True):
             if table != tables[0]:
-                yield from _missing(snapshots[0].source, tables[0], snapshot.source, table)
-                yield from _missing(snapshot.source, table, snapshots[0].source, tables[0])
+                yield from _missing(facts, snapshots[0].source, tables[0], snapshot.source, table)
+                yield from _missing(facts, snapshot.source, table, snapshots[0].source, tables[0])
         if isolation is Isolation.READ_UNCOMMITTED and snapshots:
-            yield from _missing("the reader of committed records", facts.final, snapshots[0].source, tables[0])
+            yield from _missing(facts, "the reader of committed records", facts.final, snapshots[0].source, tables[0])
 
 
 def _repeats(snapshot: Snapshot, table: Table) -> Iterator[Violation]:
@@ -143,10 +143,11 @@ def _repeats(snapshot: Snapshot, table: Table) -> Iterator[Violation]:
         seen.add(key)
 
 
-def _missing(having: str, table: Table, lacking: str, other: Table) -> Iterator[Violation]:
+def _missing(facts: Facts, having: str, table: Table, lacking: str, other: Table) -> Iterator[Violation]:
     for partition in sorted(table):
         rows, there = table[partition], other.get(partition, {})
-        for offset in sorted(offset for offset, value in rows.items() if there.get(offset) != value):
+        differing = [offset for offset, value in rows.items() if there.get(offset) != value]
+        for offset in sorted(offset for offset in differing if offset in there or rows[offset] not in facts.removable):
             detail = f"{having} has {rows[offset]!r}, {lacking} does not"
             yield Violation(ViolationKind.SOURCES_DIFFER, partition, offset, detail)
 

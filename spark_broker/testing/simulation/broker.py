@@ -6,11 +6,13 @@ the streams that are served. Nothing else differs: the decisions are production 
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.lease import Lease
+from spark_broker.broker.log_cleaner import LogCleaner
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.membership import RECONNECT_MS, Membership, MembershipState, SessionEvents
 from spark_broker.broker.partition import PartitionKey
@@ -38,6 +40,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.testing.simulation import trace
+from spark_broker.testing.simulation.compaction import STEP_MS
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST
 from spark_broker.testing.simulation.coordination import Coordination
 from spark_broker.testing.simulation.machine import SimulatedMachine
@@ -90,6 +93,7 @@ class BrokerProcess(NetworkNode):
         cluster = world.settings.cluster
         groups = GroupCoordinator(self.manager, cluster.offsets_topic_snapshot_records, clock=machine.clock)
         self._maintenance = Maintenance(self.manager, cluster, self._on_bug, groups.write_snapshots)
+        self._cleaner = LogCleaner(self.manager, cluster, machine.clock)
         self.coordination = Coordination(self, world.transactional) if world.transactional is not None else None
         answer_transactional = self.coordination.requests.answer if self.coordination is not None else _serves_none
         self._requests = BrokerRequests(self.manager, groups, answer_transactional, self._ask_controller, machine.clock)
@@ -103,7 +107,32 @@ class BrokerProcess(NetworkNode):
         scheduler.after(MAINTENANCE_MS * self.world.rng.random(), self, "maintenance", self._maintain)
         if self.coordination is not None:
             self.coordination.start()
+        if self.world.compactions.draw is not None:
+            self._clean_later(self.world.compactions.draw.interval_ms)
         self._connect()
+
+    def _clean_later(self, interval_ms: float) -> None:
+        delay_ms = interval_ms * (0.5 + self.world.rng.random())
+        self.world.scheduler.after(delay_ms, self, "compaction", lambda: self._clean(interval_ms))
+
+    def _clean(self, interval_ms: float) -> None:
+        """Begin a pass, if one is due."""
+        partition = self._cleaner.next_pass()
+        if partition is None:
+            self._clean_later(interval_ms)
+        else:
+            self.world.trace.count("passes of compaction")
+            self._clean_on(self._cleaner.steps(partition), interval_ms)
+
+    def _clean_on(self, steps: Generator[None], interval_ms: float) -> None:
+        """One step of a pass after the other."""
+        try:
+            next(steps)
+        except StopIteration:
+            self._clean_later(interval_ms)
+        else:
+            delay_ms = STEP_MS * 2 * self.world.rng.random()
+            self.world.scheduler.after(delay_ms, self, "compaction", lambda: self._clean_on(steps, interval_ms))
 
     def _maintain(self) -> None:
         try:

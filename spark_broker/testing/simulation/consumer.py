@@ -6,9 +6,11 @@ are those of a reader on the leader's machine, as a DataFrame's task is: it read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
@@ -37,7 +39,9 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.model import ConsumedBatch, TopicPartition
-from spark_broker.protocol.frame import CONTROL, decode_frames
+from spark_broker.protocol.arrow_message import row_deltas
+from spark_broker.protocol.crc32c import Buffer
+from spark_broker.protocol.frame import ROW_OFFSETS, BatchHeader, decode_frames
 from spark_broker.protocol.messages import (
     FetchRequest,
     FetchResponse,
@@ -82,14 +86,27 @@ class _Values(NamedTuple):
     """Stands in for a `ConsumedBatch`: decoding every batch into Arrow would take a tenth of a schedule."""
 
     tp: TopicPartition
-    base_offset: int
+    offsets: Sequence[int]
     values: tuple[bytes, ...]
 
+    @property
+    def base_offset(self) -> int:
+        return self.offsets[0]
+
+    def rows_below(self, offset: int) -> int:
+        return bisect_left(self.offsets, offset)
+
     def slice(self, offset: int) -> _Values:
-        return _Values(self.tp, self.base_offset + offset, self.values[offset:])
+        return _Values(self.tp, self.offsets[offset:], self.values[offset:])
+
+    def runs(self) -> Iterator[_Values]:
+        bounds = [at for at in range(1, len(self.offsets)) if self.offsets[at] != self.offsets[at - 1] + 1]
+        for first, end in pairwise([0, *bounds, len(self.offsets)]):
+            if end > first:
+                yield _Values(self.tp, self.offsets[first:end], self.values[first:end])
 
     def records(self) -> Iterator[_Record]:
-        return (_Record(self.tp, self.base_offset + at, value) for at, value in enumerate(self.values))
+        return (_Record(self.tp, offset, value) for offset, value in zip(self.offsets, self.values, strict=True))
 
 
 class _Record(NamedTuple):
@@ -119,15 +136,22 @@ class _Fetches(FetchMachine):
         for header, data in frames:
             if transactional is not None and self._read_committed:
                 transactional.rules.handed_out(self._consumer.name, target.key, header)
-            skipped = max(0, offset - header.base_offset)  # a batch may begin before the position
-            values = () if header.attributes & CONTROL else decoded(data)[skipped:]
-            batch = cast("ConsumedBatch", _Values(tp, header.base_offset + skipped, values))
-            decode = partial(_identity, batch) if values else None
+            values = _values_of(tp, header, data)
+            values = values.slice(values.rows_below(offset))  # a batch may begin before the position
+            decode = partial(_identity, cast("ConsumedBatch", values)) if values.values else None
             fetched.append(Prefetched(decode, header.next_offset, header.leader_epoch, header.length))
             offset = header.next_offset
         if answer.next_offset > offset:
             fetched.append(Prefetched(None, answer.next_offset, answer.next_epoch, 0))
         return fetched
+
+
+def _values_of(tp: TopicPartition, header: BatchHeader, message: Buffer) -> _Values:
+    if not header.row_count:
+        return _Values(tp, (), ())
+    if header.attributes & ROW_OFFSETS:
+        return _Values(tp, (header.base_offset + row_deltas(header, message)).tolist(), decoded(message))
+    return _Values(tp, range(header.base_offset, header.next_offset), decoded(message))
 
 
 def _identity(batch: ConsumedBatch) -> ConsumedBatch:

@@ -49,7 +49,6 @@ from spark_broker.protocol.messages import (
     RegisterBrokerRequest,
 )
 from spark_broker.testing.simulation import trace
-from spark_broker.testing.simulation.batches import SCHEMA_BYTES
 from spark_broker.testing.simulation.machine import EPOCH_MS
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
 from spark_broker.testing.simulation.network import Reply as Answer
@@ -230,7 +229,7 @@ class SimulatedController(NetworkNode):
     def answer(self, request: object, reply: Answer) -> None:
         new_topic = None
         if isinstance(request, CreateTopicRequest):
-            new_topic = NewTopicValues(self._world.new_topic_id(), SCHEMA_BYTES)
+            new_topic = NewTopicValues(self._world.new_topic_id(), self._world.payloads.schema_bytes)
         elif isinstance(request, EnsureTransactionsTopicRequest | EnsureOffsetsTopicRequest):
             new_topic = NewTopicValues(self._world.new_topic_id(internal=True), stored_schema(b"", {}))
         self._ask(lambda call_id: CallReceived(call_id, request, new_topic), reply)  # type: ignore[arg-type]

@@ -103,12 +103,14 @@ def _replica(world: World, broker_id: int, key: Key) -> Partition | None:
 
 
 def _compare_all(world: World) -> None:
-    """All replicas of a partition hold the same bytes."""
+    """All replicas of a partition hold the same bytes, or compacted ones what was appended."""
     for topic, number, state in world.invariants.image.partitions():
         key = (topic.topic_id, number)
         replicas = [p for broker in state.replicas if (p := _replica(world, broker, key)) is not None]
         start = max(partition.replica.log_start_offset for partition in replicas)
-        contents = [_content(partition, start) for partition in replicas]
+        for partition in replicas if replicas[0].topic.is_compacted else ():
+            world.compactions.check("the end", partition, world.invariants.committed.get(key))
+        contents = [_content(world, partition, start) for partition in replicas]
         if any(content != contents[0] for content in contents):
             ends = [partition.replica.log_end_offset for partition in replicas]
             raise ViolationError(
@@ -118,7 +120,12 @@ def _compare_all(world: World) -> None:
             )
 
 
-def _content(partition: Partition, start: int) -> list[tuple[object, bytes]]:
+def _content(world: World, partition: Partition, start: int) -> list[tuple[object, bytes]]:
+    """What must be the same in all replicas. Of a compacted topic, that is the batches before compaction."""
+    if partition.topic.is_compacted:
+        committed = world.invariants.committed.get(partition.key)
+        headers = world.compactions.as_committed(partition.log.headers(start), committed)
+        return [(header, b"") for header in headers if header.next_offset > start]
     return [(frame.header, bytes(frame.message)) for frame in _frames(partition, start)]
 
 
@@ -147,6 +154,9 @@ def _judge(world: World) -> None:
         partition = _replica(world, state.leader, key)
         if partition is None:
             continue
+        if partition.topic.is_compacted:
+            rows += _removed(world, key, tp, partition.replica.log_end_offset)
+            continue
         rows += _removed(world, key, tp, partition.replica.log_start_offset)
         for header, message in _frames(partition, partition.replica.log_start_offset):
             values = decoded(message)
@@ -168,7 +178,7 @@ def _is_aborted(world: World, key: Key, base_offset: int) -> bool:
 
 
 def _removed(world: World, key: Key, tp: TopicPartition, log_start: int) -> list[Stored]:
-    """Records that were deleted on purpose, as they were when they were committed."""
+    """Records that were deleted on purpose, or may be compacted, as they were when they were committed."""
     committed = world.invariants.committed.get(key)
     if committed is None:
         return []

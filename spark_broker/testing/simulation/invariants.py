@@ -14,6 +14,7 @@ from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionR
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import DamagedLogError, OffsetNotAvailableError, SparkBrokerError
 from spark_broker.model import INTERNAL_PREFIX, NO_LEADER, TopicPartition
+from spark_broker.protocol.frame import BatchHeader
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.start_kind import StartKind
@@ -65,6 +66,7 @@ class Invariants:
                 replica.role,
                 replica.assignment.leader_epoch,
                 replica.epochs,
+                partition.log.size_bytes,
             )
             if (shadow is None or shadow.state != state) and self._check_readable(process, partition, shadow, state):
                 self.shadows[process.machine.number, partition.key].state = state
@@ -247,6 +249,7 @@ class Invariants:
             self._check_still_member(process, partition)
         if self._world.transactional is not None:
             self._world.transactional.rules.check_replica(process, partition)
+        self._world.compactions.look(process, partition, self.committed.get(partition.key))
         if replica.role is Role.LEADER:
             self._check_latest_offset(key, replica, name)
 
@@ -274,7 +277,7 @@ class Invariants:
         """A process opened the replica: what its predecessor had written is there, unless the machine went down."""
         shadow = ReplicaShadow(process=process.name)
         shadow.begin_at(partition.replica.log_start_offset)
-        shadow.append(partition.log.headers(partition.replica.log_start_offset))
+        shadow.append(self._headers(partition, partition.replica.log_start_offset))
         shadow.end_offset = max(shadow.end_offset, partition.replica.log_end_offset)
         after_machine_crash = process.directory.start_kind is StartKind.MACHINE_CRASH
         lost_by_design = after_machine_crash or process.machine.incomplete
@@ -310,13 +313,18 @@ class Invariants:
             self._check_producers(process, partition)
             self._check_still_member(process, partition)
         if replica.log_end_offset > shadow.end_offset:
-            shadow.append(partition.log.headers(shadow.end_offset))
+            shadow.append(self._headers(partition, shadow.end_offset))
         if shadow.headers and shadow.end_offset != replica.log_end_offset:
             raise ViolationError(
                 "log and replica agree",
                 f"{process.name}: the log ends at {shadow.end_offset}, the replica at {replica.log_end_offset}",
                 str(partition),
             )
+
+    def _headers(self, partition: Partition, from_offset: int) -> list[BatchHeader]:
+        """The headers of a log from an offset on, as they were before compaction."""
+        committed = self.committed.get(partition.key)
+        return self._world.compactions.as_committed(partition.log.headers(from_offset), committed)
 
     def _check_still_member(self, process: BrokerProcess, partition: Partition) -> None:
         """Known bugs 1, 9: an electable replica does not truncate committed records, nor restart without them."""
@@ -430,6 +438,11 @@ class Invariants:
                 f"{process.name} acknowledges the offset {base_offset}; committed is up to {committed.end_offset}",
                 committed.name,
             )
+        if self._world.compactions.draw is not None and committed.at(base_offset) is not None:
+            if committed.values.get(base_offset) != decoded(message):
+                text = f"{process.name} acknowledges {decoded(message)} at {base_offset}"
+                raise ViolationError("a retry gets its own offset", text, committed.name)
+            return
         try:
             stored = partition.log.read(base_offset, 1, partition.replica.log_end_offset)[0]
         except SparkBrokerError:

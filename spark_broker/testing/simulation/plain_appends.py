@@ -13,7 +13,6 @@ from spark_broker.client.settings import Address
 from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError, error_from_code
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import ACKS_ALL, AppendRequest, AppendResponse
-from spark_broker.testing.simulation.batches import encoded, values_of
 from spark_broker.testing.simulation.network import End
 from spark_broker.testing.simulation.scheduler import Timer
 
@@ -49,7 +48,7 @@ class PlainAppends:
             return False
         broker, state = leader
         self._count += 1
-        operation = self._world.history.invoked(f"{self._client.name}/{self._count}", tp, values_of(number, rows))
+        operation = self._world.invoked(f"{self._client.name}/{self._count}", tp, number, rows)
         stream = self._stream(address_of(broker))
         acks = self._world.client_rng.choice(ACKS)
         if acks == ACKS_ALL:
@@ -57,7 +56,7 @@ class PlainAppends:
         else:
             self._world.history.failed(operation, NetworkError(f"acks={acks} promises nothing"))
         request = AppendRequest(self._count, topic_id, tp.partition, state.leader_epoch, acks, TIMEOUT_MS)
-        stream.end.send((request, encoded(number, rows)))
+        stream.end.send((request, self._world.payloads.encoded(number, rows)))
         stream.timer.set(TIMEOUT_MS * 1.5)
         return True
 

@@ -27,7 +27,6 @@ from spark_broker.protocol.messages import (
     InitProducerIdResponse,
     MetadataRequest,
 )
-from spark_broker.testing.simulation.batches import encoded, values_of
 from spark_broker.testing.simulation.client import BACKOFF_MAX_MS, BACKOFF_MS, Client
 from spark_broker.testing.simulation.network import End
 from spark_broker.testing.simulation.plain_appends import PlainAppends
@@ -204,12 +203,12 @@ class SimProducer(SenderShell):
         return True
 
     def _append(self, topic_id: str, tp: TopicPartition, number: int, rows: int) -> None:
-        operation = self.world.history.invoked(self.name, tp, values_of(number, rows))
+        operation = self.world.invoked(self.name, tp, number, rows)
 
         def complete(outcome: Outcome) -> None:
             self.world.append_outcome(operation, outcome)
 
-        self.enqueue(OutgoingBatch(tp, topic_id, 0, rows, encoded(number, rows), complete))
+        self.enqueue(OutgoingBatch(tp, topic_id, 0, rows, self.world.payloads.encoded(number, rows), complete))
 
     def _want_identity(self) -> None:
         """Ask for a producer id before the first append, as `Sender.prepare` does."""

@@ -30,6 +30,11 @@ class CommittedLog:
         header = self.headers[index] if index < len(self.headers) else None
         return header if header is not None and header.base_offset == base_offset else None
 
+    def between(self, start: int, end: int) -> list[BatchHeader]:
+        """The batches that begin from `start` to `end` (exclusive)."""
+        first, stop = (bisect_left(self.headers, offset, key=_base) for offset in (start, end))
+        return self.headers[first:stop]
+
     def extend(self, headers: Iterable[BatchHeader], high_watermark: int, who: str) -> bool:
         """Add the batches below a replica's high watermark; returns whether any of them is new."""
         grown = False

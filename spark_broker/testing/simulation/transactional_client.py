@@ -6,10 +6,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import partial
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from spark_broker.client.cluster_view import address_of
 from spark_broker.client.coordinator import coordinator_of
@@ -24,10 +22,8 @@ from spark_broker.errors import (
     TransactionAbortableError,
 )
 from spark_broker.model import TRANSACTION_STATE_TOPIC
-from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
 from spark_broker.protocol.messages import CallRequest, Message
-from spark_broker.testing.simulation.batches import SCHEMA, values_of
 from spark_broker.testing.simulation.producer import MAX_ROWS, SenderShell
 from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
@@ -85,9 +81,10 @@ class TransactionalClient(SenderShell):
         self.state.admit()
         topic_id, tp = self.rng.choice(partitions)
         number, rows = self.world.next_batch(), self.rng.randint(1, MAX_ROWS)
-        operation = self.world.history.invoked(self.name, tp, values_of(number, rows), transaction)
+        operation = self.world.invoked(self.name, tp, number, rows, transaction)
         complete = partial(self._completed, operation, (topic_id, tp.partition))
-        self.enqueue(OutgoingBatch(tp, topic_id, 0, rows, encoded_in_transaction(number, rows), complete))
+        message = self.world.payloads.encoded(number, rows, TRANSACTIONAL)
+        self.enqueue(OutgoingBatch(tp, topic_id, 0, rows, message, complete))
         return True
 
     def _completed(self, operation: int, key: tuple[str, int], outcome: Outcome) -> None:
@@ -174,10 +171,3 @@ class _Question:
 
     def _again(self) -> None:
         self._client.look_again(self.attempt)
-
-
-@lru_cache(maxsize=50_000)
-def encoded_in_transaction(number: int, rows: int) -> bytes:
-    """The batch as a transactional producer encodes it."""
-    values = pa.array(values_of(number, rows), type=pa.binary())
-    return encode_batch(pa.RecordBatch.from_arrays([values], schema=SCHEMA), attributes=TRANSACTIONAL)

@@ -23,9 +23,11 @@ from spark_broker.errors import (
 from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from spark_broker.protocol.messages import CreateTopicRequest, MetadataResponse, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
+from spark_broker.testing.simulation.batches import Payloads, values_of
 from spark_broker.testing.simulation.bit_flips import BitFlips, with_bit_flips
 from spark_broker.testing.simulation.broker import BrokerProcess
 from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
+from spark_broker.testing.simulation.compaction import CompactionDraw, Compactions
 from spark_broker.testing.simulation.consumer import SimConsumer
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, SimulatedController
 from spark_broker.testing.simulation.faults import Faults
@@ -74,6 +76,9 @@ class World:
             self.swarm = with_store_outages(seed, with_bit_flips(seed, self.swarm))
             if transactions is None:
                 self.swarm = with_clock_jumps(seed, with_unclean_elections(seed, self.swarm))
+        compaction = CompactionDraw.draw(seed, self.swarm) if swarm is None else None
+        if compaction is not None:
+            self.swarm = compaction.adapt(self.swarm)
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
         self.client_rng = random.Random(f"{seed}/clients")
@@ -90,6 +95,8 @@ class World:
         skews = [draw.randint(-self.swarm.clock_skew_ms, self.swarm.clock_skew_ms) for _ in range(self.swarm.brokers)]
         self.machines = [SimulatedMachine(number, self.scheduler, skew) for number, skew in enumerate(skews)]
         self.history = HistoryRecorder()
+        self.payloads = Payloads(keyed=compaction is not None)
+        self.compactions = Compactions(self, compaction)
         self.invariants = Invariants(self)
         self.bit_flips = BitFlips(self)
         self.unclean = UncleanElections(self)
@@ -321,6 +328,7 @@ class World:
             config={
                 "min.insync.replicas": str(min(swarm.min_insync_replicas, swarm.replication_factor)),
                 **self.unclean.topic_config,
+                **(self.compactions.draw.topic_config if self.compactions.draw is not None else {}),
             },
         )
 
@@ -377,8 +385,8 @@ class World:
 
     @property
     def keeps_values(self) -> bool:
-        """Whether records may be deleted."""
-        return "delete records" in self.swarm.faults
+        """Whether records may be deleted, or compacted."""
+        return "delete records" in self.swarm.faults or self.compactions.draw is not None
 
     @property
     def producers_expire(self) -> bool:
@@ -410,6 +418,12 @@ class World:
         rate = 0.0 if self.faults.over else self.swarm.late_rate
         rate = 0.5 if rate and overtaken else rate
         return 600 * self.rng.random() if rate and self.rng.random() < rate else 0.0
+
+    def invoked(self, writer: str, tp: TopicPartition, number: int, rows: int, transaction: int | None = None) -> int:
+        """A client begins to append this batch; returns its operation."""
+        payloads = self.payloads
+        keys, tombstones = payloads.keys(number, rows), payloads.tombstones(number, rows)
+        return self.history.invoked(writer, tp, values_of(number, rows), transaction, keys=keys, tombstones=tombstones)
 
     def append_outcome(self, operation: int, outcome: Outcome) -> None:
         """An idempotent append has its outcome. Only a time-out may fail it, unless there was an unclean election."""

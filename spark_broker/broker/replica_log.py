@@ -316,7 +316,7 @@ class ReplicaLog:
         # `truncate_to` would start the log where the batch with `began_at` begins, and there is no snapshot for that.
         self._log.truncate_fully_and_start_at(began_at)
         with self._disk():
-            self._snapshots.write(log_start_offset, _from_wire(producers))
+            self._snapshots.write(log_start_offset, from_wire(producers))
             self._log.truncate_fully_and_start_at(log_start_offset, purge_offset=purge_offset)
             self._snapshots.remove_above(log_start_offset)
             self._snapshots.remove_below(log_start_offset)
@@ -409,7 +409,8 @@ def _to_wire(states: ProducerStates) -> list[ProducerStateEntry]:
     ]
 
 
-def _from_wire(entries: list[ProducerStateEntry]) -> ProducerStates:
+def from_wire(entries: list[ProducerStateEntry]) -> ProducerStates:
+    """The producers' state that a leader has sent."""
     ongoing = ((e.producer_id, e.transaction_start) for e in entries if e.transaction_start >= 0)
     states = (
         (

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from spark_broker.broker.append import check_keys
+from spark_broker.broker.replica_log import from_wire
+from spark_broker.core.batch import batch_info
+from spark_broker.core.compaction import NEVER_CLEANED, Cleaned
 from spark_broker.errors import InvalidRecordError, PolicyViolationError
 from spark_broker.protocol.frame import CONTROL, ROW_OFFSETS, TRANSACTIONAL
 from spark_broker.storage.start_kind import StartKind
@@ -212,6 +215,54 @@ def test_a_retry_gets_its_first_offset_though_its_records_are_gone(lone: Compact
     for sequence in range(3, 8):
         assert lone.put((b"k", b"%d" % sequence), pid=7, sequence=sequence) == offsets[sequence]
     assert lone.put((b"k", b"next"), pid=7, sequence=8) == lone.partition.replica.log_end_offset - 1
+
+
+@pytest.mark.parametrize("at_a_snapshot", [True, False])
+def test_a_log_start_within_a_transaction_outlives_its_marker(tmp_path: Path, at_a_snapshot: bool) -> None:
+    """The state at the log start has the transaction open, and its producer is forgotten before the marker is purged.
+
+    A follower that copies the log begins with that state. It must not take the transaction for open for ever.
+    """
+    lone = CompactedPartition(tmp_path / "t-0", {"cleanup.policy": "compact,delete"})
+    first = lone.put((b"k", bytes(2000)), pid=7, txn=True)
+    second = lone.put((b"k", bytes(2000)), pid=7, sequence=1, txn=True)
+    lone.put((b"other", bytes(2000)))
+    assert second in lone.snapshots()
+    lone.finish(7, 1, committed=True, offsets=[first, second])
+    lone.put((b"deleted", b"v"))
+    lone.put((b"deleted", None))
+    lone.roll()
+    if not at_a_snapshot:
+        lone.partition.advance_log_start(second)
+    lone.compact()
+    lone.clock.ahead_ms = 2 * DAY_MS
+    lone.partition.expire_producers(DAY_MS)
+    lone.roll(filler=1)
+    lone.compact()
+    assert lone.partition.log.cleaned.purge_offset > 0
+    if at_a_snapshot:
+        lone.partition.advance_log_start(second)
+    copied = from_wire(lone.partition.replica_state(lone.leader_epoch).producers)
+    for header in lone.partition.log.headers(second):
+        copied.replay(batch_info(header))
+    assert copied.transactions.ongoing() == []
+
+
+def test_a_log_that_begins_anew_claims_nothing_of_the_old_one(lone: CompactedPartition) -> None:
+    lone.put((b"k", b"v"))
+    lone.put((b"k", None))
+    lone.roll()
+    lone.compact()
+    lone.clock.ahead_ms = 2 * DAY_MS
+    lone.compact()
+    log = lone.partition.log
+    assert log.cleaned.purge_offset > 0
+    log.restart_at(0, [], [], purge_offset=0)
+    assert log.cleaned == NEVER_CLEANED
+    lone.reopen(StartKind.PROCESS_CRASH)
+    assert lone.partition.log.cleaned == NEVER_CLEANED
+    lone.partition.log.restart_at(0, [], [], purge_offset=7)
+    assert lone.partition.log.cleaned == Cleaned(purge_offset=7)
 
 
 def test_a_producer_that_was_forgotten_keeps_no_place(lone: CompactedPartition) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spark_broker.testing.simulation import bit_flips, clock_jumps, store, unclean
+from spark_broker.testing.simulation import bit_flips, clock_jumps, compaction, store, unclean
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 
@@ -44,6 +44,17 @@ def may_have_unclean_elections(seed: int) -> bool:
 def has_groups_and_unclean_elections(seed: int) -> bool:
     """Consumer groups, and unclean elections."""
     return may_have_unclean_elections(seed) and has_groups(seed)
+
+
+def has_compaction(seed: int) -> bool:
+    """Topics that are compacted, unless it has unclean elections."""
+    share = compaction.SHARE_OF_TRANSACTIONS if has_transactions(seed) else compaction.SHARE
+    return random.Random(f"{seed}/compaction draw").random() < share
+
+
+def has_compaction_and_transactions(seed: int) -> bool:
+    """Topics that are compacted, and transactions."""
+    return has_compaction(seed) and has_transactions(seed)
 
 
 def has_store_outages(seed: int) -> bool:

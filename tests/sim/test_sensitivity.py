@@ -12,6 +12,9 @@ QUICK_TRIES_MAX = 500
 """More than any quick bug takes (docs/reliability.md says how many): seeds change their stories when the code does."""
 
 NEAR = {
+    "keep_batches_in_their_transactions": 1450,
+    "keep_no_places_of_producers": 1180,
+    "forget_what_a_pass_took_for_committed": 920,
     "cut_at_the_leaders_end_only": 1390,
     "forget_the_last_version_at_a_fail_over": 2840,
     "let_older_incarnations_join": 930,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_broker.broker.partition import Partition
@@ -26,11 +27,19 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.broker import BrokerProcess
     from spark_broker.testing.simulation.world import World
 
-SHARE = 0.12
-"""Share of the schedules, with or without transactions, whose topics are compacted."""
+SHARE = 0.1
+"""Share of the schedules without transactions whose topics are compacted."""
+
+SHARE_OF_TRANSACTIONS = 0.3
+"""The share of those with transactions, which have markers to be removed."""
 
 STEP_MS = 25.0
 """About how long a step of a pass takes: something happens in between."""
+
+FAULT = "leave a follower behind"
+
+LENGTH = 2
+"""How many times as many events as usual: before anything is compacted, segments have to fill."""
 
 _FLAGS = FIRST_OF_SEGMENT | TRANSACTIONAL
 """Attributes that compaction may take off a batch whose records all stay."""
@@ -43,12 +52,14 @@ class CompactionDraw:
     topic_config: Mapping[str, str]
     interval_ms: float
     dedupe_bytes: int
+    behind_share: float
 
     @staticmethod
-    def draw(seed: int, swarm: Swarm) -> CompactionDraw | None:
+    def draw(seed: int, swarm: Swarm, *, transactional: bool) -> CompactionDraw | None:
         """None: the schedule has no compaction. One with unclean elections has none: nothing is committed for good."""
         rng = random.Random(f"{seed}/compaction draw")
-        if rng.random() >= SHARE or UNCLEAN in swarm.faults:
+        share = SHARE_OF_TRANSACTIONS if transactional else SHARE
+        if rng.random() >= share or UNCLEAN in swarm.faults:
             return None
         config = {
             "cleanup.policy": "compact",
@@ -57,7 +68,8 @@ class CompactionDraw:
             "min.cleanable.dirty.ratio": rng.choice(["0.0", "0.0", "0.3"]),
             "delete.retention.ms": rng.choice(["0", "200", "2000"]),
         }
-        return CompactionDraw(config, rng.choice([30.0, 150.0, 600.0]), rng.choice([1024, 1 << 20]))
+        interval_ms, dedupe_bytes = rng.choice([30.0, 150.0, 600.0]), rng.choice([1024, 1 << 20])
+        return CompactionDraw(config, interval_ms, dedupe_bytes, behind_share=rng.choice([0.05, 0.2]))
 
     def adapt(self, swarm: Swarm) -> Swarm:
         """The schedule's other settings, with small segments: only sealed ones are compacted."""
@@ -65,7 +77,13 @@ class CompactionDraw:
             swarm.settings.cluster, log_cleaner_dedupe_buffer_size=self.dedupe_bytes, log_dir_room_bytes=1
         )
         topic = replace(swarm.settings.topic, segment_bytes=2560)
-        return replace(swarm, settings=replace(swarm.settings, cluster=cluster, topic=topic))
+        usual = sum(swarm.faults.values()) or 1.0
+        return replace(
+            swarm,
+            settings=replace(swarm.settings, cluster=cluster, topic=topic),
+            faults={**swarm.faults, FAULT: usual * self.behind_share},
+            partitions=1,
+        )
 
 
 class Compactions:
@@ -76,6 +94,19 @@ class Compactions:
         self.draw = draw
         self._looked: dict[tuple[str, Key], tuple[int, tuple[Segment, ...]]] = {}
 
+    def strike(self, rng: random.Random) -> str:
+        """A follower does not fetch for a while, and then goes on: its leader may have forgotten deletions since."""
+        leaders = {state.leader for _, _, state in self._world.invariants.image.partitions()}
+        followers = [m for m in self._world.machines if m.running and m.broker_id not in leaders]
+        if not followers:
+            return ""
+        machine, for_ms = rng.choice(followers), rng.choice([300, 1500, 4000]) * (0.5 + rng.random())
+        faults = self._world.faults
+        faults.pause_fetches(machine, for_ms)
+        go_on = partial(faults.pause_fetches, machine, 0.0)  # The next fetch is the first after the pause.
+        self._world.scheduler.after(for_ms / 2, self._world.operator, "the follower goes on", go_on)
+        return f"{machine} does not fetch for {for_ms:.0f} ms"
+
     def as_committed(self, headers: Iterable[BatchHeader], committed: CommittedLog | None) -> list[BatchHeader]:
         """The batches of a log as they were before compaction. A batch that is no other than it was stays as it is."""
         if self.draw is None or committed is None:
@@ -84,7 +115,7 @@ class Compactions:
 
     def look(self, process: BrokerProcess, partition: Partition, committed: CommittedLog | None) -> None:
         """Check a replica whose segments were compacted, or that leads now."""
-        if self.draw is None or not partition.topic.is_compacted:
+        if self.draw is None or not partition.topic.is_compacted or not process.fs.alive:
             return
         place, segments = (process.name, partition.key), partition.log.sealed_below(partition.replica.high_watermark)
         epoch, before = self._looked.get(place, (-1, ()))

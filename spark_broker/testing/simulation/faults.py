@@ -326,6 +326,9 @@ class Faults:
     def _bit_flip(self) -> str:
         return self._world.bit_flips.strike(self._rng)
 
+    def _leave_a_follower_behind(self) -> str:
+        return self._world.compactions.strike(self._rng)
+
     def _elect_uncleanly(self) -> str:
         return self._world.unclean.strike(self._rng)
 

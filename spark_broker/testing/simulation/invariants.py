@@ -21,7 +21,7 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.batches import decoded
 from spark_broker.testing.simulation.shadow import CommittedLog, Key, ReplicaShadow
 from spark_broker.testing.simulation.trace import TraceKind
-from spark_broker.testing.simulation.transaction_rules import same_producers
+from spark_broker.testing.simulation.transaction_rules import check_opened, same_producers
 from spark_broker.testing.simulation.violation import ViolationError
 
 if TYPE_CHECKING:
@@ -242,8 +242,8 @@ class Invariants:
         if key in self._world.unclean.released:
             return
         self._check_high_watermark(process, replica, shadow, name)
-        if opened and self._world.transactional is not None:
-            self._world.transactional.rules.check_opened(process, partition, shadow.headers)
+        if opened:
+            self._check_opened(process, partition, shadow)
         self._check_committed(process, partition, shadow)
         if opened:
             self._check_still_member(process, partition)
@@ -252,6 +252,13 @@ class Invariants:
         self._world.compactions.look(process, partition, self.committed.get(partition.key))
         if replica.role is Role.LEADER:
             self._check_latest_offset(key, replica, name)
+
+    def _check_opened(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
+        compacts, committed = self._world.compactions.draw is not None, self.committed.get(partition.key)
+        if compacts and committed is not None and partition.replica.log_end_offset < committed.end_offset:
+            return  # it is copying a compacted log, which has places for the newest batches only
+        if compacts or self._world.transactional is not None:
+            check_opened(process, partition, shadow.headers, expire=self._world.producers_expire)
 
     def _check_committed(self, process: BrokerProcess, partition: Partition, shadow: ReplicaShadow) -> None:
         """What this replica takes for committed agrees with all other replicas, or is committed by it now."""

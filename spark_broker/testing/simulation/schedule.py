@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_broker.testing.silence import silent_brokers
+from spark_broker.testing.simulation.compaction import LENGTH as COMPACTION_LENGTH
 from spark_broker.testing.simulation.ending import end
 from spark_broker.testing.simulation.trace import Trace, TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
@@ -74,6 +75,8 @@ def _run(world: World, events: int) -> Broken | None:
             while not world.transactional.has_begun and world.scheduler.events < patience:
                 world.step()
             events *= world.transactional.draw.length
+        if world.compactions.draw is not None:
+            events *= COMPACTION_LENGTH
         world.faults.start()
         last = world.scheduler.events + events
         while world.scheduler.events < last:

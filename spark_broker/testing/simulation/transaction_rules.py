@@ -182,21 +182,6 @@ class TransactionRules:
                     known.name,
                 )
 
-    def check_opened(self, process: BrokerProcess, partition: Partition, headers: list[BatchHeader]) -> None:
-        """Known bug 19: a snapshot and the rest of the log give the same producers' state as the whole log."""
-        if partition.replica.log_start_offset > 0:
-            return
-        decided = self._partitions.get(partition.key)
-        if partition.topic.is_compacted and decided and partition.replica.log_end_offset < decided.end_offset:
-            return  # it is copying a compacted log, which has places for the newest batches only
-        rebuilt = ProducerStates()
-        for header in headers:
-            rebuilt.replay(batch_info(header))
-        if not same_producers(partition, rebuilt, expire=self._world.producers_expire):
-            raise ViolationError(
-                "producers follow the log", f"{process.name} opened another state than the log's", str(partition)
-            )
-
     def joined(self, producer_id: int, join: JoinTransactionRequest) -> None:
         """A task attempt was given its producer id: no other attempt has it."""
         if producer_id in self._joins:
@@ -245,6 +230,22 @@ class TransactionRules:
                     f"{decided.name}: producer {producer_id} has an open transaction from {transaction.first_offset} on"
                 )
         return ""
+
+
+def check_opened(process: BrokerProcess, partition: Partition, headers: list[BatchHeader], *, expire: bool) -> None:
+    """Known bug 19: a snapshot and the rest of the log give the same producers' state as the whole log.
+
+    `headers`: of the whole log, as it was without compaction. `expire`: as in `same_producers`.
+    """
+    if partition.replica.log_start_offset > 0:
+        return
+    rebuilt = ProducerStates()
+    for header in headers:
+        rebuilt.replay(batch_info(header))
+    if not same_producers(partition, rebuilt, expire=expire):
+        raise ViolationError(
+            "producers follow the log", f"{process.name} opened another state than the log's", str(partition)
+        )
 
 
 def same_producers(partition: Partition, rebuilt: ProducerStates, *, expire: bool) -> bool:

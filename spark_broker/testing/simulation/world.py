@@ -76,7 +76,9 @@ class World:
             self.swarm = with_store_outages(seed, with_bit_flips(seed, self.swarm))
             if transactions is None:
                 self.swarm = with_clock_jumps(seed, with_unclean_elections(seed, self.swarm))
-        compaction = CompactionDraw.draw(seed, self.swarm) if swarm is None else None
+        compaction = None
+        if swarm is None:
+            compaction = CompactionDraw.draw(seed, self.swarm, transactional=transactions is not None)
         if compaction is not None:
             self.swarm = compaction.adapt(self.swarm)
         self.settings = self.swarm.settings

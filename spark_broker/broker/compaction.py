@@ -127,7 +127,7 @@ class PartitionCompaction:
             now_ms,
         )
         view = log.begin_pass()
-        return Cleaner(log.fs, log.directory, view, plan, topic.keyed_rows, topic.schema_bytes, self._limits.pace)
+        return Cleaner(log.fs, log.directory, view, plan, topic.keyed_rows, self._limits.pace)
 
     def _carry_out(self, swap: Swap) -> None:
         with self._partition.lock:

@@ -66,7 +66,7 @@ class Topic:
 
     @property
     def keyed_rows(self) -> KeyedRows:
-        return KeyedRows(self.schemas, self.key_columns, self.timestamp_column)
+        return KeyedRows(self.schemas, self.schema_bytes, self.key_columns, self.timestamp_column)
 
     @property
     def compaction_policy(self) -> CompactionPolicy:

@@ -56,6 +56,11 @@ def from_numpy(values: npt.NDArray[Any]) -> pa.Array:
     return pa.Array.from_buffers(_TYPES[values.dtype.name], len(values), [None, pa.py_buffer(values)])
 
 
+def from_mask(mask: npt.NDArray[np.bool_]) -> pa.Array:
+    """Booleans as an array without nulls."""
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, _bitmap(mask)])
+
+
 def to_numpy(array: pa.Array) -> npt.NDArray[Any]:
     """Booleans, integers or floats as a numpy array that is only read. The number of a null means nothing."""
     dtype = np.dtype(np.uint8) if pa.types.is_boolean(array.type) else _DTYPES[array.type]

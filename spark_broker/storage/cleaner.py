@@ -13,23 +13,21 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from spark_broker.core.batch import batch_info
 from spark_broker.core.compaction import Cleaned, CompactionRules, Fate
 from spark_broker.errors import StorageFullError
-from spark_broker.protocol.arrays import to_numpy
-from spark_broker.protocol.arrow_message import row_deltas
-from spark_broker.protocol.frame import CONTROL, ENTRY_BYTES, BatchHeader, Frame
+from spark_broker.protocol.arrays import from_mask, to_numpy
+from spark_broker.protocol.frame import CONTROL, ENTRY_BYTES, TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.filesystem import FileSystem
-from spark_broker.storage.keyed_rows import KeyedRows, Mask
-from spark_broker.storage.log_view import LogView
-from spark_broker.storage.offset_map import OffsetMap, Offsets
+from spark_broker.storage.keyed_rows import KeyedRows, Mask, offsets_of
+from spark_broker.storage.log_view import Chunk, LogView
+from spark_broker.storage.offset_map import OffsetMap
 from spark_broker.storage.rewriting import EMPTY_BYTES, Outcome, Rewriting
 from spark_broker.storage.segment import Segment
 from spark_broker.storage.segment_swap import CompactedSegment, write_compacted
 
-CHUNK_BYTES = 33_554_432
+CHUNK_BYTES = 16_777_216
 """About so many bytes of batches are in memory at a time."""
 
 ROWS_MAX = 20_000_000
@@ -120,19 +118,14 @@ class Cleaner:
         view: LogView,
         plan: PassPlan,
         rows: KeyedRows,
-        schema_messages: Sequence[bytes],
         pace: Callable[[int], None] = lambda _: None,
     ) -> None:
-        """`schema_messages[i]` is that of schema id i. `pace` is called with the bytes that were read or written.
-
-        It may wait, or raise to end the pass.
-        """
+        """`pace` is called with the bytes that were read or written. It may wait, or raise to end the pass."""
         self._fs = fs
         self._directory = directory
         self._view = view
         self._plan = plan
         self._rows = rows
-        self._schema_messages = schema_messages
         self._pace = pace
         self._newest = OffsetMap(plan.dedupe_bytes_max)
         self._cleaned = plan.cleaned
@@ -157,10 +150,10 @@ class Cleaner:
         plan = self._plan
         return self._cleaned.after(self.result.clean_to, plan.rules.purge_to, plan.now_ms)
 
-    def _chunks(self, segment: Segment, from_offset: int = 0) -> Iterator[list[Frame]]:
-        for frames in self._view.chunks(segment, CHUNK_BYTES, from_offset):
-            self._pace(sum(frame.header.length for frame in frames))
-            yield frames
+    def _chunks(self, segment: Segment, from_offset: int = 0) -> Iterator[Chunk]:
+        for chunk in self._view.chunks(segment, CHUNK_BYTES, from_offset):
+            self._pace(len(chunk.data))
+            yield chunk
 
     def _note_what_is_new(self) -> int:
         """Fill the map of keys. Returns up to which offset (exclusive) it has all of them."""
@@ -168,17 +161,24 @@ class Cleaner:
         for segment in self._plan.segments:
             if segment.next_offset <= clean_to:
                 continue
-            for frames in self._chunks(segment, clean_to):
-                keyed = [frame for frame in frames if self._has_records(frame.header)]
-                if keyed:
-                    self._newest.add([self._rows.keys(frame) for frame in keyed], _offsets(keyed))
-                reached = frames[-1].header.next_offset
+            for chunk in self._chunks(segment, clean_to):
+                keys, offsets, readable = self._rows.keys(chunk), offsets_of(chunk), self._readable(chunk)
+                if not readable.all():
+                    keys, offsets = keys.filter(from_mask(readable)), offsets[readable]
+                self._newest.add(keys, offsets)
+                reached = chunk.next_offset
                 if self._newest.is_full:
                     return reached
         return reached
 
-    def _has_records(self, header: BatchHeader) -> bool:
-        return header.row_count > 0 and not self._plan.rules.is_aborted(batch_info(header))
+    def _readable(self, chunk: Chunk) -> Mask:
+        """Which rows are not of aborted batches."""
+        rules = self._plan.rules
+        batches = [
+            not header.attributes & TRANSACTIONAL or not rules.is_aborted(batch_info(header))
+            for header, _ in chunk.frames
+        ]
+        return np.repeat(np.array(batches, np.bool_), chunk.row_counts)
 
     def _join(self, group: Sequence[_Examined], examined: _Examined) -> bool:
         """Whether the segment is to become one with those before it.
@@ -200,45 +200,29 @@ class Cleaner:
     def _examine(self, segment: Segment) -> _Examined:
         """What becomes of the batches. Only keys are read, and values below the offset where tombstones go."""
         examined = _Examined(segment)
-        for frames in self._chunks(segment):
-            for (header, _), left in zip(frames, self._rows_left(frames, examined), strict=True):
-                examined.add(header, self._outcome(header, left))
+        for chunk in self._chunks(segment):
+            left = self._rows_left(chunk, examined)
+            counts = np.concatenate([[0], np.cumsum(left)])
+            ends = np.cumsum(chunk.row_counts)
+            for (header, _), end in zip(chunk.frames, ends.tolist(), strict=True):
+                start = end - header.row_count
+                count = int(counts[end] - counts[start])
+                fate = self._plan.rules.fate(batch_info(header), count)
+                rows = left[start:end] if 0 < count < header.row_count else None
+                examined.add(header, Outcome(fate, rows))
         return examined
 
-    def _rows_left(self, frames: Sequence[Frame], examined: _Examined) -> Iterator[Mask | None]:
-        """Which rows of each batch are left. None: the batch has no rows, or no reader is given them."""
-        keyed = [frame for frame in frames if self._has_records(frame.header)]
-        left = np.empty(0, np.bool_)
-        if keyed:
-            keys, offsets = [self._rows.keys(frame) for frame in keyed], _offsets(keyed)
-            left = ~self._newest.superseded(pa.chunked_array(keys), offsets)
-            purged = self._purged(keyed, keys, offsets) & left
+    def _rows_left(self, chunk: Chunk, examined: _Examined) -> Mask:
+        """Which rows of the chunk are left."""
+        keys, offsets = self._rows.keys(chunk), offsets_of(chunk)
+        left = ~self._newest.superseded(keys, offsets) & self._readable(chunk)
+        purge_to = self._plan.rules.purge_to
+        if chunk.frames[0].header.base_offset < purge_to:
+            purged = left & (offsets < purge_to) & to_numpy(keys.is_valid()) & self._rows.tombstones(chunk)
             examined.purges |= bool(purged.any())
             left &= ~purged
-        examined.records_removed += sum(frame.header.row_count for frame in frames) - int(np.count_nonzero(left))
-        at = 0
-        for frame in frames:
-            if self._has_records(frame.header):
-                yield left[at : at + frame.header.row_count]
-                at += frame.header.row_count
-            else:
-                yield None
-
-    def _purged(self, keyed: Sequence[Frame], keys: Sequence[pa.Array], offsets: Offsets) -> Mask:
-        """Which rows are tombstones that go."""
-        purge_to = self._plan.rules.purge_to
-        masks = [
-            self._rows.tombstones(frame) & to_numpy(key.is_valid())
-            if frame.header.base_offset < purge_to
-            else np.zeros(len(key), np.bool_)
-            for frame, key in zip(keyed, keys, strict=True)
-        ]
-        return np.concatenate(masks) & (offsets < purge_to)
-
-    def _outcome(self, header: BatchHeader, left: Mask | None) -> Outcome:
-        count = 0 if left is None else int(np.count_nonzero(left))
-        fate = self._plan.rules.fate(batch_info(header), count)
-        return Outcome(fate, None if left is None or count == len(left) else left)
+        examined.records_removed += len(left) - int(np.count_nonzero(left))
+        return left
 
     def _replace(self, group: Sequence[_Examined]) -> Iterator[Swap]:
         """Write one segment for the group. More, where the rows that are left are larger than they seemed to be."""
@@ -256,7 +240,7 @@ class Cleaner:
         self._check_room(sum(examined.size_bytes for examined in group))
         rewriting = Rewriting(self._rows, self._chunks, self._plan.segment_bytes_max)
         parts = self._paced(rewriting.parts([(examined.segment, examined.outcomes) for examined in group]))
-        message = self._schema_messages[first.first.schema_id]
+        message = self._rows.schema_messages[first.first.schema_id]
         compacted = write_compacted(self._fs, self._directory, first.base_offset, message, parts)
         return compacted, rewriting.taken
 
@@ -279,7 +263,3 @@ class Cleaner:
         result.bytes_before += sum(examined.segment.size_bytes for examined in replaced)
         result.bytes_after += compacted.size_bytes
         result.records_removed += sum(examined.records_removed for examined in replaced)
-
-
-def _offsets(frames: Sequence[Frame]) -> Offsets:
-    return np.concatenate([frame.header.base_offset + row_deltas(*frame) for frame in frames])

@@ -1,4 +1,4 @@
-"""The keys of a topic's stored rows, and which rows are tombstones."""
+"""The keys of a topic's stored rows, and which rows are tombstones: of many batches at a time."""
 
 from __future__ import annotations
 
@@ -8,14 +8,19 @@ from functools import reduce
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.ipc
 
+from spark_broker.errors import CorruptMessageError
+from spark_broker.native_calls import native_calls
 from spark_broker.protocol.arrays import to_numpy
-from spark_broker.protocol.arrow_message import decode_batch
-from spark_broker.protocol.frame import Frame
+from spark_broker.protocol.arrow_message import row_deltas
+from spark_broker.protocol.frame import ROW_OFFSETS, Frame
 from spark_broker.protocol.keys import key_array
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.storage.log_view import Chunk
 
 Mask = npt.NDArray[np.bool_]
+Offsets = npt.NDArray[np.int64]
 
 
 class KeyedRows:
@@ -23,9 +28,16 @@ class KeyedRows:
     whose columns are all null, but those of the key and of the timestamp.
     """
 
-    def __init__(self, schemas: Sequence[pa.Schema], key_columns: Sequence[str], timestamp_column: str = "") -> None:
-        """`schemas[i]` is the schema of id i."""
+    def __init__(
+        self,
+        schemas: Sequence[pa.Schema],
+        schema_messages: Sequence[bytes],
+        key_columns: Sequence[str],
+        timestamp_column: str = "",
+    ) -> None:
+        """`schemas[i]` and `schema_messages[i]` are those of schema id i."""
         self.schemas = tuple(schemas)
+        self.schema_messages = tuple(schema_messages)
         self._key_columns = tuple(key_columns)
         self._timestamp_column = timestamp_column
 
@@ -33,22 +45,52 @@ class KeyedRows:
         """The schema in which the batch is stored."""
         return self.schemas[frame.header.schema_id]
 
-    def keys(self, frame: Frame) -> pa.Array:
-        """Each row's key, null where it has none. Raises CorruptMessageError."""
-        schema = self.schema_of(frame)
-        if not set(self._key_columns) <= set(schema.names):
-            return pa.nulls(frame.header.row_count, pa.binary())
-        return key_array(decode_batch(frame.message, schema, self._key_columns), self._key_columns)
+    def keys(self, chunk: Chunk) -> pa.Array:
+        """The key of each row (binary), null where it has none. Raises CorruptMessageError."""
+        if not set(self._key_columns) <= set(self.schemas[chunk.schema_id].names):
+            return pa.nulls(chunk.row_count, pa.binary())
+        return key_array(self._columns(chunk, self._key_columns), self._key_columns)
 
-    def tombstones(self, frame: Frame) -> Mask:
-        """Which rows delete their key. Raises CorruptMessageError."""
-        names = self._value_columns(self.schema_of(frame))
+    def tombstones(self, chunk: Chunk) -> Mask:
+        """Which rows have no value. Those without a key are no tombstones. Raises CorruptMessageError."""
+        names = self._value_columns(self.schemas[chunk.schema_id])
         if not names:
-            return np.zeros(frame.header.row_count, np.bool_)
-        columns = decode_batch(frame.message, self.schema_of(frame), names).columns
+            return np.zeros(chunk.row_count, np.bool_)
+        columns = self._columns(chunk, names).columns
         return reduce(np.logical_and, [to_numpy(column.is_null()) for column in columns])
 
     def _value_columns(self, schema: pa.Schema) -> list[str]:
         if schema.equals(DEFAULT_SCHEMA):
             return ["value"]
         return [name for name in schema.names if name not in (*self._key_columns, self._timestamp_column)]
+
+    def _columns(self, chunk: Chunk, names: Sequence[str]) -> pa.RecordBatch:
+        """These columns of all rows. The messages lie one after the other, as in a stream; only these are inflated."""
+        schema = self.schemas[chunk.schema_id]
+        stream = pa.py_buffer(b"".join((self.schema_messages[chunk.schema_id], chunk.data)))
+        fields = sorted({schema.get_field_index(name) for name in names})
+        try:
+            with native_calls:
+                table = _read_stream(stream, fields)
+        except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+            raise CorruptMessageError(f"stored batches do not decode: {error}") from None
+        columns = [table.column(name).combine_chunks() for name in names]
+        return pa.RecordBatch.from_arrays(columns, names=list(names))
+
+
+def _read_stream(stream: pa.Buffer, fields: list[int]) -> pa.Table:
+    with pa.ipc.open_stream(stream, options=pa.ipc.IpcReadOptions(included_fields=fields, use_threads=False)) as reader:
+        return reader.read_all()
+
+
+def offsets_of(chunk: Chunk) -> Offsets:
+    """The offset of each row."""
+    counts = chunk.row_counts
+    starts = np.cumsum(counts) - counts
+    bases = np.array([frame.header.base_offset for frame in chunk.frames], np.int64)
+    offsets: Offsets = np.arange(chunk.row_count, dtype=np.int64) + np.repeat(bases - starts, counts)
+    for frame, start in zip(chunk.frames, starts.tolist(), strict=True):
+        header = frame.header
+        if header.attributes & ROW_OFFSETS and header.row_count:
+            offsets[start : start + header.row_count] = header.base_offset + row_deltas(*frame)
+    return offsets

@@ -11,6 +11,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from spark_broker.errors import OffsetOutOfRangeError
 from spark_broker.protocol.frame import BatchHeader, Frame
 from spark_broker.storage.extent import extent
@@ -45,6 +48,31 @@ class LoadedIndexes:
                 if len(self._loaded) > MAX_LOADED_INDEXES:
                     self._loaded.pop(0).unload()
         return segment.entries()
+
+
+class Chunk(NamedTuple):
+    """Consecutive batches of one segment. `data`: their messages, one after the other."""
+
+    frames: list[Frame]
+    data: bytes
+
+    @property
+    def schema_id(self) -> int:
+        return self.frames[0].header.schema_id
+
+    @property
+    def row_counts(self) -> npt.NDArray[np.int64]:
+        """Rows of each batch."""
+        return np.array([frame.header.row_count for frame in self.frames], np.int64)
+
+    @property
+    def row_count(self) -> int:
+        return sum(frame.header.row_count for frame in self.frames)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last batch."""
+        return self.frames[-1].header.next_offset
 
 
 class LogView(NamedTuple):
@@ -109,13 +137,13 @@ class LogView(NamedTuple):
         entries = self.indexes.entries(self.segments[at])
         return header_at(entries, count_below(entries, offset))
 
-    def chunks(self, segment: Segment, max_bytes: int, from_offset: int = 0) -> Iterator[list[Frame]]:
+    def chunks(self, segment: Segment, max_bytes: int, from_offset: int = 0) -> Iterator[Chunk]:
         """The batches of one segment from the one that contains `from_offset` on, about `max_bytes` at a time."""
         entries = self.indexes.entries(segment)
         start = count_below(entries, from_offset)
         while start < len(entries):
             stop = max(count_within(entries, start, max_bytes), start + 1)
-            yield segment.read(entries, start, stop)
+            yield Chunk(*segment.read_run(entries, start, stop))
             start = stop
 
     def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:

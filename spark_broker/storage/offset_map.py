@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -46,12 +44,12 @@ class OffsetMap:
     def _known_bytes(self) -> int:
         return int(self._keys.nbytes + self._offsets.nbytes)
 
-    def add(self, keys: Sequence[pa.Array], offsets: Offsets) -> None:
+    def add(self, keys: pa.Array, offsets: Offsets) -> None:
         """Take rows with these keys (binary; null: the row has none), whose offsets are above all that came before.
 
-        `keys`: in several arrays, which are copied: they may be views of much larger messages.
+        The keys are copied: they may be a view of much larger messages.
         """
-        copied = pa.concat_arrays([*keys, pa.nulls(0, pa.binary())])
+        copied = pa.concat_arrays([keys, pa.nulls(0, pa.binary())])
         if copied.null_count:
             valid = copied.is_valid()
             copied, offsets = copied.filter(valid), offsets[to_numpy(valid)]
@@ -72,11 +70,11 @@ class OffsetMap:
         self._offsets[to_numpy(rows.indices)] = offsets  # Offsets rise: the last of a key is its newest.
         self._waiting, self._waiting_rows, self._waiting_bytes = [], 0, 0
 
-    def superseded(self, keys: pa.ChunkedArray, offsets: Offsets) -> npt.NDArray[np.bool_]:
+    def superseded(self, keys: pa.Array, offsets: Offsets) -> npt.NDArray[np.bool_]:
         """Which of these rows have a key that is known at a later offset. A row without a key is never superseded."""
         self._join()
         if not len(self._keys):
             return np.zeros(len(offsets), np.bool_)
-        places = to_numpy(pc.fill_null(pc.index_in(keys, value_set=self._keys), _NOT_FOUND).combine_chunks())
+        places = to_numpy(pc.fill_null(pc.index_in(keys, value_set=self._keys), _NOT_FOUND))
         newest: Offsets = self._offsets[places]
         return (places >= 0) & (newest > offsets)

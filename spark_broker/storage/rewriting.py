@@ -28,6 +28,7 @@ from spark_broker.protocol.frame import (
     Frame,
 )
 from spark_broker.storage.keyed_rows import KeyedRows, Mask
+from spark_broker.storage.log_view import Chunk
 from spark_broker.storage.segment import Segment
 
 GAP_SPAN_MAX = 2**31 - 1
@@ -65,7 +66,7 @@ class Outcome:
 class Rewriting:
     """Consecutive segments as one. For one use."""
 
-    def __init__(self, rows: KeyedRows, chunks: Callable[[Segment], Iterator[list[Frame]]], bytes_max: int) -> None:
+    def __init__(self, rows: KeyedRows, chunks: Callable[[Segment], Iterator[Chunk]], bytes_max: int) -> None:
         """`chunks` reads a segment. No segment is begun once more than `bytes_max` has been written."""
         self._rows = rows
         self._chunks = chunks
@@ -83,8 +84,8 @@ class Rewriting:
                 break
             self.taken += 1
             remaining = iter(outcomes)
-            for frames in self._chunks(segment):
-                part = [new for frame in frames for new in self._rewritten(frame, next(remaining))]
+            for chunk in self._chunks(segment):
+                part = [new for frame in chunk.frames for new in self._rewritten(frame, next(remaining))]
                 self._bytes += sum(frame.header.length for frame in part)
                 yield part
         yield self._gap_ends()

@@ -189,13 +189,17 @@ class Segment:
 
         Raises DamagedLogError when the bytes are not the batches', FileNotFoundError when the segment has been deleted.
         """
+        return self.read_run(entries, start, stop)[0]
+
+    def read_run(self, entries: Entries, start: int, stop: int) -> tuple[list[Frame], bytes]:
+        """What `read` returns, and the messages in one piece."""
         position = int(entries["position"][start])
         length = end_position(entries, stop - 1) - position
         data = self._pread(length, position)
         if len(data) != length:
             raise DamagedLogError(f"{self.arrow_path.name} ends before byte {position + length}")
         try:
-            return verified_frames(headers_of(entries[start:stop]), data)
+            return verified_frames(headers_of(entries[start:stop]), data), data
         except CorruptMessageError as error:
             raise DamagedLogError(f"{self.arrow_path.name}: {error.message}") from None
 

@@ -10,8 +10,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 
-import pyarrow as pa
-
 from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
 from spark_broker.errors import SparkBrokerError, TransactionAbortableError
@@ -19,7 +17,7 @@ from spark_broker.model import TopicPartition
 from spark_broker.testing.client_thread import ClientThread
 from spark_broker.testing.history import Run, rows_of
 from spark_broker.testing.recorder import HistoryRecorder
-from spark_broker.testing.workload import record_outcome, record_poll
+from spark_broker.testing.workload import record_outcome, record_poll, records_of
 
 MARK = b"-of-"
 
@@ -107,8 +105,7 @@ class Copier(ClientThread):
         # The offset makes copies differ even where a value is, wrongly, there twice.
         copies = [b"%s-%d-%d%s%s" % (name, transaction, row.offset, MARK, row.value) for row in rows_of(runs)]
         operation = self._recorder.invoked(self.name, self._target, copies, transaction)
-        data = pa.record_batch({"value": pa.array(copies, pa.binary())})
-        future = producer.append(self._target.topic, data, partition=self._target.partition)
+        future = producer.append(self._target.topic, records_of(copies), partition=self._target.partition)
         future.add_done_callback(partial(record_outcome, self._recorder, operation))
 
 

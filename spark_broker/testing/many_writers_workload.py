@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 
-import pyarrow as pa
-
 from spark_broker.client.transaction_group import JoinedProducer, TransactionGroup
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import TopicPartition
 from spark_broker.testing.client_thread import ClientThread
 from spark_broker.testing.recorder import HistoryRecorder
-from spark_broker.testing.workload import record_outcome
+from spark_broker.testing.workload import record_outcome, records_of
 
 TIMEOUT_MS = 20_000
 CLOSE_S = 5.0
@@ -99,7 +97,7 @@ class ManyWritersJob(ClientThread):
         number = next(self._numbers)
         values = [b"%s-%d-%d" % (writer.encode(), number, row) for row in range(self._rows)]
         operation = self._recorder.invoked(f"{writer}-{transaction}", partition, values, transaction)
-        data = pa.record_batch({"value": pa.array(values, pa.binary())})
+        data = records_of(values)
         future = producer.append(partition.topic, data, partition=partition.partition)
         future.add_done_callback(partial(record_outcome, self._recorder, operation))
 

@@ -8,14 +8,12 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 
-import pyarrow as pa
-
 from spark_broker.client.producer import Producer
 from spark_broker.errors import SparkBrokerError, TransactionAbortableError
 from spark_broker.model import TopicPartition
 from spark_broker.testing.client_thread import ClientThread
 from spark_broker.testing.recorder import HistoryRecorder
-from spark_broker.testing.workload import record_outcome
+from spark_broker.testing.workload import keys_of, record_outcome, records_of
 
 
 class _ChangedMindError(Exception):
@@ -24,6 +22,8 @@ class _ChangedMindError(Exception):
 
 class TransactionalWriter(ClientThread):
     """Transactions over several partitions, one after the other; a share of them is aborted on purpose.
+
+    `keys`: how many keys the records of each topic have, for topics that are compacted; those of others have none.
 
     After an error it goes on with another producer of the same transactional id, which fences the one before.
     """
@@ -39,6 +39,7 @@ class TransactionalWriter(ClientThread):
         rows: int = 5,
         pause_s: float = 0.05,
         abort_share: float = 0.2,
+        keys: Mapping[str, int] | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> None:
         super().__init__(name, pause_s)
@@ -46,6 +47,7 @@ class TransactionalWriter(ClientThread):
         self._partitions = tuple(partitions)
         self._rows = rows
         self._abort_share = abort_share
+        self._keys = keys or {}
         self._random = random.Random(seed)
         self._numbers = count()
         self._producer: Producer | None = None
@@ -90,7 +92,7 @@ class TransactionalWriter(ClientThread):
         for partition in chosen:
             number = next(self._numbers)
             values = [b"%s-%d-%d" % (self.name.encode(), number, row) for row in range(self._rows)]
-            operation = self._recorder.invoked(self.name, partition, values, transaction)
-            data = pa.record_batch({"value": pa.array(values, pa.binary())})
-            future = producer.append(partition.topic, data, partition=partition.partition)
+            keys = keys_of(values, self._keys.get(partition.topic, 0))
+            operation = self._recorder.invoked(self.name, partition, values, transaction, keys=keys)
+            future = producer.append(partition.topic, records_of(values, keys), partition=partition.partition)
             future.add_done_callback(partial(record_outcome, self._recorder, operation))

@@ -15,6 +15,7 @@ from spark_broker.client.consumer import Consumer
 from spark_broker.client.producer import Producer
 from spark_broker.errors import RequestTimedOutError, broken
 from spark_broker.model import RecordMetadata, TopicPartition
+from spark_broker.protocol.crc32c import crc32c
 from spark_broker.testing.history import Isolation, Run, Stored
 from spark_broker.testing.recorder import HistoryRecorder
 
@@ -28,7 +29,8 @@ class RecordingWriter:
     """Appends small batches of unique values (column `value`) to all partitions in turn, in a thread, until stopped.
 
     `interval_s`: between two batches; it may be changed at any time. At most `max_outstanding` batches wait for their
-    acknowledgement; at that number the writer waits. `settings` are the Producer's.
+    acknowledgement; at that number the writer waits. `settings` are the Producer's. `keys`: how many keys the records
+    have, for a topic that is compacted; 0: none.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class RecordingWriter:
         rows: int = 5,
         interval_s: float = 0.01,
         max_outstanding: int = 100,
+        keys: int = 0,
         settings: Mapping[str, object] | None = None,
     ) -> None:
         self._recorder = recorder
@@ -49,6 +52,7 @@ class RecordingWriter:
         self._partitions = partitions
         self._name = name
         self._rows = rows
+        self._keys = keys
         self.interval_s = interval_s
         self._room = threading.BoundedSemaphore(max_outstanding)
         self._producer = Producer(bootstrap_servers, acks="all", config=settings)
@@ -102,9 +106,9 @@ class RecordingWriter:
     def _append(self, number: int) -> None:
         partition = TopicPartition(self._topic, number % self._partitions)
         values = [b"%s-%d-%d" % (self._name.encode(), number, row) for row in range(self._rows)]
-        operation = self._recorder.invoked(self._name, partition, values)
-        data = pa.record_batch({"value": pa.array(values, pa.binary())})
-        future = self._producer.append(self._topic, data, partition=partition.partition)
+        keys = keys_of(values, self._keys)
+        operation = self._recorder.invoked(self._name, partition, values, keys=keys)
+        future = self._producer.append(self._topic, records_of(values, keys), partition=partition.partition)
         future.add_done_callback(lambda done: self._outcome(operation, done))
 
     def _outcome(self, operation: int, done: Future[list[RecordMetadata]]) -> None:
@@ -203,6 +207,17 @@ class RecordingReader:
         self._stopping.set()
         self._thread.join(JOIN_S)
         self._consumer.close()
+
+
+def keys_of(values: Sequence[bytes], keys: int) -> tuple[bytes, ...]:
+    """The key of each value, out of so many; none where `keys` is 0."""
+    return tuple(b"key-%d" % (crc32c(value) % keys) for value in values) if keys else ()
+
+
+def records_of(values: Sequence[bytes], keys: Sequence[bytes] = ()) -> pa.RecordBatch:
+    """A micro-batch of Kafka's record, without keys where there are none."""
+    columns = {"value": pa.array(values, pa.binary())}
+    return pa.record_batch({"key": pa.array(keys, pa.binary()), **columns} if keys else columns)
 
 
 def record_outcome(recorder: HistoryRecorder, operation: int, done: Future[list[RecordMetadata]]) -> None:

@@ -36,6 +36,9 @@ HASTY = {"delivery.timeout.ms": 3000, "request.timeout.ms": 2000, "max.block.ms"
 """Gives up in the middle of every fault: what it sent may be stored or not."""
 
 TRANSACTIONAL: dict[str, object] = {"transaction.timeout.ms": 15_000}
+KEYS = 60
+"""Of the compacted topic: few, so that every pass has something to remove."""
+
 GROUP = "chaos-group"
 STOP_S = 240.0
 
@@ -51,7 +54,11 @@ class Load:
 
 
 class Clients:
-    """All clients of a run on one topic; started by `with`, stopped in order by `finish`."""
+    """All clients of a run; started by `with`, stopped in order by `finish`.
+
+    `partitions` are of the topic that everyone uses, `copies` is the copier's partition, `state` are of a topic that is
+    compacted.
+    """
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class Clients:
         bootstrap_servers: str,
         partitions: list[TopicPartition],
         copies: TopicPartition,
+        state: list[TopicPartition],
         load: Load,
         *,
         seed: int,
@@ -67,34 +75,41 @@ class Clients:
         self.recorder = recorder
         self._bootstrap_servers = bootstrap_servers
         self._originals, self._copies = partitions[0], copies
-        self._everything = [*partitions, copies]
-        self._topics = f"{partitions[0].topic},{copies.topic}"
+        self._everything = [*partitions, copies, *state]
+        self._topics = ",".join(sorted({partition.topic for partition in self._everything}))
         self._load = load
         self._spark = spark
-        topic, width = partitions[0].topic, len(partitions)
 
-        def writer(name: str, rate: float, settings: dict[str, int]) -> RecordingWriter:
-            interval_s = load.rows / rate
+        def writer(
+            name: str, to: list[TopicPartition], rate: float, settings: dict[str, int], *, keys: int = 0
+        ) -> RecordingWriter:
             return RecordingWriter(
                 recorder,
                 bootstrap_servers,
-                topic,
-                width,
+                to[0].topic,
+                len(to),
                 name=name,
                 rows=load.rows,
-                interval_s=interval_s,
+                interval_s=load.rows / rate,
+                keys=keys,
                 settings=settings,
             )
 
-        self.steady = writer("steady", load.rate, PATIENT)
-        self._writers = [self.steady, writer("hasty", load.rate / 10, HASTY)]
+        self.steady = writer("steady", partitions, load.rate, PATIENT)
+        self._writers = [
+            self.steady,
+            writer("hasty", partitions, load.rate / 10, HASTY),
+            writer("state", state, load.rate / 4, PATIENT, keys=KEYS),
+            writer("hasty-state", state, load.rate / 10, HASTY, keys=KEYS),
+        ]
         self._transactional = [
             TransactionalWriter(
                 recorder,
                 bootstrap_servers,
-                partitions,
+                [*partitions, *state],
                 name=f"transactional-{n}",
                 seed=seed + n,
+                keys={state[0].topic: KEYS},
                 settings=TRANSACTIONAL,
             )
             for n in range(2)

@@ -14,11 +14,18 @@ import msgspec
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NewTopic, TopicPartition
 from spark_broker.testing.checker import check_history
+from spark_broker.testing.compacted_replicas import compare_compacted_replicas
 from spark_broker.testing.copy_workload import check_copies
 from spark_broker.testing.history import History, Isolation, Snapshot, Stored
 from spark_broker.testing.history_file import save_history
 from spark_broker.testing.recorder import HistoryRecorder
-from spark_broker.testing.replicas import compare_replicas, find_replicas, stored_values
+from spark_broker.testing.replicas import (
+    ReplicaDifference,
+    compare_replicas,
+    find_replicas,
+    read_batches,
+    stored_values,
+)
 from spark_broker.testing.report import explain
 from tests.chaos.clients import Clients, Load
 from tests.chaos.target import REPLICAS, NotHealedError, Target
@@ -29,6 +36,8 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 TOPIC = "chaos"
 COPIES = "chaos-copies"
+STATE = "chaos-state"
+STATE_PARTITIONS = 2
 OVERLAPPING = 0.3
 """Share of faults after which the next one does not wait until the cluster is whole again."""
 
@@ -54,7 +63,9 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """One run on one cluster. `problem`: why it ended before its end; `page`: the anomalies, explained."""
+    """One run on one cluster. `problem`: why it ended before its end; `page`: the anomalies, explained; `removed`: the
+    records that compaction removed, of all replicas.
+    """
 
     target: str
     seed: int
@@ -68,6 +79,7 @@ class Outcome(msgspec.Struct, kw_only=True):
     violations: dict[str, int] = {}
     replica_differences: list[str] = []
     copy_problems: list[str] = []
+    removed: int = 0
     client_errors: dict[str, int] = {}
     whole_reads: int = 0
     seconds: float = 0.0
@@ -82,6 +94,7 @@ class Outcome(msgspec.Struct, kw_only=True):
         return (
             not (self.violations or self.replica_differences or self.copy_problems or self.problem)
             and self.acknowledged > 0
+            and self.removed > 0
         )
 
 
@@ -105,6 +118,7 @@ def plan(seed: int, faults: int, kinds: Sequence[str]) -> Iterator[Planned]:
         yield Planned(number, round_.pop(), rng.random() < OVERLAPPING, random.Random(f"{seed}/{number}"))
 
 
+Comparison = Callable[..., tuple[ReplicaDifference, ...]]
 Tell = Callable[[Outcome, str, int], None]
 """Called with the outcome so far, what is going on, and how many records are acknowledged."""
 
@@ -124,12 +138,10 @@ def torment(
     began_s = time.monotonic()
     outcome = Outcome(target=target.name, seed=seed, planned=faults, missing=target.missing)
     recorder = HistoryRecorder()
-    config = {"min.insync.replicas": 2, "segment.bytes": 1_048_576, "retention.ms": -1}
-    for topic, width in ((TOPIC, PARTITIONS), (COPIES, 1)):
-        target.admin().create_topic(NewTopic(topic, width, REPLICAS, config=config))
-    partitions, copies = target.partitions(TOPIC), target.partitions(COPIES)[0]
+    partitions, (copies,), state = _create_topics(target)
+    servers = target.bootstrap_servers
     try:
-        with Clients(recorder, target.bootstrap_servers, partitions, copies, load, seed=seed, spark=spark) as clients:
+        with Clients(recorder, servers, partitions, copies, state, load, seed=seed, spark=spark) as clients:
             outcome.under_way = "the start"
             started_s = time.monotonic()
             target.wait_for(lambda: clients.acknowledged_since(started_s), "the first acknowledgements", RECOVERY_S)
@@ -142,12 +154,22 @@ def torment(
             _reach(target, clients, records, outcome, tell)
             tell(outcome, "reading everything", recorder.acknowledged_values)
             outcome.client_errors = clients.finish()
-        _judge(target, recorder, [*partitions, copies], outcome, tell)
+        _judge(target, recorder, partitions, copies, state, outcome, tell)
     except (NotHealedError, SparkBrokerError) as error:
         outcome.problem = f"{outcome.under_way}: {error}"
     _keep(directory, recorder, outcome)
     outcome.seconds = time.monotonic() - began_s
     return outcome
+
+
+def _create_topics(target: Target) -> tuple[list[TopicPartition], list[TopicPartition], list[TopicPartition]]:
+    """The partitions of the topics: the one that everyone uses, the copies, and the compacted one."""
+    config: dict[str, object] = {"min.insync.replicas": 2, "segment.bytes": 1_048_576, "retention.ms": -1}
+    compacted = {**config, "cleanup.policy": "compact", "segment.bytes": 32_768, "min.cleanable.dirty.ratio": 0.3}
+    for topic in (NewTopic(TOPIC, PARTITIONS, REPLICAS, config=config), NewTopic(COPIES, 1, REPLICAS, config=config)):
+        target.admin().create_topic(topic)
+    target.admin().create_topic(NewTopic(STATE, STATE_PARTITIONS, REPLICAS, config=compacted))
+    return target.partitions(TOPIC), target.partitions(COPIES), target.partitions(STATE)
 
 
 def _strike(target: Target, clients: Clients, planned: Planned, outcome: Outcome, tell: Tell) -> None:
@@ -195,25 +217,23 @@ def _judge(
     target: Target,
     recorder: HistoryRecorder,
     partitions: list[TopicPartition],
+    copies: TopicPartition,
+    state: list[TopicPartition],
     outcome: Outcome,
     tell: Tell,
 ) -> None:
     tell(outcome, "comparing replicas", recorder.acknowledged_values)
-    target.await_healed(TOPIC, RECOVERY_S)
-    target.await_healed(COPIES, RECOVERY_S)
-    described = (*target.described(TOPIC), *target.described(COPIES))
-    for partition, description in zip(partitions, described, strict=True):
-        assert description.high_watermark is not None, f"{partition} has no leader"
-        differences = compare_replicas(
-            target.log_dirs, partition, description.replicas, up_to_offset=description.high_watermark
-        )
-        outcome.replica_differences += [str(difference) for difference in differences]
+    for topic in (TOPIC, COPIES, STATE):
+        target.await_healed(topic, RECOVERY_S)
+    outcome.replica_differences += _differences(target, [*partitions, copies], compare_replicas)
+    outcome.replica_differences += _differences(target, state, compare_compacted_replicas)
+    outcome.removed = _removed(target, state)
     tell(outcome, "checking the history", recorder.acknowledged_values)
     history = recorder.history()
     began_s = time.monotonic()
-    result = check_history(history, _stored(target, partitions))
+    result = check_history(history, _stored(target, [*partitions, copies, *state]))
     outcome.check_seconds = time.monotonic() - began_s
-    outcome.copy_problems = list(_wrong_copies(history, partitions[0], partitions[-1]))
+    outcome.copy_problems = list(_wrong_copies(history, partitions[0], copies))
     outcome.acknowledged = result.acknowledged_values
     outcome.failed, outcome.read = result.failed_values, result.values_read
     outcome.transactions = {
@@ -225,6 +245,26 @@ def _judge(
     outcome.violations = {kind.name: count for kind, count in result.counts().items()}
     if not outcome.ok:
         outcome.page = explain(history, result)
+
+
+def _differences(target: Target, partitions: list[TopicPartition], compare: Comparison) -> list[str]:
+    differences: list[str] = []
+    for partition in partitions:
+        description = target.described(partition.topic)[partition.partition]
+        assert description.high_watermark is not None, f"{partition} has no leader"
+        replicas, end = description.replicas, description.high_watermark
+        differences += map(str, compare(target.log_dirs, partition, replicas, up_to_offset=end))
+    return differences
+
+
+def _removed(target: Target, state: list[TopicPartition]) -> int:
+    """How many records compaction has removed, of all replicas' together."""
+    removed = 0
+    for partition in state:
+        for replica in find_replicas(target.log_dirs, partition):
+            headers = [frame.header for frame in read_batches(replica, EVERYTHING)]
+            removed += sum(header.last_offset_delta + 1 - header.row_count for header in headers)
+    return removed
 
 
 def _wrong_copies(history: History, source: TopicPartition, copies: TopicPartition) -> Iterator[str]:

@@ -110,6 +110,7 @@ def _rows(outcomes: Sequence[Outcome]) -> Iterator[tuple[str, list[str]]]:
     yield "records of unknown outcome", [f"{outcome.failed:,}" for outcome in outcomes]
     yield "transactions committed", [f"{outcome.transactions.get('committed', 0):,}" for outcome in outcomes]
     yield "transactions aborted", [f"{outcome.transactions.get('aborted', 0):,}" for outcome in outcomes]
+    yield "records removed by compaction", [f"{outcome.removed:,}" for outcome in outcomes]
     yield "whole reads on the way", [str(outcome.whole_reads) for outcome in outcomes]
     for name, group in (("lost", LOST), ("twice", TWICE), ("reordered", REORDERED), ("aborted and read", ABORTED)):
         yield name, [str(sum(outcome.violations.get(kind, 0) for kind in group)) for outcome in outcomes]

@@ -25,8 +25,11 @@ CONFIG: dict[str, object] = {
     "replica.reassignment.delay.ms": 600_000,
     "offsets.topic.num.partitions": 2,
     "transaction.state.log.num.partitions": 4,
+    "log.cleaner.backoff.ms": 500,
 }
-"""A silent broker is fenced within seconds; the replicas of one that is away are not moved, since it comes back."""
+"""A silent broker is fenced within seconds; the replicas of one that is away are not moved, since it comes back. Logs
+are compacted as often as they need it.
+"""
 
 
 class NotHealedError(Exception):

@@ -1,0 +1,90 @@
+"""The comparison of compacted replicas accepts what compaction may do, and finds what it may not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from spark_broker.model import TopicPartition
+from spark_broker.protocol.frame import Frame
+from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.segment import segment_paths
+from spark_broker.testing.compacted_replicas import compare_compacted_replicas
+from spark_broker.testing.replicas import find_replicas
+from tests.storage.keyed_logs import keyed_frame, keyed_log, marker_frame, only
+
+T0 = TopicPartition("t", 0)
+FIRST = keyed_frame(0, (b"a", b"1"), (b"b", b"2"), first=True)
+SECOND = keyed_frame(2, (b"a", b"3"), (b"c", b"4"))
+THIRD = keyed_frame(4, (b"c", None), (b"d", b"5"))
+END = 6
+
+
+def details(tmp_path: Path, *replicas: Sequence[Frame], up_to_offset: int = END) -> list[str]:
+    """What is found about replicas with these batches, on brokers 0, 1, ..."""
+    for broker, frames in enumerate(replicas):
+        directory = LogDirectory.claim(tmp_path, cluster_id="c", launch=broker)
+        directory.update(broker_id=broker)
+        keyed_log(directory.partition_directory("t", "id", 0), frames).close(clean=True)
+    found = compare_compacted_replicas(tmp_path, T0, list(range(len(replicas))), up_to_offset=up_to_offset)
+    return [difference.detail for difference in found]
+
+
+def test_a_replica_that_was_compacted_does_not_differ_from_one_that_was_not(tmp_path: Path) -> None:
+    whole = [FIRST, SECOND, THIRD]
+    compacted = [only(FIRST, [1]), only(SECOND, [0]), THIRD]
+    purged = [only(FIRST, [1]), only(SECOND, [0]), only(THIRD, [1])]
+    assert details(tmp_path, whole, compacted, purged) == []
+
+
+def test_a_lost_last_record_of_a_key_is_found(tmp_path: Path) -> None:
+    (detail,) = details(tmp_path, [FIRST, SECOND, THIRD], [only(FIRST, [0]), SECOND, THIRD])
+    assert detail.startswith("brokers 0 and 1 differ in the last record of key b'b'")
+
+
+def test_a_deleted_key_that_came_back_is_found(tmp_path: Path) -> None:
+    (detail,) = details(tmp_path, [FIRST, SECOND, THIRD], [FIRST, SECOND, only(THIRD, [1])])
+    assert "the last record of key b'c': None and (3, b'4')" in detail
+
+
+def test_another_record_at_the_same_offset_is_found(tmp_path: Path) -> None:
+    other = keyed_frame(2, (b"a", b"x"), (b"c", b"4"))
+    found = details(tmp_path, [FIRST, SECOND, THIRD], [FIRST, other, THIRD])
+    assert "the record: " in found[0]
+    assert "last record of key b'a'" in found[1]
+
+
+def test_a_missing_segment_is_found(tmp_path: Path) -> None:
+    segments = [keyed_frame(at, (b"k%d" % at, b"v"), first=True) for at in range(3)]
+    assert details(tmp_path, segments, segments, up_to_offset=3) == []
+    replica = find_replicas(tmp_path, T0)[1]
+    for path in segment_paths(replica.path, 1):
+        path.unlink()
+    found = compare_compacted_replicas(tmp_path, T0, [0, 1], up_to_offset=3)
+    assert (found[0].offset, found[0].detail) == (1, "broker 1 has a hole")
+
+
+def test_a_replica_that_ends_before_the_high_watermark_is_found(tmp_path: Path) -> None:
+    assert "broker 1's replica ends there" in details(tmp_path, [FIRST, SECOND, THIRD], [FIRST, SECOND])
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_records_of_an_aborted_transaction_do_not_count(tmp_path: Path, committed: bool) -> None:
+    """One replica has the records and the marker, the other one lacks the records."""
+    begun = keyed_frame(2, (b"b", b"open"), pid=7, sequence=0, txn=True)
+    ended = marker_frame(3, 7, committed=committed)
+    found = details(tmp_path, [FIRST, begun, ended], [FIRST, only(begun, []), ended], up_to_offset=4)
+    assert bool(found) is committed
+
+
+def test_what_lies_above_the_high_watermark_does_not_count(tmp_path: Path) -> None:
+    other = keyed_frame(4, (b"a", b"uncommitted"), (b"d", b"6"))
+    assert details(tmp_path, [FIRST, SECOND, THIRD], [FIRST, SECOND, other], up_to_offset=4) == []
+
+
+def test_a_broker_without_the_replica_is_found(tmp_path: Path) -> None:
+    details(tmp_path, [FIRST, SECOND, THIRD])
+    found = compare_compacted_replicas(tmp_path, T0, [0, 5], up_to_offset=END)
+    assert [difference.detail for difference in found] == ["broker 5 has no replica"]

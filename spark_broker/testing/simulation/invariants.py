@@ -19,6 +19,13 @@ from spark_broker.protocol.messages import ACKS_ALL, AppendRequest
 from spark_broker.protocol.wire import Buffer
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.batches import decoded
+from spark_broker.testing.simulation.metadata_rules import (
+    check_epochs,
+    check_joined,
+    check_metadata_grows,
+    check_sets,
+    described,
+)
 from spark_broker.testing.simulation.shadow import CommittedLog, Key, ReplicaShadow
 from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.transaction_rules import check_opened, same_producers
@@ -116,7 +123,7 @@ class Invariants:
         """The metadata log holds a new file."""
         before, self.image = self.image, image
         self._images[image.next_offset] = image
-        self._check_controller_epoch(before, image)
+        check_metadata_grows(before, image)
         for broker_id, broker in image.brokers.items():
             earlier = before.brokers.get(broker_id)
             if earlier is None or earlier.epoch != broker.epoch:
@@ -126,7 +133,7 @@ class Invariants:
             if state is not None:
                 self._note_unclean(key, before.partition(*key), state)
                 self._check_partition(key, before.partition(*key), state)
-                self._check_joined(key, before, image)
+                check_joined(self._name(key), key, before, image)
 
     def _note_unclean(self, key: Key, before: PartitionRegistration | None, state: PartitionRegistration) -> None:
         """Known bug 16: only an unclean election may lose records; in any other the winner has all of them."""
@@ -135,24 +142,6 @@ class Invariants:
             unclean.elected(key, TopicPartition(self.image.topics[key[0]].name, key[1]))
             self.committed.pop(key, None)
             self._shown.pop(key, None)
-
-    def _check_joined(self, key: Key, before: MetadataImage, image: MetadataImage) -> None:
-        """Known bug 7: a fenced replica never rejoins the ISR by itself."""
-        was, state = before.partition(*key), image.partition(*key)
-        if was is None or state is None or state.leader_epoch != was.leader_epoch:
-            return  # a broker that was elected did not join by itself, and may be fenced again in the same commit
-        joined = set(state.isr) - set(was.isr)
-        if not all(before.is_live(broker_id) or image.is_live(broker_id) for broker_id in joined):
-            raise ViolationError("who joins the ISR is live", f"{was} -> {state}", self._name(key))
-
-    def _check_controller_epoch(self, before: MetadataImage, image: MetadataImage) -> None:
-        """Known bug 18: the controller epoch and the metadata log only grow."""
-        if image.controller_epoch < before.controller_epoch or image.next_offset <= before.next_offset:
-            raise ViolationError(
-                "metadata grows",
-                f"controller epoch {before.controller_epoch} -> {image.controller_epoch}, "
-                f"offset {before.next_offset} -> {image.next_offset}",
-            )
 
     def _check_prefix(self, process: BrokerProcess, image: MetadataImage) -> None:
         """Known bug 18: a broker's metadata is a prefix of the controller's."""
@@ -176,7 +165,7 @@ class Invariants:
     def _check_partition(self, key: Key, before: PartitionRegistration | None, state: PartitionRegistration) -> None:
         name = self._name(key)
         if before is not None:
-            self._check_epochs(name, before, state)
+            check_epochs(name, before, state)
             if state.leader_epoch > before.leader_epoch and state.leader != NO_LEADER:
                 self._world.trace.count("elections")
             if len(state.isr) < len(before.isr):
@@ -184,29 +173,13 @@ class Invariants:
             elif len(state.isr) > len(before.isr):
                 self._world.trace.count("ISR grows")
         if self._world.trace.wants_notes:
-            self._world.note("metadata", TraceKind.METADATA, f"{name}: {_described(state)}", name)
-        self._check_sets(name, state)
+            self._world.note("metadata", TraceKind.METADATA, f"{name}: {described(state)}", name)
+        check_sets(name, state)
         for machine in self._world.machines:
             if machine.broker_id not in state.replicas:
                 self.forget(machine, key)
         for broker_id in (*state.isr, *state.elr):
             self._check_member(key, broker_id, state)
-
-    def _check_epochs(self, name: str, before: PartitionRegistration, state: PartitionRegistration) -> None:
-        """Every election raises the leader epoch, every change the partition epoch."""
-        if (
-            state.partition_epoch <= before.partition_epoch
-            or state.leader_epoch < before.leader_epoch
-            or (state.leader not in (before.leader, NO_LEADER) and state.leader_epoch == before.leader_epoch)
-        ):
-            raise ViolationError("epochs rise", f"{before} -> {state}", name)
-
-    def _check_sets(self, name: str, state: PartitionRegistration) -> None:
-        """Known bug 12: ISR and ELR never overlap; only an ISR member that is not damaged leads."""
-        if set(state.isr) & set(state.elr):
-            raise ViolationError("ISR and ELR are disjoint", f"ISR {state.isr}, ELR {state.elr}", name)
-        if state.leader != NO_LEADER and (state.leader not in state.isr or state.leader in state.damaged):
-            raise ViolationError("the leader is in sync", f"leader {state.leader}, ISR {state.isr}", name)
 
     def _check_member(self, key: Key, broker_id: int, state: PartitionRegistration) -> None:
         """Known bugs 1, 2, 9, 10, 11, 12: every broker that may be elected has everything that was ever committed."""
@@ -489,13 +462,3 @@ class Invariants:
 def _role(replica: Replica) -> tuple[object, ...]:
     """The same part of the replica's state as in a shadow's `state`."""
     return replica.log_start_offset, replica.role, replica.assignment.leader_epoch
-
-
-def _described(state: PartitionRegistration) -> str:
-    leader = "nobody" if state.leader == NO_LEADER else f"broker {state.leader}"
-    elr = f", ELR {list(state.elr)}" if state.elr else ""
-    moving = f", adding {list(state.adding)}, removing {list(state.removing)}" if state.reassigning else ""
-    return (
-        f"{leader} leads in epoch {state.leader_epoch}, ISR {list(state.isr)} of {list(state.replicas)}{elr}{moving} "
-        f"(partition epoch {state.partition_epoch})"
-    )

@@ -220,22 +220,26 @@ class Facts:
         return removable_values(self.invoked.values(), self.base_offsets, aborted, committed)
 
     def _put_back(self) -> None:
-        """Take for there what compaction may have removed: it was there, at the offset that a client was given."""
+        """Take for there what compaction may have removed: it was there, at the offset that a client was given.
+
+        A value that is still there, perhaps elsewhere, was not removed.
+        """
+        removed = self.removable - self.final_values
         for operation, base_offset in self.base_offsets.items():
             invoked = self.invoked[operation]
             if invoked.keys and self._is_promised(invoked):
                 rows = self.final.setdefault(invoked.partition, {})
                 for offset, value in enumerate(invoked.values, base_offset):
-                    if value in self.removable:
+                    if value in removed:
                         rows.setdefault(offset, value)
         for read in self.reads:
             rows = self.final.setdefault(read.run.partition, {})
             if read.isolation is Isolation.READ_COMMITTED:
                 for offset, value in enumerate(read.run.values, read.run.base_offset):
-                    if value in self.removable:
+                    if value in removed:
                         rows.setdefault(offset, value)
         promised = (invoked for invoked in self.invoked.values() if self._is_promised(invoked))
-        self.final_values |= self.removable.intersection(v for invoked in promised for v in invoked.values)
+        self.final_values |= removed.intersection(v for invoked in promised for v in invoked.values)
 
     def _is_promised(self, invoked: Invoked) -> bool:
         if invoked.transaction is not None:

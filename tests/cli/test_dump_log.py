@@ -8,6 +8,7 @@ import pytest
 
 from spark_broker.protocol.frame import ENTRY_BYTES
 from tests.cli.conftest import Run
+from tests.storage.keyed_logs import keyed_frame, keyed_log, only
 from tests.storage.logs import append_batch, open_log
 
 
@@ -122,3 +123,19 @@ def test_a_path_without_segments_is_one_line(tmp_path: Path, run: Run, name: str
     assert ended.status == 1
     assert ended.err.startswith("error: [INVALID_DATA]")
     assert ended.err.count("\n") == 1
+
+
+def test_a_compacted_segment_shows_the_offsets_that_are_left(tmp_path: Path, run: Run) -> None:
+    first = keyed_frame(0, (b"a", b"1"), (b"b", b"2"), (b"c", b"3"), first=True)
+    second = keyed_frame(3, (b"a", b"4"), (b"b", b"5"))
+    path = tmp_path / "state-0"
+    path.mkdir()
+    keyed_log(path, [only(first, [2]), only(second, [])]).close(clean=True)
+    ended = run("dump-log", path, "--print-data-log", "-o", "json")
+    assert ended.status == 0
+    assert [(b["base_offset"], b["last_offset"], b["row_count"], b["offsets"]) for b in ended.json_lines] == [
+        (0, 2, 1, [2]),
+        (3, 4, 0, []),
+    ]
+    assert ended.json_lines[0]["data"][0]["value"] == "3"
+    assert "row_offsets" in run("dump-log", path).out

@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.errors import InvalidConfigError
 from spark_broker.spark.delta_session import downloaded_jars
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
@@ -30,7 +31,7 @@ Row = tuple[int, int, int]
 
 @pytest.fixture(scope="module")
 def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2) as started:
+    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2, {"log.cleaner.backoff.ms": 100}) as started:
         yield started
 
 
@@ -131,6 +132,47 @@ def test_users_rewrite_the_table_and_delete_records_and_the_topic_goes_on(
     tier(brokers, spark, topic)
     assert in_table(table) == by_plain_delta(spark, table) == left
     assert consumed(brokers, topic) == left
+
+
+def overwritten(brokers: ProcessCluster, topic: str, first: int) -> list[Row]:
+    """Append batches that overwrite the same keys. Returns what was appended. `first`: where partition 0 ends."""
+    rows: list[Row] = []
+    with Producer(brokers.bootstrap_servers) as producer:
+        for index in range(BATCHES):
+            values = [f"{first} {index} {number}".encode().ljust(200) for number in range(ROWS)]
+            records = [{"key": b"%d" % number, "value": value} for number, value in enumerate(values)]
+            (stored,) = producer.append(topic, records, partition=0).result(60)
+            assert stored.base_offset is not None
+            rows += [(0, n, zlib.crc32(value)) for n, value in enumerate(values, stored.base_offset)]
+    assert rows[0][1] == first
+    return rows
+
+
+def test_the_table_of_a_compacted_topic_has_every_record_and_the_log_the_last_of_each_key(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
+) -> None:
+    table, servers = tmp_path / "table", brokers.bootstrap_servers
+    admin.alter_topic_config(topic, {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": 0.0})
+    rows = overwritten(brokers, topic, 0)
+    partition = TopicPartition(topic, 0)
+    assert consumed(brokers, topic) == rows, "nothing is compacted that is not in the table"
+    tier(brokers, spark, topic)
+    eventually(lambda: len(consumed(brokers, topic)) <= 2 * ROWS, 60, "what is in the table is compacted")
+    assert consumed(brokers, topic)[-ROWS:] == rows[-ROWS:]
+    rows += overwritten(brokers, topic, len(rows))
+    assert in_table(table) == by_plain_delta(spark, table) == rows[: len(rows) // 2]
+    assert consumed(brokers, topic)[-len(rows) // 2 :] == rows[-len(rows) // 2 :]
+    tier(brokers, spark, topic)
+    eventually(lambda: len(consumed(brokers, topic)) <= 2 * ROWS, 60, "what is in the table now is compacted")
+    assert in_table(table) == by_plain_delta(spark, table) == spark.read(servers, topic) == rows
+    (described, _) = admin.describe_topic(topic).partitions
+    assert (described.log_start_offset, described.high_watermark) == (0, len(rows))
+    with pytest.raises(InvalidConfigError, match=r"cleanup\.policy must be delete"):
+        admin.alter_topic_config(topic, {"storage.format": "delta"})
+    with Consumer(servers, auto_offset_reset="none") as consumer:
+        consumer.assign([partition])
+        consumer.seek(partition, 3)
+        assert consumer.poll(10.0)[0].base_offset >= len(rows) - 2 * ROWS, "those before are in the table alone"
 
 
 @pytest.mark.full

@@ -24,6 +24,8 @@ def test_a_topic_that_says_nothing_keeps_everything() -> None:
     assert HistoryRetention.of_topic({"segment.ms": "1"}) == HistoryRetention()
     assert expired(HistoryRetention(), 10**15) == (0, 0, 0)
     assert HistoryRetention.of_topic({"retention.ms": "5", "retention.bytes": "7"}) == HistoryRetention(5, 7)
+    assert HistoryRetention.of_topic({"retention.ms": "5", "cleanup.policy": "compact"}) == HistoryRetention()
+    assert HistoryRetention.of_topic({"retention.ms": "5", "cleanup.policy": "compact,delete"}) == HistoryRetention(5)
 
 
 def test_a_commit_goes_when_it_is_older_than_retention_ms() -> None:

@@ -26,7 +26,7 @@ bug = partial(bugs.bug, shows=has_compaction)
 bug_of_transactions = partial(bugs.bug, shows=has_compaction_and_transactions)
 
 
-@bug("")
+@bug("34")
 def follow_from_below_what_was_purged(patch: Patch) -> None:
     """A follower that lacks deletions which its leader has forgotten goes on, and deleted keys come back."""
     awaits = Replica.awaits
@@ -38,7 +38,7 @@ def follow_from_below_what_was_purged(patch: Patch) -> None:
     patch.setattr(Replica, "awaits", buggy)
 
 
-@bug("")
+@bug("34")
 def purge_without_saying_so(patch: Patch) -> None:
     """A log does not remember up to where its deletions are gone."""
     patch.setattr(Cleaned, "purging", lambda self, offset: self)
@@ -67,7 +67,7 @@ def compact_what_is_undecided(patch: Patch) -> None:
     patch.setattr(PartitionCompaction, "_segments", buggy)
 
 
-@bug("10")
+@bug("35")
 def compact_what_is_not_committed(patch: Patch) -> None:
     """A pass goes on past the high watermark."""
 
@@ -78,13 +78,13 @@ def compact_what_is_not_committed(patch: Patch) -> None:
     patch.setattr(PartitionCompaction, "_segments", buggy)
 
 
-@bug_of_transactions("24")
+@bug_of_transactions("24, 35")
 def let_aborted_records_supersede(patch: Patch) -> None:
     """An aborted record removes the last one of its key."""
     patch.setattr(CompactionRules, "is_aborted", lambda self, batch: False)
 
 
-@bug("")
+@bug("35")
 def forget_what_a_pass_took_for_committed(patch: Patch) -> None:
     """After a restart, a key has neither its old record nor, below the high watermark, its new one."""
     patch.setattr(Cleaned, "relying_on", lambda self, high_watermark: self)

@@ -25,7 +25,8 @@ from benchmarks.figures import Figure, machine, write
 from spark_broker import Admin, NewTopic, Producer, configure_spark, read_topic
 from spark_broker.cli.output import counted, note, print_table
 from spark_broker.errors import InvalidDataError
-from spark_broker.history.tierer import TieredTopic, tier_topic
+from spark_broker.history.attempt import TieredTopic
+from spark_broker.history.tierer import tier_topic
 from spark_broker.spark.delta_session import configure_delta
 from tests.support.process_cluster import ProcessCluster
 from tests.support.waiting import eventually

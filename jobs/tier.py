@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jobs.submitted import session, told_in_a_line
-from spark_broker.history.tierer import TieredTopic, tier_topic
+from spark_broker.history.attempt import TieredTopic
+from spark_broker.history.tierer import tier_topic
 from spark_broker.model import dead_letters_path
 from spark_broker.spark.delta_session import configure_delta
 

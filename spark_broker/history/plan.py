@@ -65,6 +65,17 @@ class TableCommit:
 
 
 @dataclass(frozen=True)
+class Written:
+    """A commit of ours that was read back, Delta's id of its table, and what Delta counted of it."""
+
+    table_id: str
+    commit: TableCommit
+    rows: int
+    files: int
+    size_bytes: int
+
+
+@dataclass(frozen=True)
 class TableSnapshot:
     """One version of the table. `version`: of the topic's newest transaction in it (-1: none).
 

@@ -18,7 +18,8 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.config import AdminConfig
 from spark_broker.driver.executors import is_stopped
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
-from spark_broker.history.tierer import TieredTopic, Tierer, report_tiering
+from spark_broker.history.attempt import TieredTopic
+from spark_broker.history.tierer import Tierer, report_tiering
 from spark_broker.protocol.messages import MetadataResponse, TopicMetadata
 from spark_broker.spark.delta_session import check_delta
 

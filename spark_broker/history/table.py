@@ -7,14 +7,14 @@ import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.errors import TieringStoppedError
 from spark_broker.history.dead_letters import accepted, judged, letters, refused
 from spark_broker.history.design import TableDesign, quoted, wider_columns
-from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange
+from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, Written
 from spark_broker.history.retention import HistoryMark
+from spark_broker.history.steps import ConflictError
 from spark_broker.model import dead_letters_path
 
 if TYPE_CHECKING:
@@ -49,21 +49,6 @@ _CAUSES_MAX = 20
 
 _HISTORY_PAGES = (20, 1000, None)
 """How many of the newest commits are looked through for one of ours. None: all."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """A commit of ours that was read back, Delta's id of its table, and what Delta counted of it."""
-
-    table_id: str
-    commit: TableCommit
-    rows: int
-    files: int
-    size_bytes: int
-
-
-class ConflictError(Exception):
-    """Somebody else changed the table meanwhile, or cancelled the job. Nothing of ours was committed: start over."""
 
 
 class HistoryTable:

@@ -20,8 +20,9 @@ from typing import Any, Self
 import psutil
 
 from spark_broker.errors import SparkBrokerError
+from spark_broker.history.spark_steps import SparkSteps
 from spark_broker.history.table import HistoryTable
-from spark_broker.history.tierer import Tierer, tier_topic
+from spark_broker.history.tierer import tier_topic
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ WAIT_S = 180.0
 POINTS: dict[str, tuple[type, str]] = {
     "before the files are written": (HistoryTable, "append"),
     "after the commit, before it is read back": (HistoryTable, "_read_back"),
-    "before the controller knows": (Tierer, "_confirm"),
+    "before the controller knows": (SparkSteps, "confirm"),
 }
 """Where each run that appends comes by."""
 

@@ -9,7 +9,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from spark_broker.errors import TieringStoppedError
-from spark_broker.history.table import ConflictError, _failures
+from spark_broker.history.steps import ConflictError
+from spark_broker.history.table import _failures
 
 
 @dataclass

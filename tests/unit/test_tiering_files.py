@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_broker.history.tierer import FILE_BYTES, PARALLEL_FILE_BYTES, file_count
+from spark_broker.history.spark_steps import FILE_BYTES, PARALLEL_FILE_BYTES, file_count
 
 MB = 1024 * 1024
 

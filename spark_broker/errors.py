@@ -444,6 +444,15 @@ class IneligibleReplicaError(SparkBrokerError):
     hint = "The leader tries again once the broker has registered."
 
 
+class OffsetMovedToTieredStorageError(SparkBrokerError):
+    """The record is no longer in the partition's log: it is in the topic's Delta table."""
+
+    code = 109
+    retriable = True
+    refresh_metadata = True
+    hint = "Read it from the table of delta.path; the clients do so once their metadata shows the topic's history."
+
+
 class UnknownTopicIdError(SparkBrokerError):
     """This broker knows no topic with this id."""
 
@@ -602,6 +611,15 @@ class TieringStoppedError(SparkBrokerError):
 
     code = 1019
     hint = "Mend what the message says and tier again. Until then nothing of the topic is deleted for being in history."
+
+
+class StaleMetadataError(SparkBrokerError):
+    """A leader's answer rests on metadata that this client does not have yet."""
+
+    code = 1020
+    retriable = True
+    refresh_metadata = True
+    hint = "Try again: brokers learn of it within a heartbeat. If it repeats, one is cut off from the controller."
 
 
 class InvariantError(Exception):

@@ -10,7 +10,12 @@ import numpy as np
 import pyarrow as pa
 
 from spark_broker.core.replica import Replica, Role
-from spark_broker.errors import OffsetOutOfRangeError, PolicyViolationError
+from spark_broker.errors import (
+    LogTruncationError,
+    OffsetMovedToTieredStorageError,
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+)
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas
 from spark_broker.protocol.frame import TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.stored_run import StoredRun
@@ -126,9 +131,21 @@ class PartitionReader:
         """Up to which offset (exclusive) a read may go now, and what the leader knows, without frames."""
         with self._lock:
             self._partition.check_lease(writing=False)
-            bound = self._replica.check_read(leader_epoch, offset, read_committed=read_committed)
+            bound = self._check_read(leader_epoch, offset, read_committed=read_committed)
             _, leader_epoch, high_watermark, _ = self._partition.position(bound)
             return bound, PartitionRead([], leader_epoch, high_watermark, self._replica.first_offset)
+
+    def _check_read(self, leader_epoch: int, offset: int, *, read_committed: bool) -> int:
+        """As `Replica.check_read`. Raises OffsetMovedToTieredStorageError for what only the topic's table has."""
+        try:
+            return self._replica.check_read(leader_epoch, offset, read_committed=read_committed)
+        except LogTruncationError:
+            raise
+        except OffsetOutOfRangeError as error:
+            number = self._partition.key[1]
+            if offset < self._replica.first_offset and self._partition.topic.has_in_table(number, offset):
+                raise OffsetMovedToTieredStorageError(f"{self._partition}: {error.message}") from None
+            raise
 
     def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
         """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""

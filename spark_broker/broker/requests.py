@@ -82,7 +82,7 @@ class BrokerRequests:
     def answer(self, request: CallRequest, reply: Reply) -> None:
         """Answer now or later. Raises the error that the caller gets, or hands it to `reply`."""
         match request:
-            case MetadataRequest(topics):
+            case MetadataRequest(topics, certain=False):
                 reply(describe(self.image, topics))
             case ListOffsetsRequest(partitions):
                 reply(ListOffsetsResponse([self._offset(spec) for spec in partitions]))
@@ -130,6 +130,7 @@ class BrokerRequests:
             size_bytes=size,
             fitting_offset=fitting,
             sealed_offset=sealed,
+            history_end_offset=partition.topic.history_end(spec.partition),
         )
 
     def _pass_on(self, request: Message, reply: Reply) -> None:

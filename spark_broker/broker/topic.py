@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from spark_broker.config import INT64_MAX, TopicConfig
 from spark_broker.controller.image import TopicState
+from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.compaction import CompactionPolicy
 from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
@@ -24,9 +25,9 @@ _TRUE = scalar_of(True, pa.bool_())
 class Topic:
     """`schemas[i]` is the schema of id i; the last one is current.
 
-    `history_ends`: up to which offset (exclusive) each partition is in the topic's Delta table. A partition beyond
-    these has no history yet. None: the topic has no table. `log_starts`: before which offset each partition's records
-    were deleted; a partition beyond these lost none so.
+    `history_ends`: up to which offset (exclusive) each partition is in the topic's Delta table, from `history_starts`
+    on. A partition beyond these has no history yet. None: the topic has no table. `log_starts`: before which offset
+    each partition's records were deleted; a partition beyond these lost none so.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Topic:
     timestamp_column: str
     history_ends: tuple[int, ...] | None = None
     log_starts: tuple[int, ...] = ()
+    history_starts: tuple[int, ...] = ()
 
     @staticmethod
     def of(state: TopicState) -> Topic:
@@ -46,8 +48,18 @@ class Topic:
         if not column and schemas and schemas[-1].names == DEFAULT_COLUMNS:
             column = DEFAULT_TIMESTAMP_COLUMN
         has_table = bool(config.delta_path) and not state.internal
-        ends = (() if state.history is None else state.history.ends) if has_table else None
-        return Topic(state.name, state.topic_id, schemas, state.schemas, config, column, ends, state.log_starts)
+        history = (state.history or TopicHistory()) if has_table else None
+        return Topic(
+            name=state.name,
+            topic_id=state.topic_id,
+            schemas=schemas,
+            schema_bytes=state.schemas,
+            config=config,
+            timestamp_column=column,
+            history_ends=None if history is None else history.ends,
+            log_starts=state.log_starts,
+            history_starts=() if history is None else history.starts,
+        )
 
     @property
     def drops_what_is_tiered(self) -> bool:
@@ -84,6 +96,15 @@ class Topic:
     def deleted_before(self, partition: int) -> int:
         """Records of the partition before this offset were deleted; 0: none were."""
         return self.log_starts[partition] if partition < len(self.log_starts) else 0
+
+    def history_end(self, partition: int) -> int:
+        """Up to which offset (exclusive) the partition is in the topic's table; -1: the topic has none."""
+        return -1 if self.history_ends is None else self.retained_from(partition)
+
+    def has_in_table(self, partition: int, offset: int) -> bool:
+        """Whether the topic's table has this offset of the partition, as far as this broker knows."""
+        start = self.history_starts[partition] if partition < len(self.history_starts) else 0
+        return max(start, self.deleted_before(partition)) <= offset < self.history_end(partition)
 
     def begins_from(self, partition: int) -> int:
         """A log of the partition begins at this offset at least: below it are the table's rows, or deleted records."""

@@ -481,13 +481,21 @@ class ConsumerMachine:
         for position in self._still({asked.tp: asked.generation}):
             position.add_history(fetched)
 
-    def history_failed(self, asked: ReadHistory, error: SparkBrokerError) -> None:
-        """The table cannot be read: poll raises why until a seek moves the position. Where the history begins later
-        now, the leader refuses the offset, and the reset policy counts."""
+    def history_failed(self, asked: ReadHistory, error: SparkBrokerError, now_ms: float) -> None:
+        """The table cannot be read: poll raises why until a seek moves the position.
+
+        Where the history begins later now, the leader refuses the offset, and the reset policy counts. After an error
+        that passes, the leader says again later that the table has the offset.
+        """
         self._history = None
         for position in self._still({asked.tp: asked.generation}):
-            deleted = isinstance(error, OffsetOutOfRangeError)
-            position.history_end, position.error = (-1, None) if deleted else (position.history_end, error)
+            if isinstance(error, OffsetOutOfRangeError):
+                position.history_end = -1
+            elif error.retriable:
+                position.history_end = -1
+                self.leaders.back_off(position, now_ms)
+            else:
+                position.error = error
 
     def _still(self, generations: Generations) -> list[PartitionPosition]:
         """The positions that nobody has moved meanwhile."""

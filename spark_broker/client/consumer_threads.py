@@ -131,19 +131,16 @@ class ConsumerThreads:
                 self._asked_of_group.append(effect)
             case ReadHistory():
                 if self._history is None:
-                    self._history = HistoryParts(
-                        self.machine.leaders.machine.wanted_of, self._config.max_partition_fetch_bytes, self._newest
-                    )
+                    part_bytes = self._config.max_partition_fetch_bytes
+                    wanted_of = self.machine.leaders.machine.wanted_of
+                    self._history = HistoryParts(wanted_of, part_bytes, self._as_recorded)
                     self._threads.append(self._start("consumer-history", self._asked_of_history))
                 self._asked_of_history.append(effect)
             case _:
                 self._asked.append(effect)
 
-    def _newest(self, topic: TopicView) -> TopicView:
-        """The topic as a broker knows it now. Another one of its name does not count."""
-        view = self._metadata.refresh(Deadline.after_ms(self._config.request_timeout_ms))
-        newest = view.topic(topic.name)
-        return topic if newest is None or newest.topic_id != topic.topic_id else newest
+    def _as_recorded(self, topic: TopicView) -> TopicView:
+        return self._metadata.as_recorded(topic, Deadline.after_ms(self._config.request_timeout_ms))
 
     def _run(self, name: str, asked: deque[Effect]) -> None:
         with self.watch(name):
@@ -173,7 +170,7 @@ class ConsumerThreads:
                 self.machine.commit_ended(effect, error)
             elif isinstance(effect, ReadHistory):
                 self.machine.learned(self._metadata.view)
-                self.machine.history_failed(effect, error)
+                self.machine.history_failed(effect, error, self.now_ms())
             else:
                 self.machine.round_failed(error, self.now_ms())
             self.advance()

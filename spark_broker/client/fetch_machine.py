@@ -20,6 +20,7 @@ from spark_broker.errors import (
     CorruptMessageError,
     InvalidRequestError,
     LogTruncationError,
+    OffsetMovedToTieredStorageError,
     OffsetOutOfRangeError,
     SchemaMismatchError,
     SparkBrokerError,
@@ -38,6 +39,7 @@ class Meaning(Enum):
 
     TRUNCATED = "the log diverges from what was read"
     OUT_OF_RANGE = "the offset is not in the log"
+    TIERED = "the offset is in the topic's table"
     DAMAGED = "the answer does not decode; another one may"
     RETRY = "another leader, or this one later, may answer otherwise"
     FATAL = "nobody will answer otherwise"
@@ -50,6 +52,8 @@ def meaning_of(error: SparkBrokerError) -> Meaning:
             return Meaning.TRUNCATED
         case OffsetOutOfRangeError():
             return Meaning.OUT_OF_RANGE
+        case OffsetMovedToTieredStorageError():
+            return Meaning.TIERED
         case CorruptMessageError():
             return Meaning.DAMAGED
         case SchemaMismatchError():

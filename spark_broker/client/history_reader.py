@@ -183,8 +183,8 @@ def offsets_with_history(
 def check_start(topic: TopicView, partition: int, start: int) -> None:
     """Check that nothing from this offset on was deleted from a table that is open already.
 
-    `topic`: as it was after the table was opened. The controller records a deletion before rows leave the table. Raises
-    OffsetOutOfRangeError.
+    `topic`: as the controller had it after the table was opened. It records a deletion before rows leave the table.
+    Raises OffsetOutOfRangeError.
     """
     begins, end = topic.history_of(partition)
     if start < begins:
@@ -201,13 +201,14 @@ class HistoryParts:
         self,
         wanted_of: Callable[[TopicView], list[str] | None],
         part_bytes: int,
-        newest: Callable[[TopicView], TopicView],
+        as_recorded: Callable[[TopicView], TopicView],
     ) -> None:
-        """`newest`: asks a broker for the topic as it is now."""
+        """`as_recorded`: asks the controller for the topic as it is now."""
         self._wanted_of = wanted_of
         self._part_bytes = part_bytes
-        self._newest = newest
+        self._as_recorded = as_recorded
         self._topic: TopicView | None = None  # whose table `_reader` has open
+        self._recorded: TopicView | None = None  # the same topic, after the table was opened
         self._reader: HistoryReader | None = None
 
     def next(self, asked: ReadHistory) -> list[Prefetched]:
@@ -218,30 +219,38 @@ class HistoryParts:
         try:
             return self._part(asked)
         except SparkBrokerError:
-            self._topic = self._reader = None  # A user may have rewritten the files since.
+            self._topic = self._recorded = self._reader = None  # A user may have rewritten the files since.
             raise
 
     def _part(self, asked: ReadHistory) -> list[Prefetched]:
         fetched: list[Prefetched] = []
-        size, epoch = 0, NO_EPOCH
+        size = 0
         reader, columns = self._opened(asked), self._wanted_of(asked.topic)
         for batch in reader.batches(asked.tp.partition, asked.start, asked.end, columns):
             part = Prefetched(partial(_itself, batch), batch.next_offset, batch.leader_epoch, batch.data.nbytes)
             fetched.append(part)
-            size, epoch = size + part.size_bytes, part.leader_epoch
+            size += part.size_bytes
             if size >= self._part_bytes:
                 return fetched
-        if not fetched or fetched[-1].next_offset < asked.end:
-            fetched.append(Prefetched(None, asked.end, epoch, 0))
-        return fetched
+        return to_the_end(fetched, asked)
 
     def _opened(self, asked: ReadHistory) -> HistoryReader:
-        if self._reader is None or asked.topic is not self._topic:
+        if self._reader is None or self._recorded is None or asked.topic is not self._topic:
             # What is sorted beyond the part is sorted in vain.
             self._reader = HistoryReader(asked.topic, self._part_bytes)
-            self._topic = asked.topic
-            check_start(self._newest(asked.topic), asked.tp.partition, asked.start)
+            self._topic, self._recorded = asked.topic, self._as_recorded(asked.topic)
+        check_start(self._recorded, asked.tp.partition, asked.start)
         return self._reader
+
+
+def to_the_end(fetched: Sequence[Prefetched], asked: ReadHistory) -> list[Prefetched]:
+    """The table's last records up to the end that was asked for, with an entry for offsets after the last record.
+
+    Its epoch is not known. A later leader may have written these offsets: a marker, or records that were removed since.
+    """
+    if fetched and fetched[-1].next_offset >= asked.end:
+        return list(fetched)
+    return [*fetched, Prefetched(None, asked.end, NO_EPOCH, 0)]
 
 
 def _itself(batch: ConsumedBatch) -> ConsumedBatch:

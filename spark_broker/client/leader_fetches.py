@@ -209,7 +209,7 @@ class LeaderFetches:
             self._failed(position, answer.error, now_ms)
         elif position.buffer:
             # What was fetched before is handed out first. It was committed when it was read.
-            self._back_off(position, now_ms)
+            self.back_off(position, now_ms)
         else:
             position.truncated(answer.diverging)
 
@@ -217,13 +217,16 @@ class LeaderFetches:
         match meaning_of(error):
             case Meaning.OUT_OF_RANGE:
                 self._out_of_range(position, error, now_ms)
+            case Meaning.TIERED:
+                self._turn_to_history(position, now_ms)
             case Meaning.RETRY:
-                self._back_off(position, now_ms)
+                self.back_off(position, now_ms)
                 self.refresh_wanted = self.refresh_wanted or error.refresh_metadata
             case _:
                 position.error = error
 
-    def _back_off(self, position: PartitionPosition, now_ms: float) -> None:
+    def back_off(self, position: PartitionPosition, now_ms: float) -> None:
+        """The partition is fetched again later."""
         partition = self.view.partition(position.tp.topic, position.tp.partition)
         leader_epoch = NO_EPOCH if partition is None else partition.leader_epoch
         self.machine.back_off(position.retry, leader_epoch, now_ms)
@@ -231,28 +234,22 @@ class LeaderFetches:
     def _out_of_range(self, position: PartitionPosition, error: SparkBrokerError, now_ms: float) -> None:
         if position.buffer:
             # What was fetched before is in range. The position is judged when that is used up.
-            self._back_off(position, now_ms)
-        elif self._turned_to_history(position, now_ms):
-            pass
+            self.back_off(position, now_ms)
         elif self._reset is Start.NONE:
             position.error = OffsetOutOfRangeError(f"{position.tp}: offset {position.fetch_offset}: {error.message}")
         else:
+            self.refresh_wanted = True  # A deletion may be newer than what the view shows of the topic's history.
             position.find_start(self._reset)
 
-    def _turned_to_history(self, position: PartitionPosition, now_ms: float) -> bool:
-        """Read the topic's table if it has the offset, or ask for newer metadata, which may say so. False: neither."""
+    def _turn_to_history(self, position: PartitionPosition, now_ms: float) -> None:
+        """Read the topic's table, once metadata shows that it has the offset."""
         topic = self.view.topic(position.tp.topic)
-        if topic is None or not topic.settings.delta_path:
-            return False
-        start, end = topic.history_of(position.tp.partition)
+        start, end = (0, 0) if topic is None else topic.history_of(position.tp.partition)
         if start <= position.fetch_offset < end:
             position.history_end = end
-            return True
-        if position.history_refreshed:
-            return False
-        position.history_refreshed = self.refresh_wanted = True
-        self._back_off(position, now_ms)
-        return True
+        else:
+            self.refresh_wanted = True
+            self.back_off(position, now_ms)
 
 
 def _leader_of(view: ClusterView, tp: TopicPartition) -> int | None:

@@ -14,6 +14,7 @@ from spark_broker.errors import (
     LeaderNotAvailableError,
     RequestTimedOutError,
     SparkBrokerError,
+    StaleMetadataError,
     ThrottlingQuotaExceededError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
@@ -46,7 +47,8 @@ class OffsetLookup:
     """One lookup of many partitions, in rounds: which leaders to ask, and what they answer. It has no thread and no
     clock.
 
-    `missing`: partitions without an offset yet. `failures`: those of the last round.
+    An answer counts only if the view shows as much of a topic's history as its leader knows: else the offsets between
+    would look as if they were deleted. `missing`: partitions without an offset yet. `failures`: of the last round.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class OffsetLookup:
         self._read_committed = read_committed
         self._reaches = reaches or {}
         self._keys: dict[tuple[str, int], TopicPartition] = {}
+        self._view = ClusterView()  # of the last round
         self.missing = dict(wanted)
         self.found: dict[TopicPartition, ListedOffset] = {}
         self.failures: Failures = {}
@@ -66,6 +69,7 @@ class OffsetLookup:
     def requests(self, view: ClusterView) -> dict[BrokerMetadata, ListOffsetsRequest]:
         """A round: one request for each leader of missing partitions."""
         self.failures = {}
+        self._view = view
         specs: dict[BrokerMetadata, list[ListOffsetsPartition]] = {}
         for tp, timestamp_ms in self.missing.items():
             topic, leader = view.topic(tp.topic), view.leader(tp.topic, tp.partition)
@@ -95,9 +99,15 @@ class OffsetLookup:
                 continue
             if info.error_code:
                 self.failures[tp] = error_from_code(info.error_code, info.error_message)
+            elif info.history_end_offset > self._known_history_end(tp):
+                self.failures[tp] = StaleMetadataError(f"{tp}: the history ends at {info.history_end_offset}")
             else:
                 self.found[tp] = info
                 self.missing.pop(tp, None)
+
+    def _known_history_end(self, tp: TopicPartition) -> int:
+        topic = self._view.topic(tp.topic)
+        return 0 if topic is None else topic.history_of(tp.partition)[1]
 
 
 def _run(lookup: OffsetLookup, metadata: ClusterMetadata, deadline: Deadline) -> None:

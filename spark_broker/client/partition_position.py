@@ -49,7 +49,7 @@ class Prefetched(NamedTuple):
     """A batch that waits for poll. `decode` None: the offsets hold no records for this consumer.
 
     `decode` raises CorruptMessageError or SchemaMismatchError. `next_offset`: the first offset after the batch.
-    `leader_epoch`: that of the last batch before `next_offset`.
+    `leader_epoch`: that of the last batch before `next_offset`; NO_EPOCH: not known.
     """
 
     decode: Callable[[], ConsumedBatch] | None
@@ -106,7 +106,6 @@ class PartitionPosition:
     served: int = 0
     retry: FetchRetry = field(default_factory=FetchRetry)
     history_end: int = -1  # up to here (exclusive) the topic's table is read; -1: the log is
-    history_refreshed: bool = False  # metadata was asked whether the table has what the log has no more
 
     def __post_init__(self) -> None:
         self.buffer: deque[Prefetched] = deque()
@@ -151,7 +150,6 @@ class PartitionPosition:
         self.retry = FetchRetry()
         self.high_watermark = -1
         self.history_end = -1
-        self.history_refreshed = False
 
     def take(self, limit: int = POLL_BATCHES_MAX) -> list[ConsumedBatch]:
         """Hand out the batches that were fetched ahead, and move the position past them.
@@ -217,7 +215,9 @@ class PartitionPosition:
         for batch in fetched:
             self.buffer.append(batch)
             self.buffered_bytes += batch.size_bytes
-            if batch.leader_epoch > self.lineage.latest_epoch:
+            if batch.leader_epoch == NO_EPOCH:
+                self.lineage = NO_LINEAGE
+            elif batch.leader_epoch > self.lineage.latest_epoch:
                 self.lineage = self.lineage.assign(batch.leader_epoch, self.fetch_offset).last(LINEAGE_MAX)
             self.fetch_offset = batch.next_offset
 
@@ -226,7 +226,6 @@ class PartitionPosition:
         self.add(fetched)
         if self.fetch_offset >= self.history_end:
             self.history_end = -1
-            self.history_refreshed = False
 
     @property
     def fetched_epoch(self) -> int:

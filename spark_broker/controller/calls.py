@@ -70,7 +70,7 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
         case AllocateProducerIdsRequest():
             return allocate_producer_ids(image, request)
         case MetadataRequest():
-            return Decision((), describe(image, request.topics))
+            return Decision((), describe(image, request.topics), certain=request.certain)
         case CreateTopicRequest():
             return create_topic(image, request, _values(context), context.settings, context.full)
         case EnsureOffsetsTopicRequest():

@@ -122,6 +122,7 @@ class Controller(Machine[ControllerStanding]):
         self._elections_wait = False  # for brokers that are being started: see `fencing.OTHERS_COME_MS`
         self._records: list[MetadataRecord] = []
         self._effects: list[Effect] = []
+        self._certain = False  # whether the answer to the call in hand must be
 
     @property
     def full(self) -> frozenset[int]:
@@ -186,7 +187,7 @@ class Controller(Machine[ControllerStanding]):
     @event_of_machine
     def handle(self, event: Event, now_ms: int) -> ControllerResult:
         """Decide on one event. `now_ms` never falls from one event to the next."""
-        self._records, self._effects = [], []
+        self._records, self._effects, self._certain = [], [], False
         full = set(self._full)
         self._dispatch(event, now_ms)
         self._began = self._began or isinstance(event, ControllerStarted)
@@ -195,7 +196,7 @@ class Controller(Machine[ControllerStanding]):
             records = fencing.elect_leaders(self.image, others_come=True, full=self._full)
             self._apply(records, "nobody is left who would rather lead")
         self._answer_stops()
-        return ControllerResult(tuple(self._records), tuple(self._effects))
+        return ControllerResult(tuple(self._records), tuple(self._effects), self._certain)
 
     def _dispatch(self, event: Event, now_ms: int) -> None:
         match event:
@@ -481,6 +482,7 @@ class Controller(Machine[ControllerStanding]):
         except SparkBrokerError as error:
             self._effects.append(Reply(event.call_id, error))
             return
+        self._certain = decision.certain
         self._apply(decision.records, reason(event.request))
         self._effects.append(Reply(event.call_id, decision.response))
 

@@ -1,7 +1,8 @@
 """One decision at a time: its records are committed before its effects are carried out, and other events wait.
 
-A shell writes the records that `decide` returns, and then carries out the effects that `committed` returns. The shell
-is the controller's thread in production, and events in simulation.
+A shell writes the records that `decide` returns, and then carries out the effects that `committed` returns. Some
+decisions have no records, and still wait for the metadata log: it has to show that no other controller has taken over.
+The shell is the controller's thread in production, and events in simulation.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_BATCH: Final = 1000
 
 
 class Decisions:
-    """Invariant: while a decision is being written (`is_writing`), the controller decides nothing."""
+    """Invariant: while a decision waits for the metadata log (`is_writing`), the controller decides nothing."""
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
@@ -35,7 +36,8 @@ class Decisions:
         return len(self._waiting)
 
     def decide(self, events: Sequence[Event], committed: MetadataImage, now_ms: int) -> list[MetadataRecord]:
-        """The records to commit, in one file; with none, call `self.committed` at once.
+        """The records to commit, in one file. Without records, the shell checks that the metadata log is still ours, if
+        `is_writing`; else it calls `self.committed` at once.
 
         The parameter `committed` is the image before the decision.
         """
@@ -43,13 +45,13 @@ class Decisions:
         results = [self._controller.handle(event, now_ms) for event in events]
         self._effects = [effect for result in results for effect in result.effects]
         records = [record for result in results for record in result.records]
-        if records:
+        if records or any(result.certain for result in results):
             self.is_writing = True
             self._waiting.begin(committed, now_ms)
         return records
 
     def committed(self) -> list[Effect]:
-        """The decision's records, if any, are committed. Returns its effects, in order."""
+        """The decision is committed, or the log was checked. Returns its effects, in order."""
         self.is_writing = False
         effects, self._effects = self._effects, []
         return effects

@@ -92,15 +92,24 @@ SessionEffect = FenceBrokers | Send | CloseSession | ProbePort | Note
 
 @dataclass(frozen=True, slots=True)
 class ControllerResult:
-    """What an event led to. The effects are carried out only once the records are committed."""
+    """What an event led to. The effects are carried out only once the records are committed.
+
+    `certain`: as in `Decision`.
+    """
 
     records: tuple[MetadataRecord, ...] = ()
     effects: tuple[Effect, ...] = ()
+    certain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Records, and the response to the caller."""
+    """Records, and the response to the caller.
+
+    `certain`: the caller relies on it that no other controller has decided anything since. With records, that is always
+    so: a controller that was replaced cannot write.
+    """
 
     records: tuple[MetadataRecord, ...]
     response: Message
+    certain: bool = False

@@ -18,6 +18,9 @@ from spark_broker.protocol.messages import ConfirmHistoryRequest, EmptyResponse,
 def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Decision:
     """Record a commit that the tierer has read back. A repetition changes nothing.
 
+    Its answer is certain: a controller that was replaced does not know what its successor has recorded. So a tierer
+    that repeats what it knows learns whether that is still so.
+
     Raises UnknownTopicIdError, StaleControllerEpochError (the tierer began under an earlier controller),
     HistoryConflictError (another table, an older commit, or a newer leader) or InvalidRequestError (offsets that cannot
     be).
@@ -34,7 +37,7 @@ def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Dec
         raise HistoryConflictError(f"the history of {topic.name} is in table {history.table_id}")
     starts, ends = tuple(request.starts), tuple(request.ends)
     if (request.version, starts, ends) == (history.version, history.starts, history.ends):
-        return Decision((), EmptyResponse())
+        return Decision((), EmptyResponse(), certain=True)
     if request.version <= history.version:
         raise HistoryConflictError(f"version {request.version} of {topic.name}: {history.version} was confirmed before")
     _check_offsets(topic, history, starts, ends)

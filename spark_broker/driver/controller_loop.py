@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from spark_broker.controller.controller import Controller
 from spark_broker.controller.decisions import MAX_BATCH, Decisions
@@ -33,6 +33,9 @@ LOOK_S = 2.0
 MAX_WAITING_EVENTS = 100_000
 SLOW_S = 10.0
 """A store that has not answered for so long counts as one that fails."""
+
+
+Done = TypeVar("Done")
 
 
 class Carrier(Protocol):
@@ -140,14 +143,15 @@ class ControllerLoop(threading.Thread):
         """Decide on the events, commit, and only then act. Raises what `MetadataLog.append` does."""
         records = self._decisions.decide(events, self._log.image, now_ms())
         if records:
-            first_offset = self._commit(records, patience_s)
+            first_offset = self._await(self._store.submit(self._log.append, records, patience_s=patience_s))
             self._carrier.publish(first_offset, records)
+        elif self._decisions.is_writing:
+            self._await(self._store.submit(self._log.ensure_current, patience_s=patience_s))
         for effect in self._decisions.committed():
             self._carrier.carry(effect)
 
-    def _commit(self, records: Sequence[MetadataRecord], patience_s: float) -> int:
-        """Wait until the file is written. Events that come meanwhile wait for the next file."""
-        writing = self._store.submit(self._log.append, records, patience_s=patience_s)
+    def _await(self, writing: Future[Done]) -> Done:
+        """Wait until the store has done it. Events that come meanwhile wait for the next decision."""
         writing.add_done_callback(lambda _: self._events.put(None))
         began = time.monotonic()
         while not writing.done():

@@ -174,20 +174,28 @@ class MetadataLog:
 
     def _commit(self, name: str, data: bytes, patience_s: float) -> None:
         """Create the file, or find out which controller did. Then check that the file before it is the one we know."""
+
+        def attempt() -> None:
+            # An earlier one may have succeeded all the same: this one answers "exists", and the file is then read.
+            if not self._store.create(name, data):
+                self._check_ours(name, data)
+            self._check_last()
+
+        self._persist(attempt, f"{name} could not be written", patience_s)
+
+    def _persist(self, attempt: Callable[[], None], failure: str, patience_s: float) -> None:
+        """Do it again while the store fails. Raises MetadataStoreError when the patience ends."""
         give_up_at_s, pause_s = time.monotonic() + patience_s, RETRY_FIRST_S
         while True:
             try:
-                if not self._store.create(name, data):
-                    self._check_ours(name, data)
-                self._check_last()
+                attempt()
             except OSError as error:
                 self.health.fails(str(error))
                 if self._given_up.is_set() or time.monotonic() >= give_up_at_s:
-                    raise MetadataStoreError(f"{self._store}: {name} could not be written: {error}") from error
+                    raise MetadataStoreError(f"{self._store}: {failure}: {error}") from error
             else:
                 self.health.works()
                 return
-            # The create may have succeeded all the same: the next one answers "exists", and the file is then read.
             self._wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_MAX_S)
 
@@ -233,9 +241,7 @@ class MetadataLog:
         if self._failure is not None:
             raise self._failure
         try:
-            if self._store.read(file_name(self.number + 1)) is not None:
-                raise StaleControllerEpochError(f"another controller has written after {file_name(self.number)}")
-            self._check_last()
+            self._look()
         except OSError as error:
             self.health.fails(str(error))
         except StaleControllerEpochError as error:
@@ -243,6 +249,21 @@ class MetadataLog:
             raise
         else:
             self.health.works()
+
+    def ensure_current(self, *, patience_s: float = math.inf) -> None:
+        """As `check_current`, but a store that does not answer is asked again, as `append` does. Raises as `append`."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            self._persist(self._look, "it is not known whether another controller has taken over", patience_s)
+        except (MetadataStoreError, StaleControllerEpochError) as error:
+            self._failure = error
+            raise
+
+    def _look(self) -> None:
+        if self._store.read(file_name(self.number + 1)) is not None:
+            raise StaleControllerEpochError(f"another controller has written after {file_name(self.number)}")
+        self._check_last()
 
     def _snapshot(self) -> None:
         """Write a snapshot and delete files that are no longer needed. A failure is harmless: the log stays whole."""

@@ -126,6 +126,8 @@ class Attempt:
         if not offsets:
             yield from self._settle(commit, history)
             return history, commit.marks
+        # If the commit was recorded meanwhile, compaction may have removed records since. They are no departures.
+        yield from ask(Confirm(recorded))
         kept = [replace(each, end=min(each.end, offsets.get(each.partition, each.end))) for each in commit.refused]
         yield from self._save_refused(replace(commit, refused=tuple(each for each in kept if each.start < each.end)))
         written = yield from ask(CutTable(offsets, cut_back(commit, offsets, self._new_id())))

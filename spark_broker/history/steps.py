@@ -25,14 +25,14 @@ START_OVER = (ConflictError, HistoryConflictError, StaleControllerEpochError)
 class Step(Generic[Answer]):
     """What a try wants done. Whoever does it sets `answer` before the try goes on. An error there ends the try."""
 
-    answer: Answer = field(init=False)
+    answer: Answer = field(init=False, repr=False)
 
 
 @dataclass(eq=False)
 class Order(Step[None]):
     """A step without an answer."""
 
-    answer: None = field(init=False, default=None)
+    answer: None = field(init=False, repr=False, default=None)
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from spark_broker.spark.columns import CREATE_TIME
 from spark_broker.spark.delta_session import check_delta
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
 from spark_broker.spark.options import ReadOptions, parse_options
-from spark_broker.spark.planning import check_named, resolve_bound
+from spark_broker.spark.planning import check_named, newest, resolve_bound
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -59,6 +59,7 @@ def with_history(spark: SparkSession, log: DataFrame, topic: str, options: Mappi
         if not scan.history:
             return log
         wanted = scan.wanted()
+        (scan.topic,) = newest(metadata, [scan.topic])
     parts = split(wanted, scan.history)
     if not parts.needs_table:
         return log

@@ -102,6 +102,7 @@ def resolve_bound(
 
     `logs`: of the partitions to resolve. Raises as `plan_ranges` does.
     """
+    topics = newest(metadata, topics)
     infos = whole(logs, topics)
     match bound:
         case Earliest():
@@ -115,6 +116,12 @@ def resolve_bound(
             first = first_in_tables({topic.name: topic for topic in topics}, times_ms, logs)
             offsets = _look_up(metadata, options, {tp: times_ms[tp] for tp in infos if tp not in first}, deadline)
             return first | {tp: _timed(options, bound, tp, info, infos[tp]) for tp, info in offsets.items()}
+
+
+def newest(metadata: ClusterMetadata, topics: Sequence[TopicView]) -> list[TopicView]:
+    """The topics as metadata shows them now. After a lookup, that is as much of their history as their leaders know."""
+    found = ((topic, metadata.view.topic(topic.name)) for topic in topics)
+    return [now if now is not None and now.topic_id == topic.topic_id else topic for topic, now in found]
 
 
 def whole(logs: Infos, topics: Sequence[TopicView]) -> dict[TopicPartition, ListedOffset]:

@@ -105,7 +105,7 @@ class RangeReader:
 
     def _tiered_end(self, error: SparkBrokerError) -> int:
         """Up to where (exclusive) the topic's table has what the log has no more; the position: it has nothing."""
-        if meaning_of(error) is not Meaning.OUT_OF_RANGE:
+        if meaning_of(error) is not Meaning.TIERED:
             return self._position
         self._metadata.refresh(self._deadline)
         start, end = self._topic().history_of(self._part.partition)
@@ -114,9 +114,9 @@ class RangeReader:
     def _from_history(self, end: int) -> Iterator[list[ConsumedBatch]]:
         """Read from the position up to `end` in the topic's table."""
         reader = HistoryReader(self._topic())
-        self._metadata.refresh(self._deadline)
+        recorded = self._metadata.as_recorded(self._topic(), self._deadline)
         try:
-            check_start(self._topic(), self._part.partition, self._position)
+            check_start(recorded, self._part.partition, self._position)
         except OffsetOutOfRangeError as error:
             self._recover(error)
             return
@@ -176,7 +176,7 @@ class RangeReader:
                 self._read_what_is_there_now(error)
             case Meaning.OUT_OF_RANGE:
                 self._skip_lost(error)
-            case Meaning.RETRY:
+            case Meaning.RETRY | Meaning.TIERED:
                 self._try_again(error)
             case Meaning.DAMAGED if self._retry.failures < CORRUPT_ANSWERS_MAX:
                 self._try_again(error)

@@ -15,7 +15,7 @@ from spark_broker.model import OffsetAndMetadata, TopicPartition
 from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
 from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
 from spark_broker.spark.options import ReadOptions
-from spark_broker.spark.planning import resolve_starts, whole
+from spark_broker.spark.planning import newest, resolve_starts, whole
 from spark_broker.spark.ranges import OffsetRange, split_ranges
 from spark_broker.spark.stream_offset import StreamOffset
 from spark_broker.spark.stream_planner import LogRange
@@ -50,7 +50,8 @@ class StreamSession:
         topic_ids = () if position is None else position.topic_ids
         topics = existing_topics(self._metadata, self._options.selection, topic_ids, deadline)
         reached = {} if position is None else {tp: Reach(offset) for tp, offset in position.offsets.items()}
-        infos = whole(self._look_up(partitions_of(self._options.selection, topics), deadline, reached), topics)
+        logs = self._look_up(partitions_of(self._options.selection, topics), deadline, reached)
+        infos = whole(logs, newest(self._metadata, topics))
         return {
             tp: LogRange(
                 topic_id=info.topic_id,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
 from spark_broker.core.batch import BatchInfo, batch_info
+from spark_broker.errors import DamagedLogError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas
 from spark_broker.protocol.frame import Frame
@@ -18,6 +20,8 @@ from spark_broker.testing.replicas import (
     find_replicas,
     read_batches,
 )
+
+READS_MAX = 10
 
 
 class KeyedRecord(NamedTuple):
@@ -53,11 +57,22 @@ def compare_compacted_replicas(
     return tuple(differences)
 
 
+def compacted_batches(replica: ReplicaDirectory, up_to_offset: int) -> list[Frame]:
+    """As `read_batches`. Its broker may be running: where a swap takes files away meanwhile, it reads again.
+
+    Raises DamagedLogError for a replica that is damaged, or is compacted faster than it can be read.
+    """
+    for _ in range(READS_MAX):
+        with suppress(FileNotFoundError, DamagedLogError):
+            return list(read_batches(replica, up_to_offset))
+    return list(read_batches(replica, up_to_offset))
+
+
 def committed_records(replica: ReplicaDirectory, up_to_offset: int) -> dict[int, KeyedRecord]:
     """The replica's records below `up_to_offset`, without those of aborted and of open transactions."""
     records: dict[int, KeyedRecord] = {}
     open_: dict[int, dict[int, KeyedRecord]] = {}
-    for frame in read_batches(replica, up_to_offset):
+    for frame in compacted_batches(replica, up_to_offset):
         batch = batch_info(frame.header)
         if batch.control:
             records.update(_ended(open_, batch))
@@ -82,7 +97,7 @@ def _rows(frame: Frame) -> dict[int, KeyedRecord]:
 
 def _holes(replica: ReplicaDirectory, up_to_offset: int) -> Iterator[ReplicaDifference]:
     end: int | None = None
-    for frame in read_batches(replica, up_to_offset):
+    for frame in compacted_batches(replica, up_to_offset):
         if end is not None and frame.header.base_offset != end:
             yield ReplicaDifference(replica.partition, end, f"broker {replica.broker_id} has a hole")
         end = frame.header.next_offset

@@ -11,7 +11,8 @@ import pytest
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.errors import InvalidConfigError, InvalidRecordError, PolicyViolationError
 from spark_broker.model import OffsetAndMetadata
-from spark_broker.testing.replicas import find_replicas, read_batches
+from spark_broker.testing.compacted_replicas import compacted_batches
+from spark_broker.testing.replicas import find_replicas
 from tests.conftest import WaitUntil
 from tests.support.process_cluster import ProcessCluster
 
@@ -86,7 +87,7 @@ def compacted(brokers: ProcessCluster, wait_until: WaitUntil) -> Callable[[Topic
     def wait(partition: TopicPartition, rows: int) -> None:
         def done() -> bool:
             replicas = find_replicas(brokers.log_dirs, partition)
-            counts = [sum(f.header.row_count for f in read_batches(r, EVERY_OFFSET)) for r in replicas]
+            counts = [sum(f.header.row_count for f in compacted_batches(r, EVERY_OFFSET)) for r in replicas]
             return len(counts) == 2 and max(counts) <= rows
 
         wait_until(done, f"{rows} records in each replica")

@@ -16,6 +16,7 @@ from spark_broker.errors import (
     InvalidRequestError,
     InvalidTopicError,
     LogTruncationError,
+    OffsetMovedToTieredStorageError,
     OffsetOutOfRangeError,
     UnknownTopicOrPartitionError,
 )
@@ -144,6 +145,27 @@ def test_a_time_finds_no_deleted_record(tmp_path: Path) -> None:
     found = lone.partition.reader.offset_at(-1, 0, read_committed=True)
     assert found is not None
     assert found[0] == 2
+
+
+def test_what_is_in_the_table_alone_is_not_out_of_range(tmp_path: Path) -> None:
+    """A reader must not begin anew for it. What was deleted, or lies before the table's beginning, is gone."""
+    lone = LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "delta.path": "/lake"})
+    for number in range(6):
+        lone.write(b"x" * BIG, sequence=number, transactional=False)
+    replica = lone.partition.replica
+    for known, moved in (({}, [1, 2, 3]), ({"log_starts": (2,)}, [2, 3]), ({"history_starts": (3,)}, [3])):
+        topic = replace(lone.topic, history_ends=(4,), **known)  # type: ignore[arg-type]
+        leads = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
+        lone.partition.assign(leads, topic, {0: 1})
+        lone.partition.advance_log_start(4)
+        assert replica.log_start_offset == 4
+        for offset in (1, 2, 3):
+            expected = OffsetMovedToTieredStorageError if offset in moved else OffsetOutOfRangeError
+            with pytest.raises(expected):
+                lone.partition.reader.read(-1, offset, 1 << 20, read_committed=True)
+        assert lone.partition.reader.read(-1, 4, 1 << 20, read_committed=True).frames
+        with pytest.raises(OffsetOutOfRangeError):
+            lone.partition.reader.read(-1, 7, 1 << 20, read_committed=True)
 
 
 @pytest.mark.parametrize(

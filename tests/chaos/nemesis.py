@@ -14,7 +14,7 @@ import msgspec
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import NewTopic, TopicPartition
 from spark_broker.testing.checker import check_history
-from spark_broker.testing.compacted_replicas import compare_compacted_replicas
+from spark_broker.testing.compacted_replicas import compacted_batches, compare_compacted_replicas
 from spark_broker.testing.copy_workload import check_copies
 from spark_broker.testing.history import History, Isolation, Snapshot, Stored
 from spark_broker.testing.history_file import save_history
@@ -23,7 +23,6 @@ from spark_broker.testing.replicas import (
     ReplicaDifference,
     compare_replicas,
     find_replicas,
-    read_batches,
     stored_values,
 )
 from spark_broker.testing.report import explain
@@ -262,7 +261,7 @@ def _removed(target: Target, state: list[TopicPartition]) -> int:
     removed = 0
     for partition in state:
         for replica in find_replicas(target.log_dirs, partition):
-            headers = [frame.header for frame in read_batches(replica, EVERYTHING)]
+            headers = [frame.header for frame in compacted_batches(replica, EVERYTHING)]
             removed += sum(header.last_offset_delta + 1 - header.row_count for header in headers)
     return removed
 

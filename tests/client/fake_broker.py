@@ -27,6 +27,7 @@ from spark_broker.errors import (
     LeaderNotAvailableError,
     MessageTooLargeError,
     NotLeaderOrFollowerError,
+    OffsetMovedToTieredStorageError,
     OffsetOutOfRangeError,
     SparkBrokerError,
     TopicAlreadyExistsError,
@@ -133,6 +134,20 @@ class FakeTopic:
     history: HistoryMetadata | None = None
     log_starts: list[int] = field(default_factory=list)
     sealed_offset: int = -1
+    lagging: int = 0
+    """So many answers to questions for metadata still come from brokers that only know `before_the_lag`."""
+    before_the_lag: tuple[HistoryMetadata | None, list[int]] = (None, [])
+    """History and log starts."""
+
+    def history_end(self, partition: int) -> int:
+        """As the leader knows it."""
+        if self.history is None or not self.config.get("delta.path"):
+            return -1
+        return self.history.ends[partition] if partition < len(self.history.ends) else 0
+
+    def has_in_table(self, partition: int, offset: int) -> bool:
+        deleted = self.log_starts[partition] if partition < len(self.log_starts) else 0
+        return deleted <= offset < self.history_end(partition)
 
     @property
     def parsed_schemas(self) -> list[pa.Schema]:
@@ -399,6 +414,8 @@ class FakeCluster:
         for wanted in request.partitions:
             try:
                 topic, part = self.led(broker, wanted.topic_id, wanted.partition, wanted.leader_epoch)
+                if wanted.offset < part.log_start_offset and topic.has_in_table(wanted.partition, wanted.offset):
+                    raise OffsetMovedToTieredStorageError(f"{wanted.offset} is in the table")
                 read = self._read(part, wanted, request.read_committed)
                 frames = [frame for frame in read if not part.left_out(frame.header, request.read_committed)]
             except SparkBrokerError as error:
@@ -457,7 +474,7 @@ class FakeCluster:
     def _answer(self, broker: int, request: CallRequest) -> Message:
         match request:
             case MetadataRequest():
-                return self.metadata(request.topics)
+                return self.metadata(request.topics, certain=request.certain)
             case InitProducerIdRequest():
                 return InitProducerIdResponse(self._new_producer_id(), 0)
             case ListOffsetsRequest():
@@ -526,8 +543,8 @@ class FakeCluster:
             raise UnknownTopicOrPartitionError(f"topic {name!r} does not exist")
         return self.topics[name]
 
-    def metadata(self, names: list[str] | None) -> MetadataResponse:
-        """The answer of every broker."""
+    def metadata(self, names: list[str] | None, *, certain: bool = False) -> MetadataResponse:
+        """The answer of every broker, or (`certain`) of the controller."""
         wanted = self.topics.values() if names is None else [self.topics[n] for n in names if n in self.topics]
         brokers = [
             BrokerMetadata(
@@ -546,18 +563,20 @@ class FakeCluster:
             )
             for broker in self.brokers
         ]
-        topics = [self._topic_metadata(topic) for topic in wanted]
+        topics = [self._topic_metadata(topic, certain=certain) for topic in wanted]
         return MetadataResponse("fake", self.controller_epoch, brokers, topics, self.controller, self.metadata_offset)
 
-    def _topic_metadata(self, topic: FakeTopic) -> TopicMetadata:
+    def _topic_metadata(self, topic: FakeTopic, *, certain: bool) -> TopicMetadata:
         ids = [broker.id for broker in self.brokers]
         partitions = [
             PartitionMetadata(index, part.leader, part.leader_epoch, ids, ids, part.leader_epoch)
             for index, part in enumerate(topic.partitions)
         ]
-        return TopicMetadata(
-            topic.name, topic.topic_id, partitions, topic.schemas, topic.config, topic.history, topic.log_starts
-        )
+        history, log_starts = topic.history, topic.log_starts
+        if topic.lagging and not certain:
+            topic.lagging -= 1
+            history, log_starts = topic.before_the_lag
+        return TopicMetadata(topic.name, topic.topic_id, partitions, topic.schemas, topic.config, history, log_starts)
 
     def _offset_info(self, broker: int, spec: ListOffsetsPartition) -> ListedOffset:
         try:
@@ -583,6 +602,7 @@ class FakeCluster:
             size_bytes=sum(lengths),
             fitting_offset=part.log[first + max(1, fitting) - 1].header.next_offset if lengths else spec.start,
             sealed_offset=topic.sealed_offset,
+            history_end_offset=topic.history_end(spec.partition),
         )
 
     def _group(self, broker: int, request: OffsetCommitRequest | OffsetFetchRequest) -> Message:

@@ -13,8 +13,14 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from spark_broker import Admin, Consumer, TopicPartition
-from spark_broker.errors import InvalidDataError, MissingDependencyError, OffsetOutOfRangeError, SparkBrokerError
-from spark_broker.protocol.messages import HistoryMetadata
+from spark_broker.errors import (
+    InvalidDataError,
+    MissingDependencyError,
+    NotControllerError,
+    OffsetOutOfRangeError,
+    SparkBrokerError,
+)
+from spark_broker.protocol.messages import CallRequest, HistoryMetadata, Message, MetadataRequest
 from spark_broker.times import from_ms
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 
@@ -178,6 +184,98 @@ def test_deleted_records_are_not_read_from_the_table(cluster: FakeCluster, table
         strict.seek(T0, 12)
         assert read(strict, END - 12) == list(range(12, END))
         assert strict.beginning_offsets([T0]) == {T0: 12}
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_deletion_that_brokers_do_not_know_yet_is_no_silent_gap(
+    cluster: FakeCluster, table: Path, warm: bool
+) -> None:
+    """The rows are gone from the table, and only the controller knows it. A reader from 3 would go on with 12.
+
+    `warm`: the consumer has the table open, because it has read another partition of it.
+    """
+    topic = cluster.topics["t"]
+    topic.history = HistoryMetadata("a-table", 2, 2, [0, 0], [BOUNDARY, 5])
+    topic.before_the_lag, topic.lagging = (topic.history, []), 10_000
+    topic.log_starts = [12]
+    DeltaTable(str(table)).delete("_offset < 12")
+    with Consumer(cluster.bootstrap, auto_offset_reset="none") as strict:
+        strict.assign([T0, TopicPartition("t", 1)] if warm else [T0])
+        if warm:
+            strict.seek(TopicPartition("t", 1), 0)
+            strict.pause(T0)
+            assert strict.poll(1.0) == []
+            strict.resume(T0)
+        strict.seek(T0, 3)
+        assert isinstance(error_of(strict), OffsetOutOfRangeError)
+        strict.seek(T0, 12)
+        assert read(strict, END - 12) == list(range(12, END))
+
+
+def test_a_table_is_read_once_the_controller_answers(cluster: FakeCluster, table: Path, consumer: Consumer) -> None:
+    del table
+    refusals = itertools.count()
+
+    def refuse_twice(broker: int, request: CallRequest) -> Message | None:
+        del broker
+        if isinstance(request, MetadataRequest) and request.certain and next(refusals) < 2:
+            raise NotControllerError("the controller cannot be reached")
+        return None
+
+    cluster.call_hook = refuse_twice
+    consumer.assign([T0])
+    consumer.seek(T0, 0)
+    assert read(consumer, len(EVERYTHING)) == EVERYTHING
+    assert next(refusals) == 3
+
+
+@pytest.mark.usefixtures("table")
+def test_a_consumer_that_learns_of_the_history_late_still_begins_with_it(cluster: FakeCluster) -> None:
+    """Its metadata is from before the first tiering. The log begins where the history ends by now: nothing is there
+    to tell it that earlier records exist, but the leader's answer.
+    """
+    cluster.topics["t"].lagging = 4
+    with Consumer(cluster.bootstrap, topics="t", auto_offset_reset="earliest") as consumer:
+        assert read(consumer, len(EVERYTHING)) == EVERYTHING
+    cluster.topics["t"].lagging = 3
+    with Consumer(cluster.bootstrap) as consumer:
+        assert consumer.beginning_offsets([T0]) == {T0: 0}
+    cluster.topics["t"].lagging = 3
+    with Admin(cluster.bootstrap) as admin:
+        assert admin.list_offsets({T0: "earliest"}) == {T0: 0}
+
+
+@pytest.mark.usefixtures("table")
+@pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
+def test_an_offset_that_was_tiered_is_not_out_of_range_whatever_the_metadata_shows(
+    cluster: FakeCluster, reset: str
+) -> None:
+    with Consumer(cluster.bootstrap, auto_offset_reset=reset) as consumer:
+        consumer.assign([T0])
+        cluster.topics["t"].lagging = 5
+        consumer.seek(T0, 13)
+        expected = [n for n in EVERYTHING if n >= 13]
+        assert read(consumer, len(expected)) == expected
+
+
+def test_the_last_record_of_the_table_says_nothing_of_the_epoch_where_the_history_ends(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """Found by the simulator with seed 10287: a leader of epoch 1 wrote the offsets from 25 to 30, and their
+    transaction was aborted. The consumer claimed to have read 29 in epoch 0, so the log seemed to have been cut.
+    """
+    path = tmp_path / "table"
+    write_deltalake(str(path), rows(0, 25))
+    cluster.create("t", 1, schema=SCHEMA, config={"delta.path": str(path)})
+    cluster.store("t", 0, values(0, 25))
+    cluster.elect("t", 0, leader=1)
+    cluster.store("t", 0, values(25, 30))
+    cluster.store("t", 0, values(30, END))
+    cluster.topics["t"].partitions[0].log_start_offset = LOG_START
+    cluster.topics["t"].history = HistoryMetadata("a-table", 2, 2, [0], [30])
+    with Consumer(cluster.bootstrap, topics="t", auto_offset_reset="earliest") as consumer:
+        expected = [n for n in range(25) if n not in ABORTED] + list(range(30, END))
+        assert read(consumer, len(expected)) == expected
 
 
 def test_without_a_history_an_offset_that_is_gone_resets_the_position(

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark_broker.config import load_cluster_settings
+from spark_broker.driver import controller_loop
 from spark_broker.driver.controller_service import ControllerService
 from spark_broker.driver.metadata_claim import Owner
 from spark_broker.driver.metadata_log import MetadataLog
@@ -331,6 +332,31 @@ def test_a_deposed_controller_fails_and_tells_nobody_of_its_decision(start: Star
     assert isinstance(old.failures[0], StaleControllerEpochError)
     assert broker.image.next_offset == next_offset
     assert new.service.image.controller_epoch == old.service.image.controller_epoch + 1
+
+
+def test_a_deposed_controller_tells_nobody_what_its_successor_may_have_changed(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader of a topic's table relies on it: deleted rows would be missing, and nobody would say so."""
+    monkeypatch.setattr(controller_loop, "LOOK_S", 3600.0)
+    old = start()
+    before = old.call(MetadataRequest(certain=True))
+    start()
+    assert old.call(MetadataRequest()) == before
+    with pytest.raises(NotControllerError):
+        old.call(MetadataRequest(certain=True))
+    assert old.failed.wait(20)
+    assert isinstance(old.failures[0], StaleControllerEpochError)
+
+
+def test_a_certain_answer_waits_while_the_metadata_store_fails(start: Start, tmp_path: Path) -> None:
+    running = start(request_timeout_ms=1000)
+    away = running.path.rename(tmp_path / "away")
+    with pytest.raises(RequestTimedOutError, match="metadata store fails"):
+        running.call(MetadataRequest(certain=True))
+    away.rename(running.path)
+    assert isinstance(running.call(MetadataRequest(certain=True)), MetadataResponse)
+    assert not running.failures
 
 
 def test_a_deposed_controller_lets_its_brokers_go_though_it_has_nothing_to_write(start: Start) -> None:

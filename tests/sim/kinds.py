@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spark_broker.testing.simulation import bit_flips, clock_jumps, compaction, store, unclean
+from spark_broker.testing.simulation import bit_flips, clock_jumps, compaction, store, tiering, unclean
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 
@@ -55,6 +55,16 @@ def has_compaction(seed: int) -> bool:
 def has_compaction_and_transactions(seed: int) -> bool:
     """Topics that are compacted, and transactions."""
     return has_compaction(seed) and has_transactions(seed)
+
+
+def has_tiering(seed: int) -> bool:
+    """Topics with Delta tables, unless it has unclean elections."""
+    return random.Random(f"{seed}/tiering draw").random() < tiering.SHARE
+
+
+def has_compaction_and_tiering(seed: int) -> bool:
+    """Topics that are compacted and have tables."""
+    return has_compaction(seed) and has_tiering(seed)
 
 
 def has_store_outages(seed: int) -> bool:

@@ -272,4 +272,22 @@ REGRESSIONS = [
         found="a process died before it moved a damaged log away; the next one took this log for a rebuilt one",
         mended="broker/damaged.py, storage/quarantine.py",
     ),
+    Regression(
+        seed=10287,
+        events=500,
+        found="the end of a table was claimed to be of the last row's leader epoch, and looked like a truncation",
+        mended="client/history_reader.py",
+    ),
+    Regression(
+        seed=43,
+        events=500,
+        found="a broker that lagged behind did not know which rows had been deleted from a table",
+        mended="client/metadata.py, controller/calls.py",
+    ),
+    Regression(
+        seed=634,
+        events=500,
+        found="the rules: a snapshot may be of a process that had forgotten idle producers",
+        mended="testing/simulation/transaction_rules.py",
+    ),
 ]

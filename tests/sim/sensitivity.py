@@ -8,11 +8,27 @@ import sys
 import pytest
 
 from spark_broker.testing.simulation.schedule import run_schedule
-from tests.sim import compaction_bugs, damage_bugs, group_bugs, producer_bugs, transaction_bugs, unclean_bugs
+from tests.sim import (
+    compaction_bugs,
+    damage_bugs,
+    group_bugs,
+    producer_bugs,
+    tiering_bugs,
+    transaction_bugs,
+    unclean_bugs,
+)
 from tests.sim.bugs import BUGS
 from tests.support.sensitivity import TRIES_MAX, main
 
-FILES = (compaction_bugs, damage_bugs, group_bugs, producer_bugs, transaction_bugs, unclean_bugs)
+FILES = (
+    compaction_bugs,
+    damage_bugs,
+    group_bugs,
+    producer_bugs,
+    tiering_bugs,
+    transaction_bugs,
+    unclean_bugs,
+)
 """Importing these modules registers their bugs."""
 
 

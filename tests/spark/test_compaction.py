@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 import spark_broker
 from spark_broker import Admin, BrokerCluster, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
-from spark_broker.testing.compacted_replicas import compare_compacted_replicas
-from spark_broker.testing.replicas import find_replicas, read_batches
+from spark_broker.testing.compacted_replicas import compacted_batches, compare_compacted_replicas
+from spark_broker.testing.replicas import find_replicas
 from tests.spark.failover import wait_for
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
@@ -47,7 +47,7 @@ def admin(cluster: BrokerCluster) -> Iterator[Admin]:
 def rows_left(log_dirs: str, partition: TopicPartition) -> list[int]:
     """How many records each replica's files hold."""
     replicas = find_replicas(log_dirs, partition)
-    return [sum(frame.header.row_count for frame in read_batches(replica, EVERY_OFFSET)) for replica in replicas]
+    return [sum(frame.header.row_count for frame in compacted_batches(replica, EVERY_OFFSET)) for replica in replicas]
 
 
 def overwrite(producer: Producer, topic: str, rng: random.Random) -> Records:

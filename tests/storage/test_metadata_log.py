@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -107,9 +108,11 @@ def test_a_second_controller_deposes_the_first(tmp_path: Path) -> None:
 def test_a_controller_that_writes_nothing_finds_out_that_it_is_deposed(tmp_path: Path) -> None:
     first = begun(tmp_path)
     first.check_current()
+    first.ensure_current()
     second = begun(tmp_path)
     second.check_current()
-    for look in (first.check_current, first.check_current, lambda: first.append([LaunchRecord(1)])):
+    second.ensure_current()
+    for look in (first.ensure_current, first.check_current, lambda: first.append([LaunchRecord(1)])):
         with pytest.raises(StaleControllerEpochError):
             look()
     second.append([LaunchRecord(1)])
@@ -135,6 +138,25 @@ def test_a_store_that_does_not_answer_deposes_nobody(tmp_path: Path, monkeypatch
         patch.setattr(log._store, "read", fail)
         log.check_current()
     log.append([LaunchRecord(1)])
+
+
+def test_a_store_that_does_not_answer_is_asked_until_it_is_certain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, tries = begun(tmp_path), itertools.count()
+    read = log._store.read
+
+    def fail_twice(name: str) -> bytes | None:
+        if next(tries) < 2:
+            raise OSError(f"no answer about {name}")
+        return read(name)
+
+    monkeypatch.setattr(log._store, "read", fail_twice)
+    log.ensure_current()
+    assert next(tries) > 2
+    tries = itertools.count()
+    with pytest.raises(MetadataStoreError, match="not known whether another controller has taken over"):
+        log.ensure_current(patience_s=0)
 
 
 def test_of_threads_that_race_for_a_number_exactly_one_wins(tmp_path: Path) -> None:

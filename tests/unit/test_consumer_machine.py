@@ -236,7 +236,9 @@ def test_an_offset_out_of_range_is_judged_when_what_was_fetched_before_is_used_u
     assert rig.machine.poll()[1]
     rig.now_ms += 200
     rig.refuse(rig.fetch(), OffsetOutOfRangeError("no"))
-    assert rig.only(LookUpOffsets).timestamps_ms == {T0: EARLIEST}
+    (lookup,) = rig.metadata(view((0, 0)))
+    assert isinstance(lookup, LookUpOffsets), "once metadata is there that knows of the deletion"
+    assert lookup.timestamps_ms == {T0: EARLIEST}
 
 
 def test_a_paused_partition_is_not_fetched(rig: Rig) -> None:

@@ -26,9 +26,13 @@ from spark_broker.times import from_ms
 
 
 class MetadataRequest(Message, frozen=True):
-    """`topics=None`: all of them. A name that does not exist is absent from the response."""
+    """`topics=None`: all of them. A name that does not exist is absent from the response.
+
+    `certain`: the controller answers, as of now. Else any broker does, and it may lag behind.
+    """
 
     topics: Annotated[list[Name], Meta(max_length=10_000)] | None = None
+    certain: bool = False
 
 
 class BrokerMetadata(Message, frozen=True):
@@ -160,6 +164,7 @@ class ListedOffset(Message, frozen=True):
     """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`.
 
     `sealed_offset`: the end of the sealed segments, as far as transactions are decided: what may be tiered.
+    `history_end_offset`: up to there (exclusive) the leader knows records to be in the topic's table; -1: it has none.
     `start_epoch`: leader epoch of the record before the caller's `start`. `size_bytes`: bytes stored from `start` to
     `offset`. `fitting_offset`: the batches from `start` up to it fit into `max_bytes`, or are a single larger batch.
     -1: not known, or not asked for.
@@ -179,6 +184,7 @@ class ListedOffset(Message, frozen=True):
     size_bytes: int = -1
     fitting_offset: int = -1
     sealed_offset: Offset = -1
+    history_end_offset: Offset = -1
 
 
 class ListOffsetsResponse(Message, frozen=True):

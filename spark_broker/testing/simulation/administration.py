@@ -12,12 +12,15 @@ from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CreatePartitionsRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
     ElectLeadersRequest,
     ReassignPartitionRequest,
 )
 from spark_broker.testing.simulation.trace import TraceKind
 
 if TYPE_CHECKING:
+    from spark_broker.broker.partition import Partition
     from spark_broker.testing.simulation.machine import SimulatedMachine
     from spark_broker.testing.simulation.world import World
 
@@ -103,6 +106,9 @@ class Administration:
             self._rng.choice([self._rng.choice(committed), partition.replica.high_watermark]),
             machine.process,
         )
+        if self._world.tiering is not None:
+            self._ask_to_delete(machine, partition, offset)
+            return f"records of {partition} below {offset} are to be deleted"
 
         def delete() -> None:
             try:
@@ -112,3 +118,21 @@ class Administration:
 
         self._world.scheduler.after(0, process, "delete records", delete)
         return f"records of {partition} below {offset} are deleted"
+
+    def _ask_to_delete(self, machine: SimulatedMachine, partition: Partition, offset: int) -> None:
+        """As an Admin does: the leader asks the controller, which remembers it. Rows of a table are deleted, too."""
+        topic_id, number = partition.key
+        spec = DeleteRecordsPartition(topic_id, number, partition.replica.assignment.leader_epoch, offset)
+        self._world.network.call(
+            self._world.operator,
+            machine.host,
+            machine.address,
+            DeleteRecordsRequest([spec]),
+            timeout_ms=2000,
+            on_answer=_ignore,
+            on_error=_ignore,
+        )
+
+
+def _ignore(_: object) -> None:
+    return

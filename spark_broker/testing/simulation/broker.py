@@ -32,9 +32,11 @@ from spark_broker.errors import (
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
     CallRequest,
+    ConfirmHistoryRequest,
     Message,
     MetadataRequest,
     MetadataUpdate,
+    RaiseLogStartsRequest,
     RegisterBrokerRequest,
     RegisterBrokerResponse,
 )
@@ -287,7 +289,7 @@ class BrokerProcess(NetworkNode):
             reply(error)
 
     def _answer(self, request: object, reply: Reply) -> None:
-        if isinstance(request, MetadataRequest):
+        if isinstance(request, MetadataRequest) and not request.certain:
             reply(self.world.describe(self._requests.image))
         else:
             self._requests.answer(request, reply)  # type: ignore[arg-type]
@@ -339,4 +341,6 @@ class BrokerProcess(NetworkNode):
 def _serves_none(request: CallRequest, reply: Answered) -> bool:
     """Stands in for the coordinator of a schedule without transactions, which has no transactional requests."""
     del reply
+    if isinstance(request, ConfirmHistoryRequest | RaiseLogStartsRequest | MetadataRequest):
+        return False
     raise InvariantError(f"a {type(request).__name__} in a schedule without transactions")

@@ -38,9 +38,6 @@ STEP_MS = 25.0
 
 FAULT = "leave a follower behind"
 
-LENGTH = 2
-"""How many times as many events as usual: before anything is compacted, segments have to fill."""
-
 _FLAGS = FIRST_OF_SEGMENT | TRANSACTIONAL
 """Attributes that compaction may take off a batch whose records all stay."""
 

@@ -6,12 +6,10 @@ are those of a reader on the leader's machine, as a DataFrame's task is: it read
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -22,13 +20,14 @@ from spark_broker.client.consumer_effects import (
     FollowLeader,
     LeaveLeader,
     LookUpOffsets,
+    ReadHistory,
     RefreshMetadata,
 )
 from spark_broker.client.consumer_machine import ConsumerMachine
-from spark_broker.client.fetch_machine import Fetch, FetchedPart, FetchMachine
+from spark_broker.client.fetch_machine import Fetch, FetchedPart
 from spark_broker.client.local_files import LocalFiles, UnusableExtentError
 from spark_broker.client.offset_lookup import OffsetLookup
-from spark_broker.client.partition_position import PartitionPosition, Prefetched
+from spark_broker.client.partition_position import PartitionPosition
 from spark_broker.client.retry import Backoff
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
@@ -38,10 +37,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
 )
-from spark_broker.model import ConsumedBatch, TopicPartition
-from spark_broker.protocol.arrow_message import row_deltas
-from spark_broker.protocol.crc32c import Buffer
-from spark_broker.protocol.frame import ROW_OFFSETS, BatchHeader, decode_frames
+from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import (
     FetchRequest,
     FetchResponse,
@@ -50,7 +46,7 @@ from spark_broker.protocol.messages import (
     MetadataResponse,
 )
 from spark_broker.testing.history import Truncated
-from spark_broker.testing.simulation.batches import decoded
+from spark_broker.testing.simulation.fetches import Record, SimFetches, Values
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
 from spark_broker.testing.simulation.scheduler import Timer
@@ -80,82 +76,6 @@ RECORDS_AT_ONCE = 5
 
 LOCAL_EVERY = 2
 """Every so many fetches, the reader is on the leader's machine."""
-
-
-class _Values(NamedTuple):
-    """Stands in for a `ConsumedBatch`: decoding every batch into Arrow would take a tenth of a schedule."""
-
-    tp: TopicPartition
-    offsets: Sequence[int]
-    values: tuple[bytes, ...]
-
-    @property
-    def base_offset(self) -> int:
-        return self.offsets[0]
-
-    def rows_below(self, offset: int) -> int:
-        return bisect_left(self.offsets, offset)
-
-    def slice(self, offset: int) -> _Values:
-        return _Values(self.tp, self.offsets[offset:], self.values[offset:])
-
-    def runs(self) -> Iterator[_Values]:
-        bounds = [at for at in range(1, len(self.offsets)) if self.offsets[at] != self.offsets[at - 1] + 1]
-        for first, end in pairwise([0, *bounds, len(self.offsets)]):
-            if end > first:
-                yield _Values(self.tp, self.offsets[first:end], self.values[first:end])
-
-    def records(self) -> Iterator[_Record]:
-        return (_Record(self.tp, offset, value) for offset, value in zip(self.offsets, self.values, strict=True))
-
-
-class _Record(NamedTuple):
-    """Stands in for a `ConsumedRecord`."""
-
-    tp: TopicPartition
-    offset: int
-    value: bytes
-
-
-class _Fetches(FetchMachine):
-    """The production requests and answers; batches are decoded to `_Values`."""
-
-    def __init__(self, consumer: SimConsumer, config: ConsumerConfig, backoff: Backoff) -> None:
-        super().__init__(config, None, backoff)
-        self._consumer = consumer
-        self._read_committed = config.read_committed
-
-    def decode(self, part: FetchedPart) -> list[Prefetched]:
-        """Decode an answer as `client.fetch_decoder` does."""
-        target, answer = part.target, part.response
-        tp = TopicPartition(target.topic.name, target.partition)
-        transactional = self._consumer.world.transactional
-        fetched: list[Prefetched] = []
-        offset = target.offset
-        frames = decode_frames(part.payload) if part.local is None else part.local
-        for header, data in frames:
-            if transactional is not None and self._read_committed:
-                transactional.rules.handed_out(self._consumer.name, target.key, header)
-            values = _values_of(tp, header, data)
-            values = values.slice(values.rows_below(offset))  # a batch may begin before the position
-            decode = partial(_identity, cast("ConsumedBatch", values)) if values.values else None
-            fetched.append(Prefetched(decode, header.next_offset, header.leader_epoch, header.length))
-            offset = header.next_offset
-        if answer.next_offset > offset:
-            fetched.append(Prefetched(None, answer.next_offset, answer.next_epoch, 0))
-        return fetched
-
-
-def _values_of(tp: TopicPartition, header: BatchHeader, message: Buffer) -> _Values:
-    if not header.row_count:
-        return _Values(tp, (), ())
-    if header.attributes & ROW_OFFSETS:
-        return _Values(tp, (header.base_offset + row_deltas(header, message)).tolist(), decoded(message))
-    return _Values(tp, range(header.base_offset, header.next_offset), decoded(message))
-
-
-def _identity(batch: ConsumedBatch) -> ConsumedBatch:
-    return batch
 
 
 class _LocalReads:
@@ -201,7 +121,7 @@ class SimConsumer(NetworkNode):
         super().__init__(name, name)
         self.world = world
         backoff = Backoff(config.retry_backoff_ms, config.retry_backoff_max_ms, rng=world.client_rng)
-        self.machine = ConsumerMachine(config, None, backoff, fetches=_Fetches(self, config, backoff))
+        self.machine = ConsumerMachine(config, None, backoff, fetches=SimFetches(world, name, config, backoff))
         self._config = config
         self._topics: set[str] = set()  # the topics that it knows of
         self._addresses: dict[int, Address] = {}
@@ -266,6 +186,8 @@ class SimConsumer(NetworkNode):
                 self._refresh()
             case LookUpOffsets():
                 self._look_up(effect)
+            case ReadHistory() if self.world.tiering is not None:
+                self.world.tiering.read_history(self, effect)
             case _:
                 raise ViolationError("consumers have no groups", f"{self}: {effect}")
 
@@ -326,6 +248,11 @@ class SimConsumer(NetworkNode):
     def _offsets_came(self, asked: LookUpOffsets, lookup: OffsetLookup) -> None:
         self.machine.offsets_came(asked, lookup.found, lookup.failures, self.now_ms)
         self.positioned(asked.generations)
+        if self.world.tiering is not None:
+            for tp in asked.generations:
+                position = self.machine.partitions[tp]
+                if position.has_position and position.generation == asked.generations[tp] + 1:
+                    self.world.tiering.check_begin(self, tp, position.position)
         self.advance()
 
     def positioned(self, generations: Mapping[TopicPartition, int]) -> None:
@@ -359,17 +286,22 @@ class SimConsumer(NetworkNode):
 
     def _take_batches(self) -> bool:
         batches, moved = self.machine.poll()
-        for batch in cast("list[_Values]", batches):
-            self.world.history.polled(self.name, batch.tp, batch.base_offset, batch.values)
+        for batch in cast("list[Values]", batches):
+            self._polled(batch.tp, batch.base_offset, batch.values)
         return moved
+
+    def _polled(self, tp: TopicPartition, base_offset: int, values: tuple[bytes, ...]) -> None:
+        self.world.history.polled(self.name, tp, base_offset, values)
+        if self.world.tiering is not None:
+            self.world.tiering.has_read(self, tp, base_offset + len(values))
 
     def _take_records(self) -> bool:
         """Take a few records, one at a time. The position may then lie inside a batch until the next poll."""
         moved = False
         for _ in range(RECORDS_AT_ONCE):
-            record, has_room = cast("tuple[_Record | None, bool]", self.machine.next_record())
+            record, has_room = cast("tuple[Record | None, bool]", self.machine.next_record())
             if record is not None:
-                self.world.history.polled(self.name, record.tp, record.offset, (record.value,))
+                self._polled(record.tp, record.offset, (record.value,))
             elif not has_room:
                 break
             moved = True

@@ -120,7 +120,7 @@ class SimulatedController(NetworkNode):
 
     def _step(self, events: Sequence[Event]) -> None:
         records = self._decisions.decide(events, self.log.image, self._world.scheduler.now_ms)
-        if not records:
+        if not self._decisions.is_writing:
             self._carry()
             return
         written = self._world.rng.random() < 0.5  # the file may be there long before its effects
@@ -130,18 +130,24 @@ class SimulatedController(NetworkNode):
         self._world.scheduler.after(delay_ms, self, "metadata written", lambda: self._committed(first_offset, records))
 
     def _append(self, records: Sequence[MetadataRecord]) -> int:
-        """Write the file. A log that fails ends the controller: what became of its decisions is unknown."""
+        """Write the file, or check that the log is still ours. A log that fails ends the controller: what became of its
+        decisions is unknown."""
         self._world.store.waited_ms = 0.0
         try:
-            offset = self.log.append(records)
+            offset = self.log.append(records) if records else self._checked()
         except (MetadataStoreError, StaleControllerEpochError) as error:
             self._world.note(self.name, trace.TraceKind.METADATA, f"cannot write its log: {error.message}")
             self._world.controller_ended(self)
             return -1
         finally:
             self._retry_ms, self._world.store.waited_ms = self._world.store.waited_ms, 0.0
-        self._world.invariants.metadata_committed(self.log.image)
+        if records:
+            self._world.invariants.metadata_committed(self.log.image)
         return offset
+
+    def _checked(self) -> int:
+        self.log.ensure_current()
+        return self.log.image.next_offset
 
     def _committed(self, first_offset: int, records: Sequence[MetadataRecord]) -> None:
         if first_offset < 0:
@@ -153,7 +159,8 @@ class SimulatedController(NetworkNode):
             written = lambda: self._committed(first_offset, records)  # noqa: E731
             self._world.scheduler.after(again_ms, self, "metadata written", written)
             return
-        self._publisher.publish(first_offset, records)
+        if records:
+            self._publisher.publish(first_offset, records)
         self._carry()
         if len(self._decisions) and not self._decisions.is_writing:
             self._step(self._decisions.next_events())

@@ -52,6 +52,8 @@ def end(world: World) -> None:
                 raise ViolationError("the cluster comes to rest", f"{ENDING_EVENTS_MAX:,} events while it healed")
         missing = _missing(world)
     _compare_all(world)
+    if world.tiering is not None:
+        world.tiering.check_all()
     _judge(world)
 
 
@@ -83,6 +85,7 @@ def _missing(world: World) -> str:
                 return f"{consumer} has not been told of a cut of {name}"
     missing = world.transactional.missing() if world.transactional is not None else ""
     missing = missing or (world.groups.missing() if world.groups is not None else "")
+    missing = missing or (world.tiering.missing() if world.tiering is not None else "")
     return missing or world.bit_flips.missing()
 
 

@@ -329,6 +329,12 @@ class Faults:
     def _leave_a_follower_behind(self) -> str:
         return self._world.compactions.strike(self._rng)
 
+    def _kill_tierer(self) -> str:
+        return self._world.tiering.strike(self._rng) if self._world.tiering is not None else ""
+
+    def _late_reader(self) -> str:
+        return self._world.tiering.begin_reader() if self._world.tiering is not None else ""
+
     def _elect_uncleanly(self) -> str:
         return self._world.unclean.strike(self._rng)
 

@@ -122,6 +122,8 @@ class Invariants:
     def metadata_committed(self, image: MetadataImage) -> None:
         """The metadata log holds a new file."""
         before, self.image = self.image, image
+        if self._world.tiering is not None:
+            self._world.tiering.recorded(before, image)
         self._images[image.next_offset] = image
         check_metadata_grows(before, image)
         for broker_id, broker in image.brokers.items():
@@ -223,6 +225,8 @@ class Invariants:
         if self._world.transactional is not None:
             self._world.transactional.rules.check_replica(process, partition)
         self._world.compactions.look(process, partition, self.committed.get(partition.key))
+        if self._world.tiering is not None:
+            self._world.tiering.check_start(process, partition)
         if replica.role is Role.LEADER:
             self._check_latest_offset(key, replica, name)
 
@@ -358,8 +362,14 @@ class Invariants:
             self._world.transactional.rules.committed(partition.key, committed.name, committed.headers[first_new:])
         if self._world.keeps_values and not partition.topic.name.startswith(INTERNAL_PREFIX):
             for header in committed.headers[first_new:]:
-                frame = partition.log.read(header.base_offset, 1, header.next_offset)[0]
-                committed.values[header.base_offset] = decoded(frame.message)
+                frames = partition.log.read(header.base_offset, 1, header.next_offset)
+                if not frames:
+                    raise ViolationError(
+                        "what becomes committed is still whole",
+                        f"{process.name}: {header.base_offset} to {header.next_offset} is not there",
+                        str(partition),
+                    )
+                committed.values[header.base_offset] = decoded(frames[0].message)
         shadow.match(committed)
         state = self.image.partition(*partition.key)
         if state is None:

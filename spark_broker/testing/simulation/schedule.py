@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_broker.testing.silence import silent_brokers
-from spark_broker.testing.simulation.compaction import LENGTH as COMPACTION_LENGTH
 from spark_broker.testing.simulation.ending import end
 from spark_broker.testing.simulation.trace import Trace, TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
@@ -14,6 +13,10 @@ from spark_broker.testing.simulation.world import World
 
 DEFAULT_EVENTS = 500
 MAX_BOOT_EVENTS = 5_000
+LENGTH_OF_COMPACTION = 2
+"""How many times as many events there are with compaction: before it begins, segments have to fill."""
+LENGTH_OF_TIERING = 5
+"""The same with tiering, where steps of tierers and readers of tables are events, too."""
 MAX_BEGIN_EVENTS = 200
 """Events within which the first transactions may begin, before there are faults."""
 
@@ -75,8 +78,11 @@ def _run(world: World, events: int) -> Broken | None:
             while not world.transactional.has_begun and world.scheduler.events < patience:
                 world.step()
             events *= world.transactional.draw.length
-        if world.compactions.draw is not None:
-            events *= COMPACTION_LENGTH
+        if world.tiering is not None:
+            world.tiering.start()
+            events *= LENGTH_OF_TIERING
+        elif world.compactions.draw is not None:
+            events *= LENGTH_OF_COMPACTION
         world.faults.start()
         last = world.scheduler.events + events
         while world.scheduler.events < last:

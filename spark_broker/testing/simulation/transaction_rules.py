@@ -249,13 +249,17 @@ def check_opened(process: BrokerProcess, partition: Partition, headers: list[Bat
 
 
 def same_producers(partition: Partition, rebuilt: ProducerStates, *, expire: bool) -> bool:
-    """Whether a replica's state is the one that was rebuilt; with `expire`, it may have forgotten producers."""
+    """Whether a replica's state is the one that was rebuilt.
+
+    With `expire`, it may have forgotten producers. So may the process before this one, in a snapshot that is newer than
+    the one with which this process began.
+    """
     rebuilt.start_at(partition.replica.log_start_offset)  # on a full disk, records below it may still be there
     producers, there = partition.replica.producers, dict(rebuilt.entries())
     here = dict(producers.entries())
     same_transactions = producers.transactions == rebuilt.transactions
     if partition.topic.is_compacted:  # What was aborted is removed, and what is decided counts so without its marker.
         same_transactions = {*producers.transactions.ongoing()} <= {*rebuilt.transactions.ongoing()}
-    if not same_transactions or any(there.get(producer_id) != entry for producer_id, entry in here.items()):
+    if not same_transactions or any(there.get(producer_id, entry) != entry for producer_id, entry in here.items()):
         return False
-    return expire or len(here) == len(there)
+    return expire or here.keys() == there.keys()

@@ -52,7 +52,7 @@ class Transactional:
             self._start_driver(f"app{number}", None)
         for number in range(self.draw.writes):
             self._start_write(f"write{number}")
-        if self.draw.reads_uncommitted:
+        if self.draw.reads_uncommitted and self._world.tiering is None:  # tables have no aborted records
             dirty = replace(CONFIG, isolation_level="read_uncommitted")
             reader = SimConsumer(self._world, "dirty reader", dirty)
             self._world.history.opened(reader.name, isolation=Isolation.READ_UNCOMMITTED)

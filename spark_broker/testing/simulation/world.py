@@ -42,6 +42,7 @@ from spark_broker.testing.simulation.scheduler import Scheduler
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.store import SimStore, with_store_outages
 from spark_broker.testing.simulation.swarm import Swarm
+from spark_broker.testing.simulation.tiering import Tiering, TieringDraw
 from spark_broker.testing.simulation.trace import Trace, TraceKind
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from spark_broker.testing.simulation.transactional import Transactional
@@ -81,6 +82,12 @@ class World:
             compaction = CompactionDraw.draw(seed, self.swarm, transactional=transactions is not None)
         if compaction is not None:
             self.swarm = compaction.adapt(self.swarm)
+        tiering = None
+        if swarm is None:
+            compacts, grouped = compaction is not None, groups is not None
+            tiering = TieringDraw.draw(seed, self.swarm, compacts=compacts, grouped=grouped)
+        if tiering is not None:
+            self.swarm = tiering.adapt(self.swarm)
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
         self.client_rng = random.Random(f"{seed}/clients")
@@ -109,6 +116,7 @@ class World:
         self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
         self.transactional = Transactional(self, transactions) if transactions is not None else None
         self.groups = Groups(self, groups) if groups is not None else None
+        self.tiering = Tiering(self, tiering) if tiering is not None else None
         self._controllers = 0
         self._topics = 0  # requested so far
         self._topic_ids = 0
@@ -321,9 +329,9 @@ class World:
 
     def new_topic_request(self) -> CreateTopicRequest:
         self._topics += 1
-        swarm = self.swarm
+        swarm, name = self.swarm, TOPIC if self._topics == 1 else f"{TOPIC}{self._topics}"
         return CreateTopicRequest(
-            name=TOPIC if self._topics == 1 else f"{TOPIC}{self._topics}",
+            name=name,
             partitions=swarm.partitions,
             replication_factor=swarm.replication_factor,
             schema=b"",
@@ -331,6 +339,7 @@ class World:
                 "min.insync.replicas": str(min(swarm.min_insync_replicas, swarm.replication_factor)),
                 **self.unclean.topic_config,
                 **(self.compactions.draw.topic_config if self.compactions.draw is not None else {}),
+                **(self.tiering.topic_config(name) if self.tiering is not None else {}),
             },
         )
 
@@ -387,13 +396,19 @@ class World:
 
     @property
     def keeps_values(self) -> bool:
-        """Whether records may be deleted, or compacted."""
-        return "delete records" in self.swarm.faults or self.compactions.draw is not None
+        """Whether records may be deleted, compacted, or moved into tables."""
+        removes = self.compactions.draw is not None or self.tiering is not None
+        return "delete records" in self.swarm.faults or removes
 
     @property
     def producers_expire(self) -> bool:
         """Whether brokers forget idle producers."""
         return "expire producers" in self.swarm.faults
+
+    def deleted_before(self, key: Key) -> int:
+        """Records of the partition before this offset are deleted, as the metadata log has it."""
+        topic = self.invariants.image.topics.get(key[0])
+        return topic.log_starts[key[1]] if topic is not None and key[1] < len(topic.log_starts) else 0
 
     def known_partitions(self, view: ClusterView) -> list[tuple[str, TopicPartition]]:
         """What a client with this metadata may append to and read from."""
@@ -447,5 +462,5 @@ class World:
         if key in self.unclean.released:
             return
         start = max((s.start_offset for (_, k), s in self.invariants.shadows.items() if k == key), default=0)
-        if start <= position:
+        if max(start, self.deleted_before(key)) <= position:
             raise ViolationError("readers are never out of range", f"at {position}: {message}", str(key))

@@ -74,6 +74,7 @@ class Cluster:
         self.now_ms = 0
         self.replayed = image
         self.unclean: set[tuple[str, int, int]] = set()  # (topic id, number, leader epoch) of unclean elections
+        self.certain = False  # whether the last answer of the controller had to be
         self.effects: list[Effect] = []
         self.notes: list[str] = []
         self.controller = Controller(image, settings(**values), shared_executor=shared_executor)
@@ -105,6 +106,7 @@ class Cluster:
                 self.unclean.add((record.topic_id, record.partition, state.leader_epoch))
         self.notes += [effect.text for effect in outcome.effects if isinstance(effect, Note | PartitionChanged)]
         self.effects = [effect for effect in outcome.effects if not isinstance(effect, Note | PartitionChanged)]
+        self.certain = outcome.certain
         return ControllerResult(outcome.records, tuple(self.effects))
 
     def tick(self, ms: int = 0, step_ms: int = 50) -> list[Effect]:

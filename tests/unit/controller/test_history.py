@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from spark_broker.controller.decisions import Decisions
 from spark_broker.controller.delta import MetadataDelta
+from spark_broker.controller.effects import Reply
+from spark_broker.controller.events import CallReceived
 from spark_broker.controller.image import image_from_snapshot, to_records
 from spark_broker.controller.records import HistoryRecord, decode_records, encode_records
 from spark_broker.controller.topic_history import TopicHistory
@@ -15,7 +18,12 @@ from spark_broker.errors import (
     StaleControllerEpochError,
     UnknownTopicIdError,
 )
-from spark_broker.protocol.messages import ConfirmHistoryRequest, CreatePartitionsRequest, ReportTieringRequest
+from spark_broker.protocol.messages import (
+    ConfirmHistoryRequest,
+    CreatePartitionsRequest,
+    MetadataRequest,
+    ReportTieringRequest,
+)
 from tests.unit.controller.cluster import Cluster
 
 TABLE = "a-table"
@@ -72,11 +80,35 @@ def test_a_commit_whose_leader_was_replaced_since_is_not_recorded(cluster: Clust
     assert history(cluster).ends == (6, 9)
 
 
-def test_a_repetition_changes_nothing(cluster: Cluster) -> None:
+def test_a_repetition_changes_nothing_and_its_answer_is_certain(cluster: Cluster) -> None:
+    """Who is answered relies on it that nothing else is recorded. A controller that was replaced does not know."""
     confirm(cluster, 0, [5, 0])
-    offset = cluster.image.next_offset
+    offset, before = cluster.image.next_offset, history(cluster)
     confirm(cluster, 0, [5, 0])
-    assert cluster.image.next_offset == offset
+    assert (cluster.certain, cluster.image.next_offset, history(cluster)) == (True, offset, before)
+    for certain in (False, True):
+        cluster.call(MetadataRequest(certain=certain))
+        assert cluster.certain == certain
+
+
+def test_a_certain_answer_waits_for_the_metadata_log_and_events_wait_behind_it(cluster: Cluster) -> None:
+    decisions, image = Decisions(cluster.controller), cluster.image
+    assert decisions.decide([CallReceived(900, MetadataRequest())], image, cluster.now_ms) == []
+    assert [type(effect) for effect in decisions.committed()] == [Reply]
+    assert decisions.decide([CallReceived(901, MetadataRequest(certain=True))], image, cluster.now_ms) == []
+    assert decisions.is_writing
+    later = CallReceived(902, MetadataRequest())
+    decisions.let_wait(later, cluster.now_ms)
+    assert [type(effect) for effect in decisions.committed()] == [Reply]
+    assert (decisions.is_writing, decisions.next_events()) == (False, [later])
+
+
+def test_that_nothing_is_recorded_yet_can_be_repeated_until_something_is(cluster: Cluster) -> None:
+    confirm(cluster, -1, [], table_id="")
+    assert cluster.certain
+    confirm(cluster, 0, [5, 0])
+    with pytest.raises(HistoryConflictError):
+        confirm(cluster, -1, [], table_id="")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,166 @@
+"""One try of a tiering run, step by step: what comes before what, and what ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.errors import HistoryConflictError
+from spark_broker.history.attempt import Attempt, TieredTopic
+from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, Written
+from spark_broker.history.retention import HistoryMark
+from spark_broker.history.steps import (
+    AppendRecords,
+    CompareWithLogs,
+    Confirm,
+    CutTable,
+    DeleteRows,
+    ListLogs,
+    RaiseLogStarts,
+    ReadClock,
+    ReadRecords,
+    ReadTable,
+    SaveRefused,
+    Step,
+)
+from spark_broker.protocol.messages import HistoryMetadata, ListedOffset, PartitionMetadata
+
+UNRECORDED = TableCommit(5, 1, "another", (0,), (30,), (HistoryMark(7, (30,), (300,)),))
+"""A commit in the table that the controller has not recorded."""
+
+
+def topic(recorded: int, *, config: Mapping[str, str] | None = None, log_starts: Sequence[int] = ()) -> TopicView:
+    """A topic of one partition. The controller has recorded its history up to this offset; 0: none."""
+    history = HistoryMetadata("table", 0, 0, [0], [recorded]) if recorded else None
+    partition = PartitionMetadata(0, 1, 4, [1], [1], 1)
+    settings = {"delta.path": "/lake", **(config or {})}
+    return TopicView("t", "id", (partition,), (), settings, history, tuple(log_starts))
+
+
+def log(sealed: int, *, start: int = 0) -> list[ListedOffset]:
+    return [ListedOffset("id", 0, 0, offset=sealed, log_start_offset=start, sealed_offset=sealed, size_bytes=100)]
+
+
+def written(step: AppendRecords | CutTable) -> Written:
+    return Written("table", step.commit, 10, 1, 100)
+
+
+def run(
+    view: TopicView, table: TableSnapshot | None, logs: list[ListedOffset], **answers: Callable[[Any], object]
+) -> tuple[list[Step[Any]], TieredTopic]:
+    """Run a try. `answers`: by the name of a step, what it answers, or raises."""
+    given: dict[str, Callable[[Any], object]] = {
+        "ReadTable": lambda _: table,
+        "ListLogs": lambda _: logs,
+        "ReadClock": lambda _: 1000,
+        "ReadRecords": lambda _: 0,
+        "AppendRecords": written,
+        "CutTable": written,
+        "CompareWithLogs": lambda _: {},
+        **answers,
+    }
+    steps = Attempt(view, include_active_segments=False, new_id=lambda: "mine").steps()
+    done: list[Step[Any]] = []
+    while True:
+        try:
+            step = next(steps)
+        except StopIteration as ended:
+            tiered: TieredTopic = ended.value
+            return done, tiered
+        done.append(step)
+        step.answer = given.get(type(step).__name__, lambda _: None)(step)
+
+
+def kinds(steps: Sequence[Step[Any]]) -> list[type[Step[Any]]]:
+    return [type(step) for step in steps]
+
+
+def test_the_first_try_creates_the_table_and_confirms_last() -> None:
+    steps, tiered = run(topic(0), None, log(20))
+    assert kinds(steps) == [ReadTable, ListLogs, ReadRecords, ReadClock, AppendRecords, Confirm, ReadClock]
+    read, append, confirm = steps[2], steps[4], steps[5]
+    assert isinstance(read, ReadRecords)
+    assert (read.ranges, read.table_exists) == ([TieringRange(0, 0, 20)], False)
+    assert isinstance(append, AppendRecords)
+    assert (append.commit.version, append.commit.starts, append.commit.ends) == (0, (0,), (20,))
+    assert append.commit.marks == (HistoryMark(1000, (20,), (100,)),)
+    assert isinstance(confirm, Confirm)
+    assert (confirm.history.version, confirm.history.ends) == (0, (20,))
+    assert (tiered.records, tiered.ends) == (10, (20,))
+
+
+def test_where_nothing_is_sealed_nothing_is_written() -> None:
+    steps, tiered = run(topic(20), TableSnapshot("table", 0, 0, {}), log(20))
+    assert kinds(steps) == [ReadTable, ListLogs, ReadClock]
+    assert (tiered.table_version, tiered.ends) == (None, (20,))
+
+
+def test_a_commit_that_nobody_recorded_is_compared_with_the_log_and_recorded_first() -> None:
+    table = TableSnapshot("table", 5, 1, {1: UNRECORDED})
+    steps, tiered = run(topic(20), table, log(45))
+    assert kinds(steps)[:4] == [ReadTable, ListLogs, CompareWithLogs, Confirm]
+    compare, confirm = steps[2], steps[3]
+    assert isinstance(compare, CompareWithLogs)
+    assert compare.ranges == [TieringRange(0, 20, 30)]
+    assert isinstance(confirm, Confirm)
+    assert (confirm.history.version, confirm.history.ends) == (1, (30,))
+    assert tiered.ends == (45,)
+
+
+def test_the_table_is_cut_only_if_its_commit_is_still_unrecorded() -> None:
+    """What the table has and the log lacks may have been compacted, once the controller has recorded the commit. A try
+    whose metadata is older would take it for cut by an unclean election.
+    """
+    table = TableSnapshot("table", 5, 1, {1: UNRECORDED})
+    asked: list[Confirm] = []
+
+    def recorded_meanwhile(step: Confirm) -> None:
+        asked.append(step)
+        raise HistoryConflictError("version 0 of t: 1 was confirmed before")
+
+    with pytest.raises(HistoryConflictError):
+        run(topic(20), table, log(45), CompareWithLogs=lambda _: {0: 25}, Confirm=recorded_meanwhile)
+    assert [(step.history.version, step.history.ends) for step in asked] == [(0, (20,))]
+
+
+def test_rows_that_an_unclean_election_cut_from_the_log_are_cut_from_the_table() -> None:
+    table = TableSnapshot("table", 5, 1, {1: UNRECORDED})
+    steps, tiered = run(topic(20), table, log(45), CompareWithLogs=lambda _: {0: 25})
+    assert kinds(steps)[2:6] == [CompareWithLogs, Confirm, CutTable, Confirm]
+    cut, confirm = steps[4], steps[5]
+    assert isinstance(cut, CutTable)
+    assert (cut.offsets, cut.commit.version, cut.commit.ends) == ({0: 25}, 2, (25,))
+    assert isinstance(confirm, Confirm)
+    assert (confirm.history.version, confirm.history.ends) == (2, (25,))
+    assert tiered.ends == (45,)
+
+
+def test_records_that_the_table_refuses_are_saved_before_the_controller_knows() -> None:
+    table = TableSnapshot("table", 0, 0, {})
+    steps, tiered = run(topic(20), table, log(45), ReadRecords=lambda _: 3)
+    assert kinds(steps)[2:] == [ReadRecords, ReadClock, AppendRecords, ListLogs, SaveRefused, Confirm, ReadClock]
+    append = steps[4]
+    assert isinstance(append, AppendRecords)
+    assert (append.commit.refused, append.commit.quarantined) == ((TieringRange(0, 20, 45),), 3)
+    assert tiered.quarantined == 3
+
+
+def test_retention_tells_the_controller_before_rows_go() -> None:
+    marks = (HistoryMark(10, (20,), (100,)),)
+    commit = TableCommit(0, 0, "x", (0,), (20,), marks)
+    table = TableSnapshot("table", 0, 0, {0: commit})
+    view = topic(20, config={"retention.ms": "500"})
+    steps, tiered = run(view, table, log(20))
+    assert kinds(steps) == [ReadTable, ListLogs, ReadClock, RaiseLogStarts, DeleteRows]
+    assert tiered.log_starts == (20,)
+
+
+def test_rows_of_deleted_records_go_before_anything_is_appended() -> None:
+    steps, _ = run(topic(20, log_starts=[7]), TableSnapshot("table", 0, 0, {}), log(45))
+    assert kinds(steps)[:3] == [ReadTable, DeleteRows, ListLogs]
+    delete = steps[1]
+    assert isinstance(delete, DeleteRows)
+    assert delete.before == {0: 7}

@@ -37,7 +37,7 @@ RUNS = 10
 """The rows come in so many pieces, an hour of event time each, and a run tiers each piece."""
 TURNS = 5
 BATCH_ROWS = 50_000
-RECORD_BYTES = 100
+RECORD_BYTES = (100, 1000)
 FIRST_US = 1_600_000_000_000_000
 HOUR_US = 3_600_000_000
 UTC = pa.timestamp("us", "UTC")
@@ -112,23 +112,25 @@ def measure(bench: Bench, total: int) -> list[Figure]:
     ]
 
 
-def measure_bytes(bench: Bench, topic: str, total: int) -> Figure:
-    """How many bytes of records a run takes a second. The records have 100 bytes each, which do not compress."""
+def measure_bytes(bench: Bench, topic: str, size_bytes: int, record_bytes: int) -> Figure:
+    """How many bytes of records a run takes a second. The records have so many bytes each, which do not compress."""
+    total = size_bytes // record_bytes
+    batch_rows = BATCH_ROWS * RECORD_BYTES[0] // record_bytes
     with Admin(bench.servers) as admin:
         admin.create_topic(NewTopic(topic, PARTITIONS, 1, config={"delta.path": bench.path(topic)}))
     random = np.random.default_rng(7)
     with Producer(bench.servers) as producer:
-        for start in range(0, total, BATCH_ROWS):
-            count = min(BATCH_ROWS, total - start)
-            data = pa.py_buffer(random.bytes(count * RECORD_BYTES))
-            offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * RECORD_BYTES)
+        for start in range(0, total, batch_rows):
+            count = min(batch_rows, total - start)
+            data = pa.py_buffer(random.bytes(count * record_bytes))
+            offsets = pa.py_buffer(np.arange(count + 1, dtype=np.int32) * record_bytes)
             values = pa.Array.from_buffers(pa.binary(), count, [None, offsets, data])
-            producer.append(topic, pa.record_batch({"value": values}), partition=start // BATCH_ROWS % PARTITIONS)
+            producer.append(topic, pa.record_batch({"value": values}), partition=start // batch_rows % PARTITIONS)
         producer.flush()
     tiered, seconds = bench.tier(topic)
-    rate = total * RECORD_BYTES / seconds / 1e6
+    rate = total * record_bytes / seconds / 1e6
     return Figure(
-        f"{total:,} records of {RECORD_BYTES} bytes into the table, in one run",
+        f"{total:,} records of {record_bytes:,} bytes into the table, in one run",
         f"{rate:.0f} MB/s, {rate / SLOTS:.0f} MB/s and core; {counted(tiered.files, 'file', 'files')}",
         "50 MB/s and core",
     )
@@ -217,8 +219,9 @@ def main(given: list[str] | None = None) -> int:
         spark.conf.set("spark.sql.adaptive.enabled", "false")  # Its plans hide the metrics of a scan.
         with ProcessCluster(base, 1, {"log.retention.check.interval.ms": 100}) as cluster:
             bench = Bench(spark, cluster.bootstrap_servers, base)
-            measure_bytes(bench, "warm-up", BATCH_ROWS)
-            figures = [*measure(bench, options.rows), measure_bytes(bench, "records", options.rows // 2)]
+            measure_bytes(bench, "warm-up", 5_000_000, RECORD_BYTES[0])
+            figures = measure(bench, options.rows)
+            figures += [measure_bytes(bench, f"records-{size}", options.rows * 50, size) for size in RECORD_BYTES]
         spark.stop()
     print_table(("measured", "result", "goal"), [(f.name, f.result, f.goal) for f in figures], title=machine())
     if options.write:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from operator import attrgetter
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.commit_queue import CommitQueue
@@ -25,6 +24,7 @@ from spark_broker.client.consumer_effects import (
     Round,
 )
 from spark_broker.client.fetch_machine import FetchMachine
+from spark_broker.client.history_turns import HistoryTurns
 from spark_broker.client.leader_fetches import LeaderFetches
 from spark_broker.client.partition_position import POLL_BATCHES_MAX, PartitionPosition, Prefetched, Start
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, RecoveryPace
@@ -89,7 +89,7 @@ class ConsumerMachine:
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
-        self._history: ReadHistory | None = None  # under way
+        self._history = HistoryTurns(config)
         self._refreshes = _Tries(backoff)
         self._lookups = _Tries(backoff)  # own tries: a missing topic does not delay other topics' first positions
         self._refreshed_ms = float("-inf")
@@ -265,7 +265,9 @@ class ConsumerMachine:
             commit = self._commits.next()
             if commit is not None:
                 self.leaders.effects.append(commit)
-            self._read_history()
+            part = self._history.next(self.partitions.values(), self.view)
+            if part is not None:
+                self.leaders.effects.append(part)
         effects, self.leaders.effects = self.leaders.effects, []
         return effects
 
@@ -459,43 +461,14 @@ class ConsumerMachine:
                 return OffsetAndMetadata(begins)
         return OffsetAndMetadata(info.offset, known_epoch(info.last_epoch))
 
-    def _read_history(self) -> None:
-        """Have the next part of a topic's table read, if there is room for it."""
-        if self._history is not None:
-            return
-        room = self._config.fetch_max_bytes - sum(p.buffered_bytes for p in self.partitions.values())
-        for position in sorted(self.partitions.values(), key=attrgetter("served")):
-            topic = self.view.topic(position.tp.topic)
-            full = position.buffered_bytes >= self._config.max_partition_fetch_bytes or room <= 0
-            if position.history_end < 0 or position.paused or position.error is not None or topic is None or full:
-                continue
-            position.served += 1
-            where = (position.generation, position.fetch_offset, position.history_end)
-            self._history = ReadHistory(position.tp, topic, *where)
-            self.leaders.effects.append(self._history)
-            return
-
     def history_came(self, asked: ReadHistory, fetched: Sequence[Prefetched]) -> None:
         """A part of a topic's table, from the position's fetch offset on."""
-        self._history = None
-        for position in self._still({asked.tp: asked.generation}):
-            position.add_history(fetched)
+        self._history.came(self._still({asked.tp: asked.generation}), fetched)
 
     def history_failed(self, asked: ReadHistory, error: SparkBrokerError, now_ms: float) -> None:
-        """The table cannot be read: poll raises why until a seek moves the position.
-
-        Where the history begins later now, the leader refuses the offset, and the reset policy counts. After an error
-        that passes, the leader says again later that the table has the offset.
-        """
-        self._history = None
-        for position in self._still({asked.tp: asked.generation}):
-            if isinstance(error, OffsetOutOfRangeError):
-                position.history_end = -1
-            elif error.retriable:
-                position.history_end = -1
-                self.leaders.back_off(position, now_ms)
-            else:
-                position.error = error
+        """A part of a topic's table cannot be read."""
+        for position in self._history.failed(self._still({asked.tp: asked.generation}), error):
+            self.leaders.back_off(position, now_ms)
 
     def _still(self, generations: Generations) -> list[PartitionPosition]:
         """The positions that nobody has moved meanwhile."""

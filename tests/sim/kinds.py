@@ -59,7 +59,8 @@ def has_compaction_and_transactions(seed: int) -> bool:
 
 def has_tiering(seed: int) -> bool:
     """Topics with Delta tables, unless it has unclean elections."""
-    return random.Random(f"{seed}/tiering draw").random() < tiering.SHARE
+    share = tiering.SHARE_OF_COMPACTION if has_compaction(seed) else tiering.SHARE
+    return random.Random(f"{seed}/tiering draw").random() < share
 
 
 def has_compaction_and_tiering(seed: int) -> bool:

@@ -20,8 +20,8 @@ def test_schedules_with_tables_tier_and_read_them_and_break_no_rule() -> None:
     counts = counts_of(seeds(60))
     assert counts["tries of tiering"] > 1000
     assert counts["tries of tiering that failed"] > 50
-    assert counts["commits of tierers recorded"] > 200
-    assert counts["parts of tables read"] > 100
+    assert counts["commits of tierers recorded"] > 150
+    assert counts["parts of tables read"] > 50
     assert counts["fault: kill tierer"] > 50
     assert counts["fault: late reader"] > 10
 
@@ -29,12 +29,14 @@ def test_schedules_with_tables_tier_and_read_them_and_break_no_rule() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_many_schedules_with_tables_break_no_rule() -> None:
-    assert counts_of(seeds(1000))["commits of tierers recorded"] > 3000
+    counts = counts_of(seeds(600))
+    assert counts["commits of tierers recorded"] > 2000
+    assert counts["parts of tables read"] > 600
 
 
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_many_schedules_with_tables_of_compacted_topics_break_no_rule() -> None:
-    counts = counts_of(seeds(300, compacted=True))
-    assert counts["passes of compaction"] > 500
-    assert counts["commits of tierers recorded"] > 500
+    counts = counts_of(seeds(200, compacted=True))
+    assert counts["passes of compaction"] > 1200
+    assert counts["commits of tierers recorded"] > 700

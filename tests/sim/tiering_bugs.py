@@ -18,7 +18,6 @@ from spark_broker.client.leader_fetches import LeaderFetches
 from spark_broker.client.offset_lookup import OffsetLookup
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.config import INT64_MAX
-from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.history import attempt
 from spark_broker.history.attempt import Attempt
 from spark_broker.history.plan import (
@@ -163,9 +162,3 @@ def ask_brokers_what_was_deleted(patch: Patch) -> None:
 
     answer = BrokerProcess._answer
     patch.setattr(BrokerProcess, "_answer", buggy)
-
-
-@bug("", quick=False)
-def let_a_replaced_controller_be_certain(patch: Patch) -> None:
-    """A controller does not look whether another one has taken over before it says what is certain."""
-    patch.setattr(MetadataLog, "ensure_current", lambda self, *, patience_s=0.0: None)

@@ -50,6 +50,7 @@ PURE_MODULES = (
     "client/commit_queue.py",
     "client/consumer_effects.py",
     "client/consumer_machine.py",
+    "client/history_turns.py",
     "history/attempt.py",
     "history/plan.py",
     "history/retention.py",

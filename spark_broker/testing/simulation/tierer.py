@@ -167,6 +167,7 @@ class SimTierer(Client):
                 self._tell(request, lambda: self._answered(step, None))
             case DeleteRows():
                 self._table.delete_before(step.before)
+                self._tiering.rows_deleted()
                 self._answered(step, None)
             case _:
                 raise ViolationError("nothing is cut without an unclean election", f"{self}: {step}", self._topic.name)

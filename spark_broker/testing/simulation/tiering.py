@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from spark_broker.testing.simulation.world import World
 
 SHARE = 0.12
-"""Share of the schedules whose topics have tables."""
+"""Share of the schedules without compaction whose topics have tables."""
+
+SHARE_OF_COMPACTION = 0.3
+"""The share of those with compaction, which removes records that the table has to have first."""
 
 FAULT = "kill tierer"
 LATE_READER = "late reader"
-READERS_MAX = 4
+READERS_MAX = 6
 
 SLOW_READ_MS = 400.0
 
@@ -61,7 +64,8 @@ class TieringDraw:
         Nothing that a group may not have read yet is deleted.
         """
         rng = random.Random(f"{seed}/tiering draw")
-        if rng.random() >= SHARE or UNCLEAN in swarm.faults:
+        share = SHARE_OF_COMPACTION if compacts else SHARE
+        if rng.random() >= share or UNCLEAN in swarm.faults:
             return None
         config = {"local.retention.bytes": rng.choice(["1", "1", "6000"])}
         if not compacts and rng.random() < 0.4:
@@ -70,7 +74,7 @@ class TieringDraw:
             config["retention.bytes"] = rng.choice(["2000", "6000"])
         return TieringDraw(
             topic_config=config,
-            tierers=rng.choice([1, 1, 2]),
+            tierers=rng.choice([1, 2] if compacts else [1, 1, 2]),
             interval_ms=rng.choice([20.0, 80.0, 400.0]),
             step_ms=rng.choice([1.0, 4.0, 25.0]),
             tiers_active=rng.random() < 0.4,
@@ -149,6 +153,11 @@ class Tiering:
         consumers.append(SimConsumer(self._world, f"c{len(consumers)}"))
         consumers[-1].start()
         return f"{consumers[-1]} begins"
+
+    def rows_deleted(self) -> None:
+        """At times, a reader begins now: brokers may lag behind the deletion."""
+        if self._world.client_rng.random() < 0.5:
+            self.begin_reader()
 
     def may_refuse(self, error: SparkBrokerError) -> bool:
         """Records may have been deleted, or tiered and dropped, since a try began."""

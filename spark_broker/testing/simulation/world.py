@@ -24,12 +24,12 @@ from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
 from spark_broker.protocol.messages import CreateTopicRequest, MetadataResponse, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.simulation.batches import Payloads, values_of
-from spark_broker.testing.simulation.bit_flips import BitFlips, with_bit_flips
+from spark_broker.testing.simulation.bit_flips import BitFlips
 from spark_broker.testing.simulation.broker import BrokerProcess
-from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
-from spark_broker.testing.simulation.compaction import CompactionDraw, Compactions
+from spark_broker.testing.simulation.compaction import Compactions
 from spark_broker.testing.simulation.consumer import SimConsumer
 from spark_broker.testing.simulation.controller import CONTROLLER_ADDRESS, CONTROLLER_HOST, SimulatedController
+from spark_broker.testing.simulation.draws import Draws
 from spark_broker.testing.simulation.faults import Faults
 from spark_broker.testing.simulation.filesystem import ProcessKilled
 from spark_broker.testing.simulation.group_draw import GroupDraw
@@ -40,13 +40,12 @@ from spark_broker.testing.simulation.network import Network, NetworkNode
 from spark_broker.testing.simulation.producer import SimProducer
 from spark_broker.testing.simulation.scheduler import Scheduler
 from spark_broker.testing.simulation.shadow import Key
-from spark_broker.testing.simulation.store import SimStore, with_store_outages
+from spark_broker.testing.simulation.store import SimStore
 from spark_broker.testing.simulation.swarm import Swarm
-from spark_broker.testing.simulation.tiering import Tiering, TieringDraw
+from spark_broker.testing.simulation.tiering import Tiering
 from spark_broker.testing.simulation.trace import Trace, TraceKind
-from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 from spark_broker.testing.simulation.transactional import Transactional
-from spark_broker.testing.simulation.unclean import UncleanElections, with_unclean_elections
+from spark_broker.testing.simulation.unclean import UncleanElections
 from spark_broker.testing.simulation.violation import ViolationError
 
 TOPIC = "t"
@@ -66,28 +65,8 @@ class World:
         """`swarm` and `groups` replace what the seed draws, for a scene that is set by hand."""
         self.seed = seed
         draw = random.Random(f"{seed}/draw")
-        self.swarm = swarm or Swarm.draw(draw)
-        transactions = TransactionDraw.draw(seed) if swarm is None else None
-        if transactions is not None:
-            self.swarm = transactions.adapt(self.swarm)
-        groups = GroupDraw.draw(seed) if swarm is None else groups
-        if groups is not None:
-            self.swarm = groups.adapt(self.swarm)
-        if swarm is None:
-            self.swarm = with_store_outages(seed, with_bit_flips(seed, self.swarm))
-            if transactions is None:
-                self.swarm = with_clock_jumps(seed, with_unclean_elections(seed, self.swarm))
-        compaction = None
-        if swarm is None:
-            compaction = CompactionDraw.draw(seed, self.swarm, transactional=transactions is not None)
-        if compaction is not None:
-            self.swarm = compaction.adapt(self.swarm)
-        tiering = None
-        if swarm is None:
-            compacts, grouped = compaction is not None, groups is not None
-            tiering = TieringDraw.draw(seed, self.swarm, compacts=compacts, grouped=grouped)
-        if tiering is not None:
-            self.swarm = tiering.adapt(self.swarm)
+        drawn = Draws.of(seed, draw) if swarm is None else Draws.by_hand(swarm, groups)
+        self.swarm = drawn.swarm
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
         self.client_rng = random.Random(f"{seed}/clients")
@@ -104,8 +83,8 @@ class World:
         skews = [draw.randint(-self.swarm.clock_skew_ms, self.swarm.clock_skew_ms) for _ in range(self.swarm.brokers)]
         self.machines = [SimulatedMachine(number, self.scheduler, skew) for number, skew in enumerate(skews)]
         self.history = HistoryRecorder()
-        self.payloads = Payloads(keyed=compaction is not None)
-        self.compactions = Compactions(self, compaction)
+        self.payloads = Payloads(keyed=drawn.compaction is not None)
+        self.compactions = Compactions(self, drawn.compaction)
         self.invariants = Invariants(self)
         self.bit_flips = BitFlips(self)
         self.unclean = UncleanElections(self)
@@ -114,9 +93,9 @@ class World:
         self.faults = Faults(self, random.Random(f"{seed}/faults"))
         self.producers = [SimProducer(self, f"p{number}") for number in range(self.swarm.producers)]
         self.consumers = [SimConsumer(self, f"c{number}") for number in range(self.swarm.consumers)]
-        self.transactional = Transactional(self, transactions) if transactions is not None else None
-        self.groups = Groups(self, groups) if groups is not None else None
-        self.tiering = Tiering(self, tiering) if tiering is not None else None
+        self.transactional = Transactional(self, drawn.transactions) if drawn.transactions is not None else None
+        self.groups = Groups(self, drawn.groups) if drawn.groups is not None else None
+        self.tiering = Tiering(self, drawn.tiering) if drawn.tiering is not None else None
         self._controllers = 0
         self._topics = 0  # requested so far
         self._topic_ids = 0

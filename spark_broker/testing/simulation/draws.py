@@ -1,0 +1,55 @@
+"""All that a seed decides about a schedule before it begins."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from spark_broker.testing.simulation.bit_flips import with_bit_flips
+from spark_broker.testing.simulation.clock_jumps import with_clock_jumps
+from spark_broker.testing.simulation.compaction import CompactionDraw
+from spark_broker.testing.simulation.group_draw import GroupDraw
+from spark_broker.testing.simulation.store import with_store_outages
+from spark_broker.testing.simulation.swarm import Swarm
+from spark_broker.testing.simulation.tiering import TieringDraw
+from spark_broker.testing.simulation.transaction_draw import TransactionDraw
+from spark_broker.testing.simulation.unclean import with_unclean_elections
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """`swarm`: the size, the settings and the faults, with what the features of the schedule need. A feature is None
+    where the schedule does not have it.
+    """
+
+    swarm: Swarm
+    transactions: TransactionDraw | None = None
+    groups: GroupDraw | None = None
+    compaction: CompactionDraw | None = None
+    tiering: TieringDraw | None = None
+
+    @staticmethod
+    def of(seed: int, draw: random.Random) -> Draws:
+        """`draw` is for the swarm. Each feature has a generator of its own, which leaves the others as they are."""
+        swarm = Swarm.draw(draw)
+        transactions = TransactionDraw.draw(seed)
+        if transactions is not None:
+            swarm = transactions.adapt(swarm)
+        groups = GroupDraw.draw(seed)
+        if groups is not None:
+            swarm = groups.adapt(swarm)
+        swarm = with_store_outages(seed, with_bit_flips(seed, swarm))
+        if transactions is None:
+            swarm = with_clock_jumps(seed, with_unclean_elections(seed, swarm))
+        compaction = CompactionDraw.draw(seed, swarm, transactional=transactions is not None)
+        if compaction is not None:
+            swarm = compaction.adapt(swarm)
+        tiering = TieringDraw.draw(seed, swarm, compacts=compaction is not None, grouped=groups is not None)
+        if tiering is not None:
+            swarm = tiering.adapt(swarm)
+        return Draws(swarm, transactions, groups, compaction, tiering)
+
+    @staticmethod
+    def by_hand(swarm: Swarm, groups: GroupDraw | None) -> Draws:
+        """For a scene."""
+        return Draws(swarm if groups is None else groups.adapt(swarm), groups=groups)

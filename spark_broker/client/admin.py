@@ -187,8 +187,10 @@ class Admin:
         deadline = self._deadline()
         changes = normalize_schema(arrow_schema(schema))
         self._change(AlterTopicSchemaRequest(name, schema_to_bytes(changes)), deadline)
-        schemas = len(self._existing(name, deadline).schemas)
-        self._await_brokers(name, lambda topic: topic is not None and len(topic.schemas) >= schemas, deadline)
+        altered = self._metadata.recorded(name, deadline)
+        if altered is not None:
+            schemas = len(altered.schemas)
+            self._await_brokers(name, lambda topic: topic is None or len(topic.schemas) >= schemas, deadline)
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """The cluster with its live brokers, in order of id. `include_fenced`: fenced brokers are listed, too."""

@@ -159,20 +159,24 @@ class ClusterMetadata:
         return view.only(topics) if lagging else merge(ClusterView(), answer, topics)
 
     def as_recorded(self, topic: TopicView, deadline: Deadline) -> TopicView:
-        """The topic as the controller has it now, even if brokers lag behind; as it is, if it does not exist any more.
+        """`recorded`; the topic as it is, if it does not exist any more."""
+        recorded = self.recorded(topic.name, deadline)
+        return topic if recorded is None or recorded.topic_id != topic.topic_id else recorded
+
+    def recorded(self, name: str, deadline: Deadline) -> TopicView | None:
+        """The topic as the controller has it now, even if brokers lag behind; None: it does not exist.
 
         Raises the last retriable error at the deadline.
         """
         answer = call_with_retries(
-            lambda: self.call_any(MetadataRequest([topic.name], certain=True), deadline),
+            lambda: self.call_any(MetadataRequest([name], certain=True), deadline),
             deadline=deadline,
             backoff=self.backoff,
             closing=self.closing,
         )
         if not isinstance(answer, MetadataResponse):
             raise UnknownServerError(f"metadata was answered with {type(answer).__name__}")
-        recorded = merge(ClusterView(), answer, [topic.name]).topic(topic.name)
-        return topic if recorded is None or recorded.topic_id != topic.topic_id else recorded
+        return merge(ClusterView(), answer, [name]).topic(name)
 
     def topic(self, name: str, deadline: Deadline, *, partition: int = 0) -> TopicView:
         """The topic, with at least this partition, from the cache or a broker. A broker may not know it yet, so it is

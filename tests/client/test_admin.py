@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 import threading
@@ -126,6 +127,24 @@ def test_delete_topic_returns_when_brokers_that_lag_do_not_show_the_topic(cluste
     assert asked_of_the_last > 5
     with Admin(f"127.0.0.1:{cluster.brokers[2].port}") as other:
         assert other.list_topics() == []
+
+
+def test_alter_topic_schema_returns_when_brokers_that_lag_know_the_schema(cluster: FakeCluster, admin: Admin) -> None:
+    """Even if the first broker that is asked lags, too: producers would refuse rows of the new schema."""
+    cluster.create("t", schema=pa.schema([("id", pa.int32())]))
+    before, answered = copy.deepcopy(cluster.metadata(["t"])), 0
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        nonlocal answered
+        changed = isinstance(request, MetadataRequest) and len(cluster.topics["t"].schemas) > 1
+        if not changed or request.certain:  # type: ignore[union-attr]
+            return None
+        answered += 1
+        return before if answered <= 5 else None
+
+    cluster.call_hook = hook
+    admin.alter_topic_schema("t", pa.schema([("id", pa.int64())]))
+    assert answered > 5
 
 
 def test_several_topics_are_created_and_deleted_past_one_that_fails(cluster: FakeCluster, admin: Admin) -> None:

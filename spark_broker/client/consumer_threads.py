@@ -162,6 +162,8 @@ class ConsumerThreads:
         except SparkBrokerError as error:
             if isinstance(effect, CommitOffsets) and effect.background and error.retriable:
                 _log.warning("a commit failed; the next commit stores its offsets or later ones: %s", error)
+            if isinstance(effect, ReadHistory) and error.retriable:
+                _log.warning("%s: the topic's table is read later, from offset %d: %s", effect.tp, effect.start, error)
             self._failed(effect, error)
 
     def _failed(self, effect: Effect, error: SparkBrokerError) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from contextlib import suppress
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -13,6 +14,8 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 from tests.broker.compacted_partition import DAY_MS, CompactedPartition
 from tests.storage.logs import sim_directory
+
+pytestmark = pytest.mark.timeout(600)
 
 KEYS = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 PRODUCERS = st.integers(1, 2)
@@ -109,4 +112,5 @@ class CompactionMachine(RuleBasedStateMachine):
 
 
 TestCompactionMachine = CompactionMachine.TestCase
-TestCompactionMachine.settings = settings(stateful_step_count=40)
+# A step opens and compacts real files: with the profile "full", half of its examples take a minute alone on a machine.
+TestCompactionMachine.settings = settings(stateful_step_count=40, max_examples=max(50, settings().max_examples // 2))

@@ -212,21 +212,21 @@ def test_a_deletion_that_brokers_do_not_know_yet_is_no_silent_gap(
         assert read(strict, END - 12) == list(range(12, END))
 
 
-def test_a_table_is_read_once_the_controller_answers(cluster: FakeCluster, table: Path, consumer: Consumer) -> None:
-    del table
-    refusals = itertools.count()
+@pytest.mark.usefixtures("table")
+def test_a_table_is_read_once_the_controller_answers(cluster: FakeCluster, caplog: pytest.LogCaptureFixture) -> None:
+    """It is away for longer than one request waits for it."""
+    answers_from = time.monotonic() + 2
 
-    def refuse_twice(broker: int, request: CallRequest) -> Message | None:
+    def refuse(broker: int, request: CallRequest) -> Message | None:
         del broker
-        if isinstance(request, MetadataRequest) and request.certain and next(refusals) < 2:
+        if isinstance(request, MetadataRequest) and request.certain and time.monotonic() < answers_from:
             raise NotControllerError("the controller cannot be reached")
         return None
 
-    cluster.call_hook = refuse_twice
-    consumer.assign([T0])
-    consumer.seek(T0, 0)
-    assert read(consumer, len(EVERYTHING)) == EVERYTHING
-    assert next(refusals) == 3
+    cluster.call_hook = refuse
+    with Consumer(cluster.bootstrap, topics="t", auto_offset_reset="earliest", request_timeout_ms=500) as consumer:
+        assert read(consumer, len(EVERYTHING)) == EVERYTHING
+    assert "t-0: the topic's table is read later, from offset 0" in caplog.text
 
 
 @pytest.mark.usefixtures("table")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -63,11 +64,13 @@ from spark_broker.protocol.messages.common import known
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
 from spark_broker.times import to_ms
 
+_log = logging.getLogger(__name__)
+
 DESCRIBE_OFFSETS_MS = 2000
 """How long a description waits for the leaders' offsets. A leader that has not answered by then gives none."""
 
 KNOWN_MS = 2000
-"""How long a call that creates, grows or deletes a topic waits until every live broker knows of the change."""
+"""How long a call that creates, changes or deletes a topic waits until every live broker knows of the change."""
 
 _REFRESH_AGE_S = 1.0
 
@@ -172,10 +175,14 @@ class Admin:
         self._await_leaders(name, total, deadline)
 
     def alter_topic_config(self, name: str, values: Mapping[str, object]) -> None:
-        """Set settings of a topic; None resets one to its default. Raises InvalidConfigError."""
+        """Set settings of a topic; None resets one to its default. Waits up to 2 s until every live broker knows.
+
+        Raises InvalidConfigError.
+        """
         deadline = self._deadline()
         texts = {key: None if value is None else to_text(_plain(value)) for key, value in values.items()}
         self._change(AlterTopicConfigRequest(name, texts), deadline)
+        self._await_altered(name, lambda topic, altered: topic.config == dict(altered.config), deadline)
 
     def alter_topic_schema(self, name: str, schema: object) -> None:
         """Add columns to a typed topic, or widen types of its columns. Waits up to 2 s until every live broker knows.
@@ -187,10 +194,7 @@ class Admin:
         deadline = self._deadline()
         changes = normalize_schema(arrow_schema(schema))
         self._change(AlterTopicSchemaRequest(name, schema_to_bytes(changes)), deadline)
-        altered = self._metadata.recorded(name, deadline)
-        if altered is not None:
-            schemas = len(altered.schemas)
-            self._await_brokers(name, lambda topic: topic is None or len(topic.schemas) >= schemas, deadline)
+        self._await_altered(name, lambda topic, altered: len(topic.schemas) >= len(altered.schemas), deadline)
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """The cluster with its live brokers, in order of id. `include_fenced`: fenced brokers are listed, too."""
@@ -331,6 +335,20 @@ class Admin:
 
         self._await(ready, deadline, LeaderNotAvailableError(f"a partition of {name!r} has no leader yet"))
         self._await_brokers(name, lambda topic: topic is not None and len(topic.partitions) >= partitions, deadline)
+
+    def _await_altered(self, name: str, has: Callable[[TopicMetadata, TopicView], bool], deadline: Deadline) -> None:
+        """Wait until every live broker has what the controller has recorded of the topic. The change is made already:
+        that the controller cannot be asked is no failure of it.
+        """
+        try:
+            altered = self._metadata.recorded(name, Deadline.after_ms(min(KNOWN_MS, deadline.remaining_ms)))
+        except SparkBrokerError as error:
+            if not error.retriable:
+                raise
+            _log.info("it is not known which brokers have heard of the change of %r: %s", name, error)
+            return
+        if altered is not None:
+            self._await_brokers(name, lambda topic: topic is None or has(topic, altered), deadline)
 
     def _await_brokers(self, name: str, knows: Callable[[TopicMetadata | None], bool], deadline: Deadline) -> None:
         """Wait up to KNOWN_MS until every live broker knows of a change of this topic. A client may ask any of them."""

@@ -129,6 +129,36 @@ def test_delete_topic_returns_when_brokers_that_lag_do_not_show_the_topic(cluste
         assert other.list_topics() == []
 
 
+def test_alter_topic_config_returns_when_brokers_that_lag_know_the_settings(cluster: FakeCluster, admin: Admin) -> None:
+    """Else a leader refuses records by settings that are gone."""
+    cluster.create("t", config={"cleanup.policy": "compact"})
+    before, answered = cluster.metadata(["t"]), 0
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        nonlocal answered
+        if not isinstance(request, MetadataRequest) or cluster.topics["t"].config or request.certain:
+            return None
+        answered += 1
+        return before if answered <= 5 else None
+
+    cluster.call_hook = hook
+    admin.alter_topic_config("t", {"cleanup.policy": None})
+    assert answered > 5
+
+
+def test_a_change_is_made_although_the_controller_is_gone_right_after_it(cluster: FakeCluster, admin: Admin) -> None:
+    cluster.create("t")
+
+    def hook(broker: int, request: CallRequest) -> Message | None:
+        if isinstance(request, MetadataRequest) and request.certain:
+            return ErrorResponse(NotControllerError.code, "no controller")
+        return None
+
+    cluster.call_hook = hook
+    admin.alter_topic_config("t", {"retention.ms": 5})
+    assert cluster.topics["t"].config == {"retention.ms": "5"}
+
+
 def test_alter_topic_schema_returns_when_brokers_that_lag_know_the_schema(cluster: FakeCluster, admin: Admin) -> None:
     """Even if the first broker that is asked lags, too: producers would refuse rows of the new schema."""
     cluster.create("t", schema=pa.schema([("id", pa.int32())]))

@@ -12,12 +12,19 @@ QUICK_TRIES_MAX = 500
 """More than any quick bug takes (docs/reliability.md says how many): seeds change their stories when the code does."""
 
 NEAR = {
+    "abort_what_was_decided_at_a_fail_over": 250,
     "answer_without_knowing_who_leads": 2070,
+    "ask_brokers_what_was_deleted": 270,
+    "begin_anew_before_the_controller_has_heard": 350,
     "claim_the_epoch_of_the_last_row": 820,
     "commit_past_a_truncation_before_its_notification": 400,
     "forget_what_a_pass_took_for_committed": 1480,
+    "follow_from_below_what_was_purged": 230,
     "let_older_incarnations_join": 930,
+    "send_markers_before_the_decision_is_committed": 620,
+    "swap_winners_and_losers_at_a_fail_over": 260,
     "take_a_leaders_file_as_it_is": 900,
+    "take_a_stale_answer_for_a_refusal": 370,
     "take_back_what_was_committed_during_a_snapshot": 1140,
     "take_compacted_records_for_cut": 530,
 }

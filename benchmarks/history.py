@@ -149,7 +149,7 @@ def await_drop(bench: Bench) -> None:
 
         def dropped() -> bool:
             partitions = admin.describe_topic("flights").partitions
-            return all(state.log_start_offset == state.sealed_offset for state in partitions)
+            return all(state.local_log_start_offset == state.sealed_offset for state in partitions)
 
         eventually(dropped, 120, "the log drops what is in the table")
 

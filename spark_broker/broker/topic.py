@@ -25,9 +25,8 @@ _TRUE = scalar_of(True, pa.bool_())
 class Topic:
     """`schemas[i]` is the schema of id i; the last one is current.
 
-    `history_ends`: up to which offset (exclusive) each partition is in the topic's Delta table, from `history_starts`
-    on. A partition beyond these has no history yet. None: the topic has no table. `log_starts`: before which offset
-    each partition's records were deleted; a partition beyond these lost none so.
+    `history`: what is in the topic's Delta table; None: the topic has no table. `log_starts`: before which offset each
+    partition's records were deleted; a partition beyond these lost none so.
     """
 
     name: str
@@ -36,9 +35,8 @@ class Topic:
     schema_bytes: tuple[bytes, ...]
     config: TopicConfig
     timestamp_column: str
-    history_ends: tuple[int, ...] | None = None
+    history: TopicHistory | None = None
     log_starts: tuple[int, ...] = ()
-    history_starts: tuple[int, ...] = ()
 
     @staticmethod
     def of(state: TopicState) -> Topic:
@@ -49,22 +47,12 @@ class Topic:
             column = DEFAULT_TIMESTAMP_COLUMN
         has_table = bool(config.delta_path) and not state.internal
         history = (state.history or TopicHistory()) if has_table else None
-        return Topic(
-            name=state.name,
-            topic_id=state.topic_id,
-            schemas=schemas,
-            schema_bytes=state.schemas,
-            config=config,
-            timestamp_column=column,
-            history_ends=None if history is None else history.ends,
-            log_starts=state.log_starts,
-            history_starts=() if history is None else history.starts,
-        )
+        return Topic(state.name, state.topic_id, schemas, state.schemas, config, column, history, state.log_starts)
 
     @property
     def drops_what_is_tiered(self) -> bool:
         """Brokers keep no segment that is in the topic's table (storage.format=delta)."""
-        return self.history_ends is not None and self.config.storage_format == "delta"
+        return self.history is not None and self.config.storage_format == "delta"
 
     @property
     def is_compacted(self) -> bool:
@@ -97,25 +85,27 @@ class Topic:
         """Records of the partition before this offset were deleted; 0: none were."""
         return self.log_starts[partition] if partition < len(self.log_starts) else 0
 
+    @property
+    def history_ends(self) -> tuple[int, ...] | None:
+        """`history_end` of the partitions that have a history; None: the topic has no table."""
+        return None if self.history is None else self.history.ends
+
     def history_end(self, partition: int) -> int:
         """Up to which offset (exclusive) the partition is in the topic's table; -1: the topic has none."""
-        return -1 if self.history_ends is None else self.retained_from(partition)
+        return -1 if self.history is None else self.history.range_of(partition)[1]
 
     def has_in_table(self, partition: int, offset: int) -> bool:
         """Whether the topic's table has this offset of the partition, as far as this broker knows."""
-        start = self.history_starts[partition] if partition < len(self.history_starts) else 0
-        return max(start, self.deleted_before(partition)) <= offset < self.history_end(partition)
+        start, end = (0, 0) if self.history is None else self.history.range_of(partition)
+        return max(start, self.deleted_before(partition)) <= offset < end
 
     def begins_from(self, partition: int) -> int:
         """A log of the partition begins at this offset at least: below it are the table's rows, or deleted records."""
-        tiered = self.retained_from(partition) if self.history_ends is not None else 0
-        return max(tiered, self.deleted_before(partition))
+        return max(self.history_end(partition), self.deleted_before(partition))
 
     def retained_from(self, partition: int) -> int:
         """Retention deletes nothing from this offset on: it is not in the topic's table. Without a table: no offset."""
-        if self.history_ends is None:
-            return INT64_MAX
-        return self.history_ends[partition] if partition < len(self.history_ends) else 0
+        return INT64_MAX if self.history is None else self.history.range_of(partition)[1]
 
     def max_timestamp_us(self, batch: pa.RecordBatch, append_time_ms: int) -> int:
         """The newest timestamp of a batch, UTC microseconds; the append time where the topic has no column for it."""

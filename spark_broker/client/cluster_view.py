@@ -35,6 +35,10 @@ class TopicView:
     history: HistoryMetadata | None = None
     log_starts: tuple[int, ...] = ()
 
+    def or_as(self, found: TopicView | None) -> TopicView:
+        """The topic as another answer shows it; as it is, where that has none or another topic of its name."""
+        return self if found is None or found.topic_id != self.topic_id else found
+
     def history_of(self, partition: int) -> tuple[int, int]:
         """The offsets of the partition that are in the topic's Delta table: first, and end (exclusive).
 

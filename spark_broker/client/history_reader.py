@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -191,6 +191,14 @@ def check_start(topic: TopicView, partition: int, start: int) -> None:
         raise OffsetOutOfRangeError(f"{topic.name}-{partition}: the history begins at {begins} now, up to {end}")
 
 
+class _OpenTable(NamedTuple):
+    """`recorded`: the topic as the controller had it after the table was opened."""
+
+    topic: TopicView
+    reader: HistoryReader
+    recorded: TopicView
+
+
 class HistoryParts:
     """Parts of tables for a consumer, one after the other. For one thread.
 
@@ -207,9 +215,7 @@ class HistoryParts:
         self._wanted_of = wanted_of
         self._part_bytes = part_bytes
         self._as_recorded = as_recorded
-        self._topic: TopicView | None = None  # whose table `_reader` has open
-        self._recorded: TopicView | None = None  # the same topic, after the table was opened
-        self._reader: HistoryReader | None = None
+        self._open: _OpenTable | None = None
 
     def next(self, asked: ReadHistory) -> list[Prefetched]:
         """The next batches, of about `part_bytes`. The last entry of a table's end has no records.
@@ -219,7 +225,7 @@ class HistoryParts:
         try:
             return self._part(asked)
         except SparkBrokerError:
-            self._topic = self._recorded = self._reader = None  # A user may have rewritten the files since.
+            self._open = None  # A user may have rewritten the files since.
             raise
 
     def _part(self, asked: ReadHistory) -> list[Prefetched]:
@@ -235,12 +241,12 @@ class HistoryParts:
         return to_the_end(fetched, asked)
 
     def _opened(self, asked: ReadHistory) -> HistoryReader:
-        if self._reader is None or self._recorded is None or asked.topic is not self._topic:
+        if self._open is None or asked.topic is not self._open.topic:
             # What is sorted beyond the part is sorted in vain.
-            self._reader = HistoryReader(asked.topic, self._part_bytes)
-            self._topic, self._recorded = asked.topic, self._as_recorded(asked.topic)
-        check_start(self._recorded, asked.tp.partition, asked.start)
-        return self._reader
+            reader = HistoryReader(asked.topic, self._part_bytes)
+            self._open = _OpenTable(asked.topic, reader, self._as_recorded(asked.topic))
+        check_start(self._open.recorded, asked.tp.partition, asked.start)
+        return self._open.reader
 
 
 def to_the_end(fetched: Sequence[Prefetched], asked: ReadHistory) -> list[Prefetched]:

@@ -160,8 +160,7 @@ class ClusterMetadata:
 
     def as_recorded(self, topic: TopicView, deadline: Deadline) -> TopicView:
         """`recorded`; the topic as it is, if it does not exist any more."""
-        recorded = self.recorded(topic.name, deadline)
-        return topic if recorded is None or recorded.topic_id != topic.topic_id else recorded
+        return topic.or_as(self.recorded(topic.name, deadline))
 
     def recorded(self, name: str, deadline: Deadline) -> TopicView | None:
         """The topic as the controller has it now, even if brokers lag behind; None: it does not exist.

@@ -11,7 +11,8 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, image_from_snapshot, to_records
 from spark_broker.controller.records import MetadataRecord
@@ -150,23 +151,29 @@ class MetadataLog:
         another controller has written the file (this one is deposed), and MetadataStoreError when the patience ends; in
         both cases the log takes nothing more.
         """
-        if self._failure is not None:
-            raise self._failure
         invariant(bool(records), "an append of no records")
-        offset = self.image.next_offset
-        image = self.image.apply(records)
-        invariant(image.controller_epoch >= 0, "the first append of a controller begins its epoch")
-        file = MetadataFile(self.number + 1, image.controller_epoch, offset, self.writer, tuple(records))
-        data = encode_file(file)
-        try:
+        with self._until_failure():
+            offset = self.image.next_offset
+            image = self.image.apply(records)
+            invariant(image.controller_epoch >= 0, "the first append of a controller begins its epoch")
+            file = MetadataFile(self.number + 1, image.controller_epoch, offset, self.writer, tuple(records))
+            data = encode_file(file)
             self._commit(file.name, data, patience_s)
-        except (MetadataStoreError, StaleControllerEpochError) as error:
-            self._failure = error
-            raise
         self.image, self.number, self._last = image, file.number, data
         if image.next_offset - self._snapshot_offset >= self._records_between_snapshots:
             self._snapshot()
         return offset
+
+    @contextmanager
+    def _until_failure(self) -> Iterator[None]:
+        """Nothing is done any more after the first failure: it is raised again."""
+        if self._failure is not None:
+            raise self._failure
+        try:
+            yield
+        except (MetadataStoreError, StaleControllerEpochError) as error:
+            self._failure = error
+            raise
 
     def give_up(self) -> None:
         """Try no longer, from any thread: an append that waits for its store raises MetadataStoreError."""
@@ -238,27 +245,18 @@ class MetadataLog:
         Raises StaleControllerEpochError, after which the log takes nothing more. Where the store does not answer, the
         next check decides.
         """
-        if self._failure is not None:
-            raise self._failure
-        try:
-            self._look()
-        except OSError as error:
-            self.health.fails(str(error))
-        except StaleControllerEpochError as error:
-            self._failure = error
-            raise
-        else:
-            self.health.works()
+        with self._until_failure():
+            try:
+                self._look()
+            except OSError as error:
+                self.health.fails(str(error))
+            else:
+                self.health.works()
 
     def ensure_current(self, *, patience_s: float = math.inf) -> None:
         """As `check_current`, but a store that does not answer is asked again, as `append` does. Raises as `append`."""
-        if self._failure is not None:
-            raise self._failure
-        try:
+        with self._until_failure():
             self._persist(self._look, "it is not known whether another controller has taken over", patience_s)
-        except (MetadataStoreError, StaleControllerEpochError) as error:
-            self._failure = error
-            raise
 
     def _look(self) -> None:
         if self._store.read(file_name(self.number + 1)) is not None:

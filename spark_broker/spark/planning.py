@@ -120,8 +120,7 @@ def resolve_bound(
 
 def newest(metadata: ClusterMetadata, topics: Sequence[TopicView]) -> list[TopicView]:
     """The topics as metadata shows them now. After a lookup, that is as much of their history as their leaders know."""
-    found = ((topic, metadata.view.topic(topic.name)) for topic in topics)
-    return [now if now is not None and now.topic_id == topic.topic_id else topic for topic, now in found]
+    return [topic.or_as(metadata.view.topic(topic.name)) for topic in topics]
 
 
 def whole(logs: Infos, topics: Sequence[TopicView]) -> dict[TopicPartition, ListedOffset]:

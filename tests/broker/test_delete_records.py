@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.replica import LeaderAndIsr, Role
 from spark_broker.errors import (
     InvalidRequestError,
@@ -153,8 +154,9 @@ def test_what_is_in_the_table_alone_is_not_out_of_range(tmp_path: Path) -> None:
     for number in range(6):
         lone.write(b"x" * BIG, sequence=number, transactional=False)
     replica = lone.partition.replica
-    for known, moved in (({}, [1, 2, 3]), ({"log_starts": (2,)}, [2, 3]), ({"history_starts": (3,)}, [3])):
-        topic = replace(lone.topic, history_ends=(4,), **known)  # type: ignore[arg-type]
+    for table_start, deleted, moved in ((0, 0, [1, 2, 3]), (0, 2, [2, 3]), (3, 0, [3])):
+        history = TopicHistory(starts=(table_start,), ends=(4,))
+        topic = replace(lone.topic, history=history, log_starts=(deleted,))
         leads = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
         lone.partition.assign(leads, topic, {0: 1})
         lone.partition.advance_log_start(4)
@@ -169,10 +171,15 @@ def test_what_is_in_the_table_alone_is_not_out_of_range(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "begins"), [({"history_ends": (9,)}, 9), ({"log_starts": (8,)}, 8), ({"history_ends": (2,)}, 6)]
+    ("known", "begins"),
+    [
+        ({"history": TopicHistory(starts=(0,), ends=(9,))}, 9),
+        ({"log_starts": (8,)}, 8),
+        ({"history": TopicHistory(starts=(0,), ends=(2,))}, 6),
+    ],
 )
 def test_a_leader_whose_log_ends_too_early_begins_where_the_topic_goes_on(
-    tmp_path: Path, known: dict[str, tuple[int, ...]], begins: int
+    tmp_path: Path, known: dict[str, object], begins: int
 ) -> None:
     """An unclean election may cut what is in the table already, or was deleted."""
     lone = LonePartition(tmp_path / "t-0", {"segment.bytes": "4096", "delta.path": "/lake"})

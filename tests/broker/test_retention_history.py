@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from spark_broker.config import TopicConfig
+from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.replica import LeaderAndIsr
 from spark_broker.storage.config import LogConfig
 from tests.broker.lone_partition import BIG, LonePartition
@@ -29,7 +30,8 @@ def filled(directory: Path, **config: str) -> LonePartition:
 def tiered(lone: LonePartition, ends: tuple[int, ...]) -> None:
     """The controller says how far the history reaches."""
     assignment = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0,), (0,))
-    lone.partition.assign(assignment, replace(lone.topic, history_ends=ends), {0: 1})
+    history = TopicHistory(starts=(0,) * len(ends), ends=ends)
+    lone.partition.assign(assignment, replace(lone.topic, history=history), {0: 1})
 
 
 def log_start(lone: LonePartition) -> int:

@@ -61,7 +61,7 @@ def delete_what_is_not_recorded(patch: Patch) -> None:
     apply_retention = Partition.apply_retention
 
     def buggy(self: Partition, clock_skew_max_ms: int = 0) -> None:
-        topic, self.topic = self.topic, replace(self.topic, history_ends=None)
+        topic, self.topic = self.topic, replace(self.topic, history=None)
         try:
             apply_retention(self, clock_skew_max_ms)
         finally:

@@ -129,10 +129,6 @@ class Administration:
             machine.address,
             DeleteRecordsRequest([spec]),
             timeout_ms=2000,
-            on_answer=_ignore,
-            on_error=_ignore,
+            on_answer=lambda _: None,
+            on_error=lambda _: None,
         )
-
-
-def _ignore(_: object) -> None:
-    return

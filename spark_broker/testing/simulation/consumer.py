@@ -41,13 +41,13 @@ from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import (
     FetchRequest,
     FetchResponse,
-    ListOffsetsRequest,
     MetadataRequest,
     MetadataResponse,
 )
 from spark_broker.testing.history import Truncated
 from spark_broker.testing.simulation.fetches import Record, SimFetches, Values
 from spark_broker.testing.simulation.filesystem import SimFileSystem
+from spark_broker.testing.simulation.lookups import look_up
 from spark_broker.testing.simulation.network import Address, End, NetworkNode
 from spark_broker.testing.simulation.scheduler import Timer
 from spark_broker.testing.simulation.violation import ViolationError
@@ -221,29 +221,8 @@ class SimConsumer(NetworkNode):
 
     def _look_up(self, asked: LookUpOffsets) -> None:
         lookup = OffsetLookup(asked.timestamps_ms, read_committed=self._config.read_committed)
-        requests = lookup.requests(self.machine.view)
-        waiting = len(requests)
-
-        def answered(request: ListOffsetsRequest, answer: object) -> None:
-            nonlocal waiting
-            waiting -= 1
-            lookup.answered(request, answer)
-            if not waiting:
-                self._offsets_came(asked, lookup)
-
-        for broker, request in requests.items():
-            hear = partial(answered, request)
-            self.world.network.call(
-                self,
-                broker.host,
-                (broker.host, broker.port),
-                request,
-                timeout_ms=CALL_TIMEOUT_MS,
-                on_answer=hear,
-                on_error=hear,
-            )
-        if not requests:
-            self._offsets_came(asked, lookup)
+        done = partial(self._offsets_came, asked, lookup)
+        look_up(self.world.network, self, lookup, self.machine.view, done, CALL_TIMEOUT_MS)
 
     def _offsets_came(self, asked: LookUpOffsets, lookup: OffsetLookup) -> None:
         self.machine.offsets_came(asked, lookup.found, lookup.failures, self.now_ms)

@@ -10,11 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.offset_lookup import OffsetLookup, Reach, at_time
-from spark_broker.errors import (
-    SparkBrokerError,
-    TieringStoppedError,
-    UnknownTopicOrPartitionError,
-)
+from spark_broker.errors import SparkBrokerError, TieringStoppedError, UnknownTopicOrPartitionError
 from spark_broker.history.attempt import Attempt, TieredTopic, confirmation
 from spark_broker.history.plan import TableCommit, TieringRange
 from spark_broker.history.steps import (
@@ -35,12 +31,12 @@ from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import (
     LATEST_TIMESTAMP_MS,
     CallRequest,
-    ListOffsetsRequest,
     MetadataRequest,
     RaiseLogStartsRequest,
 )
 from spark_broker.testing.simulation.client import Client
 from spark_broker.testing.simulation.delta_table import Place, Row, SimTable
+from spark_broker.testing.simulation.lookups import look_up
 from spark_broker.testing.simulation.machine import EPOCH_MS
 from spark_broker.testing.simulation.range_reads import RangeReads
 from spark_broker.testing.simulation.trace import TraceKind
@@ -178,17 +174,8 @@ class SimTierer(Client):
         starts = [*step.ends, *[0] * (len(partitions) - len(step.ends))]
         reaches = {tp: Reach(start, max_bytes=1) for tp, start in zip(partitions, starts, strict=False)}
         lookup = OffsetLookup(at_time(partitions, LATEST_TIMESTAMP_MS), read_committed=True, reaches=reaches)
-        requests = lookup.requests(self.view)
-        waiting = len(requests)
 
-        def answered(request: ListOffsetsRequest, answer: object) -> None:
-            nonlocal waiting
-            waiting -= 1
-            lookup.answered(request, answer)
-            if not waiting:
-                listed(lookup)
-
-        def listed(lookup: OffsetLookup) -> None:
+        def listed() -> None:
             errors = [*lookup.failures.values()]
             if not errors and any(info.topic_id != topic.topic_id for info in lookup.found.values()):
                 errors = [UnknownTopicOrPartitionError("created again")]
@@ -197,24 +184,7 @@ class SimTierer(Client):
             else:
                 self._answered(step, [lookup.found[tp] for tp in partitions])
 
-        for broker, request in requests.items():
-            self._call_broker(broker.host, broker.port, request, answered)
-        if not requests:
-            listed(lookup)
-
-    def _call_broker(
-        self,
-        host: str,
-        port: int,
-        request: ListOffsetsRequest,
-        answered: Callable[[ListOffsetsRequest, object], None],
-    ) -> None:
-        def hear(answer: object) -> None:
-            answered(request, answer)
-
-        self.world.network.call(
-            self, host, (host, port), request, timeout_ms=CALL_TIMEOUT_MS, on_answer=hear, on_error=hear
-        )
+        look_up(self.world.network, self, lookup, self.view, listed, CALL_TIMEOUT_MS)
 
     def _read(self, ranges: Iterable[TieringRange], done: Callable[[dict[Place, Row]], None]) -> None:
         RangeReads(self, self._topic.name, list(ranges), done, self._failed).start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -264,11 +264,11 @@ class Tiering:
         else:
             self._later(reader, lambda: self._open(reader, asked))
 
-    def _later(self, reader: SimConsumer, action: object) -> None:
+    def _later(self, reader: SimConsumer, action: Callable[[], object]) -> None:
         """Much later at times: tables and logs go on meanwhile."""
         rng = self._world.client_rng
         delay_ms = (SLOW_READ_MS if rng.random() < 0.2 else self.draw.step_ms) * (0.5 + rng.random())
-        self._world.scheduler.after(delay_ms, reader, "read the table", action)  # type: ignore[arg-type]
+        self._world.scheduler.after(delay_ms, reader, "read the table", action)
 
     def _open(self, reader: SimConsumer, asked: ReadHistory) -> None:
         rows = self.table_of(asked.topic.topic_id).rows
@@ -278,7 +278,7 @@ class Tiering:
             if not isinstance(answer, MetadataResponse):
                 self._failed(reader, asked, cast("SparkBrokerError", answer))
                 return
-            recorded = merge(ClusterView(), answer, None).topic(asked.topic.name) or asked.topic
+            recorded = asked.topic.or_as(merge(ClusterView(), answer, None).topic(asked.topic.name))
             self._opened[reader.name] = opened = OpenTable(asked.topic, recorded, rows)
             self._hand_over(reader, asked, opened)
 

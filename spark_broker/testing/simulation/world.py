@@ -387,7 +387,7 @@ class World:
     def deleted_before(self, key: Key) -> int:
         """Records of the partition before this offset are deleted, as the metadata log has it."""
         topic = self.invariants.image.topics.get(key[0])
-        return topic.log_starts[key[1]] if topic is not None and key[1] < len(topic.log_starts) else 0
+        return 0 if topic is None else topic.log_start(key[1])
 
     def known_partitions(self, view: ClusterView) -> list[tuple[str, TopicPartition]]:
         """What a client with this metadata may append to and read from."""

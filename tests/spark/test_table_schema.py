@@ -60,8 +60,18 @@ def tier(brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str
     """Tier everything. `sealed`: and wait until the brokers have dropped it."""
     answer = spark.tier(brokers.bootstrap_servers, topic)
     assert "error" not in answer, answer
-    (partition,) = admin.describe_topic(topic).partitions
-    assert partition.history_end_offset == partition.high_watermark
+
+    def shown() -> bool:
+        (partition,) = admin.describe_topic(topic).partitions
+        return partition.history_end_offset == partition.high_watermark
+
+    eventually(shown, 10, "the broker that is asked has heard of the history")
+
+
+def stopped(admin: Admin, topic: str) -> str | None:
+    """Why tiering has stopped, as the topic's description shows it."""
+    history = admin.describe_topic(topic).history
+    return None if history is None else history.stopped
 
 
 def consumed(brokers: ProcessCluster, topic: str, count: int) -> list[Row]:
@@ -106,6 +116,7 @@ def test_new_columns_go_through_and_a_wider_one_waits_until_the_user_has_chosen_
     rows.append({"id": BIG, "name": None, "price": None})
     answer = spark.tier(brokers.bootstrap_servers, topic)
     assert answer["error"] == "TIERING_STOPPED"
+    eventually(lambda: stopped(admin, topic), 10, "the broker that is asked has heard of it")
     history = admin.describe_topic(topic).history
     assert history is not None
     assert "id to bigint" in (history.stopped or "")

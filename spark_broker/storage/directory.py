@@ -148,7 +148,7 @@ class LogDirectory:
 
     def mark_clean(self) -> None:
         """Write the clean marker. Every log has been closed clean, so the next start need not recover anything."""
-        with _storage_errors(self.path):
+        with self._storage_errors():
             write_checkpoint(self.path / CLEAN_FILE, self._meta.directory_id, fs=self.fs)
 
     def check(self) -> None:
@@ -157,24 +157,34 @@ class LogDirectory:
             if not self.fs.exists(self.path / META_FILE):
                 raise KafkaStorageError(f"{self.path} was removed under the live broker: its {META_FILE} is gone")
 
+    @contextmanager
+    def _storage_errors(self) -> Iterator[None]:
+        """A write into a directory that was removed fails, too: the error says that it was removed."""
+        try:
+            with _storage_errors(self.path):
+                yield
+        except KafkaStorageError:
+            self.check()
+            raise
+
     def release(self) -> None:
         """Unlock the directory."""
         self._lock.release()
 
     def _write_meta(self, meta: DirectoryMeta) -> None:
         if meta != self._meta:
-            with _storage_errors(self.path):
+            with self._storage_errors():
                 write_checkpoint(self.path / META_FILE, asdict(meta), fs=self.fs)
             self._meta = meta
 
     def read_high_watermarks(self) -> dict[tuple[str, int], int]:
         """The high watermarks as last saved, by topic id and partition. Raises DamagedLogError."""
-        with _storage_errors(self.path):
+        with self._storage_errors():
             return read_high_watermarks(self.path, fs=self.fs)
 
     def write_high_watermarks(self, high_watermarks: Mapping[tuple[str, int], int]) -> None:
         """Save the high watermarks of all partitions."""
-        with _storage_errors(self.path):
+        with self._storage_errors():
             write_high_watermarks(self.path, high_watermarks, fs=self.fs)
 
     def partition_directory(self, topic: str, topic_id: str, partition: int, *, sync: bool = True) -> Path:

@@ -171,6 +171,14 @@ def test_a_broker_whose_directory_was_removed_ends_and_says_why(rig: Rig) -> Non
         assert f"{leader.directory.path} was removed under the live broker" in failure.message
 
 
+def test_a_write_into_a_directory_that_was_removed_says_so(rig: Rig) -> None:
+    """The high watermarks may be saved just when the directory goes, before any check."""
+    manager, directory = rig.brokers[0].manager, rig.brokers[0].directory.path
+    shutil.rmtree(directory)
+    with pytest.raises(KafkaStorageError, match=f"{directory} was removed under the live broker"):
+        manager.save_high_watermarks()
+
+
 class BadFile(LocalFileSystem):
     """A disk that answers EIO to writes to one partition's files."""
 
@@ -253,6 +261,11 @@ def check_nothing_is_lost(cluster: ProcessCluster, count: int) -> None:
         eventually(partial(is_same, cluster, tp, replicas, count), what=f"the replicas of {tp} are the same")
 
 
+def remove_at_once(directory: Path, base: Path) -> None:
+    """Remove a directory that a process writes to: file by file, the process could make a new one in the meantime."""
+    shutil.rmtree(directory.rename(base / "removed"))
+
+
 def slot_of_broker(cluster: ProcessCluster, broker: int) -> int:
     pid = next(status.pid for status in cluster.controller.status().brokers if status.id == broker)
     slot = cluster.slot_of(pid)
@@ -260,12 +273,14 @@ def slot_of_broker(cluster: ProcessCluster, broker: int) -> int:
     return slot
 
 
-def test_a_partitions_directory_that_is_removed_is_fetched_again_and_the_broker_stays(cluster: ProcessCluster) -> None:
+def test_a_partitions_directory_that_is_removed_is_fetched_again_and_the_broker_stays(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
     slot = slot_of_broker(cluster, 0)
     pid, directory = cluster.pid(slot), directory_of(cluster, 0) / "t-0"
     with Producer(cluster.bootstrap_servers, acks="all") as producer:
         write(producer, range(3))
-        shutil.rmtree(directory)
+        remove_at_once(directory, tmp_path)
         eventually(directory.exists, 60, "the replica begins anew")
         write(producer, range(3, 6))
     check_nothing_is_lost(cluster, 6)
@@ -276,12 +291,14 @@ def test_a_partitions_directory_that_is_removed_is_fetched_again_and_the_broker_
     assert f"[DAMAGED_LOG] {directory} was removed under the live" in lines
 
 
-def test_a_broker_whose_directory_is_removed_ends_others_go_on_and_it_comes_back_empty(cluster: ProcessCluster) -> None:
+def test_a_broker_whose_directory_is_removed_ends_others_go_on_and_it_comes_back_empty(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
     slot = slot_of_broker(cluster, 0)
     directory = directory_of(cluster, 0)
     with Producer(cluster.bootstrap_servers, acks="all") as producer:
         write(producer, range(3))
-        shutil.rmtree(directory)
+        remove_at_once(directory, tmp_path)
         write(producer, range(3, 6))
         eventually(lambda: not is_running(cluster.pid(slot)), 60, "the broker ends")
         write(producer, range(6, 9))

@@ -12,8 +12,8 @@ from spark_broker.testing.simulation.many import run_many
 from spark_broker.testing.simulation.schedule import run_schedule
 from tests.sim.regressions import REGRESSIONS, Regression
 
-SCHEDULES = 500
-ALL_SCHEDULES = 2_000
+SCHEDULES = 300
+ALL_SCHEDULES = 1_200
 STORIES = 6
 
 PRINT_DIGESTS = f"""

@@ -26,6 +26,9 @@ from spark_broker.history.tierer import tier_topic
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
+
+FEW_TASKS = {"spark.sql.shuffle.partitions": "2", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2"}
+"""For two cores. VACUUM alone starts thousands of tasks otherwise."""
 WAIT_S = 180.0
 
 POINTS: dict[str, tuple[type, str]] = {
@@ -180,7 +183,7 @@ def main(directory: Path, *, delta: bool, jars: str) -> None:
     from spark_broker.spark.delta_session import configure_delta
     from spark_broker.spark.frames import read_topic
 
-    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config(map=FEW_TASKS)
     builder = configure_spark(builder.config("spark.jars", jars) if jars else builder)
     spark = (configure_delta(builder) if delta else builder).getOrCreate()
     for line in sys.stdin:

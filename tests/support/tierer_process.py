@@ -27,7 +27,10 @@ from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
-FEW_TASKS = {"spark.sql.shuffle.partitions": "2", "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2"}
+FEW_TASKS: dict[str, bool | float | int | str | None] = {
+    "spark.sql.shuffle.partitions": 2,
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": 2,
+}
 """For two cores. VACUUM alone starts thousands of tasks otherwise."""
 WAIT_S = 180.0
 

@@ -13,7 +13,7 @@ from spark_broker.testing.simulation.schedule import run_schedule
 from tests.sim.regressions import REGRESSIONS, Regression
 
 SCHEDULES = 300
-ALL_SCHEDULES = 1_200
+ALL_SCHEDULES = 700
 STORIES = 6
 
 PRINT_DIGESTS = f"""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from itertools import pairwise
 
 import pytest
 from pyspark import SparkContext
@@ -111,12 +110,10 @@ def test_any_two_faults_in_turn_lose_nothing(scenario: Scenario, spark: SparkSes
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1200)
-def test_a_second_fault_after_the_first_has_healed_loses_nothing(scenario: Scenario, spark: SparkSession) -> None:
-    """Many faults one after the other: every ordered pair of kinds is in the sequence once."""
-    sequence = every_pair_in_turn(list(FAULTS))
-    assert len(set(pairwise(sequence))) == len(FAULTS) ** 2
-    for name in sequence:
+@pytest.mark.timeout(600)
+def test_faults_that_heal_one_after_the_other_lose_nothing(scenario: Scenario, spark: SparkSession) -> None:
+    """Every kind once, and the first again. `make chaos` tries many more orders."""
+    for name in [*FAULTS, next(iter(FAULTS))]:
         victim = scenario.leader()
         with FAULTS[name](broker_processes(victim)):
             scenario.await_leaders_elsewhere(victim)
@@ -124,17 +121,6 @@ def test_a_second_fault_after_the_first_has_healed_loses_nothing(scenario: Scena
         scenario.await_healed()
 
     scenario.judge(spark)
-
-
-def every_pair_in_turn(names: list[str]) -> list[str]:
-    """A shortest sequence in which every name follows every name, also itself."""
-    sequence = []
-    for at, name in enumerate(names):
-        sequence.append(name)
-        for later in names[at + 1 :]:
-            sequence += [name, later]
-    sequence.append(names[0])
-    return sequence
 
 
 @pytest.mark.full

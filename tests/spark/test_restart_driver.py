@@ -69,11 +69,6 @@ def whole_executor(processes: BrokerProcesses) -> Iterator[None]:
 
 
 @pytest.mark.full
-def test_a_killed_driver_comes_back_with_every_partition_and_its_data(tmp_path: Path, spark: SparkSession) -> None:
-    restart(tmp_path, spark, "jvm+python")
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("killed", ["python", "jvm", "executors+jvm+python"])
 def test_whichever_processes_of_the_application_are_killed_it_comes_back(
     tmp_path: Path, spark: SparkSession, killed: str

@@ -148,7 +148,7 @@ class LogDirectory:
 
     def mark_clean(self) -> None:
         """Write the clean marker. Every log has been closed clean, so the next start need not recover anything."""
-        with self._storage_errors():
+        with self._errors_at(self.path):
             write_checkpoint(self.path / CLEAN_FILE, self._meta.directory_id, fs=self.fs)
 
     def check(self) -> None:
@@ -158,10 +158,10 @@ class LogDirectory:
                 raise KafkaStorageError(f"{self.path} was removed under the live broker: its {META_FILE} is gone")
 
     @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
-        """A write into a directory that was removed fails, too: the error says that it was removed."""
+    def _errors_at(self, path: Path) -> Iterator[None]:
+        """As `_storage_errors`. Where the log directory was removed, the error says so: a write into it fails, too."""
         try:
-            with _storage_errors(self.path):
+            with _storage_errors(path):
                 yield
         except KafkaStorageError:
             self.check()
@@ -173,18 +173,18 @@ class LogDirectory:
 
     def _write_meta(self, meta: DirectoryMeta) -> None:
         if meta != self._meta:
-            with self._storage_errors():
+            with self._errors_at(self.path):
                 write_checkpoint(self.path / META_FILE, asdict(meta), fs=self.fs)
             self._meta = meta
 
     def read_high_watermarks(self) -> dict[tuple[str, int], int]:
         """The high watermarks as last saved, by topic id and partition. Raises DamagedLogError."""
-        with self._storage_errors():
+        with self._errors_at(self.path):
             return read_high_watermarks(self.path, fs=self.fs)
 
     def write_high_watermarks(self, high_watermarks: Mapping[tuple[str, int], int]) -> None:
         """Save the high watermarks of all partitions."""
-        with self._storage_errors():
+        with self._errors_at(self.path):
             write_high_watermarks(self.path, high_watermarks, fs=self.fs)
 
     def partition_directory(self, topic: str, topic_id: str, partition: int, *, sync: bool = True) -> Path:
@@ -195,7 +195,7 @@ class LogDirectory:
         Several threads may call this at the same time for different partitions.
         """
         path = self.path / f"{topic}-{partition}"
-        with _storage_errors(path):
+        with self._errors_at(path):
             existing = _read_partition(self.fs, path)
             if existing is None:
                 self._names_unsynced = True
@@ -212,7 +212,7 @@ class LogDirectory:
     def sync_names(self) -> None:
         """Sync the names of the directories that were made since the last call."""
         if self._names_unsynced:
-            with _storage_errors(self.path):
+            with self._errors_at(self.path):
                 self.fs.sync_directory(self.path)
             self._names_unsynced = False
 
@@ -222,7 +222,7 @@ class LogDirectory:
 
     def list_partitions(self) -> list[PartitionDirectory]:
         """The partitions here, sorted by topic and number, without deleted, quarantined and unreadable ones."""
-        with _storage_errors(self.path):
+        with self._errors_at(self.path):
             directories = [path for path in _entries(self.fs, self.path) if self.fs.is_directory(path)]
             partitions = [self._readable(path) for path in directories]
         present = (p for p in partitions if p is not None and p.path.name == f"{p.topic}-{p.partition}")
@@ -239,7 +239,7 @@ class LogDirectory:
     def delete_partition(self, topic: str, partition: int) -> None:
         """Delete a partition's directory, if there is one. Its log must be closed."""
         path = self.path / f"{topic}-{partition}"
-        with _storage_errors(path):
+        with self._errors_at(path):
             if self.fs.is_directory(path):
                 doomed = path.with_name(f"{path.name}.{self.fs.unique_id()}{DELETED_SUFFIX}")
                 self.fs.rename(path, doomed)
@@ -253,7 +253,7 @@ class LogDirectory:
         """
         path = self.path / f"{topic}-{partition}"
         number = 0
-        with _storage_errors(path):
+        with self._errors_at(path):
             while self.fs.exists(target := path.with_name(f"{path.name}.{number}{DAMAGED_SUFFIX}")):
                 number += 1
             if self.fs.is_directory(path):

@@ -172,11 +172,13 @@ def test_a_broker_whose_directory_was_removed_ends_and_says_why(rig: Rig) -> Non
 
 
 def test_a_write_into_a_directory_that_was_removed_says_so(rig: Rig) -> None:
-    """The high watermarks may be saved just when the directory goes, before any check."""
-    manager, directory = rig.brokers[0].manager, rig.brokers[0].directory.path
-    shutil.rmtree(directory)
-    with pytest.raises(KafkaStorageError, match=f"{directory} was removed under the live broker"):
+    """The high watermarks may be saved, or a partition made, just when the directory goes, before any check."""
+    manager, directory = rig.brokers[0].manager, rig.brokers[0].directory
+    shutil.rmtree(directory.path)
+    with pytest.raises(KafkaStorageError, match=f"{directory.path} was removed under the live broker"):
         manager.save_high_watermarks()
+    with pytest.raises(KafkaStorageError, match=f"{directory.path} was removed under the live broker"):
+        directory.partition_directory("new", "new topic's id", 0)
 
 
 class BadFile(LocalFileSystem):

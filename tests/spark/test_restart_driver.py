@@ -69,7 +69,7 @@ def whole_executor(processes: BrokerProcesses) -> Iterator[None]:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("killed", ["python", "jvm", "executors+jvm+python"])
+@pytest.mark.parametrize("killed", ["python", "jvm", "jvm+python", "executors+jvm+python"])
 def test_whichever_processes_of_the_application_are_killed_it_comes_back(
     tmp_path: Path, spark: SparkSession, killed: str
 ) -> None:

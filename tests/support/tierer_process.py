@@ -26,13 +26,13 @@ from spark_broker.history.tierer import tier_topic
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
+WAIT_S = 180.0
 
 FEW_TASKS: dict[str, bool | float | int | str | None] = {
     "spark.sql.shuffle.partitions": 2,
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": 2,
 }
 """For two cores. VACUUM alone starts thousands of tasks otherwise."""
-WAIT_S = 180.0
 
 POINTS: dict[str, tuple[type, str]] = {
     "before the files are written": (HistoryTable, "append"),

@@ -121,12 +121,10 @@ def swap_segments(
 
 def finish_swap(fs: FileSystem, directory: Path) -> None:
     """Carry out the swap that is recorded, if it is not done. Raises DamagedLogError, OSError."""
-    _, swap = _read(fs, directory)
+    swap = unfinished_swap(fs, directory)
     if not swap:
         return
     arrow_path, index_path = segment_paths(directory, swap[0])
-    if not fs.exists(_cleaned(arrow_path)):
-        return  # The last step was done.
     for base_offset in reversed(swap[1:]):
         remove_files(fs, directory, base_offset)
     if fs.exists(_cleaned(index_path)):
@@ -134,6 +132,16 @@ def finish_swap(fs: FileSystem, directory: Path) -> None:
     fs.sync_directory(directory)
     fs.rename(_cleaned(arrow_path), arrow_path)
     fs.sync_directory(directory)
+
+
+def unfinished_swap(fs: FileSystem, directory: Path) -> list[int]:
+    """Base offsets of the segments of a swap that is recorded and not done; empty when there is none.
+
+    Raises DamagedLogError, OSError.
+    """
+    _, swap = _read(fs, directory)
+    # The `.arrow` file gets its name in the last step.
+    return swap if swap and fs.exists(_cleaned(segment_paths(directory, swap[0])[0])) else []
 
 
 def begin_compaction(fs: FileSystem, directory: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -13,6 +15,8 @@ from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas
 from spark_broker.protocol.frame import Frame
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.storage.filesystem import LOCAL
+from spark_broker.storage.segment_swap import unfinished_swap
 from spark_broker.testing.replicas import (
     LogDirs,
     ReplicaDifference,
@@ -21,7 +25,8 @@ from spark_broker.testing.replicas import (
     read_batches,
 )
 
-READS_MAX = 10
+SWAP_S = 30.0
+"""A swap syncs a directory twice, which a busy disk makes slow."""
 
 
 class KeyedRecord(NamedTuple):
@@ -58,14 +63,27 @@ def compare_compacted_replicas(
 
 
 def compacted_batches(replica: ReplicaDirectory, up_to_offset: int) -> list[Frame]:
-    """As `read_batches`. Its broker may be running: where a swap takes files away meanwhile, it reads again.
+    """As `read_batches`. Its broker may be running: a read that met a swap of segments is made again.
 
-    Raises DamagedLogError for a replica that is damaged, or is compacted faster than it can be read.
+    Raises DamagedLogError or FileNotFoundError for a replica that is damaged, whose swap does not end in `SWAP_S`, or
+    that is compacted faster than it can be read.
     """
-    for _ in range(READS_MAX):
-        with suppress(FileNotFoundError, DamagedLogError):
+    deadline, pause = time.monotonic() + SWAP_S, threading.Event()
+    while True:
+        before = _files(replica)
+        try:
             return list(read_batches(replica, up_to_offset))
-    return list(read_batches(replica, up_to_offset))
+        except (FileNotFoundError, DamagedLogError):
+            met_a_swap = _files(replica) != before or unfinished_swap(LOCAL, replica.path)
+            if not met_a_swap or time.monotonic() > deadline:
+                raise
+        pause.wait(0.01)
+
+
+def _files(replica: ReplicaDirectory) -> set[tuple[str, int]]:
+    """Names and inodes."""
+    with os.scandir(replica.path) as entries:
+        return {(entry.name, entry.inode()) for entry in entries}
 
 
 def committed_records(replica: ReplicaDirectory, up_to_offset: int) -> dict[int, KeyedRecord]:

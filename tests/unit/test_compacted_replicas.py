@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from spark_broker.core.compaction import Cleaned
+from spark_broker.errors import DamagedLogError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.frame import Frame
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.storage.segment import segment_paths
-from spark_broker.testing.compacted_replicas import compare_compacted_replicas
-from spark_broker.testing.replicas import find_replicas
+from spark_broker.storage.segment_swap import CLEANED_SUFFIX, swap_segments, write_compacted
+from spark_broker.testing.compacted_replicas import compacted_batches, compare_compacted_replicas
+from spark_broker.testing.replicas import ReplicaDirectory, find_replicas
 from tests.storage.keyed_logs import keyed_frame, keyed_log, marker_frame, only
 
 T0 = TopicPartition("t", 0)
@@ -88,3 +95,45 @@ def test_a_broker_without_the_replica_is_found(tmp_path: Path) -> None:
     details(tmp_path, [FIRST, SECOND, THIRD])
     found = compare_compacted_replicas(tmp_path, T0, [0, 5], up_to_offset=END)
     assert [difference.detail for difference in found] == ["broker 5 has no replica"]
+
+
+class SlowInASwap(LocalFileSystem):
+    """The sync between the two names that a swap gives waits for `gate`."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.held_up = threading.Event()
+
+    def sync_directory(self, path: Path) -> None:
+        if any(path.glob("*.arrow" + CLEANED_SUFFIX)) and not any(path.glob("*.index" + CLEANED_SUFFIX)):
+            self.held_up.set()
+            assert self.gate.wait(20)
+        super().sync_directory(path)
+
+
+def test_a_read_that_meets_a_slow_swap_waits_for_its_end(tmp_path: Path) -> None:
+    """Story: on a busy disk the sync took so long that ten reads found the new index beside the old batches."""
+    log = keyed_log(tmp_path, [FIRST, keyed_frame(2, (b"b", b"v"), first=True)])
+    left, fs = [only(FIRST, [0])], SlowInASwap()
+    compacted = write_compacted(fs, tmp_path, 0, schema_to_bytes(DEFAULT_SCHEMA), [left])
+    replica = ReplicaDirectory(0, T0, tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        swapped = pool.submit(swap_segments, fs, tmp_path, log.sealed_below(2), compacted, Cleaned())
+        assert fs.held_up.wait(20)
+        read = pool.submit(compacted_batches, replica, END)
+        with pytest.raises(TimeoutError):
+            read.result(0.3)
+        fs.gate.set()
+        assert [frame.header.row_count for frame in read.result(20)] == [1, 1]
+        swapped.result(20)
+    log.close(clean=False)
+
+
+def test_a_damaged_batch_is_found_at_once(tmp_path: Path) -> None:
+    keyed_log(tmp_path, [FIRST]).close(clean=True)
+    arrow_path, _ = segment_paths(tmp_path, 0)
+    data = bytearray(arrow_path.read_bytes())
+    data[-40] ^= 1
+    arrow_path.write_bytes(data)
+    with pytest.raises(DamagedLogError, match="the batch at offset 0 fails its CRC"):
+        compacted_batches(ReplicaDirectory(0, T0, tmp_path), END)

@@ -16,9 +16,10 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
+from spark_broker.driver.store_reserve import RESERVE_PREFIX, TEMPORARY_PREFIX, Reserve
 from spark_broker.errors import MetadataStoreError
+from spark_broker.storage.files import is_full
 
-TEMPORARY_PREFIX = ".tmp-"
 PROBE_PREFIX = ".probe-"
 LEFT_OVER_AGE_S = 3600.0
 
@@ -90,12 +91,13 @@ class LocalStore:
     """A local (or properly shared POSIX) directory: a temporary file, fsync, `link`, fsync of the directory.
 
     A failed fsync is never repeated on the same file, whose pages the kernel may have dropped: the next try writes
-    another file.
+    another file. What a full disk refuses is written over a piece of the reserve.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         os.makedirs(path, exist_ok=True)
+        self._reserve = Reserve(path)
         self._remove_left_overs()
 
     def __str__(self) -> str:
@@ -110,31 +112,62 @@ class LocalStore:
                         os.unlink(entry.path)
 
     def create(self, name: str, data: bytes) -> bool:
-        temporary = os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        temporary = self._temporary()
         try:
-            self._write_synced(temporary, data)
-            try:
-                os.link(temporary, os.path.join(self._path, name))
-                created = True
-            except FileExistsError:
-                created = False  # it exists, perhaps by an earlier try of ours whose name was not synced
+            from_reserve = not self._write(temporary, data, sync=True)
+            created = self._link(temporary, name)
             self._sync_directory()
         finally:
             with contextlib.suppress(OSError):  # if the store fails, a later controller removes the file
                 os.unlink(temporary)
+        if not from_reserve:
+            self._reserve.fill()
         return created
 
-    def put(self, name: str, data: bytes) -> None:
-        temporary = os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
-        with open(temporary, "xb") as file:
-            file.write(data)
-        os.replace(temporary, os.path.join(self._path, name))
+    def _link(self, temporary: str, name: str) -> bool:
+        """False: the name exists, perhaps by an earlier try of ours whose name was not synced."""
+        while True:
+            try:
+                os.link(temporary, os.path.join(self._path, name))
+            except FileExistsError:
+                return False
+            except OSError as error:
+                if not is_full(error) or not self._reserve.delete_one():
+                    raise
+            else:
+                return True
 
-    def _write_synced(self, path: str, data: bytes) -> None:
-        with open(path, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+    def put(self, name: str, data: bytes) -> None:
+        path, temporary = os.path.join(self._path, name), self._temporary()
+        try:
+            if not self._write(temporary, data, sync=False):
+                self._reserve.keep(path)  # Else a file that is put again and again would use the reserve up.
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+    def _temporary(self) -> str:
+        return os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+
+    def _write(self, path: str, data: bytes, *, sync: bool) -> bool:
+        """Write a new file; False: on a full disk, out of the reserve. Raises OSError, also where that has no room."""
+        try:
+            with open(path, "xb") as file:
+                file.write(data)
+                file.flush()
+                if sync:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            if not is_full(error):
+                raise
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            if not self._reserve.write(path, data):
+                raise
+            return False
+        return True
 
     def _sync_directory(self) -> None:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
@@ -152,7 +185,7 @@ class LocalStore:
             return None
 
     def names(self) -> list[str]:
-        return sorted(os.listdir(self._path))
+        return sorted(name for name in os.listdir(self._path) if not name.startswith(RESERVE_PREFIX))
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):

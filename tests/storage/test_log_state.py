@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -20,6 +17,7 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Operation, SimFileSystem
 from tests.storage.logs import append_batch, everything, filled, make_frame, open_log, same, sim_directory
 from tests.storage.torture import telling
+from tests.support.small_disk import fill_disk, small_disk
 
 PATH = Path("/p-0") / LOG_STATE_FILE
 STATES = [LogState(1, 2), LogState(3, 4), LogState(5, 60), LogState(7, 7)]
@@ -140,35 +138,15 @@ def test_retention_makes_room_on_a_disk_that_is_full_to_the_last_byte() -> None:
     check_retention_on_a_full_disk(fs, log, directory)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MiB. Skips where mounting is not allowed."""
-    path = tmp_path / "small"
-    path.mkdir()
-    if shutil.which("mount") is None:
-        pytest.skip("no mount here")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"mounting is not allowed: {mounted.stderr.strip()}")
-    yield path
-    subprocess.run(["umount", str(path)], check=True)
-
-
-def test_retention_makes_room_on_a_real_disk_that_is_full(small_disk: Path) -> None:
-    directory = small_disk / "t-0"
-    directory.mkdir()
-    log, _ = filled(directory, [False])
-    while True:
-        try:
-            append_batch(log, rows=2000, roll=True)
-        except StorageFullError:
-            break
-    fd = os.open(small_disk / "filler", os.O_RDWR | os.O_CREAT)
-    with suppress(OSError):
-        while os.write(fd, bytes(4096)):
-            pass
-    os.close(fd)
-    assert shutil.disk_usage(small_disk).free == 0
-    check_retention_on_a_full_disk(LOCAL, log, directory)
+def test_retention_makes_room_on_a_real_disk_that_is_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", 1) as disk:
+        directory = disk / "t-0"
+        directory.mkdir()
+        log, _ = filled(directory, [False])
+        while True:
+            try:
+                append_batch(log, rows=2000, roll=True)
+            except StorageFullError:
+                break
+        fill_disk(disk)
+        check_retention_on_a_full_disk(LOCAL, log, directory)

@@ -116,8 +116,8 @@ class Partition:
             self._log.configure(topic)
             self._carry_out(self.replica.configure(topic.config.min_insync_replicas, topic.deleted_before(self.key[1])))
             before = self.lines.before()
-            if self.replica.begins_anew(assignment, topic.begins_from(self.key[1])):
-                self._begin_at(topic.begins_from(self.key[1]))
+            if self.replica.begins_anew(assignment, beginning := topic.beginning(self.key[1])):
+                self._begin_at(beginning.offset)
             self._carry_out(self.replica.assign(assignment, broker_epochs, self._clock.boottime_ms()))
             self.lines.assigned(before)
             if self.replica.assignment.leader_epoch != before.assignment.leader_epoch:
@@ -371,7 +371,7 @@ class Partition:
             if not self.replica.awaits(answer):
                 return False
             self.lines.fetched(self._clock.boottime_ms())
-            self._carry_out(self.replica.fetched(answer))
+            self._carry_out(self.replica.fetched(answer, batch_info(frames[0].header) if frames else None))
             if answer.diverging is not None or self.restart_reason is not None:
                 return True
             fresh = [frame for frame in frames if frame.header.base_offset >= self.replica.log_end_offset]

@@ -12,6 +12,7 @@ from spark_broker.config import INT64_MAX, TopicConfig
 from spark_broker.controller.image import TopicState
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.compaction import CompactionPolicy
+from spark_broker.core.events import Beginning
 from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
 from spark_broker.storage.keyed_rows import KeyedRows
@@ -99,9 +100,10 @@ class Topic:
         start, end = (0, 0) if self.history is None else self.history.range_of(partition)
         return max(start, self.deleted_before(partition)) <= offset < end
 
-    def begins_from(self, partition: int) -> int:
-        """A log of the partition begins at this offset at least: below it are the table's rows, or deleted records."""
-        return max(self.history_end(partition), self.deleted_before(partition))
+    def beginning(self, partition: int) -> Beginning:
+        """A log of the partition begins there at least: below it are the table's rows, or deleted records."""
+        end, epoch = self.history_end(partition), -1 if self.history is None else self.history.end_epoch(partition)
+        return Beginning(max(end, self.deleted_before(partition)), end, epoch)
 
     def retained_from(self, partition: int) -> int:
         """Retention deletes nothing from this offset on: it is not in the topic's table. Without a table: no offset."""

@@ -254,7 +254,10 @@ class PartitionPosition:
         """The error that poll raises once. Moves the position to where the log diverges, unless a seek has moved it."""
         error, self.truncation = self.truncation, None
         if error is not None and self.generation == self.truncated_generation:
-            self.move_to(error.divergent_offset, known_epoch(self.lineage.epoch_at(error.divergent_offset - 1)))
+            offset, lineage = error.divergent_offset, self.lineage
+            self.move_to(offset, known_epoch(lineage.epoch_at(offset - 1)))
+            # The next truncation may reach further back than this one.
+            self.lineage = lineage.truncate_to(offset)
         return error
 
     def may_fetch(self, leader_epoch: int, now_ms: float) -> bool:

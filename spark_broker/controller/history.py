@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
+
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, TopicState
 from spark_broker.controller.records import HistoryRecord, HistoryStatusRecord
@@ -36,7 +38,8 @@ def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Dec
     if history.table_id not in ("", request.table_id):
         raise HistoryConflictError(f"the history of {topic.name} is in table {history.table_id}")
     starts, ends = tuple(request.starts), tuple(request.ends)
-    if (request.version, starts, ends) == (history.version, history.starts, history.ends):
+    asked, known = (request.version, starts, ends, request.uncut), (history.version, history.starts, history.ends)
+    if asked == (*known, history.uncut):
         return Decision((), EmptyResponse(), certain=True)
     if request.version <= history.version:
         raise HistoryConflictError(f"version {request.version} of {topic.name}: {history.version} was confirmed before")
@@ -50,8 +53,19 @@ def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Dec
         request.starts,
         request.ends,
         request.quarantined,
+        _end_epochs(history, request),
+        request.uncut,
     )
     return Decision((record,), EmptyResponse())
+
+
+def _end_epochs(history: TopicHistory, request: ConfirmHistoryRequest) -> list[int]:
+    """Where a history does not grow, its end has the epoch that it had."""
+    asked = zip_longest(request.ends, request.end_epochs[: len(request.ends)], fillvalue=-1)
+    return [
+        epoch if end > history.range_of(number)[1] else history.end_epoch(number)
+        for number, (end, epoch) in enumerate(asked)
+    ]
 
 
 def _check_offsets(topic: TopicState, history: TopicHistory, starts: tuple[int, ...], ends: tuple[int, ...]) -> None:

@@ -185,7 +185,8 @@ class HistoryRecord(Record, frozen=True, tag=14):
     """A commit to the topic's Delta table was read back. `starts` and `ends`: of its history, by partition.
 
     `version`: of the transaction in the table; `table_version`: Delta's version of the table. `quarantined`: how many
-    records the table has refused so far.
+    records the table has refused so far. `end_epochs`: the leader epochs of the records before `ends`; -1: not known.
+    `uncut`: the table may have rows of the transaction beyond `ends`.
     """
 
     topic_id: TopicId
@@ -195,6 +196,8 @@ class HistoryRecord(Record, frozen=True, tag=14):
     starts: Offsets
     ends: Offsets
     quarantined: int = 0
+    end_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    uncut: bool = False
 
 
 class HistoryStatusRecord(Record, frozen=True, tag=15):

@@ -16,6 +16,8 @@ class TopicHistory:
     The history of partition p is what was committed of the offsets `starts[p]` up to `ends[p]` (exclusive). A partition
     beyond these has no history yet. `table_id` is Delta's id of the table, `version` the number of the transaction in
     it, `table_version` Delta's version of the table. `stopped`: why tiering has stopped; empty: it has not.
+    `end_epochs[p]`: the leader epoch of the record before `ends[p]`; -1, or beyond these: not known. `uncut`: the table
+    may have rows of that transaction beyond `ends`, which no reader gets. A tierer deletes them before it appends.
     """
 
     table_id: str = ""  # Invariant: never changes once it is set
@@ -25,10 +27,16 @@ class TopicHistory:
     ends: tuple[int, ...] = ()  # Invariant: never fall
     stopped: str = ""
     quarantined: int = 0  # records that the table has refused so far
+    end_epochs: tuple[int, ...] = ()
+    uncut: bool = False
 
     def range_of(self, partition: int) -> tuple[int, int]:
         """The offsets of this partition's history: first, and end (exclusive). (0, 0): it has none."""
         return (self.starts[partition], self.ends[partition]) if partition < len(self.ends) else (0, 0)
+
+    def end_epoch(self, partition: int) -> int:
+        """The leader epoch of the record before the end of this partition's history; -1: it is not known."""
+        return self.end_epochs[partition] if partition < len(self.end_epochs) else -1
 
 
 def replayed(history: TopicHistory | None, record: HistoryRecord | HistoryStatusRecord) -> TopicHistory:
@@ -44,6 +52,8 @@ def replayed(history: TopicHistory | None, record: HistoryRecord | HistoryStatus
         starts=tuple(record.starts),
         ends=tuple(record.ends),
         quarantined=record.quarantined,
+        end_epochs=tuple(record.end_epochs),
+        uncut=record.uncut,
     )
     invariant(before.table_id in ("", after.table_id), "the table %s becomes %s", before.table_id, after.table_id)
     invariant(after.version >= before.version, "version %d after version %d", after.version, before.version)
@@ -57,8 +67,18 @@ def history_records(topic_id: str, history: TopicHistory | None) -> list[History
     """The records that rebuild this history."""
     records: list[HistoryRecord | HistoryStatusRecord] = []
     if history is not None and history.version >= 0:
-        place = history.table_id, history.version, history.table_version
-        records.append(HistoryRecord(topic_id, *place, list(history.starts), list(history.ends), history.quarantined))
+        record = HistoryRecord(
+            topic_id,
+            history.table_id,
+            history.version,
+            history.table_version,
+            starts=list(history.starts),
+            ends=list(history.ends),
+            quarantined=history.quarantined,
+            end_epochs=list(history.end_epochs),
+            uncut=history.uncut,
+        )
+        records.append(record)
     if history is not None and history.stopped:
         records.append(HistoryStatusRecord(topic_id, history.stopped))
     return records

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spark_broker.core.divergence import Diverging, FetchPosition
-from spark_broker.core.epochs import EpochHistory
+from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
 from spark_broker.core.producers import ProducerStates
 
 
@@ -47,6 +47,18 @@ class AwaitTransaction:
     The coordinator adds the partition to the transaction before it confirms. The partition then gets the transaction's
     marker (KIP-890).
     """
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """The topic has given a partition's offsets below `offset` already: they are in its table, or deleted.
+
+    `history_end`: where the table ends, after a record of the leader epoch `history_epoch` (-1: not known).
+    """
+
+    offset: int
+    history_end: int = -1
+    history_epoch: int = UNDEFINED_EPOCH
 
 
 @dataclass(frozen=True, slots=True)

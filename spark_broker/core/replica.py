@@ -23,8 +23,8 @@ from spark_broker.core.effects import (
     SaveEpochs,
     TruncateLog,
 )
-from spark_broker.core.epochs import EpochHistory
-from spark_broker.core.events import AppendGrant, AwaitTransaction, Fetched, LeaderAndIsr, RecoveredLog
+from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
+from spark_broker.core.events import AppendGrant, AwaitTransaction, Beginning, Fetched, LeaderAndIsr, RecoveredLog
 from spark_broker.core.leadership import CONFIRMATION_MS, Leadership
 from spark_broker.core.machine import Machine, event
 from spark_broker.core.pending import PendingAppend, PendingAppends
@@ -208,17 +208,23 @@ class Replica(Machine[ReplicaStanding]):
                     self.leadership.reassign(assignment, broker_epochs, now_ms)
         return effects + self._advance_high_watermark()
 
-    def begins_anew(self, assignment: LeaderAndIsr, offset: int) -> bool:
-        """Whether this replica is to lead with a log that ends below `offset`, up to which the topic gave its offsets.
+    def begins_anew(self, assignment: LeaderAndIsr, beginning: Beginning) -> bool:
+        """Whether this replica is to lead with a log that is not the topic's: it ends too early, or has other records.
 
-        That is so after an election that lost records, or every disk. What lies below is in the topic's table, or was
-        deleted. The log is to restart at `offset` before the assignment is handed in: no offset is given twice, and
-        what is in the table is not cut off.
+        That is so after an election that lost records, or every disk. What lies below `beginning` is in the topic's
+        table, or was deleted. The log is to restart there before the assignment is handed in: no offset is given twice,
+        and what is in the table is neither cut off nor contradicted.
         """
-        if self.role not in (Role.OFFLINE, Role.FOLLOWER) or self.log_end_offset >= offset:
+        if self.role not in (Role.OFFLINE, Role.FOLLOWER) or assignment.leader != self.me:
             return False
         newer = assignment.leader_epoch > self.assignment.leader_epoch or self.role is Role.OFFLINE
-        return newer and assignment.leader == self.me
+        return newer and (self.log_end_offset < beginning.offset or self._departs_from(beginning))
+
+    def _departs_from(self, beginning: Beginning) -> bool:
+        """Two logs that have a record of the same epoch at the same offset are the same up to there."""
+        if beginning.history_end <= self.log_start_offset or beginning.history_epoch == UNDEFINED_EPOCH:
+            return False
+        return self.epochs.epoch_at(beginning.history_end - 1) not in (beginning.history_epoch, UNDEFINED_EPOCH)
 
     def _assigned(self, assignment: LeaderAndIsr) -> ReplicaEvent:
         """Which event the assignment is for this replica."""
@@ -453,8 +459,12 @@ class Replica(Machine[ReplicaStanding]):
         return self.role is Role.FOLLOWER and same_epoch and answer.position == self.fetch_position()
 
     @event
-    def fetched(self, answer: Fetched) -> list[Effect]:
-        """The leader's answer. The shell then writes the batches that follow the log end (`follower_appended`)."""
+    def fetched(self, answer: Fetched, first: BatchInfo | None = None) -> list[Effect]:
+        """The leader's answer. The shell then writes the batches that follow the log end (`follower_appended`).
+
+        `first`: the first batch that came. An empty log that ends within it began anew (`begins_anew`) at an offset
+        within a batch of the log that leads now. The batch cannot be appended to it.
+        """
         if not self.awaits(answer):
             return []
         self._move(ReplicaEvent.FETCHED)
@@ -468,6 +478,10 @@ class Replica(Machine[ReplicaStanding]):
             # Our log may have records whose deletion the leader's log does not name any more.
             why = f"the leader has forgotten deletions below {answer.purge_offset}, ours ends at {self.log_end_offset}"
             return [RestartLog(why)]
+        empty = self.log_start_offset == self.log_end_offset
+        if first is not None and empty and first.base_offset < self.log_end_offset < first.next_offset:
+            batch = f"the leader's batch from {first.base_offset} to {first.next_offset}"
+            return [RestartLog(f"{batch} cannot be appended: our log ends within it, at {self.log_end_offset}")]
         return self.advance_log_start(answer.log_start_offset)
 
     def _truncate(self, diverging: Diverging) -> list[Effect]:

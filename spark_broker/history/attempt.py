@@ -21,6 +21,7 @@ from spark_broker.history.plan import (
     cut_back,
     next_ranges,
     recover,
+    shortened,
     unrecorded,
 )
 from spark_broker.history.retention import HistoryMark, HistoryRetention, expired_before, with_mark
@@ -78,6 +79,8 @@ class Attempt:
         marks: Sequence[HistoryMark] = () if snapshot is None else snapshot.marks
         if snapshot is not None and history.version > recorded.version:
             history, marks = yield from self._recovered(recorded, snapshot.commits[history.version], history)
+        if history.uncut:
+            history, marks = yield from self._cut(history, marks)
         deleted = yield from self._delete(history, self._topic.log_starts)
         listed = yield from ask(ListLogs(history.ends))
         ranges = next_ranges(history, [self._log(info) for info in listed])
@@ -120,18 +123,25 @@ class Attempt:
     ) -> Steps[tuple[HistoryState, Sequence[HistoryMark]]]:
         """Let the controller record a commit that it does not know, as far as the log has what is in it.
 
-        An unclean election since may have cut the log. What the table has beyond is deleted: others have these offsets.
+        An unclean election since may have cut the log. What the table has beyond is to be deleted: others have these
+        offsets. The controller decides that first, and only once for each commit: a try that found no departures, under
+        another leader, is refused from then on. And after it recorded the commit, nothing of it is cut: what the log
+        lacks then may have been compacted.
         """
         offsets = yield from self._departures(recorded, commit)
-        if not offsets:
-            yield from self._settle(commit, history)
-            return history, commit.marks
-        # If the commit was recorded meanwhile, compaction may have removed records since. They are no departures.
-        yield from ask(Confirm(recorded))
         kept = [replace(each, end=min(each.end, offsets.get(each.partition, each.end))) for each in commit.refused]
-        yield from self._save_refused(replace(commit, refused=tuple(each for each in kept if each.start < each.end)))
-        written = yield from ask(CutTable(offsets, cut_back(commit, offsets, self._new_id())))
-        yield from ask(Confirm(_state(written)))
+        commit = replace(commit, refused=tuple(each for each in kept if each.start < each.end))
+        history = shortened(history, offsets) if offsets else history
+        yield from self._settle(commit, history)
+        return history, commit.marks
+
+    def _cut(
+        self, history: HistoryState, marks: Sequence[HistoryMark]
+    ) -> Steps[tuple[HistoryState, Sequence[HistoryMark]]]:
+        """Delete what the table has beyond the history."""
+        commit = cut_back(history, marks, self._new_id())
+        written = yield from ask(CutTable(dict(enumerate(history.ends)), commit))
+        yield from self._confirm(_state(written))
         return _state(written), written.commit.marks
 
     def _departures(self, recorded: HistoryState, commit: TableCommit) -> Steps[dict[int, int]]:
@@ -150,7 +160,12 @@ class Attempt:
         The controller comes last: brokers keep the records until then.
         """
         yield from self._save_refused(commit)
-        yield from ask(Confirm(history))
+        yield from self._confirm(history)
+
+    def _confirm(self, history: HistoryState) -> Steps[None]:
+        """The controller takes it only if the leaders are still those that are asked here."""
+        listed = yield from ask(ListLogs(history.ends))
+        yield from ask(Confirm(history, tuple(info.start_epoch for info in listed)))
 
     def _save_refused(self, commit: TableCommit) -> Steps[None]:
         if not commit.refused:
@@ -200,8 +215,9 @@ class Attempt:
         )
 
 
-def confirmation(topic: TopicView, controller_epoch: int, history: HistoryState) -> ConfirmHistoryRequest:
+def confirmation(topic: TopicView, controller_epoch: int, confirm: Confirm) -> ConfirmHistoryRequest:
     """What the controller is asked to record. `topic`, `controller_epoch`: as they were when the try began."""
+    history = confirm.history
     return ConfirmHistoryRequest(
         topic_id=topic.topic_id,
         controller_epoch=controller_epoch,
@@ -212,6 +228,8 @@ def confirmation(topic: TopicView, controller_epoch: int, history: HistoryState)
         ends=list(history.ends),
         quarantined=history.quarantined,
         leader_epochs=[state.leader_epoch for state in topic.partitions],
+        end_epochs=list(confirm.end_epochs),
+        uncut=history.uncut,
     )
 
 
@@ -227,6 +245,7 @@ def recorded_history(topic: TopicView) -> HistoryState:
         starts=tuple(history.starts),
         ends=tuple(history.ends),
         quarantined=history.quarantined,
+        uncut=history.uncut,
     )
 
 

@@ -9,6 +9,9 @@ What the table and the controller know of a topic's history:
     version v, with its end offsets   an older version  the commit's end offsets; the controller is to record them
     version v, end offsets cleaned    an older version  unknown: tiering stops
     older than v, or another table    version v         unknown: tiering stops, the table was replaced or taken back
+
+A commit of which the log has lost records by an unclean election is recorded with the end offsets up to which the log
+has them. Then the table has rows beyond the history (`uncut`), which go before anything else is appended.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ class HistoryState:
     """A topic's history: the offsets `starts[p]` up to `ends[p]` (exclusive) of partition p.
 
     `version`: of the newest transaction (-1: none). `table_version`: Delta's version of its commit. `quarantined`: how
-    many records the table has refused so far.
+    many records the table has refused so far. `uncut`: the table may have rows of that transaction beyond `ends`.
     """
 
     table_id: str = ""
@@ -34,6 +37,7 @@ class HistoryState:
     starts: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
     quarantined: int = 0
+    uncut: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,21 +142,26 @@ def unrecorded(recorded: HistoryState, commit: TableCommit, logs: Sequence[Parti
     return ranges
 
 
-def cut_back(commit: TableCommit, offsets: Mapping[int, int], attempt: str) -> TableCommit:
-    """The next transaction: the commit without the rows from these offsets on (inclusive), by partition."""
-    ends = tuple(min(end, offsets.get(partition, end)) for partition, end in enumerate(commit.ends))
-    marks = (
-        replace(mark, ends=tuple(min(end, offsets.get(partition, end)) for partition, end in enumerate(mark.ends)))
-        for mark in commit.marks
+def shortened(history: HistoryState, offsets: Mapping[int, int]) -> HistoryState:
+    """The history without what comes from these offsets on (inclusive), by partition. The table still has it."""
+    ends = tuple(min(end, offsets.get(partition, end)) for partition, end in enumerate(history.ends))
+    starts = tuple(min(start, end) for start, end in zip(history.starts, ends, strict=True))
+    return replace(history, starts=starts, ends=ends, uncut=True)
+
+
+def cut_back(history: HistoryState, marks: Sequence[HistoryMark], attempt: str) -> TableCommit:
+    """The next transaction: the table without the rows beyond the history. `marks`: those of its newest commit."""
+    cut = (
+        replace(mark, ends=tuple(min(*both) for both in zip(mark.ends, history.ends, strict=False))) for mark in marks
     )
     return TableCommit(
         table_version=-1,
-        version=commit.version + 1,
+        version=history.version + 1,
         attempt=attempt,
-        starts=tuple(min(start, end) for start, end in zip(commit.starts, ends, strict=True)),
-        ends=ends,
-        marks=tuple(marks),
-        quarantined=commit.quarantined,
+        starts=history.starts,
+        ends=history.ends,
+        marks=tuple(cut),
+        quarantined=history.quarantined,
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.history.attempt import confirmation
-from spark_broker.history.plan import HistoryState, TableCommit, TieringRange
+from spark_broker.history.plan import TableCommit, TieringRange
 from spark_broker.history.steps import (
     AppendRecords,
     CompareWithLogs,
@@ -97,7 +97,7 @@ class SparkSteps:
             case SaveRefused():
                 self._save_refused(step.ranges, step.commit)
             case Confirm():
-                self.confirm(step.history)
+                self.confirm(step)
             case DeleteRows():
                 self._table.delete_before(step.before)
             case RaiseLogStarts():
@@ -121,9 +121,9 @@ class SparkSteps:
         self._table.quarantine(frame, self._table.design(), commit, self._topic.schema.names)
         logger.warning("the table of %s has refused %d records so far", self._topic.name, commit.quarantined)
 
-    def confirm(self, history: HistoryState) -> None:
+    def confirm(self, step: Confirm) -> None:
         """Let the controller record the history."""
-        self._tell(confirmation(self._topic, self._target.controller_epoch, history))
+        self._tell(confirmation(self._topic, self._target.controller_epoch, step))
 
     def _frame(self, ranges: Sequence[TieringRange], size_bytes: int) -> DataFrame:
         """The records of the ranges with the table's columns, in as many parts as there are to be files."""

@@ -66,7 +66,7 @@ class CompareWithLogs(Step[dict[int, int]]):
 
 @dataclass(eq=False)
 class CutTable(Step[Written]):
-    """Delete the rows from these offsets on (inclusive), as transaction `commit.version`, and read the commit back."""
+    """Delete each partition's rows from its offset on, as transaction `commit.version`, and read the commit back."""
 
     offsets: Mapping[int, int]
     commit: TableCommit
@@ -101,9 +101,13 @@ class SaveRefused(Order):
 
 @dataclass(eq=False)
 class Confirm(Order):
-    """Let the controller record the history."""
+    """Let the controller record the history. `end_epochs`: leader epochs of the records before its ends; -1: not known.
+
+    They say after an unclean election whether the new leader's log has the same records as the table.
+    """
 
     history: HistoryState
+    end_epochs: Sequence[int] = ()
 
 
 @dataclass(eq=False)

@@ -225,9 +225,13 @@ class Snapshot(_Event, frozen=True):
 
 
 class UncleanElection(_Event, frozen=True):
-    """An operator let a replica lead that may lack records: they may be lost, and readers must be notified."""
+    """An operator let a replica lead that may lack records: they may be lost, and readers must be notified.
+
+    `has_table`: the topic has a table. A reader whose place is in the table, and no longer in the log, is not notified.
+    """
 
     partition: TopicPartition
+    has_table: bool = False
 
 
 Event = (

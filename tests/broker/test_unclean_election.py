@@ -50,12 +50,13 @@ def directory_of(cluster: ProcessCluster, broker: int) -> Path:
     raise AssertionError(f"broker {broker} has no directory")
 
 
-def kill(cluster: ProcessCluster, admin: Admin, broker: int) -> int:
-    """SIGKILL; returns the slot whose process it was, once the broker is fenced."""
+def kill(cluster: ProcessCluster, admin: Admin, broker: int, *, fenced: bool = True) -> int:
+    """SIGKILL; returns the slot whose process it was, once the broker is `fenced`, or at once."""
     pid = next(info.pid for info in admin.describe_cluster().brokers if info.id == broker)
     slot = next(slot for slot in range(BROKERS) if cluster.pid(slot) == pid)
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: broker not in live(admin), what=f"broker {broker} is fenced")
+    if fenced:
+        eventually(lambda: broker not in live(admin), what=f"broker {broker} is fenced")
     return slot
 
 
@@ -72,9 +73,10 @@ def state(admin: Admin, tp: TopicPartition) -> PartitionInfo:
     return admin.describe_topic(tp.topic).partitions[tp.partition]
 
 
-def append(cluster: ProcessCluster, tp: TopicPartition, values: str) -> None:
-    """Append one record at a time, each acknowledged by the whole ISR."""
-    with Producer(cluster.bootstrap_servers, acks="all") as producer:
+def append(cluster: ProcessCluster, tp: TopicPartition, values: str, acks: str | int = "all") -> None:
+    """Append one record at a time, each acknowledged, by default by the whole ISR."""
+    idempotent = {"enable.idempotence": acks == "all"}
+    with Producer(cluster.bootstrap_servers, acks=acks, config=idempotent) as producer:
         for value in values:
             producer.send(tp.topic, value=value.encode(), partition=tp.partition).result(30)
 

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from spark_broker import Consumer, OffsetAndMetadata, TopicPartition
-from spark_broker.client.partition_position import PartitionPosition, Start
+from spark_broker.client.partition_position import PartitionPosition, Prefetched, Start
+from spark_broker.core.divergence import Diverging
 from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError
 from tests.client.fake_broker import FakeCluster
 from tests.client.test_consumer import poll_error, poll_rows, values_of
@@ -132,6 +133,24 @@ def test_whoever_resumes_is_notified_of_a_truncation_that_came_before_the_last_c
     with Consumer(topic.bootstrap, group_id="g", topics="t", auto_offset_reset="earliest") as consumer:
         assert truncation(consumer).divergent_offset == 2
         assert values_of(poll_rows(consumer, 3)) == ["x", "y", "z"]
+
+
+def test_a_second_cut_that_reaches_further_back_is_noticed_as_far_back() -> None:
+    """Story: two unclean elections, the second of which brought back the log of an older leader."""
+    state = PartitionPosition(T0, None, Start.EARLIEST)
+    state.move_to(0)
+    for divergent, read, diverging, told in (
+        (0, [(2, 59), (4, 62), (6, 77)], Diverging(4, 62), 62),
+        (62, [(8, 80)], Diverging(2, 78), 59),
+    ):
+        assert state.position == divergent
+        state.add(Prefetched(None, end, epoch, 1) for epoch, end in read)
+        state.take()
+        state.truncated(diverging)
+        error = state.notify_truncation()
+        assert error is not None
+        assert error.divergent_offset == told
+    assert state.fetched_epoch == 2
 
 
 def test_a_leader_that_cannot_have_heard_of_the_committed_epoch_is_not_asked() -> None:

@@ -41,6 +41,11 @@ def may_have_unclean_elections(seed: int) -> bool:
     return random.Random(f"{seed}/unclean draw").random() < unclean.SHARE
 
 
+def has_unclean_elections(seed: int) -> bool:
+    """Unclean elections."""
+    return may_have_unclean_elections(seed) and not has_bit_flips(seed) and not has_transactions(seed)
+
+
 def has_groups_and_unclean_elections(seed: int) -> bool:
     """Consumer groups, and unclean elections."""
     return may_have_unclean_elections(seed) and has_groups(seed)
@@ -58,14 +63,22 @@ def has_compaction_and_transactions(seed: int) -> bool:
 
 
 def has_tiering(seed: int) -> bool:
-    """Topics with Delta tables, unless it has unclean elections."""
-    share = tiering.SHARE_OF_COMPACTION if has_compaction(seed) else tiering.SHARE
+    """Topics with Delta tables."""
+    if has_unclean_elections(seed):
+        share = tiering.SHARE_OF_UNCLEAN
+    else:
+        share = tiering.SHARE_OF_COMPACTION if has_compaction(seed) else tiering.SHARE
     return random.Random(f"{seed}/tiering draw").random() < share
+
+
+def has_tiering_and_unclean_elections(seed: int) -> bool:
+    """Topics with Delta tables, which may have to be cut back."""
+    return has_unclean_elections(seed) and has_tiering(seed)
 
 
 def has_compaction_and_tiering(seed: int) -> bool:
     """Topics that are compacted and have tables."""
-    return has_compaction(seed) and has_tiering(seed)
+    return has_compaction(seed) and not has_unclean_elections(seed) and has_tiering(seed)
 
 
 def has_store_outages(seed: int) -> bool:

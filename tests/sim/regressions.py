@@ -290,4 +290,22 @@ REGRESSIONS = [
         found="the rules: a snapshot may be of a process that had forgotten idle producers",
         mended="testing/simulation/transaction_rules.py",
     ),
+    Regression(
+        seed=1000049,
+        events=500,
+        found="a log that was never truncated led after an unclean election, with other records than the topic's table",
+        mended="core/replica.py, controller/history.py",
+    ),
+    Regression(
+        seed=1006818,
+        events=500,
+        found="a commit was recorded whole by one tierer while another one cut the table back",
+        mended="history/attempt.py, history/plan.py",
+    ),
+    Regression(
+        seed=9008126,
+        events=500,
+        found="a log that began anew within a batch of a later leader's log could not be appended to, and never joined",
+        mended="core/replica.py",
+    ),
 ]

@@ -18,6 +18,7 @@ from spark_broker.client.leader_fetches import LeaderFetches
 from spark_broker.client.offset_lookup import OffsetLookup
 from spark_broker.client.partition_position import PartitionPosition, Prefetched
 from spark_broker.config import INT64_MAX
+from spark_broker.core.replica import Replica
 from spark_broker.history import attempt
 from spark_broker.history.attempt import Attempt
 from spark_broker.history.plan import (
@@ -26,21 +27,23 @@ from spark_broker.history.plan import (
     TableCommit,
     TableSnapshot,
     cut_back,
+    shortened,
 )
 from spark_broker.history.retention import HistoryMark
-from spark_broker.history.steps import CutTable, Steps, ask
+from spark_broker.history.steps import Confirm, CutTable, Steps, ask
 from spark_broker.protocol.messages import ListedOffset, MetadataRequest
 from spark_broker.storage.segment import Segment
 from spark_broker.testing.simulation import tiering
 from spark_broker.testing.simulation.broker import BrokerProcess
 from spark_broker.testing.simulation.network import Reply
 from tests.sim import bugs
-from tests.sim.kinds import has_compaction_and_tiering, has_tiering
+from tests.sim.kinds import has_compaction_and_tiering, has_tiering, has_tiering_and_unclean_elections
 
 Patch = pytest.MonkeyPatch
 
 bug = partial(bugs.bug, shows=has_tiering)
 bug_of_compaction = partial(bugs.bug, shows=has_compaction_and_tiering)
+bug_of_unclean_elections = partial(bugs.bug, shows=has_tiering_and_unclean_elections)
 
 
 @bug("29")
@@ -102,11 +105,41 @@ def take_compacted_records_for_cut(patch: Patch) -> None:
     ) -> Steps[tuple[HistoryState, Sequence[HistoryMark]]]:
         offsets = yield from self._departures(recorded, commit)
         if offsets:
-            yield from ask(CutTable(offsets, cut_back(commit, offsets, "cut")))
+            yield from ask(CutTable(offsets, cut_back(shortened(history, offsets), commit.marks, "cut")))
         yield from self._settle(commit, history)
         return history, commit.marks
 
     patch.setattr(Attempt, "_recovered", buggy)
+
+
+@bug_of_unclean_elections("")
+def lead_with_other_records_than_the_table(patch: Patch) -> None:
+    """A log that was never truncated leads after an unclean election, although the table has other records there."""
+    patch.setattr(Replica, "_departs_from", lambda self, beginning: False)
+
+
+@bug_of_unclean_elections("")
+def cut_before_it_is_decided(patch: Patch) -> None:
+    """A try cuts the table while another one, under another leader, has the commit recorded."""
+
+    def buggy(
+        self: Attempt, recorded: HistoryState, commit: TableCommit, history: HistoryState
+    ) -> Steps[tuple[HistoryState, Sequence[HistoryMark]]]:
+        offsets = yield from self._departures(recorded, commit)
+        if offsets:
+            yield from ask(Confirm(recorded))
+            return (yield from self._cut(shortened(history, offsets), commit.marks))
+        yield from self._settle(commit, history)
+        return history, commit.marks
+
+    patch.setattr(Attempt, "_recovered", buggy)
+
+
+@bug_of_unclean_elections("")
+def append_before_the_table_is_cut(patch: Patch) -> None:
+    """A cut that was decided is forgotten when the tierer dies before it."""
+    recorded_history = attempt.recorded_history
+    patch.setattr(attempt, "recorded_history", lambda topic: replace(recorded_history(topic), uncut=False))
 
 
 @bug("")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -57,12 +61,70 @@ def test_what_the_table_has_of_a_lost_log_is_deleted_and_the_offsets_that_come_a
             assert read(consumer, 6) == "abXYZ!"
 
 
+@pytest.mark.full
+@pytest.mark.timeout(400)
+def test_a_leader_with_other_records_than_the_table_begins_where_the_table_ends(tmp_path: Path) -> None:
+    """The first leader dies with records that nobody else has. The second one gives their offsets again, and all of its
+    records are tiered. Then it dies, and the first one leads again, with a log that nobody has truncated.
+    """
+    table = tmp_path / "table"
+    with (
+        ProcessCluster(tmp_path / "cluster", BROKERS, {"broker.session.timeout.ms": 3000}) as cluster,
+        Admin(cluster.bootstrap_servers) as admin,
+        TiererProcess(tmp_path, "tierer") as tierer,
+    ):
+        tp = TopicPartition(a_topic_whose_leader_restarts_first(cluster, admin), 0)
+        admin.alter_topic_config(tp.topic, {"delta.path": str(table)})
+        first, second = state(admin, tp).replicas
+        append(cluster, tp, "ab")
+        with frozen(admin, second):
+            append(cluster, tp, "QRSTUVWXYZ", acks=1)
+            slot = kill(cluster, admin, first, fenced=False)
+        eventually(lambda: state(admin, tp).leader == second, what="the election")
+        append(cluster, tp, "cde")
+        tierer.tier(cluster.bootstrap_servers, tp.topic)
+        recorded = values(table)
+        assert recorded.startswith("ab")
+        assert recorded.endswith("cde")
+        assert len(recorded) < len("abQRSTUVWXYZ"), "of the other log, only what was on its way"
+        kill(cluster, admin, second)
+        start(cluster, admin, slot, first)
+        assert admin.elect_leaders([tp], unclean=True) == {tp: None}
+        eventually(lambda: state(admin, tp).leader == first, what="the unclean election")
+        append(cluster, tp, "!")
+        with Consumer(cluster.bootstrap_servers, auto_offset_reset="earliest") as consumer:
+            consumer.assign([tp])
+            assert read(consumer, len(recorded) + 1) == recorded + "!"
+        assert tierer.tier(cluster.bootstrap_servers, tp.topic)["records"] == 1
+        assert values(table) == recorded + "!"
+
+
+@contextmanager
+def frozen(admin: Admin, broker: int) -> Iterator[None]:
+    """The broker's process is stopped, for less time than its session takes to end."""
+    pid = next(info.pid for info in admin.describe_cluster().brokers if info.id == broker)
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
 def a_topic_whose_follower_restarts_first(cluster: ProcessCluster, admin: Admin) -> str:
-    """A launch claims the free directory with the lowest number, which must be the follower's."""
+    return _topic(cluster, admin, first=1)
+
+
+def a_topic_whose_leader_restarts_first(cluster: ProcessCluster, admin: Admin) -> str:
+    return _topic(cluster, admin, first=0)
+
+
+def _topic(cluster: ProcessCluster, admin: Admin, first: int) -> str:
+    """A launch claims the free directory with the lowest number, which must be that of this one of two replicas."""
     for number in range(TOPICS):
         admin.create_topic(NewTopic(f"t{number}", partitions=1, replication_factor=2))
-        leader, follower = state(admin, TopicPartition(f"t{number}", 0)).replicas
-        if directory_of(cluster, follower) < directory_of(cluster, leader):
+        replicas = state(admin, TopicPartition(f"t{number}", 0)).replicas
+        if directory_of(cluster, replicas[first]) < directory_of(cluster, replicas[1 - first]):
             return f"t{number}"
     raise AssertionError(f"none of {TOPICS} topics is placed so")
 

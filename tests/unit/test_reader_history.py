@@ -171,6 +171,8 @@ def test_a_reader_of_what_an_unclean_election_lost_must_be_told() -> None:
     assert kinds(*before, *told, runs=runs) == set()
     assert kinds(*before, runs=runs) == set()
     assert kinds(*before, Polled("r", P0, 4, (b"z",)), runs=runs) == {ViolationKind.CHANGED}
+    of_a_table = UncleanElection(P0, has_table=True)
+    assert kinds(*before, Polled("r", P0, 4, (b"z",)), of_a_table, runs=runs) == set()
 
 
 def test_a_reader_that_is_told_of_a_cut_goes_on_where_it_is() -> None:

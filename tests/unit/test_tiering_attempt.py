@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from spark_broker.client.cluster_view import TopicView
@@ -28,20 +29,31 @@ from spark_broker.history.steps import (
 )
 from spark_broker.protocol.messages import HistoryMetadata, ListedOffset, PartitionMetadata
 
+EPOCH = 6
+"""Of the record before the offset that a leader is asked about."""
+
 UNRECORDED = TableCommit(5, 1, "another", (0,), (30,), (HistoryMark(7, (30,), (300,)),))
 """A commit in the table that the controller has not recorded."""
 
 
-def topic(recorded: int, *, config: Mapping[str, str] | None = None, log_starts: Sequence[int] = ()) -> TopicView:
+def topic(
+    recorded: int,
+    *,
+    config: Mapping[str, str] | None = None,
+    log_starts: Sequence[int] = (),
+    version: int = 0,
+    uncut: bool = False,
+) -> TopicView:
     """A topic of one partition. The controller has recorded its history up to this offset; 0: none."""
-    history = HistoryMetadata("table", 0, 0, [0], [recorded]) if recorded else None
+    history = HistoryMetadata("table", version, 0, [0], [recorded], uncut=uncut) if recorded else None
     partition = PartitionMetadata(0, 1, 4, [1], [1], 1)
     settings = {"delta.path": "/lake", **(config or {})}
     return TopicView("t", "id", (partition,), (), settings, history, tuple(log_starts))
 
 
 def log(sealed: int, *, start: int = 0) -> list[ListedOffset]:
-    return [ListedOffset("id", 0, 0, offset=sealed, log_start_offset=start, sealed_offset=sealed, size_bytes=100)]
+    info = ListedOffset("id", 0, 0, offset=sealed, log_start_offset=start, sealed_offset=sealed, size_bytes=100)
+    return [msgspec.structs.replace(info, start_epoch=EPOCH)]
 
 
 def written(step: AppendRecords | CutTable) -> Written:
@@ -80,15 +92,18 @@ def kinds(steps: Sequence[Step[Any]]) -> list[type[Step[Any]]]:
 
 def test_the_first_try_creates_the_table_and_confirms_last() -> None:
     steps, tiered = run(topic(0), None, log(20))
-    assert kinds(steps) == [ReadTable, ListLogs, ReadRecords, ReadClock, AppendRecords, Confirm, ReadClock]
-    read, append, confirm = steps[2], steps[4], steps[5]
+    done = [ReadTable, ListLogs, ReadRecords, ReadClock, AppendRecords, ListLogs, Confirm, ReadClock]
+    assert kinds(steps) == done
+    read, append, ends, confirm = steps[2], *steps[4:7]
     assert isinstance(read, ReadRecords)
     assert (read.ranges, read.table_exists) == ([TieringRange(0, 0, 20)], False)
     assert isinstance(append, AppendRecords)
     assert (append.commit.version, append.commit.starts, append.commit.ends) == (0, (0,), (20,))
     assert append.commit.marks == (HistoryMark(1000, (20,), (100,)),)
     assert isinstance(confirm, Confirm)
-    assert (confirm.history.version, confirm.history.ends) == (0, (20,))
+    assert isinstance(ends, ListLogs)
+    assert ends.ends == (20,)
+    assert (confirm.history.version, confirm.history.ends, confirm.end_epochs) == (0, (20,), (EPOCH,))
     assert (tiered.records, tiered.ends) == (10, (20,))
 
 
@@ -101,8 +116,8 @@ def test_where_nothing_is_sealed_nothing_is_written() -> None:
 def test_a_commit_that_nobody_recorded_is_compared_with_the_log_and_recorded_first() -> None:
     table = TableSnapshot("table", 5, 1, {1: UNRECORDED})
     steps, tiered = run(topic(20), table, log(45))
-    assert kinds(steps)[:4] == [ReadTable, ListLogs, CompareWithLogs, Confirm]
-    compare, confirm = steps[2], steps[3]
+    assert kinds(steps)[:5] == [ReadTable, ListLogs, CompareWithLogs, ListLogs, Confirm]
+    compare, confirm = steps[2], steps[4]
     assert isinstance(compare, CompareWithLogs)
     assert compare.ranges == [TieringRange(0, 20, 30)]
     assert isinstance(confirm, Confirm)
@@ -110,7 +125,7 @@ def test_a_commit_that_nobody_recorded_is_compared_with_the_log_and_recorded_fir
     assert tiered.ends == (45,)
 
 
-def test_the_table_is_cut_only_if_its_commit_is_still_unrecorded() -> None:
+def test_the_table_is_cut_only_once_the_controller_has_decided_it() -> None:
     """What the table has and the log lacks may have been compacted, once the controller has recorded the commit. A try
     whose metadata is older would take it for cut by an unclean election.
     """
@@ -119,29 +134,43 @@ def test_the_table_is_cut_only_if_its_commit_is_still_unrecorded() -> None:
 
     def recorded_meanwhile(step: Confirm) -> None:
         asked.append(step)
-        raise HistoryConflictError("version 0 of t: 1 was confirmed before")
+        raise HistoryConflictError("version 1 of t: 1 was confirmed before")
 
     with pytest.raises(HistoryConflictError):
         run(topic(20), table, log(45), CompareWithLogs=lambda _: {0: 25}, Confirm=recorded_meanwhile)
-    assert [(step.history.version, step.history.ends) for step in asked] == [(0, (20,))]
+    assert [(step.history.version, step.history.ends, step.history.uncut) for step in asked] == [(1, (25,), True)]
 
 
 def test_rows_that_an_unclean_election_cut_from_the_log_are_cut_from_the_table() -> None:
     table = TableSnapshot("table", 5, 1, {1: UNRECORDED})
     steps, tiered = run(topic(20), table, log(45), CompareWithLogs=lambda _: {0: 25})
-    assert kinds(steps)[2:6] == [CompareWithLogs, Confirm, CutTable, Confirm]
-    cut, confirm = steps[4], steps[5]
+    assert kinds(steps)[2:8] == [CompareWithLogs, ListLogs, Confirm, CutTable, ListLogs, Confirm]
+    check_cut(steps[4:8])
+    assert tiered.ends == (45,)
+
+
+def test_a_cut_that_was_decided_and_not_made_comes_before_anything_is_appended() -> None:
+    table = TableSnapshot("table", 5, 1, {1: UNRECORDED})
+    steps, tiered = run(topic(25, version=1, uncut=True), table, log(45))
+    assert kinds(steps)[:5] == [ReadTable, CutTable, ListLogs, Confirm, ListLogs]
+    check_cut(steps[:4])
+    assert tiered.ends == (45,)
+
+
+def check_cut(steps: Sequence[Step[Any]]) -> None:
+    cut, confirm = steps[1], steps[3]
     assert isinstance(cut, CutTable)
     assert (cut.offsets, cut.commit.version, cut.commit.ends) == ({0: 25}, 2, (25,))
+    assert [mark.ends for mark in cut.commit.marks] == [(25,)]
     assert isinstance(confirm, Confirm)
-    assert (confirm.history.version, confirm.history.ends) == (2, (25,))
-    assert tiered.ends == (45,)
+    assert (confirm.history.version, confirm.history.ends, confirm.history.uncut) == (2, (25,), False)
 
 
 def test_records_that_the_table_refuses_are_saved_before_the_controller_knows() -> None:
     table = TableSnapshot("table", 0, 0, {})
     steps, tiered = run(topic(20), table, log(45), ReadRecords=lambda _: 3)
-    assert kinds(steps)[2:] == [ReadRecords, ReadClock, AppendRecords, ListLogs, SaveRefused, Confirm, ReadClock]
+    saved = [AppendRecords, ListLogs, SaveRefused, ListLogs, Confirm, ReadClock]
+    assert kinds(steps)[2:] == [ReadRecords, ReadClock, *saved]
     append = steps[4]
     assert isinstance(append, AppendRecords)
     assert (append.commit.refused, append.commit.quarantined) == ((TieringRange(0, 20, 45),), 3)

@@ -17,6 +17,7 @@ from spark_broker.history.plan import (
     cut_back,
     next_ranges,
     recover,
+    shortened,
     unrecorded,
 )
 from spark_broker.history.retention import HistoryMark
@@ -112,8 +113,10 @@ def test_what_a_commit_has_beyond_the_record_is_compared_as_far_as_the_logs_reac
 
 def test_a_commit_that_is_cut_back_ends_where_the_log_still_agrees() -> None:
     marks = (HistoryMark(1, (5, 7), (50, 70)), HistoryMark(2, (20, 10), (150, 30)))
-    before = TableCommit(44, 4, "attempt", (0, 9), (20, 10), marks, 3, (TieringRange(0, 5, 20),))
-    after_it = cut_back(before, {0: 12, 1: 8}, "another")
+    found = HistoryState(TABLE, 4, 44, (0, 9), (20, 10), 3)
+    kept = shortened(found, {0: 12, 1: 8})
+    assert kept == HistoryState(TABLE, 4, 44, (0, 8), (12, 8), 3, uncut=True)
+    after_it = cut_back(kept, marks, "another")
     assert (after_it.version, after_it.attempt, after_it.quarantined, after_it.refused) == (5, "another", 3, ())
     assert (after_it.starts, after_it.ends) == ((0, 8), (12, 8))
     assert [mark.ends for mark in after_it.marks] == [(5, 7), (12, 8)]

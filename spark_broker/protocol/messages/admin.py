@@ -99,6 +99,8 @@ class ConfirmHistoryRequest(Message, frozen=True):
     `controller_epoch`: of the controller under which the tierer began. `version`: of the transaction in the table;
     `table_version`: Delta's version of the table. `quarantined`: how many records the table has refused so far.
     `leader_epochs`: of each partition, before the tierer read from its leader or compared the table with it.
+    `end_epochs`: leader epochs of the records before `ends`, as the leaders have them; -1: not known.
+    `uncut`: the table has rows beyond `ends`, which the logs have lost. They are deleted next.
     """
 
     topic_id: TopicId
@@ -110,6 +112,8 @@ class ConfirmHistoryRequest(Message, frozen=True):
     ends: Offsets
     quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     leader_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    end_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    uncut: bool = False
 
 
 class RaiseLogStartsRequest(Message, frozen=True):

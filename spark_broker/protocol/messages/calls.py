@@ -98,6 +98,8 @@ class HistoryMetadata(Message, frozen=True):
     ends: Offsets
     stopped: Text = ""
     quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
+    end_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
+    uncut: bool = False
 
 
 class TopicMetadata(Message, frozen=True):

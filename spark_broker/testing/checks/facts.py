@@ -101,6 +101,7 @@ class Facts:
         self.finals: list[Snapshot] = []
         self.on_the_way = 0  # Whole reads that were not the last.
         self.unclean: set[TopicPartition] = set()
+        self.unnoticed: set[TopicPartition] = set()  # those of `unclean` whose readers need not be notified
         for position, event in enumerate(events):
             self._add(position, event)
         if not any(snapshot.isolation is Isolation.READ_COMMITTED for snapshot in self.finals):
@@ -137,6 +138,7 @@ class Facts:
                 self.readers[event.reader] = event
             case UncleanElection():
                 self.unclean.add(event.partition)
+                self.unnoticed |= {event.partition} if event.has_table else set()
             case TransactionBegan():
                 self.transactions[event.transaction] = Transaction(event, began_position=position)
             case TransactionAborted():

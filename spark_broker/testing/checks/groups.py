@@ -35,7 +35,7 @@ def check_groups(facts: Facts) -> Iterator[Violation]:
                 _follow(facts, groups, event)
             case Truncated() if event.reader in facts.readers and facts.readers[event.reader].group:
                 _cut(groups.get((facts.readers[event.reader].group, event.partition)), event.offset)
-            case OffsetsCommitted():
+            case OffsetsCommitted() if event.partition not in facts.unnoticed:
                 progress = groups.setdefault((event.group, event.partition), _Progress(Isolation.READ_COMMITTED, 0))
                 yield from _check_commit(facts, progress, event)
             case OffsetsFetched():

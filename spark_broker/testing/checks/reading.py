@@ -130,10 +130,11 @@ def check_noticed(facts: Facts) -> Iterator[Violation]:
     earlier members had read is not judged after such a notification.
     """
     kept: dict[Key, list[tuple[str, Run]]] = {}
-    if not facts.unclean:
+    judged = facts.unclean - facts.unnoticed
+    if not judged:
         return
     for event in facts.events:
-        if not isinstance(event, Polled | Positioned | Truncated) or event.partition not in facts.unclean:
+        if not isinstance(event, Polled | Positioned | Truncated) or event.partition not in judged:
             continue
         group = _group(facts, event.reader)
         runs = kept.setdefault((group or event.reader, event.partition), [])

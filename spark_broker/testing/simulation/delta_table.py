@@ -71,16 +71,32 @@ class SimTable:
 
     def append(self, rows: Rows, commit: TableCommit, *, began: int) -> None:
         """Commit these rows, in a write that began when `began` was the newest version. Raises ConflictError."""
-        if began >= 0 and self.versions[began].transaction >= commit.version:
+        if self._is_known(commit, began):
             return
-        changed = self.newest != began if began < 0 else self.transaction != self.versions[began].transaction
-        if changed:
-            raise ConflictError(f"transaction {commit.version} was committed meanwhile")
         doubled = sorted(rows.keys() & self.rows.keys())
         if doubled:
             raise ViolationError("each offset is in the table once", f"{doubled[0]} comes again with {commit}")
+        self._commit({**self.rows, **rows}, commit)
+
+    def cut(self, offsets: Mapping[int, int], commit: TableCommit, *, began: int) -> None:
+        """As `HistoryTable.cut`. Raises ConflictError."""
+        if not self._is_known(commit, began):
+            rows = self.rows.items()
+            kept = {p: row for p, row in rows if p.offset < offsets.get(p.partition, p.offset + 1)}
+            self._commit(kept, commit)
+
+    def _is_known(self, commit: TableCommit, began: int) -> bool:
+        """Whether a write that began at this version leaves the transaction out. Raises ConflictError."""
+        if began >= 0 and self.versions[began].transaction >= commit.version:
+            return True
+        changed = self.newest != began if began < 0 else self.transaction != self.versions[began].transaction
+        if changed:
+            raise ConflictError(f"transaction {commit.version} was committed meanwhile")
+        return False
+
+    def _commit(self, rows: Rows, commit: TableCommit) -> None:
         made = replace(commit, table_version=self.newest + 1)
-        self.versions.append(TableVersion({**self.rows, **rows}, commit.version, made))
+        self.versions.append(TableVersion(rows, commit.version, made))
 
     def read_back(self, commit: TableCommit, rows: int) -> Written:
         """As `HistoryTable._read_back`. Raises ConflictError."""

@@ -214,6 +214,10 @@ class Invariants:
         self._follow_log(process, partition, shadow)
         if replica.role is Role.LEADER:
             self._check_only_leader(process, key, replica, name)
+        if self._world.tiering is not None:
+            self._world.tiering.check_start(process, partition)
+            if replica.role is Role.LEADER:
+                self._world.tiering.check_log(process, partition)
         if key in self._world.unclean.released:
             return
         self._check_high_watermark(process, replica, shadow, name)
@@ -225,8 +229,6 @@ class Invariants:
         if self._world.transactional is not None:
             self._world.transactional.rules.check_replica(process, partition)
         self._world.compactions.look(process, partition, self.committed.get(partition.key))
-        if self._world.tiering is not None:
-            self._world.tiering.check_start(process, partition)
         if replica.role is Role.LEADER:
             self._check_latest_offset(key, replica, name)
 

@@ -18,6 +18,7 @@ from spark_broker.history.steps import (
     AppendRecords,
     CompareWithLogs,
     Confirm,
+    CutTable,
     DeleteRows,
     ListLogs,
     RaiseLogStarts,
@@ -157,7 +158,7 @@ class SimTierer(Client):
                 self._later(self._tiering.draw.step_ms, "commit", lambda: self._append(step, began))
             case Confirm():
                 epoch = self.view.controller_epoch
-                self._tell(confirmation(self._topic, epoch, step.history), lambda: self._answered(step, None))
+                self._tell(confirmation(self._topic, epoch, step), lambda: self._answered(step, None))
             case RaiseLogStarts():
                 request = RaiseLogStartsRequest(self._topic.topic_id, list(step.starts))
                 self._tell(request, lambda: self._answered(step, None))
@@ -165,8 +166,10 @@ class SimTierer(Client):
                 self._table.delete_before(step.before)
                 self._tiering.rows_deleted()
                 self._answered(step, None)
+            case CutTable():
+                self._cut(step)
             case _:
-                raise ViolationError("nothing is cut without an unclean election", f"{self}: {step}", self._topic.name)
+                raise ViolationError("every record has room in the table", f"{self}: {step}", self._topic.name)
 
     def _list(self, step: ListLogs) -> None:
         topic = self._topic
@@ -213,7 +216,29 @@ class SimTierer(Client):
         self.world.note(self.name, TraceKind.CLIENT, text)
         self._later(self._tiering.draw.step_ms, "read back", lambda: self._read_back(step, step.commit))
 
-    def _read_back(self, step: AppendRecords, commit: TableCommit) -> None:
+    def _cut(self, step: CutTable) -> None:
+        """The table has records that a log has lost."""
+        beyond = {p.partition for p in self._table.rows if p.offset >= step.offsets.get(p.partition, p.offset + 1)}
+        if any((self._topic.topic_id, number) not in self.world.unclean.released for number in beyond):
+            text = f"{self}: {step.offsets}"
+            raise ViolationError("nothing is cut without an unclean election", text, self._topic.name)
+        self.world.trace.count("tables cut back")
+        self._rows = {}
+        began = self._table.newest
+
+        def cut() -> None:
+            try:
+                self._table.cut(step.offsets, step.commit, began=began)
+            except START_OVER as error:
+                self._failed(error)
+                return
+            text = f"transaction {step.commit.version} of {self._topic.name} cuts it at {step.offsets}"
+            self.world.note(self.name, TraceKind.CLIENT, text)
+            self._later(self._tiering.draw.step_ms, "read back", lambda: self._read_back(step, step.commit))
+
+        self._later(self._tiering.draw.step_ms, "cut", cut)
+
+    def _read_back(self, step: AppendRecords | CutTable, commit: TableCommit) -> None:
         try:
             written = self._table.read_back(commit, len(self._rows))
         except START_OVER as error:

@@ -35,11 +35,16 @@ SHARE = 0.12
 SHARE_OF_COMPACTION = 0.3
 """The share of those with compaction, which removes records that the table has to have first."""
 
+SHARE_OF_UNCLEAN = 0.3
+"""The share of those with unclean elections, after which tables may have to be cut back."""
+
 FAULT = "kill tierer"
 LATE_READER = "late reader"
 READERS_MAX = 6
 
 SLOW_READ_MS = 400.0
+
+NO_ROW = Row(b"a record", -1)
 
 PART_ROWS = 30
 """A consumer reads so many rows of a table at a time."""
@@ -56,16 +61,14 @@ class TieringDraw:
     tiers_active: bool
     kill_share: float
     retention_interval_ms: int
+    segment_bytes: int
 
     @staticmethod
     def draw(seed: int, swarm: Swarm, *, compacts: bool, grouped: bool) -> TieringDraw | None:
-        """None: the schedule has no tables. One with unclean elections has none: its tables may be cut back.
-
-        Nothing that a group may not have read yet is deleted.
-        """
+        """None: the schedule has no tables. Nothing that a group may not have read yet is deleted."""
         rng = random.Random(f"{seed}/tiering draw")
-        share = SHARE_OF_COMPACTION if compacts else SHARE
-        if rng.random() >= share or UNCLEAN in swarm.faults:
+        share = SHARE_OF_COMPACTION if compacts else SHARE_OF_UNCLEAN if UNCLEAN in swarm.faults else SHARE
+        if rng.random() >= share:
             return None
         config = {"local.retention.bytes": rng.choice(["1", "1", "6000"])}
         if not compacts and rng.random() < 0.4:
@@ -80,13 +83,15 @@ class TieringDraw:
             tiers_active=rng.random() < 0.4,
             kill_share=rng.choice([0.05, 0.2]),
             retention_interval_ms=rng.choice([40, 200]),
+            # A batch of a group's commits must fit: those of unclean elections commit much.
+            segment_bytes=4096 if grouped and UNCLEAN in swarm.faults else 1024,
         )
 
     def adapt(self, swarm: Swarm) -> Swarm:
         """The schedule's other settings, with small segments: only sealed ones are dropped."""
         interval_ms = self.retention_interval_ms
         cluster = replace(swarm.settings.cluster, log_retention_check_interval_ms=interval_ms)
-        topic = replace(swarm.settings.topic, segment_bytes=1024)
+        topic = replace(swarm.settings.topic, segment_bytes=self.segment_bytes)
         usual = sum(swarm.faults.values()) or 1.0
         return replace(
             swarm,
@@ -115,6 +120,8 @@ class Tiering:
         self._lives = 0
         self._read_to: dict[tuple[str, TopicPartition], int] = {}
         self._opened: dict[str, OpenTable] = {}  # by reader
+        self._recorded: dict[Key, dict[int, Row]] = {}  # what the table had when the history was recorded, by offset
+        self._leaders_checked: set[tuple[str, Key, int]] = set()
 
     def topic_config(self, name: str) -> dict[str, str]:
         """Of a topic with this name."""
@@ -159,6 +166,13 @@ class Tiering:
         if self._world.client_rng.random() < 0.5:
             self.begin_reader()
 
+    def _cut_is_decided(self) -> None:
+        """At times, the tierer dies before it makes the cut, which another one has to make then."""
+        world = self._world
+        if world.client_rng.random() < 0.3 and not world.faults.over:
+            delay_ms = self.draw.step_ms * world.client_rng.random()
+            world.scheduler.after(delay_ms, world.operator, "kill tierer", lambda: self.strike(world.client_rng))
+
     def may_refuse(self, error: SparkBrokerError) -> bool:
         """Records may have been deleted, or tiered and dropped, since a try began."""
         return isinstance(error, OffsetOutOfRangeError)
@@ -186,6 +200,8 @@ class Tiering:
             if topic.history is not None and (earlier is None or earlier.history != topic.history):
                 self._world.trace.count("commits of tierers recorded")
                 self._check_table(topic)
+                if topic.history.uncut:
+                    self._cut_is_decided()
 
     def check_all(self) -> None:
         """At the end."""
@@ -194,20 +210,42 @@ class Tiering:
                 self._check_table(topic)
 
     def _check_table(self, topic: TopicState) -> None:
-        """Known bug 31: the table has every committed record of the recorded history, each once, as it was appended."""
+        """Known bug 31: the table has every committed record of the recorded history, each once, as it was appended.
+
+        After an unclean election the table itself says what was committed: what is recorded stays, and has no hole.
+        """
         if topic.history is None:
             return
         rows = self.table_of(topic.topic_id).rows
         for number in range(len(topic.history.ends)):
             start, end = topic.history.range_of(number)
             key, name = (topic.topic_id, number), f"{topic.name}-{number}"
-            deleted = self._world.deleted_before(key)
-            expected = dict(self._visible(key, max(start, deleted), end))
-            there = {o: row for (p, o), row in rows.items() if p == number and max(start, deleted) <= o < end}
+            start = max(start, self._world.deleted_before(key))
+            there = {o: row for (p, o), row in rows.items() if p == number and start <= o < end}
+            if key in self._world.unclean.released:
+                expected = {o: there.get(o, NO_ROW) for o in range(start, end)}
+                expected.update((o, row) for o, row in self._recorded.get(key, {}).items() if o >= start)
+            else:
+                expected = dict(self._visible(key, start, end))
             if there != expected:
                 differing = sorted(o for o in expected.keys() | there.keys() if expected.get(o) != there.get(o))[:3]
                 text = "; ".join(f"{o}: {there.get(o)} in the table, {expected.get(o)} committed" for o in differing)
                 raise ViolationError("the table has what is committed", f"of {start} up to {end}: {text}", name)
+            self._recorded[key] = there
+
+    def check_log(self, process: BrokerProcess, partition: Partition) -> None:
+        """Where a leader's log reaches back into the recorded history, it has what the table has."""
+        recorded, start = self._recorded.get(partition.key, {}), partition.replica.log_start_offset
+        place = process.name, partition.key, partition.replica.assignment.leader_epoch
+        if place in self._leaders_checked:
+            return
+        self._leaders_checked.add(place)
+        for header in partition.log.headers(start):
+            for offset in range(max(start, header.base_offset), header.next_offset):
+                row = recorded.get(offset)
+                if row is not None and row.leader_epoch != header.leader_epoch:
+                    text = f"{process.name} leads with {offset} of epoch {header.leader_epoch}; the table has {row}"
+                    raise ViolationError("the table has what the leader has", text, str(partition))
 
     def _visible(self, key: Key, start: int, end: int) -> Iterator[tuple[int, Row]]:
         """The committed records in this range, without those of aborted transactions."""
@@ -224,7 +262,9 @@ class Tiering:
                     yield offset, Row(value, header.leader_epoch)
 
     def check_begin(self, reader: SimConsumer, tp: TopicPartition, offset: int) -> None:
-        """A reader begins with the history, or where that was deleted. It begins anew only if its place was deleted."""
+        """A reader begins with the history, or where that was deleted. It begins anew only if its place was deleted, or
+        lost by an unclean election.
+        """
         topic = self._world.invariants.image.topic(tp.topic)
         if topic is None:
             return
@@ -233,7 +273,8 @@ class Tiering:
             text = f"{reader.name} begins at {offset}, records before {deleted} are deleted"
             raise ViolationError("readers begin with the history", text, str(tp))
         read_to = self._read_to.get((reader.name, tp), -1)
-        if read_to >= deleted and read_to != offset:
+        lost = (topic.topic_id, tp.partition) in self._world.unclean.released
+        if read_to >= deleted and read_to != offset and not lost:
             text = f"{reader.name} was at {read_to}, and begins anew at {offset}; records before {deleted} are deleted"
             raise ViolationError("readers begin anew only where records were deleted", text, str(tp))
 

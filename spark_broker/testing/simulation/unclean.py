@@ -84,7 +84,7 @@ class UncleanElections:
     def elected(self, key: Key, tp: TopicPartition) -> None:
         """The rules about committed records no longer apply to this partition."""
         self._world.trace.count("unclean elections")
-        self._world.history.add(UncleanElection(tp))
+        self._world.history.add(UncleanElection(tp, has_table=self._world.tiering is not None))
         self.released.add(key)
 
     def told_of_a_cut(self, key: Key, reader: str, error: LogTruncationError) -> None:

@@ -59,7 +59,7 @@ def history(cluster: Cluster) -> TopicHistory:
 def test_a_commit_that_was_read_back_is_recorded(cluster: Cluster) -> None:
     assert cluster.topic().history is None
     confirm(cluster, 0, [5, 0])
-    assert history(cluster) == TopicHistory(TABLE, 0, 10, (0, 0), (5, 0))
+    assert history(cluster) == TopicHistory(TABLE, 0, 10, (0, 0), (5, 0), end_epochs=(-1, -1))
     assert (history(cluster).range_of(0), history(cluster).range_of(7)) == ((0, 5), (0, 0))
     confirm(cluster, 1, [5, 9])
     assert (history(cluster).version, history(cluster).ends) == (1, (5, 9))
@@ -78,6 +78,31 @@ def test_a_commit_whose_leader_was_replaced_since_is_not_recorded(cluster: Clust
     assert history(cluster).ends == (5, 9), "nothing of partition 0 is new"
     confirm(cluster, 2, [6, 9], leader_epochs=epochs)
     assert history(cluster).ends == (6, 9)
+
+
+def test_the_epoch_at_the_end_of_a_history_is_the_one_with_which_it_grew_there(cluster: Cluster) -> None:
+    confirm(cluster, 0, [5, 0], end_epochs=[3, -1])
+    confirm(cluster, 1, [5, 9], end_epochs=[-1, 4])
+    assert history(cluster).end_epochs == (3, 4), "nothing of partition 0 is new"
+    confirm(cluster, 2, [6, 9])
+    assert history(cluster).end_epochs == (-1, 4)
+    assert (history(cluster).end_epoch(1), history(cluster).end_epoch(7)) == (4, -1)
+
+
+def test_a_commit_whose_table_is_to_be_cut_is_recorded_once(cluster: Cluster) -> None:
+    """Of two tries that find it, one under the leader that lost records and one under another, the first one counts."""
+    confirm(cluster, 0, [5, 5])
+    confirm(cluster, 1, [7, 5], uncut=True)
+    assert (history(cluster).ends, history(cluster).uncut) == ((7, 5), True)
+    before = cluster.image.next_offset
+    confirm(cluster, 1, [7, 5], uncut=True)
+    assert cluster.image.next_offset == before
+    for ends, uncut in (([9, 9], False), ([7, 5], False), ([6, 5], True)):
+        with pytest.raises(HistoryConflictError):
+            confirm(cluster, 1, ends, uncut=uncut)
+    assert image_from_snapshot(to_records(cluster.image), cluster.image.next_offset) == cluster.image
+    confirm(cluster, 2, [7, 5])
+    assert not history(cluster).uncut
 
 
 def test_a_repetition_changes_nothing_and_its_answer_is_certain(cluster: Cluster) -> None:
@@ -153,7 +178,7 @@ def test_tiering_says_why_it_stopped_and_that_it_goes_on(cluster: Cluster) -> No
     cluster.call(ReportTieringRequest(topic_id, "the table is gone"))
     assert cluster.image.next_offset == offset
     cluster.call(ReportTieringRequest(topic_id, ""))
-    assert history(cluster) == TopicHistory(TABLE, 0, 10, (0, 0), (5, 5))
+    assert (history(cluster).ends, history(cluster).stopped) == ((5, 5), "")
     with pytest.raises(UnknownTopicIdError):
         cluster.call(ReportTieringRequest("f" * 32, ""))
 

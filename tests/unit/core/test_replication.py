@@ -120,6 +120,19 @@ def test_a_sparse_history_never_cuts_what_is_committed(epochs: list[tuple[int, i
     assert replica.log_end_offset == 10
 
 
+def test_a_log_that_ends_within_a_batch_of_the_leader_is_rebuilt() -> None:
+    """It is empty, and began anew there after an unclean election. Otherwise nothing could ever be appended to it."""
+    replica = opened(log_start_offset=33, log_end_offset=33, high_watermark=33, epochs=[])
+    follow(replica, 2)
+    came = answer(replica, log_start_offset=32)
+    assert replica.fetched(came) == []
+    assert replica.fetched(came, BatchInfo(33, 35, 0, 0)) == []
+    assert replica.fetched(came, BatchInfo(30, 33, 0, 0)) == [], "what is left out, as it is there already"
+    (effect,) = replica.fetched(came, BatchInfo(32, 34, 0, 0))
+    assert isinstance(effect, RestartLog)
+    assert "batch from 32 to 34 cannot be appended: our log ends within it, at 33" in effect.reason
+
+
 def test_a_new_leader_writes_its_epoch_down_before_anything_else() -> None:
     """5: an election's first effect saves the epoch and the log end."""
     replica = opened(log_end_offset=3, epochs=[(0, 0)])

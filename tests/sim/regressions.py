@@ -308,4 +308,10 @@ REGRESSIONS = [
         found="a log that began anew within a batch of a later leader's log could not be appended to, and never joined",
         mended="core/replica.py",
     ),
+    Regression(
+        seed=90000652,
+        events=500,
+        found="the rules: a copy of a compacted log may end with what is committed, and lack places of batches before",
+        mended="testing/simulation/invariants.py",
+    ),
 ]

@@ -109,11 +109,12 @@ class PartitionCompaction:
     def _cleaner(self) -> Cleaner:
         self._check()
         partition, log, topic = self._partition, self._log, self._partition.topic
-        now_ms = self._clock.wall_ms()
+        now_ms, producers = self._clock.wall_ms(), partition.replica.producers
+        committed = log.producers_at(partition.replica.high_watermark)
         rules = CompactionRules(
             self._purge_to(now_ms),
-            partition.replica.producers.transactions.copy(),
-            PlacesKept.of(partition.replica.producers, log.unended_at_log_start()),
+            producers.transactions.copy(),
+            PlacesKept.of(committed, producers, log.unended_at_log_start()),
         )
         self._waiting = self._segments(now_ms)
         plan = PassPlan(

@@ -217,7 +217,7 @@ class ReplicaLog:
 
     def unended_at_log_start(self) -> list[int]:
         """Producers whose transaction began below the log start, and ends above it or not at all."""
-        return [producer for producer, _ in self._producers_at(self._log.log_start_offset).transactions.ongoing()]
+        return [producer for producer, _ in self.producers_at(self._log.log_start_offset).transactions.ongoing()]
 
     def _append(self, frames: list[Frame], producers: ProducerStates) -> None:
         invariant(not any(frame.header.first_of_segment for frame in frames[1:]), "a segment begins with an append")
@@ -294,7 +294,7 @@ class ReplicaLog:
         self._save_epochs_if_there_is_room()
         with self._disk():
             if self._snapshots.newest(offset, offset) is None:
-                self._snapshots.write(offset, self._producers_at(offset))
+                self._snapshots.write(offset, self.producers_at(offset))
             self._log.advance_log_start(offset)
             self._snapshots.remove_below(offset)
 
@@ -365,9 +365,9 @@ class ReplicaLog:
 
     def producers_at_log_start(self) -> list[ProducerStateEntry]:
         """The producers' state for a follower that begins at the log start."""
-        return _to_wire(self._producers_at(self._log.log_start_offset))
+        return _to_wire(self.producers_at(self._log.log_start_offset))
 
-    def _producers_at(self, offset: int) -> ProducerStates:
+    def producers_at(self, offset: int) -> ProducerStates:
         """The producers' state after all batches below `offset`."""
         return self._replay(offset, offset)
 

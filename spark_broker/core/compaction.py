@@ -141,9 +141,14 @@ class PlacesKept:
     unended: frozenset[int] = frozenset()
 
     @staticmethod
-    def of(producers: ProducerStates, unended: Iterable[int] = ()) -> PlacesKept:
-        """What these producers need. `unended`: as above."""
-        entries = producers.entries()
+    def of(committed: ProducerStates, known: ProducerStates, unended: Iterable[int] = ()) -> PlacesKept:
+        """What producers need. `committed`: their state at the high watermark. `unended`: as above.
+
+        `known`: at the log end, without idle ones. Its batches do not count: those of later ones may be cut off, and
+        then the earlier ones are the newest again.
+        """
+        still_known = {producer for producer, _ in known.entries()}
+        entries = [(producer, entry) for producer, entry in committed.entries() if producer in still_known]
         batches = ((producer, batch.base_offset) for producer, entry in entries for batch in entry.batches)
         epochs = ((producer, entry.producer_epoch) for producer, entry in entries if not entry.batches)
         return PlacesKept(frozenset(batches), frozenset(epochs), frozenset(unended))

@@ -84,7 +84,13 @@ class CompactedPartition(LonePartition):
             self.model.records.setdefault(offset + at, Record(key, value, committed=not txn))
         return offset
 
-    def _offer(self, rows: RowsOfKeys, pid: int, epoch: int, sequence: int, txn: bool) -> int | AwaitedTransaction:
+    def put_uncommitted(self, *rows: tuple[bytes, bytes | None], pid: int, epoch: int, sequence: int) -> None:
+        """Append without waiting for the other replicas. The model leaves it out."""
+        self._offer(list(rows), pid, epoch, sequence, txn=False, acks=1)
+
+    def _offer(
+        self, rows: RowsOfKeys, pid: int, epoch: int, sequence: int, txn: bool, acks: int = -1
+    ) -> int | AwaitedTransaction:
         batch = pa.RecordBatch.from_pylist([{"key": k, "value": v} for k, v in rows], schema=DEFAULT_SCHEMA)
         if pid < 0:
             epoch = sequence = -1
@@ -94,7 +100,7 @@ class CompactedPartition(LonePartition):
         )
         outcome = Outcome()
         deadline_ms = SYSTEM_CLOCK.boottime_ms() + 30_000
-        awaited = self.partition.append(Append(message, self.leader_epoch, -1, 0, deadline_ms), outcome)
+        awaited = self.partition.append(Append(message, self.leader_epoch, acks, 0, deadline_ms), outcome)
         return awaited if awaited is not None else outcome.future.result(20)
 
     def finish(self, pid: int, epoch: int, *, committed: bool, offsets: list[int]) -> int:

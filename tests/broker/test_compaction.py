@@ -10,6 +10,8 @@ from spark_broker.broker.append import check_keys
 from spark_broker.broker.replica_log import from_wire
 from spark_broker.core.batch import batch_info
 from spark_broker.core.compaction import NEVER_CLEANED, Cleaned
+from spark_broker.core.producers import ProducerStates
+from spark_broker.core.replica import LeaderAndIsr
 from spark_broker.errors import InvalidRecordError, PolicyViolationError
 from spark_broker.protocol.frame import CONTROL, ROW_OFFSETS, TRANSACTIONAL
 from spark_broker.storage.start_kind import StartKind
@@ -263,6 +265,32 @@ def test_a_log_that_begins_anew_claims_nothing_of_the_old_one(lone: CompactedPar
     assert lone.partition.log.cleaned == NEVER_CLEANED
     lone.partition.log.restart_at(0, [], [], purge_offset=7)
     assert lone.partition.log.cleaned == Cleaned(purge_offset=7)
+
+
+@pytest.mark.parametrize("later", ["batches", "epoch"])
+def test_what_is_committed_of_a_producer_outlives_its_later_batches(lone: CompactedPartition, later: str) -> None:
+    """Story: a leader compacted, with newer batches of a producer that were not committed. A replica copied its log,
+    lost these batches and led: its producer could not go on, and a retry of the committed ones would be stored twice.
+    """
+    for n in range(5):
+        lone.put((b"k", b"%d" % n), pid=9, sequence=n)
+    lone.put((b"k", b"newest"))
+    lone.roll()
+    committed = lone.partition.log.log_end_offset
+    lone.leader_epoch += 1
+    in_sync = LeaderAndIsr(0, lone.leader_epoch, lone.leader_epoch, (0, 1), (0, 1))
+    lone.partition.assign(in_sync, lone.topic, {0: 1, 1: 1})
+    for n in range(5):
+        sequence, epoch = (5 + n, 0) if later == "batches" else (n, 1)
+        lone.put_uncommitted((b"k", b"uncommitted"), pid=9, epoch=epoch, sequence=sequence)
+    assert lone.partition.replica.high_watermark == committed
+    assert lone.compact() == 1
+    copied = ProducerStates()
+    for header in lone.headers():
+        if header.base_offset < committed:
+            copied.replay(batch_info(header))
+    ((producer, entry),) = copied.entries()
+    assert (producer, entry.producer_epoch, [batch.sequence for batch in entry.batches]) == (9, 0, [0, 1, 2, 3, 4])
 
 
 def test_a_producer_that_was_forgotten_keeps_no_place(lone: CompactedPartition) -> None:

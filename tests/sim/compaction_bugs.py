@@ -47,7 +47,7 @@ def purge_without_saying_so(patch: Patch) -> None:
 @bug("22")
 def keep_no_places_of_producers(patch: Patch) -> None:
     """The batches that a retry is compared with go, and a replica that copies the log does not know them."""
-    patch.setattr(PlacesKept, "of", staticmethod(lambda producers, unended: PlacesKept()))
+    patch.setattr(PlacesKept, "of", staticmethod(lambda committed, known, unended: PlacesKept()))
 
 
 @bug_of_transactions("24")
@@ -82,6 +82,13 @@ def compact_what_is_not_committed(patch: Patch) -> None:
 def let_aborted_records_supersede(patch: Patch) -> None:
     """An aborted record removes the last one of its key."""
     patch.setattr(CompactionRules, "is_aborted", lambda self, batch: False)
+
+
+@bug("22")
+def keep_places_of_uncommitted_batches(patch: Patch) -> None:
+    """The newest batches of a producer count, committed or not. When these are cut off, the places before are gone."""
+    original = PlacesKept.of
+    patch.setattr(PlacesKept, "of", staticmethod(lambda committed, known, unended: original(known, known, unended)))
 
 
 @bug("35")

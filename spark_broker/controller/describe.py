@@ -82,6 +82,5 @@ def _history(history: TopicHistory) -> HistoryMetadata:
         list(history.ends),
         history.stopped,
         history.quarantined,
-        list(history.end_epochs),
         history.uncut,
     )

@@ -38,8 +38,8 @@ def confirm_history(image: MetadataImage, request: ConfirmHistoryRequest) -> Dec
     if history.table_id not in ("", request.table_id):
         raise HistoryConflictError(f"the history of {topic.name} is in table {history.table_id}")
     starts, ends = tuple(request.starts), tuple(request.ends)
-    asked, known = (request.version, starts, ends, request.uncut), (history.version, history.starts, history.ends)
-    if asked == (*known, history.uncut):
+    known = (history.version, history.starts, history.ends, history.uncut)
+    if (request.version, starts, ends, request.uncut) == known:
         return Decision((), EmptyResponse(), certain=True)
     if request.version <= history.version:
         raise HistoryConflictError(f"version {request.version} of {topic.name}: {history.version} was confirmed before")

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 import fsspec
 
-from spark_broker.driver.store_reserve import RESERVE_PREFIX, TEMPORARY_PREFIX, Reserve
+from spark_broker.driver.store_reserve import RESERVE_PREFIX, TEMPORARY_PREFIX, Reserve, new_path, remove
 from spark_broker.errors import MetadataStoreError
 from spark_broker.storage.files import is_full
 
@@ -112,7 +112,7 @@ class LocalStore:
                         os.unlink(entry.path)
 
     def create(self, name: str, data: bytes) -> bool:
-        temporary = self._temporary()
+        temporary = new_path(self._path, TEMPORARY_PREFIX)
         try:
             from_reserve = not self._write(temporary, data, sync=True)
             created = self._link(temporary, name)
@@ -138,7 +138,7 @@ class LocalStore:
                 return True
 
     def put(self, name: str, data: bytes) -> None:
-        path, temporary = os.path.join(self._path, name), self._temporary()
+        path, temporary = os.path.join(self._path, name), new_path(self._path, TEMPORARY_PREFIX)
         try:
             if not self._write(temporary, data, sync=False):
                 self._reserve.keep(path)  # Else a file that is put again and again would use the reserve up.
@@ -147,9 +147,6 @@ class LocalStore:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise
-
-    def _temporary(self) -> str:
-        return os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
 
     def _write(self, path: str, data: bytes, *, sync: bool) -> bool:
         """Write a new file; False: on a full disk, out of the reserve. Raises OSError, also where that has no room."""
@@ -162,8 +159,7 @@ class LocalStore:
         except OSError as error:
             if not is_full(error):
                 raise
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            remove(path)
             if not self._reserve.write(path, data):
                 raise
             return False
@@ -188,8 +184,7 @@ class LocalStore:
         return sorted(name for name in os.listdir(self._path) if not name.startswith(RESERVE_PREFIX))
 
     def delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(os.path.join(self._path, name))
+        remove(os.path.join(self._path, name))
 
 
 class ObjectStore:

@@ -50,13 +50,13 @@ class Reserve:
         self._may_lack = self._used = False
 
     def _make(self) -> None:
-        temporary = os.path.join(self._path, f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}")
+        temporary = new_path(self._path, TEMPORARY_PREFIX)
         try:
             with open(temporary, "xb") as file:
                 file.write(bytes(PIECE_BYTES))
-            os.rename(temporary, self._new_name())  # Only now: another process may take it at once.
+            os.rename(temporary, new_path(self._path, RESERVE_PREFIX))  # Only now: another process may take it at once.
         except OSError:
-            _unlink(temporary)
+            remove(temporary)
             raise
 
     def write(self, target: str, data: bytes) -> bool:
@@ -74,7 +74,7 @@ class Reserve:
             except OSError as error:
                 if not is_full(error):
                     raise
-                _unlink(piece)
+                remove(piece)
                 continue
             with open(target, "r+b") as file:
                 file.write(data)
@@ -85,9 +85,9 @@ class Reserve:
         return False
 
     def keep(self, path: str) -> None:
-        """Make the file's blocks a piece, for when its name goes to another file. Raises OSError."""
+        """Make the file's blocks a piece, once its name goes to another file. Raises OSError."""
         try:
-            os.link(path, self._new_name())
+            os.link(path, new_path(self._path, RESERVE_PREFIX))
         except FileNotFoundError:
             return  # There was no such file.
         except OSError as error:
@@ -98,25 +98,29 @@ class Reserve:
         """Make room for a name. False: no piece is left."""
         self._may_lack = True
         for piece in self._pieces(0)[:1]:
-            _unlink(piece)
+            remove(piece)
             return True
         return False
 
-    def _new_name(self) -> str:
-        return os.path.join(self._path, f"{RESERVE_PREFIX}{uuid.uuid4().hex}")
-
     def _pieces(self, at_least_bytes: int) -> list[str]:
-        """Paths of pieces with so many bytes on the disk."""
+        """Paths of pieces with so many bytes on the disk. A file that still has another name is none yet (`keep`)."""
         pieces = []
         with os.scandir(self._path) as entries:
             for entry in entries:
                 if entry.name.startswith(RESERVE_PREFIX):
                     with contextlib.suppress(FileNotFoundError):  # Another process may just have taken it.
-                        if entry.stat().st_blocks * _BLOCK_BYTES >= at_least_bytes:
+                        stat = entry.stat()
+                        if stat.st_nlink == 1 and stat.st_blocks * _BLOCK_BYTES >= at_least_bytes:
                             pieces.append(entry.path)
         return pieces
 
 
-def _unlink(path: str) -> None:
+def new_path(directory: str, prefix: str) -> str:
+    """A path that no other writer uses."""
+    return os.path.join(directory, f"{prefix}{uuid.uuid4().hex}")
+
+
+def remove(path: str) -> None:
+    """Remove the file; one that does not exist is no error. Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)

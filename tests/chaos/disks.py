@@ -50,10 +50,10 @@ def fill(descriptor: int) -> None:
 
 
 @contextmanager
-def mounted(path: Path) -> Iterator[SmallDisk | str]:
+def mounted(path: Path, size_mb: int = DISK_MB) -> Iterator[SmallDisk | str]:
     """A small disk mounted at `path`, or why this machine mounts none."""
     path.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m", "spark-broker-chaos", str(path)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "spark-broker-chaos", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except FileNotFoundError:
@@ -105,12 +105,12 @@ def _run(*command: str) -> str:
 
 
 @contextmanager
-def failing_ext4(path: Path) -> Iterator[FailingDisk | str]:
+def failing_ext4(path: Path, size_mb: int = DISK_MB) -> Iterator[FailingDisk | str]:
     """A file system mounted at `path`, or why this machine mounts none."""
     path.mkdir(parents=True, exist_ok=True)
     image = path.with_name(path.name + ".ext4")
     with image.open("wb") as file:
-        file.truncate(DISK_MB << 20)
+        file.truncate(size_mb << 20)
     disk = FailingDisk(path, image)
     why = _run("mkfs.ext4", "-q", "-F", str(image)) or disk.mount()
     if why:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -93,6 +96,28 @@ def test_a_file_that_is_put_again_and_again_does_not_use_it_up(disk: Path) -> No
         store.put("claim", b"%d" % beat)
         assert store.read("claim") == b"%d" % beat
     create_all(store, PIECES // 2)
+
+
+def test_a_file_that_could_not_be_put_is_not_written_over(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its blocks go to the reserve only with its name: until then, the file is in use."""
+
+    def broken(source: str, target: str) -> None:
+        raise OSError(errno.EIO, "Input/output error", source, None, target)
+
+    store = opened(disk)
+    store.put("claim", b"ours")
+    fill_disk(disk)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", broken)
+        with pytest.raises(OSError, match="Input/output error"):
+            store.put("claim", b"newer")
+    for number in itertools.count():
+        try:
+            store.create(f"{number}.log", DATA)
+        except OSError:
+            break
+    assert number > PIECES // 2
+    assert store.read("claim") == b"ours"
 
 
 def test_two_stores_share_it(disk: Path) -> None:

@@ -4,38 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from tests.chaos.disks import failing_ext4, mounted
+
 
 @contextmanager
 def small_disk(path: Path, size_mb: int, kind: str = "tmpfs") -> Iterator[Path]:
     """A file system at this path: a tmpfs, or ext4 in a file beside it. Skips the test where that is not allowed."""
-    path.mkdir()
-    if kind == "tmpfs":
-        _run("mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "tmpfs", str(path))
-    else:
-        image = path.with_name(f"{path.name}.{kind}")
-        image.write_bytes(b"")
-        os.truncate(image, size_mb << 20)
-        _run(f"mkfs.{kind}", "-q", "-F", str(image))
-        _run("mount", "-o", "loop", str(image), str(path))
-    try:
+    with (mounted if kind == "tmpfs" else failing_ext4)(path, size_mb) as disk:
+        if isinstance(disk, str):
+            pytest.skip(disk)
         yield path
-    finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
-
-
-def _run(*command: str) -> None:
-    if shutil.which(command[0]) is None:
-        pytest.skip(f"no {command[0]} here")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"{command[0]} is not allowed: {done.stderr.strip()}")
 
 
 def fill_disk(disk: Path) -> Path:
@@ -46,4 +30,5 @@ def fill_disk(disk: Path) -> Path:
         while os.write(fd, bytes(4096)):
             pass
     os.close(fd)
+    assert shutil.disk_usage(disk).free == 0
     return filler

@@ -89,7 +89,10 @@ class PartitionMetadata(Message, frozen=True):
 
 
 class HistoryMetadata(Message, frozen=True):
-    """What of a topic is in its Delta table; the fields are those of `controller.topic_history.TopicHistory`."""
+    """What of a topic is in its Delta table; the fields are those of `controller.topic_history.TopicHistory`.
+
+    The epochs at the ends are left out: only brokers need them, and they have the metadata log.
+    """
 
     table_id: Name
     version: Offset
@@ -98,7 +101,6 @@ class HistoryMetadata(Message, frozen=True):
     ends: Offsets
     stopped: Text = ""
     quarantined: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
-    end_epochs: Annotated[list[Epoch], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
     uncut: bool = False
 
 

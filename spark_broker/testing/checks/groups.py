@@ -35,7 +35,7 @@ def check_groups(facts: Facts) -> Iterator[Violation]:
                 _follow(facts, groups, event)
             case Truncated() if event.reader in facts.readers and facts.readers[event.reader].group:
                 _cut(groups.get((facts.readers[event.reader].group, event.partition)), event.offset)
-            case OffsetsCommitted() if event.partition not in facts.unnoticed:
+            case OffsetsCommitted():
                 progress = groups.setdefault((event.group, event.partition), _Progress(Isolation.READ_COMMITTED, 0))
                 yield from _check_commit(facts, progress, event)
             case OffsetsFetched():
@@ -74,7 +74,7 @@ def _check_commit(facts: Facts, progress: _Progress, event: OffsetsCommitted) ->
     for begin, end in [*sorted(progress.handed_out), (event.offset, event.offset)]:
         stop = min(begin, event.offset)
         first = bisect_left(visible, reached)
-        if first < len(visible) and visible[first] < stop:
+        if first < len(visible) and visible[first] < stop and event.partition not in facts.unnoticed:
             count = bisect_left(visible, stop) - first
             detail = (
                 f"group {event.group!r} committed {event.offset}; {count} records from {visible[first]} on were not"

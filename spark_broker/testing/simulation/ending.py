@@ -81,8 +81,9 @@ def _missing(world: World) -> str:
         for consumer in world.consumers if not topic.internal else ():
             if consumer.position(key) != next(iter(marks))[1]:
                 return f"{consumer} is at {consumer.position(key)} of {name}, which ends at {sorted(marks)}"
-            # A reader whose place is only in the table is not told.
-            if world.tiering is None and not _has_read_this(consumer, key, partitions[0]):
+            # After an unclean election, a reader whose place is only in the table is not told.
+            told = world.tiering is None or key not in world.unclean.released
+            if told and not _has_read_this(consumer, key, partitions[0]):
                 return f"{consumer} has not been told of a cut of {name}"
     missing = world.transactional.missing() if world.transactional is not None else ""
     missing = missing or (world.groups.missing() if world.groups is not None else "")

@@ -167,7 +167,9 @@ class SimTierer(Client):
                 self._tiering.rows_deleted()
                 self._answered(step, None)
             case CutTable():
-                self._cut(step)
+                self._check_cut(step)
+                began = self._table.newest
+                self._later(self._tiering.draw.step_ms, "cut", lambda: self._cut(step, began))
             case _:
                 raise ViolationError("every record has room in the table", f"{self}: {step}", self._topic.name)
 
@@ -207,36 +209,30 @@ class SimTierer(Client):
         self._answered(step, 0)
 
     def _append(self, step: AppendRecords, began: int) -> None:
+        ends = list(step.commit.ends)
+        self._write(step, lambda: self._table.append(self._rows, step.commit, began=began), f"up to {ends}")
+
+    def _cut(self, step: CutTable, began: int) -> None:
+        self._rows = {}
+        self._write(step, lambda: self._table.cut(step.offsets, step.commit, began=began), f"cuts it at {step.offsets}")
+
+    def _write(self, step: AppendRecords | CutTable, write: Callable[[], None], what: str) -> None:
         try:
-            self._table.append(self._rows, step.commit, began=began)
+            write()
         except START_OVER as error:
             self._failed(error)
             return
-        text = f"transaction {step.commit.version} of {self._topic.name} up to {list(step.commit.ends)}"
+        text = f"transaction {step.commit.version} of {self._topic.name} {what}"
         self.world.note(self.name, TraceKind.CLIENT, text)
         self._later(self._tiering.draw.step_ms, "read back", lambda: self._read_back(step, step.commit))
 
-    def _cut(self, step: CutTable) -> None:
-        """The table has records that a log has lost."""
+    def _check_cut(self, step: CutTable) -> None:
+        """Only what a log may have lost is cut."""
         beyond = {p.partition for p in self._table.rows if p.offset >= step.offsets.get(p.partition, p.offset + 1)}
         if any((self._topic.topic_id, number) not in self.world.unclean.released for number in beyond):
             text = f"{self}: {step.offsets}"
             raise ViolationError("nothing is cut without an unclean election", text, self._topic.name)
         self.world.trace.count("tables cut back")
-        self._rows = {}
-        began = self._table.newest
-
-        def cut() -> None:
-            try:
-                self._table.cut(step.offsets, step.commit, began=began)
-            except START_OVER as error:
-                self._failed(error)
-                return
-            text = f"transaction {step.commit.version} of {self._topic.name} cuts it at {step.offsets}"
-            self.world.note(self.name, TraceKind.CLIENT, text)
-            self._later(self._tiering.draw.step_ms, "read back", lambda: self._read_back(step, step.commit))
-
-        self._later(self._tiering.draw.step_ms, "cut", cut)
 
     def _read_back(self, step: AppendRecords | CutTable, commit: TableCommit) -> None:
         try:

@@ -61,7 +61,6 @@ class TieringDraw:
     tiers_active: bool
     kill_share: float
     retention_interval_ms: int
-    segment_bytes: int
 
     @staticmethod
     def draw(seed: int, swarm: Swarm, *, compacts: bool, grouped: bool) -> TieringDraw | None:
@@ -73,6 +72,7 @@ class TieringDraw:
         config = {"local.retention.bytes": rng.choice(["1", "1", "6000"])}
         if not compacts and rng.random() < 0.4:
             config = {"storage.format": "delta"}
+        config["segment.bytes"] = "1024"  # only sealed segments are dropped
         if not compacts and not grouped and rng.random() < 0.4:
             config["retention.bytes"] = rng.choice(["2000", "6000"])
         return TieringDraw(
@@ -83,19 +83,16 @@ class TieringDraw:
             tiers_active=rng.random() < 0.4,
             kill_share=rng.choice([0.05, 0.2]),
             retention_interval_ms=rng.choice([40, 200]),
-            # A batch of a group's commits must fit: those of unclean elections commit much.
-            segment_bytes=4096 if grouped and UNCLEAN in swarm.faults else 1024,
         )
 
     def adapt(self, swarm: Swarm) -> Swarm:
-        """The schedule's other settings, with small segments: only sealed ones are dropped."""
+        """The schedule's other settings."""
         interval_ms = self.retention_interval_ms
         cluster = replace(swarm.settings.cluster, log_retention_check_interval_ms=interval_ms)
-        topic = replace(swarm.settings.topic, segment_bytes=self.segment_bytes)
         usual = sum(swarm.faults.values()) or 1.0
         return replace(
             swarm,
-            settings=replace(swarm.settings, cluster=cluster, topic=topic),
+            settings=replace(swarm.settings, cluster=cluster),
             faults={**swarm.faults, FAULT: usual * self.kill_share, LATE_READER: usual * 0.15},
             partitions=min(2, swarm.partitions),
         )

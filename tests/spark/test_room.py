@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +17,7 @@ from spark_broker.driver.room import check_resource, check_settings_for_room, wa
 from spark_broker.errors import ClusterStartError, InvalidConfigError, UnsupportedSparkError
 from spark_broker.storage.checkpoints import write_checkpoint
 
-FAR_AWAY = time.monotonic() + 3600
+FAR_AWAY = math.inf
 
 
 def context(master: str, **conf: str) -> Any:

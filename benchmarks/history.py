@@ -35,7 +35,7 @@ SLOTS = 2
 PARTITIONS = 4
 RUNS = 10
 """The rows come in so many pieces, an hour of event time each, and a run tiers each piece."""
-TURNS = 5
+TURNS = 15
 BATCH_ROWS = 50_000
 RECORD_BYTES = (100, 1000)
 FIRST_US = 1_600_000_000_000_000

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+# JVMs of tests are young: the optimizing compiler takes a fifth of their processor time and gives little of it back.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 # No deadline: a slow machine is not a failure. Derandomized: `make test` gives the same answer twice; `full` explores.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)

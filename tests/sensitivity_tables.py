@@ -18,7 +18,10 @@ BEGIN, END = "<!-- sensitivity -->\n", "<!-- /sensitivity -->"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One bug put back. `after`: schedules or cases until it was found; 0: it was not."""
+    """One bug put back. `after`: schedules or cases until it was found; 0: it was not.
+
+    `first_seed` is not 0 where so many schedules from seed 0 on did not find the bug. Then `seed` found it.
+    """
 
     number: str
     bug: str
@@ -26,6 +29,8 @@ class Row(msgspec.Struct, frozen=True):
     after: int
     rule: str = ""
     how: str = "simulator"
+    seed: int = 0
+    first_seed: int = 0
 
 
 def order(row: Row) -> tuple[int, str]:
@@ -39,7 +44,8 @@ def table(rows: Iterable[Row]) -> str:
     lines = ["| No | Put back | Found by | After |", "|---|---|---|---|"]
     for row in sorted(rows, key=order):
         what = " ".join(row.what.split()).rstrip(".") or row.bug.replace("_", " ")
-        lines.append(f"| {row.number or '–'} | {what} | {row.how}: {row.rule} | {row.after} |")
+        after = f"seed {row.seed}" if row.first_seed else row.after
+        lines.append(f"| {row.number or '–'} | {what} | {row.how}: {row.rule} | {after} |")
     return "\n".join(line.replace("\n", " ") for line in lines) + "\n"
 
 

@@ -94,7 +94,9 @@ class Tierer:
             else:
                 self._report(target, "")
                 return tiered
-        raise TieringStoppedError(f"gave up after {TRIES} tries, the last one: {conflict}")
+        stopped = f"gave up after {TRIES} tries, the last one: {conflict}"
+        self._report(self._target(name), stopped)
+        raise TieringStoppedError(stopped)
 
     def _report(self, target: Target, stopped: str) -> None:
         if not self._metadata.closing.is_set():

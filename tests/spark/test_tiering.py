@@ -237,6 +237,21 @@ def test_a_tierer_wakes_after_another_has_gone_on(
     check_once(brokers, topic, tmp_path / "table")
 
 
+@pytest.mark.full
+def test_a_run_whose_jobs_a_neighbour_cancels_again_and_again_gives_up_and_says_so(
+    brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path
+) -> None:
+    create(brokers, tmp_path / "table", "cancelled")
+    fill(brokers, "cancelled")
+    assert tierer.tier(brokers.bootstrap_servers, "cancelled", cancel_jobs=True)["error"] == "TIERING_STOPPED"
+    with Admin(brokers.bootstrap_servers) as admin:
+        history = admin.describe_topic("cancelled").history
+    assert history is not None
+    assert "cancelled as part of cancellation of all jobs" in (history.stopped or "")
+    tierer.tier(brokers.bootstrap_servers, "cancelled")
+    check_once(brokers, "cancelled", tmp_path / "table")
+
+
 @pytest.fixture(scope="module")
 def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
     with TiererProcess(tmp_path_factory.mktemp("tierer"), "sleeper") as started:

@@ -12,10 +12,12 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
@@ -25,6 +27,9 @@ from spark_broker.history.table import HistoryTable
 from spark_broker.history.tierer import tier_topic
 from tests.support.waiting import eventually
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 ROOT = Path(__file__).parents[2]
 WAIT_S = 180.0
 
@@ -33,6 +38,9 @@ FEW_TASKS: dict[str, bool | float | int | str | None] = {
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": 2,
 }
 """For two cores. VACUUM alone starts thousands of tasks otherwise."""
+
+CANCEL_INTERVAL_S = 0.02
+"""Far less than any job of a run takes."""
 
 POINTS: dict[str, tuple[type, str]] = {
     "before the files are written": (HistoryTable, "append"),
@@ -79,11 +87,20 @@ class TiererProcess:
             if line.startswith("{"):
                 self._answers.put(line)
 
-    def begin(self, servers: str, topic: str, *, stop_at: str = "", include_active_segments: bool = True) -> None:
-        """Tier the topic. `stop_at`: wait at this point until `go_on`."""
+    def begin(
+        self,
+        servers: str,
+        topic: str,
+        *,
+        stop_at: str = "",
+        include_active_segments: bool = True,
+        cancel_jobs: bool = False,
+    ) -> None:
+        """Tier the topic. `stop_at`: wait at this point until `go_on`. `cancel_jobs`: a neighbour cancels all jobs."""
         for mark in ("stopped", "go"):
             (self._directory / mark).unlink(missing_ok=True)
-        self._give({"servers": servers, "topic": topic, "stop_at": stop_at, "all": include_active_segments})
+        given = {"stop_at": stop_at, "all": include_active_segments, "cancel_jobs": cancel_jobs}
+        self._give({"servers": servers, "topic": topic, **given})
 
     def _give(self, work: dict[str, object]) -> None:
         assert self._process.stdin is not None
@@ -105,9 +122,11 @@ class TiererProcess:
             raise TimeoutError(f"the tierer does not answer: {self.log}") from None
         return answer
 
-    def tier(self, servers: str, topic: str, *, include_active_segments: bool = True) -> dict[str, Any]:
+    def tier(
+        self, servers: str, topic: str, *, include_active_segments: bool = True, cancel_jobs: bool = False
+    ) -> dict[str, Any]:
         """Tier the topic, and wait for the end."""
-        self.begin(servers, topic, include_active_segments=include_active_segments)
+        self.begin(servers, topic, include_active_segments=include_active_segments, cancel_jobs=cancel_jobs)
         return self.ended()
 
     def read(self, servers: str, topic: str, **options: str) -> list[tuple[int, int, int]]:
@@ -177,6 +196,24 @@ def _stop_at(point: str, directory: Path) -> None:
     setattr(owner, name, stopping)
 
 
+@contextmanager
+def _cancelling_jobs(spark: SparkSession) -> Iterator[None]:
+    """Someone in the same application cancels every job, again and again."""
+    ended = threading.Event()
+
+    def cancel() -> None:
+        while not ended.wait(CANCEL_INTERVAL_S):
+            spark.sparkContext.cancelAllJobs()
+
+    neighbour = threading.Thread(target=cancel)
+    neighbour.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        neighbour.join(WAIT_S)
+
+
 def main(directory: Path, *, delta: bool, jars: str) -> None:
     """Tier or read what stdin names, until it ends."""
     from pyspark.errors import PySparkException
@@ -201,9 +238,10 @@ def main(directory: Path, *, delta: bool, jars: str) -> None:
                 rows = frame.selectExpr(*given["columns"]).collect()
                 answer = {"rows": [list(row) for row in rows]}
             else:
-                answer = asdict(
-                    tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
-                )
+                with _cancelling_jobs(spark) if given["cancel_jobs"] else nullcontext():
+                    answer = asdict(
+                        tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
+                    )
         except SparkBrokerError as error:
             answer = {"error": error.name, "message": error.message}
         except PySparkException as error:

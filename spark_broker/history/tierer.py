@@ -78,11 +78,13 @@ class Tierer:
         except MissingDependencyError as error:
             self._report(self._target(name), error.message)
             raise
+        target = self._target(name)
         conflict: Exception | None = None
         for number in range(TRIES):
-            if conflict is not None and self._metadata.closing.wait(self._metadata.backoff.wait_s(number)):
-                raise ClosedError("the client was closed during the call")
-            target = self._target(name)
+            if conflict is not None:
+                if self._metadata.closing.wait(self._metadata.backoff.wait_s(number)):
+                    raise ClosedError("the client was closed during the call")
+                target = self._target(name)
             try:
                 tiered = self._try(target)
             except START_OVER as error:
@@ -95,7 +97,7 @@ class Tierer:
                 self._report(target, "")
                 return tiered
         stopped = f"gave up after {TRIES} tries, the last one: {conflict}"
-        self._report(self._target(name), stopped)
+        self._report(target, stopped)
         raise TieringStoppedError(stopped)
 
     def _report(self, target: Target, stopped: str) -> None:

@@ -20,7 +20,7 @@ BEGIN, END = "<!-- sensitivity -->\n", "<!-- /sensitivity -->"
 class Row(msgspec.Struct, frozen=True):
     """One bug put back. `after`: schedules or cases until it was found; 0: it was not.
 
-    `first_seed` is not 0 where so many schedules from seed 0 on did not find the bug. Then `seed` found it.
+    `first_seed`: where the hunt began that found it. `seed`: the schedule's that shows it. Cases have neither.
     """
 
     number: str

@@ -7,8 +7,7 @@ import random
 import signal
 import threading
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import deltalake
@@ -20,6 +19,7 @@ from spark_broker import Admin, BrokerCluster, NewTopic, Producer
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import HistoryInfo
 from tests.spark.application import Application
+from tests.support.meanwhile import meanwhile
 from tests.support.waiting import eventually
 
 PARTITIONS = 2
@@ -29,35 +29,22 @@ PAUSE_S = 0.02
 """Between batches: two cores are to have time for Spark, too."""
 
 
-@contextmanager
-def filling(servers: str, sent: dict[tuple[int, int], int]) -> Iterator[None]:
-    """Appends go on meanwhile, until the cluster answers no more. `sent`: what was acknowledged."""
-    ended = threading.Event()
+def fill(servers: str, sent: dict[tuple[int, int], int], ended: threading.Event) -> None:
+    """Append until the cluster answers no more. `sent`: what was acknowledged."""
     values = random.Random(len(sent))
-
-    def fill() -> None:
-        with Producer(servers, delivery_timeout_ms=10_000, request_timeout_ms=5_000) as producer:
-            while not ended.wait(PAUSE_S):
-                data = [values.randbytes(200) for _ in range(BATCH)]
-                batch = pa.record_batch({"value": pa.array(data, pa.binary())})
-                partition = values.randrange(PARTITIONS)
-                try:
-                    (stored,) = producer.append("t", batch, partition=partition).result(30)
-                except SparkBrokerError:
-                    return  # the cluster stops
-                assert stored.base_offset is not None
-                sent.update(
-                    {(partition, offset): zlib.crc32(value) for offset, value in enumerate(data, stored.base_offset)}
-                )
-
-    thread = threading.Thread(target=fill)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join(60)
-    assert not thread.is_alive()
+    with Producer(servers, delivery_timeout_ms=10_000, request_timeout_ms=5_000) as producer:
+        while not ended.wait(PAUSE_S):
+            data = [values.randbytes(200) for _ in range(BATCH)]
+            batch = pa.record_batch({"value": pa.array(data, pa.binary())})
+            partition = values.randrange(PARTITIONS)
+            try:
+                (stored,) = producer.append("t", batch, partition=partition).result(30)
+            except SparkBrokerError:
+                return  # the cluster stops
+            assert stored.base_offset is not None
+            sent.update(
+                {(partition, offset): zlib.crc32(value) for offset, value in enumerate(data, stored.base_offset)}
+            )
 
 
 def rows_in_history(admin: Admin) -> int:
@@ -81,7 +68,7 @@ def test_what_is_sealed_gets_into_the_table_once_until_the_cluster_stops_in_the_
         with Admin(started.bootstrap_servers) as admin:
             settings = {"delta.path": table, "segment.bytes": "16384"}
             admin.create_topic(NewTopic("t", PARTITIONS, replication_factor=2, config=settings))
-            with filling(started.bootstrap_servers, sent):
+            with meanwhile(partial(fill, started.bootstrap_servers, sent)):
                 eventually(lambda: rows_in_history(admin) > 4 * BATCH, 120, "rows")
                 tiered = rows_in_history(admin)
                 assert history_of(admin).stopped is None

@@ -16,6 +16,7 @@ import pytest
 
 from spark_broker.driver.metadata_store import LocalStore
 from spark_broker.driver.store_reserve import PIECE_BYTES, PIECES, RESERVE_PREFIX, Reserve
+from tests.support.meanwhile import meanwhile
 from tests.support.small_disk import fill_disk, small_disk
 
 DATA = b"a record " * 30
@@ -71,21 +72,16 @@ def test_a_restart_on_a_full_disk_finds_the_reserve(disk: Path) -> None:
 def test_who_fills_the_disk_gets_nothing_of_it(disk: Path) -> None:
     """A thread writes whatever there is room for, without a pause."""
     store = opened(disk)
-    filler, over = fill_disk(disk), threading.Event()
+    filler = fill_disk(disk)
 
-    def grab() -> None:
+    def grab(ended: threading.Event) -> None:
         with filler.open("ab", buffering=0) as file:
-            while not over.is_set():
+            while not ended.is_set():
                 with suppress(OSError):
                     file.write(bytes(4096))
 
-    with ThreadPoolExecutor(1) as pool:
-        grabbing = pool.submit(grab)
-        try:
-            create_all(store, PIECES // 2)
-        finally:
-            over.set()
-        grabbing.result(20)
+    with meanwhile(grab, 20):
+        create_all(store, PIECES // 2)
 
 
 def test_a_file_that_is_put_again_and_again_does_not_use_it_up(disk: Path) -> None:
@@ -138,10 +134,9 @@ def test_two_stores_share_it(disk: Path) -> None:
 
 def test_a_piece_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     """Story: one controller took a piece that another one still wrote, and found zeros in its record."""
-    over = threading.Event()
 
-    def make() -> None:
-        while not over.is_set():
+    def make(ended: threading.Event) -> None:
+        while not ended.is_set():
             reserve = Reserve(str(tmp_path))
             reserve.fill()
             while reserve.delete_one():
@@ -152,13 +147,8 @@ def test_a_piece_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
             with suppress(FileNotFoundError):
                 yield piece.stat().st_size
 
-    with ThreadPoolExecutor(1) as pool:
-        made = pool.submit(make)
-        try:
-            seen = Counter(size for _ in range(LOOKS) for size in sizes())
-        finally:
-            over.set()
-        made.result(20)
+    with meanwhile(make, 20):
+        seen = Counter(size for _ in range(LOOKS) for size in sizes())
     assert seen.keys() == {PIECE_BYTES}
 
 

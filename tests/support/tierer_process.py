@@ -12,8 +12,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +24,7 @@ from spark_broker.errors import SparkBrokerError
 from spark_broker.history.spark_steps import SparkSteps
 from spark_broker.history.table import HistoryTable
 from spark_broker.history.tierer import tier_topic
+from tests.support.meanwhile import meanwhile
 from tests.support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -196,22 +196,10 @@ def _stop_at(point: str, directory: Path) -> None:
     setattr(owner, name, stopping)
 
 
-@contextmanager
-def _cancelling_jobs(spark: SparkSession) -> Iterator[None]:
+def _cancel_jobs(spark: SparkSession, ended: threading.Event) -> None:
     """Someone in the same application cancels every job, again and again."""
-    ended = threading.Event()
-
-    def cancel() -> None:
-        while not ended.wait(CANCEL_INTERVAL_S):
-            spark.sparkContext.cancelAllJobs()
-
-    neighbour = threading.Thread(target=cancel)
-    neighbour.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        neighbour.join(WAIT_S)
+    while not ended.wait(CANCEL_INTERVAL_S):
+        spark.sparkContext.cancelAllJobs()
 
 
 def main(directory: Path, *, delta: bool, jars: str) -> None:
@@ -238,7 +226,8 @@ def main(directory: Path, *, delta: bool, jars: str) -> None:
                 rows = frame.selectExpr(*given["columns"]).collect()
                 answer = {"rows": [list(row) for row in rows]}
             else:
-                with _cancelling_jobs(spark) if given["cancel_jobs"] else nullcontext():
+                neighbour = functools.partial(_cancel_jobs, spark)
+                with meanwhile(neighbour) if given["cancel_jobs"] else nullcontext():
                     answer = asdict(
                         tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
                     )

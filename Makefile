@@ -17,6 +17,8 @@ export PYSPARK_PYTHON := $(PYTHON)
 export PYSPARK_DRIVER_PYTHON := $(PYTHON)
 export SPARK_LOCAL_IP := 127.0.0.1
 unexport PYTHONPATH PYTHONHOME SPARK_HOME
+# Where it is set, every process compiles every module anew: three times the processor time of a start.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Found when a recipe needs it and not when make starts: `make help` neither looks for Java nor installs one.
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)" && export JAVA_HOME &&

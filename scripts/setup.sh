@@ -25,8 +25,9 @@ say "uv, then the locked dependencies (the first time this downloads several hun
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes -r scripts/uv.lock.txt
 # The environment is named, so that one that happens to be active elsewhere is never changed.
 export VIRTUAL_ENV="$PWD/$venv"
-unset PYTHONPATH PYTHONHOME
-"$venv/bin/uv" pip sync --quiet --require-hashes requirements.lock
+unset PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
+# Compiled once here, and not by each of the many processes that tests start.
+"$venv/bin/uv" pip sync --quiet --compile-bytecode --require-hashes requirements.lock
 # sync may remove what the lock does not name, uv itself included.
 if [ ! -x "$venv/bin/uv" ]; then
   "$venv/bin/python" -m ensurepip >/dev/null

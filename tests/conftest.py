@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import spark_jvms
+from tests.support.lanes import SPARK, Durations, LaneOfEachWorker, begin_work, make_scheduler
 from tests.support.sensitivity import Hunts, hunting_for_selected
 from tests.support.waiting import eventually
 
@@ -26,8 +28,7 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-# Tests start many JVMs that end soon. Without the optimizing compiler these take a fifth less processor time.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+spark_jvms.use()
 
 # No deadline: a slow machine is not a failure. Derandomized: `make test` gives the same answer twice; `full` explores.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
@@ -44,12 +45,6 @@ DUMP_BEFORE_S = 1.0
 
 _TESTS = Path(__file__).parent
 
-SPARK = "spark"
-"""The mark of a test that needs executors. Also the name of all these tests in `_one_workers`: one worker runs them."""
-
-SPARK_PATHS = ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py")
-"""Files with tests that start executors."""
-
 FAST_PATHS = ("tests/unit/", "tests/docs/", "tests/cli/", "tests/client/", "tests/storage/", "tests/test_tidy.py")
 """Files with tests that need no Spark, no Java and no process but their own."""
 
@@ -59,9 +54,10 @@ _stderr = -1
 """Standard error as it was before pytest began to capture it."""
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     global _stderr  # noqa: PLW0603
     _stderr = os.dup(2)
+    begin_work(session.config)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -75,10 +71,7 @@ def pytest_timeout_cancel_timer() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything under tests/spark needs executors: it is marked `spark` and may take longer. Fast tests are marked.
-
-    Tests that need executors come first: they take longest, and one worker runs all of them.
-    """
+    """Everything under tests/spark needs executors: it is marked `spark` and may take longer. Fast tests are marked."""
     for item in items:
         if item.path.is_relative_to(_TESTS / "spark"):
             item.add_marker(SPARK)
@@ -86,24 +79,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
         if item.nodeid.startswith(FAST_PATHS) and not any(map(item.get_closest_marker, NOT_FAST)):
             item.add_marker("fast")
-    items.sort(key=lambda item: _one_workers(item.nodeid) != SPARK)
 
 
-def _one_workers(nodeid: str) -> str:
-    """What one worker runs: a file, for the sake of its shared clusters, or all tests that need executors."""
-    return SPARK if nodeid.startswith(SPARK_PATHS) else nodeid.split("::", 1)[0]
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--hypothesis-seed")
+    return f"Hypothesis draws from seed {seed}" if seed else None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--write-durations", action="store_true", help="record what each file took in tests/DURATIONS.md")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(LaneOfEachWorker())
+        alone = config.getoption("markexpr") == "alone"
+        config.pluginmanager.register(Durations(alone, write=config.getoption("--write-durations")))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
     """Two cores are too few for two clusters of executors at a time."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class ByCluster(LoadScopeScheduling):  # type: ignore[misc]  # installed without types
-        def _split_scope(self, nodeid: str) -> str:
-            return _one_workers(nodeid)
-
-    return ByCluster(config, log)
+    return make_scheduler(config, log)
 
 
 @pytest.hookimpl(trylast=True)
@@ -139,7 +136,7 @@ class WaitUntil(Protocol):
 
 @pytest.fixture(scope="module")
 def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
-    """What the module's `FIND` finds for each of its tests with the parameters `name` and `tries`, on all cores."""
+    """What the module's `FIND` finds for each of its tests with the parameters `name` and `tries`."""
     yield from hunting_for_selected(request, request.module.FIND)
 
 

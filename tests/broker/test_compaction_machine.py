@@ -6,7 +6,6 @@ import random
 from contextlib import suppress
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -14,6 +13,7 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 from tests.broker.compacted_partition import DAY_MS, CompactedPartition
 from tests.storage.logs import sim_directory
+from tests.support.machines import machine_settings
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -113,4 +113,4 @@ class CompactionMachine(RuleBasedStateMachine):
 
 TestCompactionMachine = CompactionMachine.TestCase
 # A step opens and compacts real files: with the profile "full", half of its examples take a minute alone on a machine.
-TestCompactionMachine.settings = settings(stateful_step_count=40, max_examples=max(50, settings().max_examples // 2))
+TestCompactionMachine.settings = machine_settings(40)

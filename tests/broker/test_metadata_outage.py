@@ -96,7 +96,9 @@ def epochs(admin: Admin) -> dict[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("cluster", "outage_s"), [(2000, 7), pytest.param(6000, 25, marks=pytest.mark.full)], indirect=["cluster"]
+    ("cluster", "outage_s"),
+    [pytest.param(2000, 7, marks=pytest.mark.quick), pytest.param(6000, 25, marks=pytest.mark.full)],
+    indirect=["cluster"],
 )
 def test_an_outage_of_the_metadata_store_stalls_nobody_and_is_over_when_it_is_over(
     cluster: ProcessCluster, admin: Admin, outage_s: float

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from tests.sim.counting import counts_of
-from tests.sim.kinds import has_clock_jumps
 from tests.sim.test_findings import cluster, run_until
-
-SEEDS = [seed for seed in range(200) if has_clock_jumps(seed)]
-
-
-def test_clocks_jump() -> None:
-    counts = counts_of(SEEDS)
-    assert counts["fault: clock jumps"] > 12
 
 
 def test_a_broker_whose_clock_is_an_hour_off_is_fenced_and_serves_again_when_it_is_right() -> None:

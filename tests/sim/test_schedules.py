@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import pytest
 
-from spark_broker.testing.simulation.many import run_many
 from spark_broker.testing.simulation.schedule import run_schedule
+from tests.sim.counting import ACKNOWLEDGED, counts_of
+from tests.sim.kinds import (
+    has_bit_flips,
+    has_clock_jumps,
+    has_compaction,
+    has_compaction_and_tiering,
+    has_groups,
+    has_store_outages,
+    has_tiering,
+    has_tiering_and_unclean_elections,
+    has_transactions,
+    may_have_unclean_elections,
+)
 from tests.sim.regressions import REGRESSIONS, Regression
 
 SCHEDULES = 300
@@ -29,14 +44,124 @@ for seed in range({STORIES}):
     [(0, SCHEDULES), pytest.param(SCHEDULES, ALL_SCHEDULES - SCHEDULES, marks=pytest.mark.full)],
 )
 def test_schedules_break_no_rule(first_seed: int, schedules: int) -> None:
-    summary = run_many(schedules, first_seed=first_seed)
-    assert summary.schedules == schedules
-    assert [(finding.seed, finding.rule, finding.message) for finding in summary.findings] == []
+    counts = counts_of(range(first_seed, first_seed + schedules))
     # A cluster in which nothing happens proves nothing.
     for what in ("elections", "truncations", "ISR shrinks", "ISR grows", "controller restarts", "process_crash starts"):
-        assert summary.counts[what] > schedules / 20, what
-    assert summary.counts["replicas quarantined"] > schedules / 100
-    assert summary.acknowledged > schedules
+        assert counts[what] > schedules / 20, what
+    assert counts["replicas quarantined"] > schedules / 100
+    assert counts[ACKNOWLEDGED] > schedules
+
+
+@dataclass(frozen=True)
+class Feature:
+    """What schedules of a kind do, or the test proves nothing: how often each thing happens at least."""
+
+    shows: Callable[[int], bool]
+    least: Mapping[str, int]
+
+
+FEATURES = {
+    "bit flips are set aside": Feature(has_bit_flips, {"fault: bit flip": 5, "replicas quarantined": 5}),
+    "clocks jump": Feature(has_clock_jumps, {"fault: clock jumps": 12}),
+    "compaction": Feature(
+        has_compaction,
+        {"passes of compaction": 130, "replicas rebuilt": 3, "fault: leave a follower behind": 30},
+    ),
+    "groups commit, resume and change coordinators": Feature(
+        has_groups,
+        {
+            "offsets committed": 40,
+            "positions resumed": 20,
+            "members replaced": 20,
+            "coordinators changed": 11,
+            "offsets logs shortened": 4,
+        },
+    ),
+    "the metadata store fails": Feature(
+        has_store_outages, {"fault: store fails": 25, "heartbeats answered while the store failed": 20}
+    ),
+    "tables": Feature(
+        has_tiering,
+        {
+            "tries of tiering": 700,
+            "tries of tiering that failed": 50,
+            "commits of tierers recorded": 100,
+            "parts of tables read": 50,
+            "fault: kill tierer": 50,
+            "fault: late reader": 10,
+        },
+    ),
+    "transactions in both forms": Feature(
+        has_transactions,
+        {"transactions": 20, "transactions committed": 10, "transactions aborted": 10, "versions committed": 10},
+    ),
+    "unclean elections lose records, and readers are told": Feature(
+        may_have_unclean_elections, {"unclean elections": 5, "readers told of a cut": 1}
+    ),
+}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", FEATURES)
+def test_schedules_do_what_they_are_about(name: str) -> None:
+    """The end of each schedule checks that replicas agree, groups have committed, and no broker lists a damaged one."""
+    feature = FEATURES[name]
+    counts = counts_of(filter(feature.shows, range(SCHEDULES)))
+    for what, least in feature.least.items():
+        assert counts[what] >= least, what
+
+
+@pytest.mark.timeout(900)
+def test_where_no_election_may_be_unclean_nobody_is_elected_who_may_lack_records() -> None:
+    counts = counts_of(seed for seed in range(SCHEDULES) if not may_have_unclean_elections(seed))
+    assert counts["elections"] > SCHEDULES
+    assert counts["unclean elections"] == counts["readers told of a cut"] == 0
+
+
+def first_seeds(kind: Callable[[int], bool], first: int, count: int) -> Iterator[int]:
+    """The first seeds of a kind that few schedules are of."""
+    return itertools.islice(filter(kind, itertools.count(first)), count)
+
+
+TABLES_CUT_BACK = Feature(
+    has_tiering_and_unclean_elections,
+    {"unclean elections": 20, "tables cut back": 2, "commits of tierers recorded": 50},
+)
+
+
+@pytest.mark.quick
+@pytest.mark.timeout(300)
+def test_schedules_with_tables_and_unclean_elections_cut_tables_back_and_break_no_rule() -> None:
+    counts = counts_of(first_seeds(TABLES_CUT_BACK.shows, 91_000_000, 25))
+    for what, least in TABLES_CUT_BACK.least.items():
+        assert counts[what] > least, what
+
+
+MANY = {
+    "compaction": (100, 90_000_000, Feature(has_compaction, {"passes of compaction": 330, "replicas rebuilt": 5})),
+    "tables": (
+        100,
+        91_000_000,
+        Feature(has_tiering, {"commits of tierers recorded": 300, "parts of tables read": 100}),
+    ),
+    "tables of compacted topics": (
+        50,
+        91_000_000,
+        Feature(has_compaction_and_tiering, {"passes of compaction": 300, "commits of tierers recorded": 175}),
+    ),
+    "tables and unclean elections": (60, 91_000_000, Feature(TABLES_CUT_BACK.shows, {"tables cut back": 6})),
+}
+"""How many schedules, from which seed on."""
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", MANY)
+def test_many_schedules_of_a_kind_break_no_rule(name: str) -> None:
+    count, first, feature = MANY[name]
+    counts = counts_of(first_seeds(feature.shows, first, count))
+    for what, least in feature.least.items():
+        assert counts[what] > least, what
 
 
 def test_a_seed_is_one_story_under_any_hash_seed() -> None:

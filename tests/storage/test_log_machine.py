@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from bisect import bisect_left
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -13,6 +12,7 @@ from spark_broker.storage.config import LogConfig
 from spark_broker.testing.simulation.filesystem import CHANGING, Fault, Operation
 from tests.storage.logs import same
 from tests.storage.torture import Run
+from tests.support.machines import machine_settings
 
 
 class LogMachine(RuleBasedStateMachine):
@@ -129,4 +129,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogMachine = LogMachine.TestCase
-TestLogMachine.settings = settings(stateful_step_count=30)
+TestLogMachine.settings = machine_settings(30)

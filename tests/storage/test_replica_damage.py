@@ -30,6 +30,7 @@ def check_damages(start: StartKind, every: int) -> None:
     assert reported, "the log start's snapshot, at the least, cannot be done without"
 
 
+@pytest.mark.quick
 @every_start
 def test_damage_in_a_replicas_small_files_is_reported_or_of_no_consequence(start: StartKind) -> None:
     check_damages(start, 5)

@@ -55,6 +55,7 @@ def run_of(steps: list[Step]) -> Run:
     return run
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", RUNS)
 def test_a_crash_at_any_operation_leaves_a_legal_log(name: str) -> None:
     rng = random.Random(name)
@@ -64,6 +65,7 @@ def test_a_crash_at_any_operation_leaves_a_legal_log(name: str) -> None:
             check_machine_crashes(point, most_subsets=4, draws=2, rng=rng)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", ["roll", "truncate into a sealed segment", "retention"])
 def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
     for point in run_of(RUNS[name]).points[::5]:

@@ -132,12 +132,14 @@ def check_cuts(start: StartKind, name: str, step: int) -> None:
             check_damage(start, cut(length), name, least=least)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("start", list(StartKind))
 @pytest.mark.parametrize("name", [*FILES, *CHECKPOINTS])
 def test_a_flipped_bit_is_reported_or_does_no_harm(name: str, start: StartKind) -> None:
     check_flips(start, name, 1 if name == LEADER_EPOCHS_FILE else 19)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("start", list(StartKind))
 @pytest.mark.parametrize("name", [*FILES, *CHECKPOINTS])
 def test_a_cut_file_is_reported_or_recovered(name: str, start: StartKind) -> None:
@@ -190,6 +192,7 @@ def check_flips_while_open(step: int) -> None:
                 continue
 
 
+@pytest.mark.quick
 def test_a_bit_that_flips_while_the_log_is_open_is_found_when_it_is_read() -> None:
     check_flips_while_open(17)
 

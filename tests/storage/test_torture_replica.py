@@ -92,6 +92,7 @@ def torment(steps: list[Step], *, every: int, subsets: int, draws: int, lengths:
             check_machine_crashes(point, most_subsets=subsets, draws=draws, rng=rng)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("name", RUNS)
 def test_a_crash_at_an_operation_leaves_a_legal_replica(name: str) -> None:
     torment(RUNS[name], every=3, subsets=2, draws=1, lengths=2, rng=random.Random(name))

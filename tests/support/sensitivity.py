@@ -16,11 +16,20 @@ import pytest
 
 TRIES_MAX = 10_000
 
+NEAR_FILE = Path(__file__).parents[1] / "sim" / "near.json"
+"""A seed shortly before one that finds it, for each bug of random schedules. `tests/sim/near.py` writes it."""
+
 Find = Callable[[str, int], dict[str, object]]
 """Hunts for the bug of this name with so many tries. Returns the table's row; `after` is 0 when it was not found."""
 
 Hunts = Mapping[str, Future[dict[str, object]]]
 """The hunts under way, by the bug's name."""
+
+
+def near(schedules: str) -> dict[str, int]:
+    """By bug, where to begin: in schedules of the "core", or of the "simulator"."""
+    recorded: dict[str, dict[str, int]] = json.loads(NEAR_FILE.read_text(encoding="utf-8"))
+    return recorded[schedules]
 
 
 @contextmanager
@@ -40,11 +49,13 @@ def hunting(find: Find, tries: Mapping[str, int], processes: int | None = None) 
 def hunting_for_selected(request: pytest.FixtureRequest, find: Find) -> Iterator[Hunts]:
     """Body of the fixture `hunts`: hunts for the bug of every selected test of this module that uses it.
 
+    In one process beside the worker's own, so that nothing of a bug stays there, and other workers keep their cores.
     Such a test has two parameters: the bug's `name`, and with how many `tries` it has to be found.
     """
     tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
     using = [test.callspec.params for test in tests if test.module is request.module and "hunts" in test.fixturenames]
-    with hunting(find, {str(params["name"]): cast("int", params["tries"]) for params in using}) as hunts:
+    tries = {str(params["name"]): cast("int", params["tries"]) for params in using}
+    with hunting(find, tries, processes=1) as hunts:
         yield hunts
 
 

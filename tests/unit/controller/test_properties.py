@@ -23,6 +23,7 @@ from spark_broker.protocol.messages import (
     IsrMember,
     ReassignPartitionRequest,
 )
+from tests.support.machines import machine_settings
 from tests.unit.controller.cluster import Cluster, registration
 from tests.unit.controller.copies import Copies
 
@@ -217,4 +218,5 @@ class ClusterMachine(RuleBasedStateMachine):
         assert image_from_snapshot(records, image.next_offset) == image
 
 
-TestClusterMachine = pytest.mark.timeout(600)(ClusterMachine.TestCase)  # a thousand stories, on a busy machine
+TestClusterMachine = pytest.mark.timeout(600)(ClusterMachine.TestCase)  # many stories, on a busy machine
+TestClusterMachine.settings = machine_settings(50)

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from spark_broker.core.divergence import FetchPosition, find_divergence, truncation_offset
 from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochEnd, EpochHistory
+from tests.support.machines import machine_settings
 
 LOGS = 3
 numbers = st.integers(0, LOGS - 1)
@@ -181,4 +181,4 @@ class EpochMachine(RuleBasedStateMachine):
 
 
 TestEpochMachine = EpochMachine.TestCase
-TestEpochMachine.settings = settings(stateful_step_count=40)
+TestEpochMachine.settings = machine_settings(40)

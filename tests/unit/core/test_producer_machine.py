@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -18,6 +17,7 @@ from spark_broker.errors import (
     UnknownProducerIdError,
 )
 from spark_broker.storage.producer_snapshots import decode_snapshot, encode_snapshot
+from tests.support.machines import machine_settings
 
 producers = st.integers(1, 3)
 epochs = st.integers(0, 3)
@@ -292,4 +292,4 @@ class ProducerMachine(RuleBasedStateMachine):
 
 
 TestProducerMachine = ProducerMachine.TestCase
-TestProducerMachine.settings = settings(stateful_step_count=40)
+TestProducerMachine.settings = machine_settings(40)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from spark_broker.core.replica import ACKS_ALL
 from spark_broker.errors import NotEnoughReplicasError
+from tests.support.machines import machine_settings
 from tests.unit.core.checker import Checker, check_healed
 from tests.unit.core.harness import LAG_MAX_MS, Answer, Cluster
 from tests.unit.core.schedule import run
@@ -125,4 +125,4 @@ class PartitionMachine(RuleBasedStateMachine):
 
 
 TestPartitionMachine = PartitionMachine.TestCase
-TestPartitionMachine.settings = settings(stateful_step_count=40)
+TestPartitionMachine.settings = machine_settings(40)

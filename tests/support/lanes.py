@@ -1,0 +1,205 @@
+"""Which worker runs which tests, and how long each lane took: three workers keep two cores busy.
+
+- `spark`: tests that start executors. One worker runs them all, because a process has one Spark session.
+- `waiting`: tests that wait for clocks, threads and processes. They need little processor time, but at once.
+- `computing`: everything else. Its worker is nice: it gets the time that the others leave.
+
+A worker whose lane is empty takes files of another lane, but none of `spark`. Files that took longest come first,
+as far as the recorded durations tell (tests/DURATIONS.md), so that no worker is left alone with a long one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+    from xdist.workermanage import WorkerController
+
+SPARK, WAITING, COMPUTING = "spark", "waiting", "computing"
+
+LANES = (SPARK, WAITING, COMPUTING)
+
+PATHS: Mapping[str, tuple[str, ...]] = {
+    SPARK: ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py"),
+    WAITING: ("tests/broker/", "tests/client/", "tests/driver/", "tests/transport/"),
+}
+"""Beginnings of the node ids of a lane's tests. Every other test computes."""
+
+HELPS: Mapping[str, tuple[str, ...]] = {
+    SPARK: (SPARK, COMPUTING, WAITING),
+    WAITING: (WAITING, COMPUTING),
+    COMPUTING: (COMPUTING, WAITING),
+}
+"""In which order a lane's worker looks for work."""
+
+NICENESS = 10
+SHOWN_FILES = 8
+"""How many of each lane's longest files the summary names."""
+
+PAGE = Path(__file__).parents[1] / "DURATIONS.md"
+ROW = re.compile(r"^\| (\w+) \| `([\w/.]+)` \| (\d+) \| ([\d.]+) \|$", re.MULTILINE)
+
+
+def lane_of(nodeid: str) -> str:
+    """The lane of a test or of a file."""
+    return next((lane for lane, beginnings in PATHS.items() if nodeid.startswith(beginnings)), COMPUTING)
+
+
+def scope_of(nodeid: str) -> str:
+    """What one worker runs: a file, for the sake of its shared clusters, or all tests of the lane `spark`."""
+    return SPARK if lane_of(nodeid) == SPARK else nodeid.split("::", 1)[0]
+
+
+def choose(scopes: Iterable[str], lane: str, lanes: Collection[str], recorded: Mapping[str, float]) -> str | None:
+    """What a worker of this lane runs next, or None. `lanes`: those that have workers."""
+    helps = HELPS[lane] if SPARK in lanes else (*HELPS[lane], SPARK)
+    by_lane = defaultdict(list)
+    for scope in scopes:
+        by_lane[SPARK if scope == SPARK else lane_of(scope)].append(scope)
+    waiting = next((by_lane[lane] for lane in helps if by_lane[lane]), [])
+    return max(waiting, key=lambda scope: recorded.get(scope, float("inf")), default=None)
+
+
+def make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """A scheduler for xdist that keeps to the lanes."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    recorded = {file: row.seconds for (_, file), row in read_page().items()}
+
+    class ByLane(LoadScopeScheduling):  # type: ignore[misc]  # installed without types
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+        def _assign_work_unit(self, node: WorkerController) -> None:
+            lanes = {other.workerinput["lane"] for other in self.nodes}
+            scope = choose(self.workqueue, node.workerinput["lane"], lanes, recorded)
+            if scope is None:
+                node.shutdown()
+            else:
+                self.workqueue.move_to_end(scope, last=False)
+                super()._assign_work_unit(node)
+
+    return ByLane(config, log)
+
+
+class LaneOfEachWorker:
+    """Gives every worker a lane, and the lane of a worker that has ended to the one that replaces it."""
+
+    def __init__(self) -> None:
+        self._taken: dict[str, str] = {}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: WorkerController) -> None:
+        """A worker is about to start."""
+        taken = self._taken.values()
+        lane = next((lane for lane in LANES if lane not in taken), COMPUTING)
+        self._taken[node.gateway.id] = node.workerinput["lane"] = lane
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: WorkerController) -> None:
+        """A worker has ended."""
+        self._taken.pop(node.gateway.id, None)
+
+
+def begin_work(config: pytest.Config) -> None:
+    """Called in each worker before its first test."""
+    if getattr(config, "workerinput", {}).get("lane") == COMPUTING:
+        os.nice(NICENESS)
+
+
+@dataclass(slots=True)
+class Row:
+    """Tests of a file, and the seconds that they took together."""
+
+    tests: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class Durations:
+    """What the lanes of a run took. A plugin: it hears of every report, and prints at the end."""
+
+    alone: bool
+    """Whether this is the run of the tests that nothing may run beside."""
+
+    write: bool
+    began: float = field(default_factory=time.time)
+    rows: defaultdict[tuple[str, str], Row] = field(default_factory=lambda: defaultdict(Row))
+    """By lane and file."""
+
+    ended: dict[str, float] = field(default_factory=dict)
+    """When the last test of a lane ended."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test's setup, call or teardown has ended."""
+        lane = "alone" if self.alone else lane_of(report.nodeid)
+        row = self.rows[lane, report.nodeid.split("::", 1)[0]]
+        row.tests += report.when == "call"
+        row.seconds += report.duration
+        self.ended[lane] = time.time()
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Each lane in a line, and its longest files."""
+        terminalreporter.section("lanes")
+        for lane in (*LANES, "alone"):
+            files = sorted(((row, file) for (of, file), row in self.rows.items() if of == lane), key=_longest_first)
+            if files:
+                tests, seconds = sum(row.tests for row, _ in files), sum(row.seconds for row, _ in files)
+                last = self.ended[lane] - self.began
+                terminalreporter.write_line(
+                    f"{lane}: {tests} tests took {seconds:.0f} s, the last ended at {last:.0f} s"
+                )
+                shown = (f"{file.removeprefix('tests/')} {row.seconds:.0f}" for row, file in files[:SHOWN_FILES])
+                terminalreporter.write_line(f"  {', '.join(shown)}")
+        terminalreporter.write_line(f"the whole run, with collection: {time.time() - self.began:.0f} s")
+        if self.write:
+            write_page(self.rows, self.alone)
+            terminalreporter.write_line(f"written: {PAGE}")
+
+
+def _longest_first(pair: tuple[Row, str]) -> float:
+    return -pair[0].seconds
+
+
+def read_page() -> dict[tuple[str, str], Row]:
+    """What was recorded, by lane and file."""
+    if not PAGE.exists():
+        return {}
+    matches = ROW.finditer(PAGE.read_text(encoding="utf-8"))
+    return {(match[1], match[2]): Row(int(match[3]), float(match[4])) for match in matches}
+
+
+def write_page(rows: Mapping[tuple[str, str], Row], alone: bool) -> None:
+    """Record a run. What the other step of `make test-all` has recorded stays, and `alone` runs last."""
+    kept = {key: row for key, row in read_page().items() if alone and key[0] != "alone"}
+    merged = {**kept, **rows}
+    lines = [HEAD, *_table(merged.items())]
+    PAGE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _table(rows: Iterable[tuple[tuple[str, str], Row]]) -> Iterable[str]:
+    """In order of lanes, the longest files first."""
+    order = (*LANES, "alone")
+    for (lane, file), row in sorted(rows, key=lambda item: (order.index(item[0][0]), -item[1].seconds)):
+        yield f"| {lane} | `{file}` | {row.tests} | {row.seconds:.1f} |"
+
+
+HEAD = """\
+# What tests take
+
+`make test-all TEST_ARGS=--write-durations` writes this page: seconds of each file, with its setup, beside the other
+lanes on two cores. Compare it with the last one (`git diff`) to see what grew. Workers begin with the longest files.
+
+| Lane | File | Tests | Seconds |
+|---|---|---:|---:|"""

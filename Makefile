@@ -60,11 +60,11 @@ demo: $(STAMP) ## Run the main job: a cluster on Spark executors, real data, a k
 	@$(WITH_JAVA) $(PYTHON) jobs/demo.py $(DEMO_ARGS)
 
 .PHONY: test
-test: $(SPARK_CLASSES) ## Run one case of each kind of test, under 15 minutes on two cores (TEST_ARGS=...)
+test: $(SPARK_CLASSES) ## Run one case of each kind of test, under 6 minutes on two cores (TEST_ARGS=...)
 	@$(WITH_JAVA) $(PYTEST) -m "not full" $(TEST_ARGS)
 
 .PHONY: test-fast
-test-fast: $(STAMP) ## Run the tests that need neither Spark nor Java, under two minutes on two cores (TEST_ARGS=...)
+test-fast: $(STAMP) ## Run the tests that need neither Spark nor Java, under 90 seconds on two cores (TEST_ARGS=...)
 	@$(PYTEST) -m fast $(TEST_ARGS)
 
 .PHONY: check
@@ -72,7 +72,7 @@ check: lint types ## Check style, types, and the rules about files, imports and 
 	@$(PYTHON) -m pytest -q -n 0 tests/test_tidy.py tests/unit/test_imports.py tests/docs/test_citations.py
 
 .PHONY: test-all
-test-all: $(SPARK_CLASSES) ## Run every test with the full matrices, under 60 minutes (TEST_ARGS=...)
+test-all: $(SPARK_CLASSES) ## Run every test with the full matrices, under 25 minutes (TEST_ARGS=... SEED=...)
 	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full; \
 	$(PYTEST) -m "not alone and not quick" --hypothesis-seed=$(SEED) $(TEST_ARGS) && beside=0 || beside=$$?; \
 	[ $$beside -eq 0 ] || [ $$beside -eq 5 ] || exit $$beside; \

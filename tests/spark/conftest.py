@@ -1,4 +1,7 @@
-"""One real Spark application for all tests of a run: a session takes 16 to 23 s to start, and a process has one."""
+"""One real Spark application for all tests of a run, and one tierer for those of Delta history.
+
+A session takes 16 to 23 s to start, and a process has one.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from spark_broker.driver.cluster import BrokerCluster
+    from tests.spark.history import History
 
 MASTER = "local-cluster[3,2,1024]"
 
@@ -48,3 +52,12 @@ def cluster(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
     log_dirs = tmp_path_factory.mktemp("log-dirs")
     with BrokerCluster.start(spark, 3, {"log.dirs": str(log_dirs)}) as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def history(tmp_path_factory: pytest.TempPathFactory) -> Iterator[History]:
+    """What the tests of Delta history share. Nothing of it runs until a test asks for it."""
+    from tests.spark.history import History
+
+    with History(tmp_path_factory.mktemp("history")) as shared:
+        yield shared

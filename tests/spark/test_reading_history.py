@@ -6,13 +6,17 @@ import json
 import random
 import time
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
+from spark_broker.errors import MissingDependencyError
+from spark_broker.spark.delta_session import check_delta
+from spark_broker.spark.frames import read_topic
+from tests.spark.history import History
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -28,16 +32,13 @@ Row = tuple[int, int, int]
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    config = {"log.retention.check.interval.ms": 100}
-    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2, config) as started:
-        yield started
+def tierer(history: History) -> TiererProcess:
+    return history.tierer
 
 
 @pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
-    with TiererProcess(tmp_path_factory.mktemp("spark"), "delta") as started:
-        yield started
+def brokers(history: History) -> ProcessCluster:
+    return history.brokers
 
 
 def create(brokers: ProcessCluster, table: Path, topic: str) -> None:
@@ -83,30 +84,39 @@ def await_drop(brokers: ProcessCluster, topic: str) -> list[int]:
     return starts()
 
 
+def without_delta(spark: SparkSession, servers: str, topic: str, **options: str) -> list[Row]:
+    """What `TiererProcess.read` returns, from the session that all tests share. It lacks Delta."""
+    with pytest.raises(MissingDependencyError):
+        check_delta(spark)
+    frame = read_topic(spark, topic, None, bootstrap_servers=servers, stream=False, **options)
+    rows = frame.selectExpr("partition", "offset", "crc32(value)").collect()
+    return sorted((partition, offset, crc) for partition, offset, crc in rows)
+
+
 def test_every_read_is_that_of_one_log(
-    brokers: ProcessCluster, spark: TiererProcess, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    tierer: TiererProcess, brokers: ProcessCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
     servers, rows = brokers.bootstrap_servers, list[Row]()
     create(brokers, tmp_path / "table", "t")
     fill(brokers, "t", rows)
-    assert spark.read(servers, "t") == rows, "nothing is tiered yet"
-    assert "error" not in spark.tier(servers, "t", include_active_segments=False)
+    assert tierer.read(servers, "t") == rows, "nothing is tiered yet"
+    assert "error" not in tierer.tier(servers, "t", include_active_segments=False)
     starts = await_drop(brokers, "t")
-    assert spark.read(servers, "t") == rows
+    assert tierer.read(servers, "t") == rows
 
     middle_ms = int(time.time() * 1000) + 1
     eventually(lambda: time.time() * 1000 > middle_ms)
     older = len(rows) // PARTITIONS
     fill(brokers, "t", rows)
-    assert spark.read(servers, "t") == rows, "the log goes on after the table"
-    assert "error" not in spark.tier(servers, "t", include_active_segments=False)
+    assert tierer.read(servers, "t") == rows, "the log goes on after the table"
+    assert "error" not in tierer.tier(servers, "t", include_active_segments=False)
     eventually(lambda: min(await_drop(brokers, "t")) > older, what="the beginning of the second half is deleted, too")
-    assert spark.read(servers, "t") == rows
+    assert tierer.read(servers, "t") == rows
     assert consumed(servers, "t", len(rows)) == rows
 
-    since = spark.read(servers, "t", startingTimestamp=str(middle_ms))
+    since = tierer.read(servers, "t", startingTimestamp=str(middle_ms))
     assert since == [row for row in rows if row[1] >= older]
-    until = spark.read(servers, "t", endingTimestamp=str(middle_ms))
+    until = tierer.read(servers, "t", endingTimestamp=str(middle_ms))
     assert until == [row for row in rows if row[1] < older]
 
     bounds = {
@@ -115,35 +125,36 @@ def test_every_read_is_that_of_one_log(
     }
     ends = {0: (starts[0] - 1, older + 5), 1: (0, 3)}
     expected = [row for row in rows if ends[row[0]][0] <= row[1] < ends[row[0]][1]]
-    assert spark.read(servers, "t", **bounds) == expected
-    last = spark.read(servers, "t", startingOffsets=json.dumps({"t": {"0": 2 * older - 1, "1": 2 * older - 1}}))
+    assert tierer.read(servers, "t", **bounds) == expected
+    last = tierer.read(servers, "t", startingOffsets=json.dumps({"t": {"0": 2 * older - 1, "1": 2 * older - 1}}))
     assert [row[:2] for row in last] == [(0, 2 * older - 1), (1, 2 * older - 1)], "this is in the log alone"
 
-    with TiererProcess(tmp_path_factory.mktemp("spark"), "bare", delta=False) as bare:
-        end = json.dumps({"t": {"0": 2 * older - 1, "1": 2 * older}})
-        assert bare.read(servers, "t", startingOffsets=end) == last[:1]
-        assert bare.read(servers, "t") == rows, "without Delta, deltalake reads the table"
+    end = json.dumps({"t": {"0": 2 * older - 1, "1": 2 * older}})
+    assert without_delta(spark, servers, "t", startingOffsets=end) == last[:1]
+    assert without_delta(spark, servers, "t") == rows, "without Delta, deltalake reads the table"
 
 
-def test_what_is_not_in_the_table_is_not_deleted(brokers: ProcessCluster, spark: TiererProcess, tmp_path: Path) -> None:
+def test_what_is_not_in_the_table_is_not_deleted(
+    tierer: TiererProcess, brokers: ProcessCluster, tmp_path: Path
+) -> None:
     servers, rows = brokers.bootstrap_servers, list[Row]()
     blocked = tmp_path / "file"
     blocked.write_text("not a directory")
     create(brokers, blocked / "table", "kept")
     fill(brokers, "kept", rows)
-    answer = spark.tier(servers, "kept")
+    answer = tierer.tier(servers, "kept")
     assert answer["error"] == "TIERING_STOPPED"
     fill(brokers, "kept", rows)
-    assert spark.read(servers, "kept") == rows
+    assert tierer.read(servers, "kept") == rows
     with Admin(servers) as admin:
         description = admin.describe_topic("kept")
         assert [partition.log_start_offset for partition in description.partitions] == [0] * PARTITIONS
         assert description.history is not None
         assert description.history.stopped == answer["message"]
         admin.alter_topic_config("kept", {"delta.path": str(tmp_path / "table")})
-    assert "error" not in spark.tier(servers, "kept", include_active_segments=False)
+    assert "error" not in tierer.tier(servers, "kept", include_active_segments=False)
     await_drop(brokers, "kept")
-    assert spark.read(servers, "kept") == rows
+    assert tierer.read(servers, "kept") == rows
     with Admin(servers) as admin:
         history = admin.describe_topic("kept").history
         assert history is not None

@@ -15,6 +15,7 @@ from deltalake import DeltaTable, write_deltalake
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.errors import InvalidConfigError
 from spark_broker.spark.delta_session import downloaded_jars
+from tests.spark.history import History
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -30,21 +31,20 @@ Row = tuple[int, int, int]
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2, {"log.cleaner.backoff.ms": 100}) as started:
-        yield started
+def spark(history: History) -> TiererProcess:
+    return history.tierer
+
+
+@pytest.fixture(scope="module")
+def brokers(spark: TiererProcess, history: History) -> ProcessCluster:
+    """They start while Spark does."""
+    return history.brokers
 
 
 @pytest.fixture(scope="module")
 def admin(brokers: ProcessCluster) -> Iterator[Admin]:
     with Admin(brokers.bootstrap_servers) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
-    with TiererProcess(tmp_path_factory.mktemp("spark"), "delta") as started:
-        yield started
 
 
 @pytest.fixture
@@ -117,6 +117,7 @@ def test_users_rewrite_the_table_and_delete_records_and_the_topic_goes_on(
     spark.sql("SET spark.databricks.delta.retentionDurationCheck.enabled=false")
     assert spark.sql(f"OPTIMIZE delta.`{table}` ZORDER BY (_timestamp)")
     spark.sql(f"VACUUM delta.`{table}` RETAIN 0 HOURS")
+    spark.sql("RESET spark.databricks.delta.retentionDurationCheck.enabled")
     third = fill(brokers, topic, first=2 * len(first) // PARTITIONS)
     tier(brokers, spark, topic)
     everything = sorted(first + second + third)
@@ -325,10 +326,10 @@ def test_a_delta_that_does_not_fit_spark_stops_tiering_and_nothing_else(
     table = tmp_path / "table"
     delta, storage = downloaded_jars()
     other = of_version(delta, b"4.0.1", tmp_path / "delta-spark_2.13-4.0.1.jar")
-    rows = fill(brokers, topic)
-    tier(brokers, spark, topic)
-    rows += fill(brokers, topic, first=len(rows) // PARTITIONS)
-    with TiererProcess(tmp_path, "other", jars=f"{other},{storage}") as unfit:
+    with TiererProcess(tmp_path, "unfit", jars=f"{other},{storage}") as unfit:
+        rows = fill(brokers, topic)
+        tier(brokers, spark, topic)
+        rows += fill(brokers, topic, first=len(rows) // PARTITIONS)
         answer = unfit.tier(brokers.bootstrap_servers, topic)
         assert answer["error"] == "MISSING_DEPENDENCY"
         assert "Delta 4.0.1, which does not fit Spark 4.2" in answer["message"]

@@ -12,8 +12,9 @@ from deltalake import DeltaTable
 
 from spark_broker import Admin, Consumer, NewTopic, Producer
 from spark_broker.errors import InvalidDataError
+from tests.spark.history import History
 from tests.support.process_cluster import ProcessCluster
-from tests.support.tierer_process import BEFORE_DEAD_LETTERS, TiererProcess
+from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
@@ -25,9 +26,14 @@ OLD = pa.schema([pa.field("id", pa.int32(), nullable=False), ("name", pa.string(
 
 
 @pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 1, {"log.retention.check.interval.ms": 100}) as started:
-        yield started
+def spark(history: History) -> TiererProcess:
+    return history.tierer
+
+
+@pytest.fixture(scope="module")
+def brokers(spark: TiererProcess, history: History) -> ProcessCluster:
+    """They start while Spark does."""
+    return history.brokers
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +42,17 @@ def admin(brokers: ProcessCluster) -> Iterator[Admin]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
-    with TiererProcess(tmp_path_factory.mktemp("spark"), "delta") as started:
-        yield started
-
-
 @pytest.fixture
 def topic(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path) -> str:
     """A typed topic with a table at `tmp_path / "table"`, whose brokers drop what is in it."""
     name = str(request.node.originalname)[:200] + tmp_path.name[-2:].strip("_")
-    config = {"delta.path": str(tmp_path / "table"), "storage.format": "delta"}
-    admin.create_topic(NewTopic(name, partitions=1, replication_factor=1, schema=OLD, config=config))
+    create(admin, name, tmp_path / "table")
     return name
+
+
+def create(admin: Admin, name: str, table: Path) -> None:
+    config = {"delta.path": str(table), "storage.format": "delta"}
+    admin.create_topic(NewTopic(name, partitions=1, replication_factor=1, schema=OLD, config=config))
 
 
 def append(brokers: ProcessCluster, topic: str, *rows: Row) -> None:
@@ -201,28 +205,6 @@ def test_records_that_the_users_rules_refuse_are_quarantined_and_the_rest_goes_o
     history = admin.describe_topic(topic).history
     assert history is not None
     assert history.quarantined == 4
-
-
-def test_a_tierer_that_is_killed_loses_and_repeats_no_record_that_the_table_refused(
-    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
-) -> None:
-    table = tmp_path / "table"
-    append(brokers, topic, {"id": 1, "name": "a"})
-    tier(brokers, admin, spark, topic)
-    spark.sql(f"ALTER TABLE delta.`{table}` ADD CONSTRAINT positive CHECK (id > 0)")
-    append(brokers, topic, {"id": -2}, {"id": 3})
-    with TiererProcess(tmp_path, "killed") as victim:
-        victim.begin(brokers.bootstrap_servers, topic, stop_at=BEFORE_DEAD_LETTERS)
-        victim.await_stopped()
-        victim.kill()
-    append(brokers, topic, {"id": -5}, {"id": 6})
-    spark.sql(f"ALTER TABLE delta.`{table}` DROP CONSTRAINT positive")
-    tier(brokers, admin, spark, topic)
-    assert [row["id"] for row in in_table(spark, table, ["id"])] == [1, 3, -5, 6]
-    assert dead_letters(spark, table) == [(1, "refused by the table", {"id": -2, "name": None})], "the rule is gone"
-    history = admin.describe_topic(topic).history
-    assert history is not None
-    assert history.quarantined == 1
 
 
 def test_a_table_that_demands_what_the_topic_lacks_stops_tiering(

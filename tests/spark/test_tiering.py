@@ -6,52 +6,72 @@ The tables are read with deltalake, which shares no code with the tierer.
 from __future__ import annotations
 
 import random
+import runpy
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from jobs import submitted
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
-from spark_broker.spark.delta_session import downloaded_jars
+from spark_broker.spark.delta_session import SUBMITTED, downloaded_jars
 from tests.spark.application import ROOT, environment
+from tests.spark.history import History
+from tests.spark.test_table_schema import append, dead_letters, in_table, tier
+from tests.spark.test_table_schema import create as create_typed
 from tests.support.process_cluster import ProcessCluster
-from tests.support.tierer_process import POINTS, TiererProcess
+from tests.support.tierer_process import BEFORE_DEAD_LETTERS, POINTS, Run, TiererProcess
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 
 PARTITIONS = 3
 BATCHES = 20
-ROWS = 500
+ROWS = 125
+
+LARGE_ROWS = 500
+"""Of a batch, where runs are to take their time."""
+
+JOB = ROOT / "jobs" / "tier.py"
+
+WRITING = "while it writes files"
+"""Beside `POINTS`: where a run is killed without standing."""
 
 Row = tuple[int, int, bytes]
 """Partition, offset, value."""
 
 
-@pytest.fixture(scope="module")
-def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
-    with ProcessCluster(tmp_path_factory.mktemp("brokers"), 2) as started:
-        yield started
+class Tiering(NamedTuple):
+    """A run that has begun, and what it tiers."""
+
+    topic: str
+    table: Path
+    run: Run
 
 
 @pytest.fixture(scope="module")
-def tierer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
-    """One that lives as long as the module: it recovers what others leave."""
-    with TiererProcess(tmp_path_factory.mktemp("tierer"), "survivor") as started:
-        yield started
+def tierer(history: History) -> TiererProcess:
+    """It recovers what others leave."""
+    return history.tierer
+
+
+@pytest.fixture(scope="module")
+def brokers(tierer: TiererProcess, history: History) -> ProcessCluster:
+    """They start while Spark does."""
+    return history.brokers
 
 
 def create(brokers: ProcessCluster, table: Path, name: str) -> None:
     with Admin(brokers.bootstrap_servers) as admin:
-        config = {"delta.path": str(table), "segment.bytes": "1048576"}
+        config = {"delta.path": str(table), "segment.bytes": "262144"}
         admin.create_topic(NewTopic(name, partitions=PARTITIONS, replication_factor=2, config=config))
 
 
-def fill(brokers: ProcessCluster, topic: str) -> None:
+def fill(brokers: ProcessCluster, topic: str, rows: int = ROWS) -> None:
     """Batches to every partition. Some are of a transaction that is aborted, so offsets have gaps."""
     values = random.Random(topic)
     for name in (None, "aborted", None):
@@ -60,7 +80,7 @@ def fill(brokers: ProcessCluster, topic: str) -> None:
                 producer.init_transactions()
                 producer.begin_transaction()
             for index in range(BATCHES * PARTITIONS if name is None else PARTITIONS):
-                batch = pa.record_batch({"value": pa.array([values.randbytes(200) for _ in range(ROWS)], pa.binary())})
+                batch = pa.record_batch({"value": pa.array([values.randbytes(200) for _ in range(rows)], pa.binary())})
                 producer.append(topic, batch, partition=index % PARTITIONS)
             if name:
                 producer.abort_transaction()
@@ -141,13 +161,6 @@ def test_records_that_were_all_aborted_leave_nothing_to_write_and_count_as_tiere
     check_once(brokers, "aborted", tmp_path / "table")
 
 
-def submit(brokers: ProcessCluster, topic: str, *settings: str) -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", *settings]
-    arguments = ["--bootstrap-servers", brokers.bootstrap_servers, "--topic", topic, "--include-active-segments"]
-    command += [str(ROOT / "jobs" / "tier.py"), *arguments]
-    return subprocess.run(command, env=environment({}), timeout=400, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.full
 def test_the_job_tiers_a_typed_topic(brokers: ProcessCluster, tmp_path: Path) -> None:
     schema = pa.schema(
@@ -161,12 +174,10 @@ def test_the_job_tiers_a_typed_topic(brokers: ProcessCluster, tmp_path: Path) ->
     rows = [{"id": number, "at": number * 10**15, "d": number} for number in range(100)]
     with Producer(brokers.bootstrap_servers) as producer:
         producer.append("typed", rows).result(60)
-    without = submit(brokers, "typed")
-    assert without.returncode == 1
-    assert "error: [MISSING_DEPENDENCY]" in without.stdout
     jars = ",".join(map(str, downloaded_jars()))
-    assert f"--jars {jars}" in without.stdout
-    done = submit(brokers, "typed", "--jars", jars)
+    command = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[2]", "--jars", jars]
+    command += [str(JOB), *arguments_for(brokers, "typed")]
+    done = subprocess.run(command, env=environment({}), timeout=400, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[-1].startswith(f"typed: 100 records are in {table}, version 0")
     read = DeltaTable(str(table))
@@ -176,65 +187,26 @@ def test_the_job_tiers_a_typed_topic(brokers: ProcessCluster, tmp_path: Path) ->
     assert read.to_pyarrow_table(columns=schema.names).cast(schema).sort_by("id") == pa.Table.from_pylist(rows, schema)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("point", POINTS)
-def test_a_tierer_is_killed(brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path, point: str) -> None:
-    topic = f"killed-{list(POINTS).index(point)}"
-    create(brokers, tmp_path / "table", topic)
-    fill(brokers, topic)
-    with TiererProcess(tmp_path, "victim") as victim:
-        victim.begin(brokers.bootstrap_servers, topic, stop_at=point)
-        victim.await_stopped()
-        victim.kill()
-    fill(brokers, topic)
-    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
-    check_once(brokers, topic, tmp_path / "table")
+def arguments_for(brokers: ProcessCluster, topic: str) -> list[str]:
+    return ["--bootstrap-servers", brokers.bootstrap_servers, "--topic", topic, "--include-active-segments"]
 
 
 @pytest.mark.full
-def test_a_tierer_is_killed_while_it_writes_files(
-    brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path
+@pytest.mark.usefixtures("spark")
+def test_the_job_names_the_jars_that_spark_submit_was_started_without(
+    brokers: ProcessCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    table = tmp_path / "table"
-    create(brokers, table, "killed-writing")
-    for _ in range(3):
-        fill(brokers, "killed-writing")
-    with TiererProcess(tmp_path, "victim") as victim:
-        victim.begin(brokers.bootstrap_servers, "killed-writing")
-        eventually(lambda: list(table.glob("*.parquet")), 180, "a file of the table")
-        victim.kill()
-    assert commits(table) == [], "the kill came after the commit"
-    assert "error" not in tierer.tier(brokers.bootstrap_servers, "killed-writing")
-    check_once(brokers, "killed-writing", table)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("point", "controller_restarts"), [*((point, True) for point in POINTS), ("before the files are written", False)]
-)
-def test_a_tierer_wakes_after_another_has_gone_on(
-    brokers: ProcessCluster,
-    tierer: TiererProcess,
-    sleeper: TiererProcess,
-    tmp_path: Path,
-    point: str,
-    controller_restarts: bool,
-) -> None:
-    topic = f"woken-{list(POINTS).index(point)}-{controller_restarts}"
-    create(brokers, tmp_path / "table", topic)
-    fill(brokers, topic)
-    sleeper.begin(brokers.bootstrap_servers, topic, stop_at=point)
-    sleeper.await_stopped()
-    if controller_restarts:
-        brokers.restart_controller()
-    fill(brokers, topic)
-    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
-    check_once(brokers, topic, tmp_path / "table")
-    fill(brokers, topic)
-    sleeper.go_on()
-    assert "error" not in sleeper.ended()
-    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
-    check_once(brokers, topic, tmp_path / "table")
+    """In this process. The JVM of the session that all tests share was started without them, too."""
+    monkeypatch.setenv(SUBMITTED, "1")
+    monkeypatch.setattr(submitted, "quiet_spark", lambda: None)  # The session goes on, and is to log as before.
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", [str(JOB), *arguments_for(brokers, "typed")])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(JOB), run_name="__main__")
+    assert ended.value.code == 1
+    said = capsys.readouterr().err
+    assert "error: [MISSING_DEPENDENCY]" in said
+    assert f"--jars {','.join(map(str, downloaded_jars()))}" in said
 
 
 @pytest.mark.full
@@ -253,9 +225,58 @@ def test_a_run_whose_jobs_a_neighbour_cancels_again_and_again_gives_up_and_says_
 
 
 @pytest.fixture(scope="module")
-def sleeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TiererProcess]:
-    with TiererProcess(tmp_path_factory.mktemp("tierer"), "sleeper") as started:
-        yield started
+def asleep(history: History, brokers: ProcessCluster, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tiering]:
+    """Runs of one process that stand at a point each, while the controller restarts. By point."""
+    runs = {
+        point: begun(history, f"asleep-{number}", tmp_path_factory.mktemp("asleep") / "table", point)
+        for number, point in enumerate(POINTS)
+    }
+    for each in runs.values():
+        each.run.await_stopped()
+    brokers.restart_controller()
+    return runs
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", POINTS)
+def test_a_tierer_wakes_under_another_controller_after_another_tierer_has_gone_on(
+    brokers: ProcessCluster, tierer: TiererProcess, asleep: dict[str, Tiering], point: str
+) -> None:
+    check_that_it_wakes(brokers, tierer, asleep[point])
+
+
+@pytest.mark.full
+def test_a_tierer_wakes_after_another_has_gone_on(
+    history: History, brokers: ProcessCluster, tierer: TiererProcess, tmp_path: Path
+) -> None:
+    sleeping = begun(history, "asleep", tmp_path / "table", "before the files are written")
+    sleeping.run.await_stopped()
+    check_that_it_wakes(brokers, tierer, sleeping)
+
+
+def begun(history: History, topic: str, table: Path, point: str) -> Tiering:
+    """Another process tiers a new topic, up to this point."""
+    other = history.other  # Its Spark starts while the topic is filled.
+    create(history.brokers, table, topic)
+    fill(history.brokers, topic)
+    return Tiering(topic, table, other.begin(history.brokers.bootstrap_servers, topic, stop_at=point))
+
+
+def check_that_it_wakes(brokers: ProcessCluster, tierer: TiererProcess, sleeping: Tiering) -> None:
+    """Another tierer goes on with the topic before it wakes, and after it has ended."""
+    fill(brokers, sleeping.topic)
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, sleeping.topic)
+    check_once(brokers, sleeping.topic, sleeping.table)
+    fill(brokers, sleeping.topic)
+    sleeping.run.go_on()
+    assert "error" not in sleeping.run.ended()
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, sleeping.topic)
+    check_once(brokers, sleeping.topic, sleeping.table)
+
+
+@pytest.fixture
+def sleeper(history: History) -> TiererProcess:
+    return history.other
 
 
 @pytest.mark.full
@@ -281,10 +302,82 @@ def test_two_tierers_at_once(
 ) -> None:
     create(brokers, tmp_path / "table", "both")
     for _ in range(4):
-        fill(brokers, "both")
-        for one in (tierer, sleeper):
-            one.begin(brokers.bootstrap_servers, "both")
-        answers = [one.ended() for one in (tierer, sleeper)]
+        fill(brokers, "both", LARGE_ROWS)
+        runs = [one.begin(brokers.bootstrap_servers, "both") for one in (tierer, sleeper)]
+        answers = [run.ended() for run in runs]
         assert [answer.get("message") for answer in answers] == [None, None]
     assert "error" not in tierer.tier(brokers.bootstrap_servers, "both")
     check_once(brokers, "both", tmp_path / "table")
+
+
+class Killed(NamedTuple):
+    """Topic and table of a run that was killed. `commits`: those of the table then."""
+
+    topic: str
+    table: Path
+    commits: list[str]
+
+
+@pytest.fixture(scope="module")
+def killed(
+    history: History, tierer: TiererProcess, brokers: ProcessCluster, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Killed]:
+    """One SIGKILL ends all runs of a process: four stand at a point each, and the fifth writes files. By point."""
+    victim, servers = history.other, brokers.bootstrap_servers
+    tables = {point: tmp_path_factory.mktemp("killed") / "table" for point in (*POINTS, BEFORE_DEAD_LETTERS, WRITING)}
+    names = {point: f"killed-{number}" for number, point in enumerate(tables)}
+    standing = [begun(history, names[point], tables[point], point).run for point in POINTS]
+    with Admin(servers) as admin:
+        create_typed(admin, names[BEFORE_DEAD_LETTERS], tables[BEFORE_DEAD_LETTERS])
+        append(brokers, names[BEFORE_DEAD_LETTERS], {"id": 1, "name": "a"})
+        tier(brokers, admin, tierer, names[BEFORE_DEAD_LETTERS])
+    tierer.sql(f"ALTER TABLE delta.`{tables[BEFORE_DEAD_LETTERS]}` ADD CONSTRAINT positive CHECK (id > 0)")
+    append(brokers, names[BEFORE_DEAD_LETTERS], {"id": -2}, {"id": 3})
+    standing.append(victim.begin(servers, names[BEFORE_DEAD_LETTERS], stop_at=BEFORE_DEAD_LETTERS))
+    create(brokers, tables[WRITING], names[WRITING])
+    for _ in range(3):
+        fill(brokers, names[WRITING], LARGE_ROWS)
+    for run in standing:
+        run.await_stopped()
+    victim.begin(servers, names[WRITING])
+    eventually(lambda: list(tables[WRITING].glob("*.parquet")), 180, "a file of the table")
+    victim.kill()
+    return {point: Killed(names[point], table, commits(table)) for point, table in tables.items()}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("point", POINTS)
+def test_a_tierer_is_killed(
+    brokers: ProcessCluster, tierer: TiererProcess, killed: dict[str, Killed], point: str
+) -> None:
+    topic, table, committed_before = killed[point]
+    assert len(committed_before) == (0 if point == "before the files are written" else 1), "it stood elsewhere"
+    fill(brokers, topic)
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
+    check_once(brokers, topic, table)
+
+
+@pytest.mark.full
+def test_a_tierer_is_killed_while_it_writes_files(
+    brokers: ProcessCluster, tierer: TiererProcess, killed: dict[str, Killed]
+) -> None:
+    topic, table, committed_before = killed[WRITING]
+    assert committed_before == [], "the kill came after the commit"
+    assert "error" not in tierer.tier(brokers.bootstrap_servers, topic)
+    check_once(brokers, topic, table)
+
+
+@pytest.mark.full
+def test_a_tierer_that_is_killed_loses_and_repeats_no_record_that_the_table_refused(
+    brokers: ProcessCluster, tierer: TiererProcess, killed: dict[str, Killed]
+) -> None:
+    topic, table, _ = killed[BEFORE_DEAD_LETTERS]
+    append(brokers, topic, {"id": -5}, {"id": 6})
+    tierer.sql(f"ALTER TABLE delta.`{table}` DROP CONSTRAINT positive")
+    with Admin(brokers.bootstrap_servers) as admin:
+        tier(brokers, admin, tierer, topic)
+        history = admin.describe_topic(topic).history
+    assert [row["id"] for row in in_table(tierer, table, ["id"])] == [1, 3, -5, 6]
+    assert dead_letters(tierer, table) == [(1, "refused by the table", {"id": -2, "name": None})], "the rule is gone"
+    assert history is not None
+    assert history.quarantined == 1

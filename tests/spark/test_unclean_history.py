@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 
 from spark_broker import Admin, Consumer, NewTopic, TopicPartition
 from tests.broker.test_unclean_election import BROKERS, append, directory_of, kill, read, start, state
+from tests.spark.history import History
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
@@ -34,11 +35,11 @@ class Running(NamedTuple):
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
+def running(history: History, tmp_path: Path) -> Iterator[Running]:
+    tierer = history.tierer  # Its Spark starts in the background.
     with (
         ProcessCluster(tmp_path / "cluster", BROKERS, CONFIG) as cluster,
         Admin(cluster.bootstrap_servers) as admin,
-        TiererProcess(tmp_path, "tierer") as tierer,
     ):
         yield Running(cluster, admin, tierer, tmp_path / "table")
 
@@ -57,16 +58,16 @@ def test_what_the_table_has_of_a_lost_log_is_deleted_and_the_offsets_that_come_a
     append(cluster, tp, "b")
     follower_slot = kill(cluster, admin, follower)
     append(cluster, tp, "cdef")
-    tierer.begin(cluster.bootstrap_servers, tp.topic, stop_at="before the controller knows")
-    tierer.await_stopped()
+    run = tierer.begin(cluster.bootstrap_servers, tp.topic, stop_at="before the controller knows")
+    run.await_stopped()
     assert values(table) == "abcdef"
     kill(cluster, admin, leader)
     start(cluster, admin, follower_slot, follower)
     assert admin.elect_leaders([tp], unclean=True) == {tp: None}
     eventually(lambda: state(admin, tp).leader == follower, what="the election")
     append(cluster, tp, "XYZ")
-    tierer.go_on()
-    answer = tierer.ended()
+    run.go_on()
+    answer = run.ended()
     assert answer.get("message") is None
     assert answer["ends"] == [5]
     assert values(table) == "abXYZ"

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 import pytest
 
 from spark_broker.storage.config import LogConfig
+from tests.storage.once import Once
 from tests.storage.torture import (
     Run,
     Step,
+    check,
     check_interrupted_recoveries,
     check_machine_crashes,
     check_process_crashes,
@@ -58,39 +60,44 @@ def run_of(steps: list[Step]) -> Run:
 @pytest.mark.quick
 @pytest.mark.parametrize("name", RUNS)
 def test_a_crash_at_any_operation_leaves_a_legal_log(name: str) -> None:
-    rng = random.Random(name)
+    rng, once = random.Random(name), Once(check)
     for point in run_of(RUNS[name]).points:
         with telling(point):
-            check_process_crashes(point, some)
-            check_machine_crashes(point, most_subsets=4, draws=2, rng=rng)
+            check_process_crashes(once, point, some)
+            check_machine_crashes(once, point, most_subsets=4, draws=2, rng=rng)
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name", ["roll", "truncate into a sealed segment", "retention"])
 def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
+    once = Once(check)
     for point in run_of(RUNS[name]).points[::5]:
         with telling(point):
-            check_interrupted_recoveries(point, kept_of=lambda count: {0, (1 << count) - 1, 0b0101 % (1 << count)})
+            check_interrupted_recoveries(
+                once, point, kept_of=lambda count: {0, (1 << count) - 1, 0b0101 % (1 << count)}
+            )
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_every_crash_with_every_subset_of_unsynced_changes(name: str) -> None:
     """Exhaustive up to 7 unsynced changes. Process crashes tear writes at every byte, machine crashes at random."""
-    rng = random.Random(name)
+    rng, once = random.Random(name), Once(check)
     for point in run_of(RUNS[name]).points:
         with telling(point):
-            check_process_crashes(point, every)
-            check_machine_crashes(point, most_subsets=1 << 7, draws=10, rng=rng)
+            check_process_crashes(once, point, every)
+            check_machine_crashes(once, point, most_subsets=1 << 7, draws=10, rng=rng)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_every_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
-    rng = random.Random(name)
+    rng, once = random.Random(name), Once(check)
     for point in run_of(RUNS[name]).points:
         with telling(point):
-            check_interrupted_recoveries(point, kept_of=lambda count: {0, (1 << count) - 1, rng.randrange(1 << count)})
+            check_interrupted_recoveries(
+                once, point, kept_of=lambda count: {0, (1 << count) - 1, rng.randrange(1 << count)}
+            )
 
 
 def random_run(seed: int) -> list[Step]:
@@ -110,13 +117,13 @@ def random_run(seed: int) -> list[Step]:
 
 
 def torment(seed: int) -> None:
-    rng = random.Random(seed)
+    rng, once = random.Random(seed), Once(check)
     steps = random_run(seed)
     with telling(f"seed {seed}: {steps}"):
         for point in rng.sample(run_of(steps).points, 12):
             with telling(point):
-                check_process_crashes(point, some)
-                check_machine_crashes(point, most_subsets=6, draws=6, rng=rng)
+                check_process_crashes(once, point, some)
+                check_machine_crashes(once, point, most_subsets=6, draws=6, rng=rng)
 
 
 @pytest.mark.parametrize("seed", range(5))

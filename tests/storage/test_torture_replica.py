@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Operation, SimFileSystem
-from tests.storage.replica_torture import PLAIN, Point, ReplicaRun, Step, check, open_replica
+from tests.storage.once import Once
+from tests.storage.replica_torture import PLAIN, Legal, Point, ReplicaRun, Step, check, open_replica
 from tests.storage.torture import machine_crashes, process_crashes, telling
 
 BEGIN: list[Step] = [("data", 1), ("txn", 2), ("plain", PLAIN), ("roll", 1), ("commit", 2), ("txn", 2)]
@@ -43,7 +44,11 @@ def run_of(steps: list[Step]) -> ReplicaRun:
     return run
 
 
-def check_process_crashes(point: Point, lengths: int) -> None:
+Checks = Callable[[SimFileSystem, StartKind, Sequence[Legal]], None]
+"""`check`, or one that does it once for equal disks."""
+
+
+def check_process_crashes(check: Checks, point: Point, lengths: int) -> None:
     """Check recovery after the process died here, or in the next write, after about `lengths` different lengths."""
 
     def cuts(size: int) -> range:
@@ -53,13 +58,13 @@ def check_process_crashes(point: Point, lengths: int) -> None:
         check(left, StartKind.PROCESS_CRASH, point.process)
 
 
-def check_machine_crashes(point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
+def check_machine_crashes(check: Checks, point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
     """Check recovery after each of `machine_crashes`."""
     for left in machine_crashes(point.fs, most_subsets=most_subsets, draws=draws, rng=rng):
         check(left, StartKind.MACHINE_CRASH, point.machine)
 
 
-def check_interrupted_recoveries(point: Point, kept: Collection[int]) -> None:
+def check_interrupted_recoveries(check: Checks, point: Point, kept: Collection[int]) -> None:
     """Crash here, and then again at each change that the recovery makes."""
     crashed = [(point.fs.copy().crash_process(), StartKind.PROCESS_CRASH, point.process)]
     crashed += [
@@ -85,11 +90,11 @@ def _disks_of_recovery(fs: SimFileSystem, start: StartKind) -> list[SimFileSyste
 
 
 def torment(steps: list[Step], *, every: int, subsets: int, draws: int, lengths: int, rng: random.Random) -> None:
-    points = run_of(steps).points
+    points, once = run_of(steps).points, Once(check)
     for point in points[rng.randrange(every) :: every]:
         with telling(point):
-            check_process_crashes(point, lengths)
-            check_machine_crashes(point, most_subsets=subsets, draws=draws, rng=rng)
+            check_process_crashes(once, point, lengths)
+            check_machine_crashes(once, point, most_subsets=subsets, draws=draws, rng=rng)
 
 
 @pytest.mark.quick
@@ -107,9 +112,10 @@ def test_a_crash_at_every_operation_leaves_a_legal_replica(name: str) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize("name", RUNS)
 def test_a_recovery_that_is_cut_short_is_done_by_the_next(name: str) -> None:
+    once = Once(check)
     for point in run_of(RUNS[name]).points[::7]:
         with telling(point):
-            check_interrupted_recoveries(point, {0, (1 << point.fs.unsynced_changes) - 1})
+            check_interrupted_recoveries(once, point, {0, (1 << point.fs.unsynced_changes) - 1})
 
 
 def random_run(seed: int) -> list[Step]:

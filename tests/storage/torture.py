@@ -331,19 +331,23 @@ def machine_crashes(
         yield disk.copy().crash_machine(random.Random(rng.getrandbits(32)))
 
 
-def check_process_crashes(point: Point, cuts: Callable[[int], Iterator[int]]) -> None:
+Checks = Callable[[SimFileSystem, StartKind, Sequence[Expected]], None]
+"""`check`, or one that does it once for equal disks."""
+
+
+def check_process_crashes(check: Checks, point: Point, cuts: Callable[[int], Iterator[int]]) -> None:
     """Check recovery after each of `process_crashes`."""
     for left in process_crashes(point.fs, point.operation, cuts):
         check(left, StartKind.PROCESS_CRASH, point.process)
 
 
-def check_machine_crashes(point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
+def check_machine_crashes(check: Checks, point: Point, *, most_subsets: int, draws: int, rng: random.Random) -> None:
     """Check recovery after each of `machine_crashes`."""
     for left in machine_crashes(point.fs, most_subsets=most_subsets, draws=draws, rng=rng):
         check(left, StartKind.MACHINE_CRASH, point.machine)
 
 
-def check_interrupted_recoveries(point: Point, kept_of: Callable[[int], Collection[int]]) -> None:
+def check_interrupted_recoveries(check: Checks, point: Point, kept_of: Callable[[int], Collection[int]]) -> None:
     """Crash here, and then let the process or the machine crash again at each operation of the recovery.
 
     `kept_of(n)` are the subsets of n unsynced changes to try.

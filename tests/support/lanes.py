@@ -126,7 +126,7 @@ class Row:
     seconds: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Durations:
     """What the lanes of a run took. A plugin: it hears of every report, and prints at the end."""
 

@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import asdict
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import psutil
 
@@ -52,25 +55,50 @@ POINTS: dict[str, tuple[type, str]] = {
 BEFORE_DEAD_LETTERS = "before the dead letters are written"
 """Where a run comes by that the table has refused records of."""
 
+STOPPED, GO_ON = ".stopped", ".go"
+"""The ends of files beside a run's mark."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that a process was told to begin. `mark`: files beside this path say where the run stands."""
+
+    process: TiererProcess
+    mark: Path
+    answers: queue.SimpleQueue[dict[str, Any]]
+
+    def await_stopped(self) -> None:
+        """Wait until it stands at its point."""
+        what = f"the tierer stops: {self.process.log}"
+        eventually(self.mark.with_suffix(STOPPED).exists, WAIT_S, what)
+
+    def go_on(self) -> None:
+        self.mark.with_suffix(GO_ON).touch()
+
+    def ended(self) -> dict[str, Any]:
+        """What it answers: the fields of TieredTopic, or `error` and `message`."""
+        try:
+            return self.answers.get(timeout=WAIT_S)
+        except queue.Empty:
+            raise TimeoutError(f"the tierer does not answer: {self.process.log}") from None
+
 
 class TiererProcess:
-    """One tierer's process. A context manager; at its end the process and its JVM are killed."""
+    """One tierer's process. A context manager; at its end the process and its JVM are killed.
 
-    def __init__(self, directory: Path, name: str, *, delta: bool = True, jars: str = "") -> None:
-        """`delta`: whether its Spark has Delta. `jars`: the JARs of another Delta, in the form of spark.jars."""
+    It carries out one command after the other, but for runs that are to stop at a point: each has a thread of its own.
+    So several runs can stand at their points, and one SIGKILL ends all of them.
+    """
+
+    def __init__(self, directory: Path, name: str, *, jars: str = "") -> None:
+        """Returns before its Spark has started. `jars`: the JARs of another Delta, in the form of spark.jars."""
         self._directory = directory / name
         self._directory.mkdir()
-        self._answers: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._runs: dict[int, Run] = {}
         with (self._directory / "stderr").open("wb") as log:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "tests.support.tierer_process",
-                    str(self._directory),
-                    "delta" if delta else "",
-                    jars,
-                ],
+                [sys.executable, "-m", "tests.support.tierer_process", str(self._directory), jars],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -85,7 +113,8 @@ class TiererProcess:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith("{"):
-                self._answers.put(line)
+                answer = json.loads(line)
+                self._runs.pop(answer.pop("run")).answers.put(answer)
 
     def begin(
         self,
@@ -95,39 +124,32 @@ class TiererProcess:
         stop_at: str = "",
         include_active_segments: bool = True,
         cancel_jobs: bool = False,
-    ) -> None:
+    ) -> Run:
         """Tier the topic. `stop_at`: wait at this point until `go_on`. `cancel_jobs`: a neighbour cancels all jobs."""
-        for mark in ("stopped", "go"):
-            (self._directory / mark).unlink(missing_ok=True)
         given = {"stop_at": stop_at, "all": include_active_segments, "cancel_jobs": cancel_jobs}
-        self._give({"servers": servers, "topic": topic, **given})
+        return self._give({"servers": servers, "topic": topic, **given})
 
-    def _give(self, work: dict[str, object]) -> None:
+    def _give(self, work: dict[str, object]) -> Run:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(work) + "\n")
+        number = next(self._numbers)
+        run = self._runs[number] = Run(self, self._directory / str(number), queue.SimpleQueue())
+        self._process.stdin.write(json.dumps({"run": number, **work}) + "\n")
         self._process.stdin.flush()
+        return run
 
-    def await_stopped(self) -> None:
-        """Wait until it stands at its point."""
-        eventually((self._directory / "stopped").exists, WAIT_S, f"the tierer stops: {self.log}")
-
-    def go_on(self) -> None:
-        (self._directory / "go").touch()
-
-    def ended(self) -> dict[str, Any]:
-        """What it answers: the fields of TieredTopic, or `error` and `message`."""
-        try:
-            answer: dict[str, Any] = json.loads(self._answers.get(timeout=WAIT_S))
-        except queue.Empty:
-            raise TimeoutError(f"the tierer does not answer: {self.log}") from None
-        return answer
+    def _rows(self, work: dict[str, object]) -> list[list[Any]]:
+        answer = self._give(work).ended()
+        if "error" in answer:
+            raise RuntimeError(f"{answer['error']}: {answer['message']}")
+        rows: list[list[Any]] = answer["rows"]
+        return rows
 
     def tier(
         self, servers: str, topic: str, *, include_active_segments: bool = True, cancel_jobs: bool = False
     ) -> dict[str, Any]:
         """Tier the topic, and wait for the end."""
-        self.begin(servers, topic, include_active_segments=include_active_segments, cancel_jobs=cancel_jobs)
-        return self.ended()
+        run = self.begin(servers, topic, include_active_segments=include_active_segments, cancel_jobs=cancel_jobs)
+        return run.ended()
 
     def read(self, servers: str, topic: str, **options: str) -> list[tuple[int, int, int]]:
         """Partition, offset and CRC-32 of the value of every row of `read_topic`, in order. Raises RuntimeError."""
@@ -136,21 +158,15 @@ class TiererProcess:
 
     def select(self, servers: str, topic: str, columns: list[str], **options: str) -> list[list[Any]]:
         """These expressions for every row of `read_topic`. Raises RuntimeError."""
-        self._give({"servers": servers, "topic": topic, "read": options, "columns": columns})
-        answer = self.ended()
-        if "error" in answer:
-            raise RuntimeError(f"{answer['error']}: {answer['message']}")
-        rows: list[list[Any]] = answer["rows"]
-        return rows
+        return self._rows({"servers": servers, "topic": topic, "read": options, "columns": columns})
 
     def sql(self, statement: str) -> list[list[Any]]:
         """What any Spark with Delta answers, without code of this project. Raises RuntimeError."""
-        self._give({"sql": statement})
-        answer = self.ended()
-        if "error" in answer:
-            raise RuntimeError(f"{answer['error']}: {answer['message']}")
-        rows: list[list[Any]] = answer["rows"]
-        return rows
+        return self._rows({"sql": statement})
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
 
     @property
     def log(self) -> str:
@@ -173,7 +189,7 @@ class TiererProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._process.poll() is None:
+        if self.is_alive:
             self.kill()
         self._reader.join(WAIT_S)
         for stream in (self._process.stdin, self._process.stdout):
@@ -181,19 +197,30 @@ class TiererProcess:
             stream.close()
 
 
-def _stop_at(point: str, directory: Path) -> None:
-    """Make the code wait at this point, once, until the file `go` is there."""
-    owner, name = {**POINTS, BEFORE_DEAD_LETTERS: (HistoryTable, "quarantine")}[point]
-    original = getattr(owner, name)
+class Stop(NamedTuple):
+    """Where this thread's run is to stop. It does so once."""
+
+    point: str
+    mark: Path
+
+
+_stop: ContextVar[Stop | None] = ContextVar("stop", default=None)
+"""Each thread has its own."""
+
+
+def _stoppable(original: Callable[..., Any], point: str) -> Callable[..., Any]:
+    """The same function, but a run that is to stop at this point waits before it, until it may go on."""
 
     @functools.wraps(original)
     def stopping(*arguments: Any, **keywords: Any) -> Any:
-        setattr(owner, name, original)
-        (directory / "stopped").touch()
-        eventually((directory / "go").exists, 10 * WAIT_S, "go")
+        stop = _stop.get()
+        if stop is not None and stop.point == point:
+            _stop.set(None)
+            stop.mark.with_suffix(STOPPED).touch()
+            eventually(stop.mark.with_suffix(GO_ON).exists, 10 * WAIT_S, "go on")
         return original(*arguments, **keywords)
 
-    setattr(owner, name, stopping)
+    return stopping
 
 
 def _cancel_jobs(spark: SparkSession, ended: threading.Event) -> None:
@@ -202,41 +229,55 @@ def _cancel_jobs(spark: SparkSession, ended: threading.Event) -> None:
         spark.sparkContext.cancelAllJobs()
 
 
-def main(directory: Path, *, delta: bool, jars: str) -> None:
-    """Tier or read what stdin names, until it ends."""
+def _outcome(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
+    """Carry out a command; returns the answer."""
     from pyspark.errors import PySparkException
+
+    from spark_broker.spark.frames import read_topic
+
+    try:
+        if "sql" in given:
+            return {"rows": [list(row) for row in spark.sql(given["sql"]).collect()]}
+        if "read" in given:
+            frame = read_topic(spark, given["topic"], bootstrap_servers=given["servers"], **given["read"])
+            return {"rows": [list(row) for row in frame.selectExpr(*given["columns"]).collect()]}
+        neighbour = functools.partial(_cancel_jobs, spark)
+        with meanwhile(neighbour) if given["cancel_jobs"] else nullcontext():
+            return asdict(tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"]))
+    except SparkBrokerError as error:
+        return {"error": error.name, "message": error.message}
+    except PySparkException as error:
+        return {"error": "SPARK", "message": str(error)[:2000]}
+
+
+def main(directory: Path, *, jars: str) -> None:
+    """Tier or read what stdin names, until it ends."""
     from pyspark.sql import SparkSession
 
     from spark_broker.driver.session import configure_spark
     from spark_broker.spark.delta_session import configure_delta
-    from spark_broker.spark.frames import read_topic
 
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").config(map=FEW_TASKS)
-    builder = configure_spark(builder.config("spark.jars", jars) if jars else builder)
-    spark = (configure_delta(builder) if delta else builder).getOrCreate()
+    builder = builder.config("spark.jars", jars) if jars else builder
+    spark = configure_delta(configure_spark(builder)).getOrCreate()
+    for point, (owner, name) in {**POINTS, BEFORE_DEAD_LETTERS: (HistoryTable, "quarantine")}.items():
+        setattr(owner, name, _stoppable(getattr(owner, name), point))
+    writing = threading.Lock()
+
+    def carry_out(given: dict[str, Any]) -> None:
+        if given.get("stop_at"):
+            _stop.set(Stop(given["stop_at"], directory / str(given["run"])))
+        answer = json.dumps({"run": given["run"], **_outcome(spark, given)}, default=str) + "\n"
+        with writing:
+            os.write(sys.stdout.fileno(), answer.encode())
+
     for line in sys.stdin:
         given = json.loads(line)
         if given.get("stop_at"):
-            _stop_at(given["stop_at"], directory)
-        try:
-            if "sql" in given:
-                answer: dict[str, Any] = {"rows": [list(row) for row in spark.sql(given["sql"]).collect()]}
-            elif "read" in given:
-                frame = read_topic(spark, given["topic"], bootstrap_servers=given["servers"], **given["read"])
-                rows = frame.selectExpr(*given["columns"]).collect()
-                answer = {"rows": [list(row) for row in rows]}
-            else:
-                neighbour = functools.partial(_cancel_jobs, spark)
-                with meanwhile(neighbour) if given["cancel_jobs"] else nullcontext():
-                    answer = asdict(
-                        tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"])
-                    )
-        except SparkBrokerError as error:
-            answer = {"error": error.name, "message": error.message}
-        except PySparkException as error:
-            answer = {"error": "SPARK", "message": str(error)[:2000]}
-        os.write(sys.stdout.fileno(), (json.dumps(answer, default=str) + "\n").encode())
+            threading.Thread(target=carry_out, args=(given,), daemon=True).start()
+        else:
+            carry_out(given)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), delta=sys.argv[2] == "delta", jars=sys.argv[3])
+    main(Path(sys.argv[1]), jars=sys.argv[2])

@@ -6,6 +6,7 @@ changes that a `Survival` chooses; the rest never happened.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -250,6 +251,22 @@ def copied(root: Directory) -> Directory:
             copy.pending = [Rename(a, b, copies[child.number]) for a, b, child in node.pending]
     copy = copies[root.number]
     return copy if isinstance(copy, Directory) else root
+
+
+def fingerprint(root: Directory) -> bytes:
+    """A hash of what is visible, durable and pending everywhere below. Equal disks of copies have equal ones."""
+    digest = hashlib.blake2b(digest_size=16)
+    for node in nodes(root):
+        if isinstance(node, File):
+            for part in (node.content, node.durable):
+                digest.update(b"file %d %d " % (node.number, len(part)))
+                digest.update(part)
+            digest.update(repr(node.pending).encode())
+        else:
+            names = [[(name, child.number) for name, child in of.items()] for of in (node.entries, node.durable)]
+            pending = [(source, target, child.number) for source, target, child in node.pending]
+            digest.update(repr((node.number, names, pending)).encode())
+    return digest.digest()
 
 
 def pending_changes(root: Directory) -> int:

@@ -41,6 +41,7 @@ PARTITIONS = 4
 ATTEMPTS = 5
 
 _topics = count()
+_old_leaders = count()
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = WAIT_S) -> None:
@@ -65,7 +66,9 @@ class Scenario:
     RF 3 and min ISR 2 unless the test says otherwise; small segments, so that a run rolls many.
     """
 
-    def __init__(self, bootstrap_servers: str, log_dirs: str, *, replicas: int = 3, min_isr: int = 2) -> None:
+    def __init__(
+        self, bootstrap_servers: str, log_dirs: str, *, replicas: int = 3, min_isr: int = 2, interval_s: float = 0.005
+    ) -> None:
         self.topic = f"failover-{next(_topics)}"
         self.bootstrap_servers = bootstrap_servers
         self.log_dirs = log_dirs
@@ -79,7 +82,7 @@ class Scenario:
         # These tests look for batches that are never acknowledged, and not for slow ones.
         patient = {"delivery.timeout.ms": 600_000, "max.block.ms": 600_000}
         self.writer = RecordingWriter(
-            self.recorder, bootstrap_servers, self.topic, PARTITIONS, rows=2, interval_s=0.005, settings=patient
+            self.recorder, bootstrap_servers, self.topic, PARTITIONS, rows=2, interval_s=interval_s, settings=patient
         )
         self.reader = RecordingReader(self.recorder, bootstrap_servers, self.partitions)
 
@@ -126,6 +129,14 @@ class Scenario:
             return all(leader in epoch and (leader, epoch[leader]) != (victim.id, victim.epoch) for leader in leaders)
 
         wait_for(moved, f"other leaders than broker {victim.id}, epoch {victim.epoch}")
+
+    def await_min_isr(self) -> None:
+        """Wait until every partition has a leader, and enough replicas in sync to take appends."""
+
+        def enough() -> bool:
+            return all(p.leader in p.isr and len(p.isr) > 1 for p in self.described())
+
+        wait_for(enough, "leaders with followers")
 
     def await_healed(self, brokers: int = 3) -> None:
         """Wait until so many brokers are live and every partition has its leader and all replicas in sync."""
@@ -237,10 +248,10 @@ class OldLeaderClient:
 @contextmanager
 def old_leader_client(scenario: Scenario) -> Iterator[OldLeaderClient]:
     """A client of partition 0's leader, with one append acknowledged. So only its epoch can fail the next one."""
-    for attempt in range(ATTEMPTS):
+    for _ in range(ATTEMPTS):
         client = OldLeaderClient(scenario, scenario.leader())
         try:
-            client.send(b"old-leader-%d" % attempt)
+            client.send(b"old-leader-%d" % next(_old_leaders))
             client.hear()
             if client.acknowledged:
                 yield client

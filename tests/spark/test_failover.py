@@ -5,13 +5,14 @@ One Spark session and one cluster for all of them; a writer and a reader are at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from spark_broker import BrokerInfo
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.executors import live_executors
 from spark_broker.testing.faults import (
@@ -55,7 +56,7 @@ FAULTS: dict[str, Fault] = {
 }
 
 
-OFTEN = {"kill-executor-and-broker", "kill-broker", "freeze-broker"}
+OFTEN = ["kill-executor-and-broker", "kill-broker", "freeze-broker"]
 """What `make test` tries here. Its other tests kill executors alone: all at once, under queries, and in the demo."""
 
 
@@ -76,49 +77,68 @@ def scenario(brokers: BrokerCluster) -> Iterator[Scenario]:
 
 
 @pytest.mark.parametrize(
-    "name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.full) for name in FAULTS]
+    "names",
+    [
+        pytest.param(OFTEN, marks=pytest.mark.quick, id="often"),
+        pytest.param([*FAULTS, next(iter(FAULTS))], marks=pytest.mark.full, id="every kind, and the first again"),
+    ],
 )
-def test_after_a_fault_of_the_leader_nothing_acknowledged_is_lost_and_its_replicas_come_back(
-    scenario: Scenario, spark: SparkSession, name: str
+def test_after_faults_of_the_leader_nothing_acknowledged_is_lost_and_its_replicas_come_back(
+    scenario: Scenario, spark: SparkSession, names: list[str]
 ) -> None:
-    with old_leader_client(scenario) as behind:
-        victim = behind.leader
-        processes = broker_processes(victim)
-        with FAULTS[name](processes):
-            if name == "freeze-broker":
-                behind.send(b"sent while it was frozen")
-            scenario.await_leaders_elsewhere(victim)
-            scenario.await_writes()
-        behind.send(b"sent when it was fenced")
-        behind.hear()
-        assert behind.acknowledged == 1
-        assert behind.errors
-
-    if name != "freeze-broker":
-        wait_for(lambda: not is_running(processes.broker), "the end of the fenced broker's process")
-    scenario.judge(spark)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("second", FAULTS)
-@pytest.mark.parametrize("first", FAULTS)
-def test_any_two_faults_in_turn_lose_nothing(scenario: Scenario, spark: SparkSession, first: str, second: str) -> None:
-    """The second comes before the first has healed."""
-    strike_in_turn(scenario, first, second)
-
-    scenario.judge(spark)
-
-
-@pytest.mark.full
-@pytest.mark.timeout(600)
-def test_faults_that_heal_one_after_the_other_lose_nothing(scenario: Scenario, spark: SparkSession) -> None:
-    """Every kind once, and the first again. `make chaos` tries many more orders."""
-    for name in [*FAULTS, next(iter(FAULTS))]:
-        victim = scenario.leader()
-        with FAULTS[name](broker_processes(victim)):
-            scenario.await_leaders_elsewhere(victim)
-            scenario.await_writes()
+    """Each heals before the next. `make chaos` tries many more orders."""
+    for number, name in enumerate(names):
+        with old_leader_client(scenario) as behind:
+            victim = behind.leader
+            processes = broker_processes(victim)
+            with FAULTS[name](processes):
+                if name == "freeze-broker":
+                    behind.send(b"sent while it was frozen, %d" % number)
+                scenario.await_leaders_elsewhere(victim)
+                scenario.await_writes()
+            behind.send(b"sent when it was fenced, %d" % number)
+            behind.hear()
+            assert behind.acknowledged == 1, name
+            assert behind.errors, name
+        if name != "freeze-broker":
+            wait_for(lambda pid=processes.broker: not is_running(pid), "the end of the fenced broker's process")  # type: ignore[misc]
         scenario.await_healed()
+
+    scenario.judge(spark)
+
+
+def every_ordered_pair(names: Sequence[str]) -> list[str]:
+    """A walk in which every name comes right after every name, itself included, once (a de Bruijn sequence)."""
+    walk = [names[0]]
+    left = {(first, second) for first in names for second in names}
+    while left:
+        # The latest name first: then the walk does not come back to its beginning before it has been everywhere.
+        second = next(name for name in reversed(names) if (walk[-1], name) in left)
+        left.remove((walk[-1], second))
+        walk.append(second)
+    return walk
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+def test_any_two_faults_in_turn_lose_nothing(scenario: Scenario, spark: SparkSession) -> None:
+    """Each strikes the broker that leads after the one before, before that has healed."""
+    walk = every_ordered_pair(list(FAULTS))
+    assert len(walk) == len(FAULTS) ** 2 + 1
+    overlapping = 0
+    with ExitStack() as current:
+        before: BrokerInfo | None = None
+        for name in walk:
+            scenario.await_min_isr()
+            victim = scenario.leader()
+            overlapping += before is not None and before.epoch not in {broker.epoch for broker in scenario.live()}
+            fault = ExitStack()
+            fault.enter_context(FAULTS[name](broker_processes(victim)))
+            scenario.await_leaders_elsewhere(victim)
+            current.close()  # What the fault before has frozen goes on, and finds that it does not lead.
+            current.push(fault)
+            before = victim
+    assert overlapping > len(walk) / 2, "most of them came too late"
 
     scenario.judge(spark)
 
@@ -149,16 +169,6 @@ def test_an_executor_that_spark_is_told_to_remove_hands_over_first(scenario: Sce
     )
     assert {broker.id: broker.epoch for broker in scenario.live() if broker.id != victim.id} == others
     scenario.judge(spark)
-
-
-def strike_in_turn(scenario: Scenario, first: str, second: str) -> None:
-    """One fault of the leader and, as soon as another broker leads, a second fault of that broker."""
-    victim = scenario.leader()
-    with FAULTS[first](broker_processes(victim)):
-        scenario.await_leaders_elsewhere(victim)
-        heir = scenario.leader()
-        with FAULTS[second](broker_processes(heir)):
-            scenario.await_leaders_elsewhere(heir)
 
 
 def test_all_executors_at_once_come_back_with_every_partitions_data(scenario: Scenario, spark: SparkSession) -> None:

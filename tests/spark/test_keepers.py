@@ -1,7 +1,7 @@
 """Spark's ordinary life around the brokers: whatever happens to tasks, no broker ends, no leadership moves.
 
-After each fault every broker has the process and the epoch that it had, is kept by a task again, and every
-acknowledged batch is there once.
+After each fault every broker has the process and the epoch that it had, and is kept by a task again. After all of them
+every acknowledged batch is there once.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ pytestmark = pytest.mark.timeout(600)
 CONFIG = {"broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 10_000}
 
 
+WRITE_INTERVAL_S = 0.02
+"""Nothing moves a leader here: so there is no moment that more writes would meet, and queries need the processor."""
+
+
 @pytest.fixture(scope="module")
 def brokers(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerCluster]:
     """One cluster for all of them: nothing here may end a broker."""
@@ -40,12 +44,19 @@ def brokers(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def topic_under_load(brokers: BrokerCluster, spark: SparkSession) -> Iterator[Scenario]:
+    """One topic for all of them. What its clients saw is judged at the end."""
+    with Scenario(brokers.bootstrap_servers, brokers.log_dirs, interval_s=WRITE_INTERVAL_S) as started:
+        yield started
+        started.judge(spark)
+
+
 @pytest.fixture
-def scenario(brokers: BrokerCluster) -> Iterator[Scenario]:
+def scenario(brokers: BrokerCluster, topic_under_load: Scenario) -> Scenario:
     """A topic under load, on brokers that are kept."""
     wait_for(lambda: all(keeper_of(broker) for broker in brokers.describe().brokers), "a keeper of every broker")
-    with Scenario(brokers.bootstrap_servers, brokers.log_dirs) as started:
-        yield started
+    return topic_under_load
 
 
 def keeper_of(broker: BrokerInfo) -> int | None:
@@ -53,8 +64,11 @@ def keeper_of(broker: BrokerInfo) -> int | None:
 
 
 @contextmanager
-def unharmed(scenario: Scenario, spark: SparkSession, *, lost: Iterable[BrokerInfo] | None = None) -> Iterator[None]:
-    """Run the fault, and judge. `lost`: brokers whose keepers it takes, which then get others; None: all of them."""
+def unharmed(scenario: Scenario, *, lost: Iterable[BrokerInfo] | None = None) -> Iterator[None]:
+    """The fault ends no broker and moves no leader.
+
+    `lost`: brokers whose keepers it takes, which then get others; None: all of them.
+    """
     before = {broker.id: (broker.epoch, broker.pid) for broker in scenario.live()}
     leaders = [(partition.leader, partition.leader_epoch) for partition in scenario.described()]
     lost = list(scenario.live() if lost is None else lost)
@@ -68,19 +82,18 @@ def unharmed(scenario: Scenario, spark: SparkSession, *, lost: Iterable[BrokerIn
     scenario.await_writes()
     assert {broker.id: (broker.epoch, broker.pid) for broker in scenario.live()} == before
     assert [(partition.leader, partition.leader_epoch) for partition in scenario.described()] == leaders
-    scenario.judge(spark)
 
 
-def test_a_killed_keeper_is_replaced_and_its_broker_leads_on(scenario: Scenario, spark: SparkSession) -> None:
+def test_a_killed_keeper_is_replaced_and_its_broker_leads_on(scenario: Scenario) -> None:
     leader = scenario.leader()
-    with unharmed(scenario, spark, lost=[leader]):
+    with unharmed(scenario, lost=[leader]):
         kill_keeper(broker_processes(leader))
 
 
 @pytest.mark.full
 def test_a_killed_daemon_of_keepers_ends_no_broker(scenario: Scenario, spark: SparkSession) -> None:
     leader = scenario.leader()
-    with unharmed(scenario, spark, lost=[]):
+    with unharmed(scenario, lost=[]):
         kill_keeper_daemon(broker_processes(leader))
         scenario.await_writes()
     # The broker's next keeper has another daemon.
@@ -90,16 +103,14 @@ def test_a_killed_daemon_of_keepers_ends_no_broker(scenario: Scenario, spark: Sp
 
 @pytest.mark.full
 @pytest.mark.parametrize("what", ["keeper", "keeper_daemon", "jvm"])
-def test_a_frozen_process_beside_a_broker_does_not_disturb_it(
-    scenario: Scenario, spark: SparkSession, what: str
-) -> None:
+def test_a_frozen_process_beside_a_broker_does_not_disturb_it(scenario: Scenario, what: str) -> None:
     leader = scenario.leader()
-    with unharmed(scenario, spark, lost=[]), stopped(getattr(broker_processes(leader), what)):
-        scenario.await_writes(more=1000)
+    with unharmed(scenario, lost=[]), stopped(getattr(broker_processes(leader), what)):
+        scenario.await_writes(more=250)
 
 
 def test_cancelling_every_job_cancels_no_broker(scenario: Scenario, spark: SparkSession) -> None:
-    with unharmed(scenario, spark):
+    with unharmed(scenario):
         spark.sparkContext.cancelAllJobs()
 
 
@@ -119,7 +130,7 @@ def test_ctrl_c_in_a_notebook_cancels_the_users_query_and_no_broker(scenario: Sc
         finally:
             ended.set()
 
-    with unharmed(scenario, spark):
+    with unharmed(scenario):
         threading.Thread(target=query, daemon=True).start()
         wait_for(lambda: len(spark.sparkContext.statusTracker().getActiveStageIds()) == 4, "the user's query")
         interrupt = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
@@ -135,7 +146,7 @@ def test_killing_the_brokers_stage_on_sparks_page_ends_no_broker(
     scenario: Scenario, spark: SparkSession, what: str
 ) -> None:
     page = SparkUi(str(spark.sparkContext.uiWebUrl))
-    with unharmed(scenario, spark):
+    with unharmed(scenario):
         assert page.kill(what) == 3
 
 
@@ -149,7 +160,7 @@ def test_interrupts_that_meet_the_start_of_a_keepers_worker_end_no_broker(
     context = spark.sparkContext._jsc.sc()
     tracker = spark.sparkContext.statusTracker()
     pause = threading.Event()
-    with unharmed(scenario, spark):
+    with unharmed(scenario):
         spark.sparkContext.cancelAllJobs()
         struck = 0
         for attempt in range(200):
@@ -176,7 +187,7 @@ def test_users_jobs_that_are_cancelled_while_their_workers_start_end_no_broker(
         with suppress(Py4JError):
             RDD(sc.parallelize(range(6), 6)._jrdd, context).mapPartitions(lambda rows: rows).collect()
 
-    with unharmed(scenario, spark, lost=[]):
+    with unharmed(scenario, lost=[]):
         for number in range(20):
             user = threading.Thread(target=query, args=(number,))
             user.start()
@@ -225,12 +236,12 @@ FUNCTIONS = (
 def test_a_users_function_that_crashes_or_eats_memory_ends_no_broker(
     scenario: Scenario, spark: SparkSession, function: Callable[[Iterable[int]], Iterator[int]]
 ) -> None:
-    with unharmed(scenario, spark, lost=[]), suppress(Py4JJavaError, PySparkException):
+    with unharmed(scenario, lost=[]), suppress(Py4JJavaError, PySparkException):
         spark.sparkContext.parallelize(range(1, 7), 6).mapPartitions(function).collect()
 
 
 def test_streaming_queries_that_start_and_stop_end_no_broker(scenario: Scenario, spark: SparkSession) -> None:
-    with unharmed(scenario, spark, lost=[]):
+    with unharmed(scenario, lost=[]):
         for number in range(3):
             query = (
                 spark.readStream.format("rate")
@@ -270,7 +281,7 @@ def test_what_a_broker_inherits_is_the_executors_and_not_the_keepers(brokers: Br
 def test_every_adoption_is_one_line_of_the_drivers_log_with_its_reason(
     scenario: Scenario, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", logger="spark_broker"), unharmed(scenario, spark):
+    with caplog.at_level("INFO", logger="spark_broker"), unharmed(scenario):
         spark.sparkContext.cancelAllJobs()
 
     adoptions = [record.getMessage() for record in caplog.records if "adopted" in record.getMessage()]

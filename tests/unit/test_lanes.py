@@ -1,0 +1,59 @@
+"""Which worker runs which tests, and the page that says what they took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support import lanes
+from tests.support.lanes import COMPUTING, SPARK, WAITING, Row, choose, lane_of, read_page, scope_of, write_page
+
+ALL = (SPARK, WAITING, COMPUTING)
+SCOPES = (SPARK, "tests/broker/test_a.py", "tests/sim/test_b.py", "tests/sim/test_c.py")
+
+
+def test_a_test_is_in_the_lane_of_its_folder() -> None:
+    assert lane_of("tests/spark/test_streams.py::test_x") == SPARK
+    assert lane_of("tests/broker/test_cluster.py::test_x[a]") == WAITING
+    assert lane_of("tests/sim/test_schedules.py") == lane_of("tests/test_tidy.py") == COMPUTING
+
+
+def test_tests_with_executors_are_one_scope_and_others_one_for_each_file() -> None:
+    assert scope_of("tests/spark/test_a.py::test_x") == scope_of("tests/test_demo.py::test_y") == SPARK
+    assert scope_of("tests/sim/test_b.py::test_x[p::q]") == "tests/sim/test_b.py"
+
+
+def test_each_worker_takes_the_longest_file_of_its_lane_first() -> None:
+    recorded = {"tests/sim/test_b.py": 5.0, "tests/sim/test_c.py": 9.0}
+    assert choose(SCOPES, SPARK, ALL, recorded) == SPARK
+    assert choose(SCOPES, WAITING, ALL, recorded) == "tests/broker/test_a.py"
+    assert choose(SCOPES, COMPUTING, ALL, recorded) == "tests/sim/test_c.py"
+
+
+def test_a_file_of_which_nothing_is_recorded_may_be_long_and_comes_first() -> None:
+    assert choose(SCOPES, COMPUTING, ALL, {"tests/sim/test_b.py": 5.0}) == "tests/sim/test_c.py"
+
+
+def test_a_worker_without_work_helps_but_starts_no_second_session_of_spark() -> None:
+    assert choose(SCOPES[2:], WAITING, ALL, {}) in SCOPES[2:]
+    assert choose(SCOPES[:1], WAITING, ALL, {}) is None
+    assert choose((), COMPUTING, ALL, {}) is None
+
+
+def test_where_no_worker_has_the_lane_of_spark_another_one_takes_it() -> None:
+    assert choose(SCOPES[:1], WAITING, (WAITING,), {}) == SPARK
+
+
+def test_the_page_keeps_what_it_was_told_and_its_second_step_adds_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "PAGE", tmp_path / "page.md")
+    assert read_page() == {}
+    first = {(SPARK, "tests/spark/test_a.py"): Row(2, 30.5), (COMPUTING, "tests/sim/test_b.py"): Row(7, 4.0)}
+    write_page({**first, (SPARK, "tests/spark/test_gone.py"): Row(1, 1.0)}, alone=False)
+    write_page(first, alone=False)
+    assert read_page() == first, "a file that is gone is not kept"
+    alone = {("alone", "tests/broker/test_c.py"): Row(1, 60.0)}
+    write_page(alone, alone=True)
+    assert read_page() == {**first, **alone}

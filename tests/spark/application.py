@@ -87,6 +87,14 @@ class Application:
         brokers = [pid for pid in self.broker_pids if pid != but]
         wait_for(lambda: not any(is_running(pid) for pid in brokers), "the end of the application's brokers")
 
+    def end_in_order(self) -> None:
+        """Ask the driver to end, and check that it has ended everything."""
+        self._process.send_signal(signal.SIGTERM)
+        self.await_end()
+        assert self._process.returncode == 0, self.log
+        assert "stopped" in self.log.splitlines()
+        assert not self._ready_file.exists()
+
     def kill(self, pids: list[int]) -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -97,6 +105,10 @@ class Application:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End by force what is left of it."""
         starting = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
         self._process.kill()
         self._process.wait(30)

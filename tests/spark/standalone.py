@@ -52,16 +52,20 @@ class StandaloneCluster:
             wait_for(lambda: re.search(r"spark://[\d.:]+", self._master_log.read_text()), "the master")
             match = re.search(r"spark://[\d.:]+", self._master_log.read_text())
             self.master = match.group(0) if match else ""
-            for number in range(1, self._workers + 1):
-                host = f"127.0.0.{number}"
-                place = ("--work-dir", str(self._directory / host), "--webui-port", "0")
-                log = self._directory / f"worker-{host}.log"
-                self._start(host, log, WORKER_CLASS, *self._resources, *place, self.master)
-                wait_for(lambda log=log: "Successfully registered" in log.read_text(), f"a worker on {host}")  # type: ignore[misc]
+            for _ in range(self._workers):
+                self.add_worker()
         except BaseException:
             self.close()
             raise
         return self
+
+    def add_worker(self) -> None:
+        """Start a worker on the next address. The applications that want more cores get an executor on it."""
+        host = f"127.0.0.{len(self._processes)}"
+        place = ("--work-dir", str(self._directory / host), "--webui-port", "0")
+        log = self._directory / f"worker-{host}.log"
+        self._start(host, log, WORKER_CLASS, *self._resources, *place, self.master)
+        wait_for(lambda: "Successfully registered" in log.read_text(), f"a worker on {host}")
 
     def decommission(self, host: str) -> None:
         """What an operator does before a machine goes: the worker on it is notified, and notifies its executors."""

@@ -1,9 +1,11 @@
-"""A streaming query from files to a topic, as an application of its own, which dies at a given point.
+"""Streaming queries from files to topics, in an application of their own. Each of them has its fault at a given point.
 
-    python stream_application.py --point after-commit --batch 1 ...
+    python stream_application.py --master local[2,4] --servers HOST:PORT < specs
 
-The sink is the data source's own. The code around it sends SIGKILL to the driver (its JVM and its Python) or to an
-executor, or lets an attempt fail. It does so once: a marker file says that it has been done.
+Each line of the standard input is a query to start, as JSON (`Spec`). The sink is the data source's own. The code
+around it makes the fault: the query stays where it is until the application is killed, it sends SIGKILL to the driver
+(its JVM and its Python) or to an executor, or it lets an attempt fail. It does so once: a marker file says that it has
+been done.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import signal
 import subprocess
 import sys
 import threading
+import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +28,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from pyspark_spark_broker import DefaultSource
@@ -33,8 +37,12 @@ from spark_broker.spark.writer import BATCH_ID, StreamWriter, stream_version
 
 WRITTEN = "written"
 BEFORE_COMMIT = "before-commit"
-DURING_COMMIT = "during-commit"
 AFTER_COMMIT = "after-commit"
+"""Here a query stays until the application is killed. So one SIGKILL finds several queries at different points."""
+
+DURING_COMMIT = "during-commit"
+"""Here a query kills the driver itself, because the time since the beginning of its commit counts."""
+
 FAILED_ATTEMPT = "failed-attempt"
 LINGERING_ATTEMPT = "lingering-attempt"
 EXECUTOR = "executor"
@@ -44,22 +52,42 @@ WAIT_S = 60.0
 
 
 @dataclass(frozen=True)
-class Dying:
-    """Where the query dies, in which micro-batch, and (during a commit) how many seconds after its beginning."""
+class Spec:
+    """A query: its directory (input, checkpoint, markers), its topic, and its fault.
 
-    point: str
-    batch: int
-    delay_s: float
-    driver: int
+    `point`: where the fault is, in micro-batch `batch`. `delay_s`: during a commit, how long after its beginning.
+    """
+
     directory: str
+    topic: str
+    point: str = ""
+    batch: int = -1
+    delay_s: float = 0.0
 
     @property
     def marker(self) -> Path:
         return Path(self.directory) / f"{self.point}-{self.batch}-{self.delay_s}"
 
+
+@dataclass(frozen=True)
+class Dying:
+    """A query's fault. `driver`: the pid of the driver's Python."""
+
+    spec: Spec
+    driver: int
+
+    @property
+    def marker(self) -> Path:
+        return self.spec.marker
+
     def due(self, point: str, batch: int) -> bool:
         """Whether this is the place, and the first time."""
-        return (point, batch) == (self.point, self.batch) and not self.marker.exists()
+        return (point, batch) == (self.spec.point, self.spec.batch) and not self.marker.exists()
+
+    def stay(self) -> None:
+        """Wait here for the end of the application."""
+        self.marker.touch()
+        threading.Event().wait()
 
     def kill_driver(self) -> None:
         """SIGKILL to the JVM above this Python worker, and to the driver's Python."""
@@ -93,7 +121,7 @@ class DyingWriter(DataSourceStreamArrowWriter):
             self._leave_lingering(list(iterator))
         message = self._inner.write(iterator)
         if first and dying.due(WRITTEN, batch):
-            dying.kill_driver()
+            dying.stay()
         if first and dying.due(EXECUTOR, batch):
             dying.kill_executor()
         if first and dying.due(FAILED_ATTEMPT, batch):
@@ -104,14 +132,14 @@ class DyingWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         dying = self._dying
         if dying.due(BEFORE_COMMIT, batchId):
-            dying.kill_driver()
+            dying.stay()
         if dying.due(DURING_COMMIT, batchId):
-            threading.Timer(dying.delay_s, dying.kill_driver).start()
+            threading.Timer(dying.spec.delay_s, dying.kill_driver).start()
             self._inner.commit(messages, batchId)
             threading.Event().wait()
         self._inner.commit(messages, batchId)
         if dying.due(AFTER_COMMIT, batchId):
-            dying.kill_driver()
+            dying.stay()
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         self._inner.abort(messages, batchId)
@@ -136,7 +164,8 @@ class DyingSource(DefaultSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         options = dict(self.options)
-        dying = Dying(**json.loads(options.pop(OPTION)))
+        given = json.loads(options.pop(OPTION))
+        dying = Dying(Spec(**given["spec"]), given["driver"])
         inner = DefaultSource(options).streamWriter(schema, overwrite)
         assert isinstance(inner, StreamWriter)
         return DyingWriter(inner, dying)
@@ -170,21 +199,23 @@ def await_file(path: Path) -> None:
 
 
 def main() -> None:
-    """Run the query until somebody ends this process."""
+    """Run queries until somebody ends this process, or one of them fails."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--linger", type=Path)
-    for name in ("master", "servers", "topic", "directory", "point"):
-        parser.add_argument(f"--{name}", default="")
-    parser.add_argument("--batch", type=int, default=-1)
-    parser.add_argument("--delay", type=float, default=0.0)
+    parser.add_argument("--master")
+    parser.add_argument("--servers")
     given = parser.parse_args()
     if given.linger is not None:
         linger(given.linger)
         return
-    run(given.master, given.servers, given.topic, Path(given.directory), given)
+    spark = session(given.master)
+    spark.dataSource.register(DyingSource)
+    threading.Thread(target=end_with_a_query, args=(spark,), daemon=True).start()
+    for line in sys.stdin:
+        start(spark, given.servers, Spec(**json.loads(line)))
 
 
-def run(master: str, servers: str, topic: str, directory: Path, given: argparse.Namespace) -> None:
+def session(master: str) -> SparkSession:
     settings: Mapping[str, str] = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
@@ -195,19 +226,33 @@ def run(master: str, servers: str, topic: str, directory: Path, given: argparse.
     builder = SparkSession.builder.master(master)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.dataSource.register(DyingSource)
-    dying = Dying(given.point, given.batch, given.delay, os.getpid(), str(directory))
+    return builder.getOrCreate()
+
+
+def end_with_a_query(spark: SparkSession) -> None:
+    """No query ends by itself: one that does has failed. Its error is printed, and the application ends."""
+    try:
+        spark.streams.awaitAnyTermination()
+    except Exception:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(1)
+
+
+def start(spark: SparkSession, servers: str, spec: Spec, source: type[DefaultSource] = DyingSource) -> StreamingQuery:
+    """Start the query on its checkpoint. With the data source itself as the `source`, it has no fault."""
+    directory = Path(spec.directory)
     rows = spark.readStream.schema("n LONG, word STRING").option("maxFilesPerTrigger", 1).json(str(directory / "in"))
-    query = (
+    fault = {OPTION: json.dumps(asdict(Dying(spec, os.getpid())))} if source is DyingSource else {}
+    return (
         rows.repartition(2)
-        .writeStream.format(DyingSource.name())
+        .writeStream.format(source.name())
         .option("bootstrap.servers", servers)
         .option("checkpointLocation", str(directory / "checkpoint"))
-        .option(OPTION, json.dumps(asdict(dying)))
-        .start(topic)
+        .options(**fault)
+        .start(spec.topic)
     )
-    query.awaitTermination()
 
 
 if __name__ == "__main__":

@@ -1,23 +1,20 @@
-"""A stream's sink stores each micro-batch once, whatever is killed when: real queries, real SIGKILLs, real brokers."""
+"""A stream's sink stores each micro-batch once, whatever is killed when: real queries, real SIGKILLs, real brokers.
+
+An application takes long to start. So several queries run in one, each on a checkpoint of its own, and one SIGKILL
+finds each of them at another point. The next application recovers them, and is killed when they are at the next point.
+"""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
-import psutil
-import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
-from spark_broker import Admin, Consumer, NewTopic, TopicPartition
+from pyspark_spark_broker import DefaultSource
+from tests.spark import stream_application
+from tests.spark.dying_streams import WAIT_S, Query, StreamApplication
 from tests.spark.stream_application import (
     AFTER_COMMIT,
     BEFORE_COMMIT,
@@ -28,18 +25,10 @@ from tests.spark.stream_application import (
     WRITTEN,
 )
 from tests.support.process_cluster import ProcessCluster
-from tests.support.processes import kill_all
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(1800)
 
-APPLICATION = Path(__file__).with_name("stream_application.py")
-SCHEMA = pa.schema([("n", pa.int64()), ("word", pa.string())])
-ROWS = 40
-"""Of one file, which is one micro-batch."""
-
-WAIT_S = 400.0
-LOCAL = "local[2,4]"
 DELAYS_S = (0.0, 0.01, 0.1)
 """How long after the beginning of a commit the driver dies."""
 
@@ -50,218 +39,128 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
         yield started
 
 
-class Query:
-    """The query on its checkpoint: started, killed and started again. Its processes end with the block."""
-
-    def __init__(self, directory: Path, brokers: ProcessCluster) -> None:
-        self.directory = directory
-        self.brokers = brokers
-        self.topic = directory.name
-        self.files = 0
-        self._log = directory / "log"
-        self._process: subprocess.Popen[bytes] | None = None
-        (directory / "in").mkdir()
-        with Admin(brokers.bootstrap_servers) as admin:
-            config = {"key.columns": "n", "min.insync.replicas": 2}
-            admin.create_topic(NewTopic(self.topic, 3, 3, SCHEMA, config))
-
-    def add_file(self) -> int:
-        """One micro-batch of input; its number."""
-        number, self.files = self.files, self.files + 1
-        rows = [{"n": n, "word": f"w{n}"} for n in range(number * ROWS, number * ROWS + ROWS)]
-        written = self.directory / f"{number}.json"
-        written.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.utime(written, (1_700_000_000 + number,) * 2)
-        written.rename(self.directory / "in" / written.name)
-        return number
-
-    def start(self, point: str = "", batch: int = -1, *, delay_s: float = 0.0, master: str = LOCAL) -> None:
-        arguments = {
-            "master": master,
-            "servers": self.brokers.bootstrap_servers,
-            "topic": self.topic,
-            "directory": self.directory,
-            "point": point,
-            "batch": batch,
-            "delay": delay_s,
-        }
-        command = [sys.executable, str(APPLICATION)]
-        command += [part for name, value in arguments.items() for part in (f"--{name}", str(value))]
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self.directory)
-
-    def run_until_dead(self, point: str, batch: int, *, delay_s: float = 0.0) -> None:
-        """Start the query; wait until it has killed itself there."""
-        self.start(point, batch, delay_s=delay_s)
-        assert self._process is not None
-        self._process.wait(WAIT_S)
-        assert (self.directory / f"{point}-{batch}-{delay_s}").exists(), self._log.read_text()
-        assert not self.has_noted(batch)
-
-    def has_noted(self, batch: int) -> bool:
-        """Whether Spark's commit log has the micro-batch."""
-        return (self.directory / "checkpoint" / "commits" / str(batch)).exists()
-
-    def forget(self, batch: int) -> None:
-        """Delete the micro-batch's entry of Spark's commit log.
-
-        The query may have been killed between the entry and its checksum, which Spark writes after it.
-        """
-        commits = self.directory / "checkpoint" / "commits"
-        (commits / str(batch)).unlink()
-        (commits / f".{batch}.crc").unlink(missing_ok=True)
-
-    def await_batch(self, batch: int) -> None:
-        def noted() -> bool:
-            assert self._process is not None
-            assert self._process.poll() is None, self._log.read_text()
-            return self.has_noted(batch)
-
-        eventually(noted, WAIT_S, f"micro-batch {batch}")
-
-    def kill(self) -> None:
-        """SIGKILL to everything of the application."""
-        if self._process is None:
-            return
-        children = psutil.Process(self._process.pid).children(recursive=True) if self._process.poll() is None else []
-        self._process.kill()
-        self._process.wait(WAIT_S)
-        kill_all(children)
-        self._process = None
-
-    def stored(self) -> list[int]:
-        """What readers of committed records see, sorted."""
-        partitions = [TopicPartition(self.topic, number) for number in range(3)]
-        numbers: list[int] = []
-        with Consumer(self.brokers.bootstrap_servers, enable_auto_commit=False) as consumer:
-            ends = consumer.end_offsets(partitions)
-            consumer.assign(partitions)
-            consumer.seek_to_beginning()
-            deadline = time.monotonic() + WAIT_S
-            while any(consumer.position(tp) < end for tp, end in ends.items()):
-                assert time.monotonic() < deadline
-                for batch in consumer.poll(1.0):
-                    numbers += batch.data["n"].to_pylist()
-        return sorted(numbers)
-
-    def assert_stored(self, files: int) -> None:
-        """Each row of the first files, once."""
-        assert self.stored() == list(range(files * ROWS))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.kill()
-
-
-def test_a_query_killed_after_its_rows_and_after_its_commit_stores_each_batch_once(
-    tmp_path: Path, brokers: ProcessCluster
+def test_queries_killed_after_their_rows_and_after_their_commit_store_each_batch_once(
+    tmp_path: Path, brokers: ProcessCluster, spark: SparkSession
 ) -> None:
-    with Query(tmp_path, brokers) as query:
-        query.run_until_dead(WRITTEN, query.add_file())
-        query.assert_stored(0)
-        query.run_until_dead(AFTER_COMMIT, query.add_file())
-        query.assert_stored(2)
+    """The tests' shared session is the application in which the queries are started again."""
+    written, committed = Query(tmp_path, "written", brokers), Query(tmp_path, "committed", brokers)
+    with StreamApplication(tmp_path, brokers, "first-run") as first:
+        faults = [
+            (query, first.start(query, point, query.add_file()))
+            for query, point in ((written, WRITTEN), (committed, AFTER_COMMIT))
+        ]
+        for query, fault in faults:
+            first.await_fault(query, fault)
+        first.kill()
+    written.assert_stored(0, "killed after its rows")
+    committed.assert_stored(1, "killed after its commit")
+
+    for query in (written, committed):
         last = query.add_file()
-        query.start()
-        query.await_batch(last)
-        query.assert_stored(3)
+        again = stream_application.start(spark, brokers.bootstrap_servers, query.spec, DefaultSource)
+        try:
+            again.processAllAvailable()
+        finally:
+            again.stop()
+        assert query.has_noted(last)
+        query.assert_stored(2, "started again")
 
 
 @pytest.mark.full
-def test_a_query_killed_before_and_during_its_commit_stores_each_batch_once(
+def test_queries_killed_at_every_point_run_after_run_store_each_batch_once(
     tmp_path: Path, brokers: ProcessCluster
 ) -> None:
-    with Query(tmp_path, brokers) as query:
-        query.run_until_dead(BEFORE_COMMIT, query.add_file())
-        query.assert_stored(0)
-        for delay_s in DELAYS_S:
-            batch = query.add_file()
-            query.run_until_dead(DURING_COMMIT, batch, delay_s=delay_s)
-        last = query.add_file()
-        query.start()
-        query.await_batch(last)
-        query.assert_stored(last + 1)
+    """Query `during` dies in each run, a little later after the beginning of a commit, and takes all others with it."""
+    during, before = Query(tmp_path, "during", brokers), Query(tmp_path, "before", brokers)
+    bereft, forgetful = Query(tmp_path, "bereft", brokers), Query(tmp_path, "forgetful", brokers)
+
+    with StreamApplication(tmp_path, brokers, "first-run") as first:
+        forgetful.add_file()
+        noted = forgetful.add_file()
+        first.start(forgetful)
+        first.await_batch(forgetful, noted)
+        stays = first.start(before, BEFORE_COMMIT, before.add_file())
+        first.await_fault(before, stays)
+        stays = first.start(bereft, WRITTEN, bereft.add_file())
+        first.await_fault(bereft, stays)
+        kill_during_commit(first, during, DELAYS_S[0])
+    before.assert_stored(0, "killed before its commit")
+    forgetful.forget(noted)
+    bereft.kill_coordinator()
+
+    with StreamApplication(tmp_path, brokers, "second-run") as second:
+        stays = second.start(bereft, AFTER_COMMIT, 1)
+        await_without_coordinator(second, bereft, 0, brokers)
+        bereft.add_file()
+        second.await_fault(bereft, stays)
+        go_on(second, before, 0)
+        go_on(second, forgetful, noted)
+        failing = leave_a_failed_attempt(second, Query(tmp_path, "failing", brokers))
+        leave_a_lingering_attempt(second, Query(tmp_path, "lingering", brokers))
+        kill_during_commit(second, during, DELAYS_S[1])
+    failing.assert_stored(1, "killed after a batch with a failed attempt")
+    bereft.kill_coordinator()
+
+    with StreamApplication(tmp_path, brokers, "third-run") as third:
+        third.start(bereft)
+        await_without_coordinator(third, bereft, 1, brokers)
+        kill_during_commit(third, during, DELAYS_S[2])
+
+    with StreamApplication(tmp_path, brokers, "last-run", master="local-cluster[2,1,1024]") as last:
+        go_on(last, during, len(DELAYS_S) - 1)
+        kill_an_executor(last, Query(tmp_path, "executor", brokers))
 
 
-@pytest.mark.full
-def test_a_failed_and_a_lingering_attempt_store_nothing(tmp_path: Path, brokers: ProcessCluster) -> None:
-    with Query(tmp_path, brokers) as query:
-        batch = query.add_file()
-        query.start(FAILED_ATTEMPT, batch)
-        query.await_batch(batch)
-        query.kill()
-        query.assert_stored(1)
-
-        batch = query.add_file()
-        query.start(LINGERING_ATTEMPT, batch)
-        query.await_batch(batch)
-        query.assert_stored(2)
-        marker = tmp_path / f"{LINGERING_ATTEMPT}-{batch}-0.0"
-        marker.with_suffix(".go-on").touch()
-        ended = marker.with_suffix(".ended")
-        eventually(ended.exists, WAIT_S, "the end of the attempt that lingers")
-        assert "nothing was refused" not in ended.read_text()
-        batch = query.add_file()
-        query.await_batch(batch)
-        query.assert_stored(3)
+def kill_during_commit(application: StreamApplication, query: Query, delay_s: float) -> None:
+    """The query has its next batch, and ends the application so long after the beginning of the commit."""
+    dies = application.start(query, DURING_COMMIT, query.add_file(), delay_s=delay_s)
+    application.await_death(query, dies)
 
 
-@pytest.mark.full
-def test_a_batch_whose_entry_of_the_commit_log_was_deleted_is_stored_once(
-    tmp_path: Path, brokers: ProcessCluster
+def go_on(application: StreamApplication, query: Query, killed: int) -> None:
+    """The batch in which the query was killed, and the next one, are stored once."""
+    application.start(query)
+    application.await_batch(query, killed)
+    last = query.add_file()
+    application.await_batch(query, last)
+    query.assert_stored(last + 1, f"in the {application.run}")
+
+
+def await_without_coordinator(
+    application: StreamApplication, query: Query, killed: int, brokers: ProcessCluster
 ) -> None:
-    with Query(tmp_path, brokers) as query:
-        query.add_file()
-        batch = query.add_file()
-        query.start()
-        query.await_batch(batch)
-        query.kill()
-        query.forget(batch)
-        query.start()
-        query.await_batch(batch)
-        batch = query.add_file()
-        query.await_batch(batch)
-        query.assert_stored(3)
+    """The coordinator of the query's transactions was killed between two runs. The next one knows what it decided."""
+    application.await_batch(query, killed)
+    query.assert_stored(killed + 1, f"in the {application.run}, under the next coordinator")
+    eventually(brokers.launch_ended, WAIT_S, "the end of the killed coordinator")
+    brokers.await_live(3)
 
 
-@pytest.mark.full
-def test_an_executor_killed_after_its_rows_is_replaced_and_they_are_stored_once(
-    tmp_path: Path, brokers: ProcessCluster
-) -> None:
-    with Query(tmp_path, brokers) as query:
-        batch = query.add_file()
-        query.start(EXECUTOR, batch, master="local-cluster[2,1,1024]")
-        query.await_batch(batch)
-        assert (tmp_path / f"{EXECUTOR}-{batch}-0.0").exists()
-        query.assert_stored(1)
+def leave_a_failed_attempt(application: StreamApplication, query: Query) -> Query:
+    """The first attempt of a task fails after its rows; the batch ends with another one."""
+    fails = application.start(query, FAILED_ATTEMPT, query.add_file())
+    application.await_batch(query, fails.batch)
+    assert fails.marker.exists(), f"no attempt has failed in the {application.run}"
+    return query
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("point", [WRITTEN, AFTER_COMMIT])
-def test_a_broker_killed_between_two_runs_makes_no_difference(
-    tmp_path: Path, brokers: ProcessCluster, point: str
-) -> None:
-    """The broker is the coordinator of the query's transactions. The next coordinator knows what it decided."""
-    with Query(tmp_path, brokers) as query:
-        batch = query.add_file()
-        query.run_until_dead(point, batch)
-        query_id = json.loads((tmp_path / "checkpoint" / "metadata").read_text())["id"]
-        with Admin(brokers.bootstrap_servers) as admin:
-            (coordinator,) = [
-                transaction.coordinator
-                for transaction in admin.list_transactions()
-                if transaction.transactional_id == query_id
-            ]
-            pid = next(broker.pid for broker in admin.describe_cluster().brokers if broker.id == coordinator)
-        os.kill(pid, signal.SIGKILL)
+def leave_a_lingering_attempt(application: StreamApplication, query: Query) -> None:
+    """An attempt that Spark gave up writes on after its batch was committed: it is refused, and stores nothing."""
+    lingers = application.start(query, LINGERING_ATTEMPT, query.add_file())
+    application.await_batch(query, lingers.batch)
+    query.assert_stored(1, "while an attempt lingers")
+    lingers.marker.with_suffix(".go-on").touch()
+    ended = lingers.marker.with_suffix(".ended")
+    application.await_file(query, ended)
+    assert "nothing was refused" not in ended.read_text()
+    last = query.add_file()
+    application.await_batch(query, last)
+    query.assert_stored(2, "after the attempt that lingered")
 
-        query.start()
-        query.await_batch(batch)
 
-        query.assert_stored(1)
-        eventually(brokers.launch_ended, WAIT_S)
-        brokers.await_live(3)
+def kill_an_executor(application: StreamApplication, query: Query) -> None:
+    """It is killed after the rows of a task. It is replaced, and they are stored once."""
+    kills = application.start(query, EXECUTOR, query.add_file())
+    application.await_batch(query, kills.batch)
+    assert kills.marker.exists(), f"no executor was killed in the {application.run}"
+    query.assert_stored(1, "after its executor was killed")

@@ -1,16 +1,23 @@
-"""`jobs/produce.py` and `jobs/consume.py` through spark-submit, also beside a cluster on the same standalone master."""
+"""`jobs/produce.py` and `jobs/consume.py`: their `main` in the tests' shared session, and both through spark-submit.
+
+Through spark-submit they run beside a cluster on the same standalone master, and there a mistake has its exit status.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
+import jobs.consume
+import jobs.produce
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from tests.spark.application import ROOT, Application, environment
 from tests.spark.standalone import StandaloneCluster
@@ -28,18 +35,50 @@ def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster
         yield started
 
 
-def produce(servers: str, *arguments: str | Path, master: str = "local[2]") -> subprocess.CompletedProcess[str]:
-    return submit("produce.py", servers, *arguments, master=master)
+class SharedSession:
+    """Runs the jobs' `main` in this process. In place of a session of their own they get the shared one."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], servers: str) -> None:
+        self._capsys = capsys
+        self.servers = servers
+
+    def produce(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self._run(jobs.produce.main, *arguments)
+
+    def consume(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        return self._run(jobs.consume.main, *arguments)
+
+    def _run(self, main: Callable[[list[str]], int], *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+        given = ["--bootstrap-servers", self.servers, *map(str, arguments)]
+        self._capsys.readouterr()
+        status = main(given)
+        said = self._capsys.readouterr()
+        return subprocess.CompletedProcess(given, status, said.out, said.err)
 
 
-def consume(servers: str, *arguments: str | Path, master: str = "local[2]") -> subprocess.CompletedProcess[str]:
-    return submit("consume.py", servers, *arguments, master=master)
+@pytest.fixture
+def shared(
+    spark: SparkSession,
+    brokers: ProcessCluster,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> SharedSession:
+    @contextmanager
+    def session(_name: str) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(jobs.produce, "session", session)
+    monkeypatch.setattr(jobs.consume, "session", session)
+    return SharedSession(capsys, brokers.bootstrap_servers)
 
 
 def submit(
     job: str, servers: str, *arguments: str | Path, master: str = "local[2]"
 ) -> subprocess.CompletedProcess[str]:
-    """Run the job as an application of its own. Returns its status and its output."""
+    """Run the job as an application of its own. Returns its status and its output.
+
+    spark-submit writes Python's stderr to its own stdout.
+    """
     settings = {"spark.ui.enabled": "false", "spark.cores.max": "2", "spark.executor.cores": "1"}
     conf = [part for name, value in settings.items() for part in ("--conf", f"{name}={value}")]
     submitted = [str(SPARK_SUBMIT), "--master", master, *conf, str(ROOT / "jobs" / job)]
@@ -54,10 +93,10 @@ def succeeded(done: subprocess.CompletedProcess[str]) -> str:
     return done.stdout.splitlines()[-1]
 
 
-def error_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The job's one line about its error. spark-submit writes Python's stderr to its own stdout."""
-    lines = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1, done.stdout + done.stderr
+def error_line(said: str) -> str:
+    """The job's one line about its error."""
+    lines = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, said
     return lines[0]
 
 
@@ -83,40 +122,48 @@ def write_csv(path: Path, start: int, end: int) -> Path:
     return path
 
 
+NO_TOPIC = "[UNKNOWN_TOPIC_OR_PARTITION] topic 'nowhere' does not exist"
 CSV = ("--format", "csv", "--option", "header=true", "--schema", "dest STRING, delay INT")
 
 
-def test_files_become_a_typed_topic_once_for_each_version(tmp_path: Path, brokers: ProcessCluster) -> None:
-    servers = brokers.bootstrap_servers
+def test_files_become_a_typed_topic_once_for_each_version(tmp_path: Path, shared: SharedSession) -> None:
     file = write_csv(tmp_path / "in" / "a.csv", 0, 1000)
     topic = ("--topic", "flights", "--create", "--partitions", "3", "--topic-config", "key.columns=dest")
     for _ in range(2):
-        said = succeeded(produce(servers, *topic, *CSV, "--app-id", "daily", "--app-version", "1", file))
+        said = succeeded(shared.produce(*topic, *CSV, "--app-id", "daily", "--app-version", "1", file))
         assert said.startswith("1,000 rows are in flights")
 
-    stored = records(servers, "flights")
+    stored = records(shared.servers, "flights")
 
     assert stored[0].schema == pa.schema([("dest", pa.string()), ("delay", pa.int32())])
     assert sorted(n for batch in stored for n in batch["delay"].to_pylist()) == list(range(1000))
 
 
 @pytest.mark.full
-def test_a_run_with_a_checkpoint_takes_the_files_that_are_new(tmp_path: Path, brokers: ProcessCluster) -> None:
-    servers = brokers.bootstrap_servers
+def test_a_run_with_a_checkpoint_takes_the_files_that_are_new(tmp_path: Path, shared: SharedSession) -> None:
     arguments = ("--topic", "inbox", "--create", *CSV, "--checkpoint", tmp_path / "checkpoint", tmp_path / "in")
     for start in (0, 100):
         write_csv(tmp_path / "in" / f"{start}.csv", start, start + 100)
-        assert succeeded(produce(servers, *arguments)).startswith("100 rows are in inbox")
-    assert succeeded(produce(servers, *arguments)).startswith("0 rows are in inbox")
-    assert sorted(n for batch in records(servers, "inbox") for n in batch["delay"].to_pylist()) == list(range(200))
+        assert succeeded(shared.produce(*arguments)).startswith("100 rows are in inbox")
+    assert succeeded(shared.produce(*arguments)).startswith("0 rows are in inbox")
+    stored = records(shared.servers, "inbox")
+    assert sorted(n for batch in stored for n in batch["delay"].to_pylist()) == list(range(200))
+
+
+def test_arguments_that_do_not_fit_end_spark_submit_with_status_1() -> None:
+    done = submit("consume.py", "127.0.0.1:1", "--topic", "nowhere", "--every", "1")
+    assert done.returncode == 1
+    assert "--every needs --follow" in error_line(done.stdout)
 
 
 @pytest.mark.full
-def test_a_mistake_is_told_in_a_line(tmp_path: Path, brokers: ProcessCluster) -> None:
+def test_a_mistake_is_told_in_a_line_and_ends_spark_submit_with_status_1(
+    tmp_path: Path, brokers: ProcessCluster
+) -> None:
     file = write_csv(tmp_path / "in" / "a.csv", 0, 10)
-    done = produce(brokers.bootstrap_servers, "--topic", "nowhere", *CSV, file)
+    done = submit("produce.py", brokers.bootstrap_servers, "--topic", "nowhere", *CSV, file)
     assert done.returncode == 1
-    assert "[UNKNOWN_TOPIC_OR_PARTITION] topic 'nowhere' does not exist" in error_line(done)
+    assert NO_TOPIC in error_line(done.stdout)
 
 
 def delays(files: Path) -> list[int]:
@@ -141,45 +188,46 @@ def append_flights(brokers: ProcessCluster, topic: str, delays: range) -> None:
             producer.append(topic, rows, partition=partition).result(30)
 
 
-def test_a_topic_becomes_files(tmp_path: Path, brokers: ProcessCluster, flights: str) -> None:
+def test_a_topic_becomes_files(tmp_path: Path, shared: SharedSession, flights: str) -> None:
     shape = ("--select", "delay", "--where", "delay >= 100")
     out = tmp_path / "out"
-    said = succeeded(consume(brokers.bootstrap_servers, "--topic", flights, *shape, "--to", out))
+    said = succeeded(shared.consume("--topic", flights, *shape, "--to", out))
     assert said.startswith(f"900 records of arrivals went to {out}")
     assert sorted(delays(out)) == list(range(100, 1000))
 
 
 @pytest.mark.full
-def test_a_run_with_a_checkpoint_takes_the_records_that_are_new(tmp_path: Path, brokers: ProcessCluster) -> None:
-    servers, out = brokers.bootstrap_servers, tmp_path / "out"
-    with Admin(servers) as admin:
+def test_a_run_with_a_checkpoint_takes_the_records_that_are_new(
+    tmp_path: Path, brokers: ProcessCluster, shared: SharedSession
+) -> None:
+    out = tmp_path / "out"
+    with Admin(shared.servers) as admin:
         admin.create_topic(
             NewTopic("growing", partitions=2, schema=pa.schema([("dest", pa.string()), ("delay", pa.int32())]))
         )
     again = ("--topic", "growing", "--to", out, "--checkpoint", tmp_path / "checkpoint", "--group", "reports")
     for start in (0, 100):
         append_flights(brokers, "growing", range(start, start + 100))
-        assert succeeded(consume(servers, *again)).startswith("100 records of growing")
-    assert succeeded(consume(servers, *again)).startswith("0 records of growing")
+        assert succeeded(shared.consume(*again)).startswith("100 records of growing")
+    assert succeeded(shared.consume(*again)).startswith("0 records of growing")
     assert sorted(delays(out)) == list(range(200))
-    with Consumer(servers, group_id="reports", enable_auto_commit=False) as consumer:
+    with Consumer(shared.servers, group_id="reports", enable_auto_commit=False) as consumer:
         committed = [consumer.committed(TopicPartition("growing", number)) for number in (0, 1)]
     assert [stored and stored.offset for stored in committed] == [100, 100]
 
 
 @pytest.mark.full
-def test_a_topic_on_the_console_and_a_mistake_in_a_line(brokers: ProcessCluster, flights: str) -> None:
-    servers = brokers.bootstrap_servers
-    done = consume(servers, "--topic", flights, "--where", "delay = 7", "--select", "dest")
+def test_a_topic_on_the_console_and_a_mistake_in_a_line(shared: SharedSession, flights: str) -> None:
+    done = shared.consume("--topic", flights, "--where", "delay = 7", "--select", "dest")
     assert "|D2  |" in done.stdout
     assert succeeded(done).startswith("1 record of arrivals went to the console")
-    done = consume(servers, "--topic", "nowhere")
-    assert done.returncode == 1
-    assert "[UNKNOWN_TOPIC_OR_PARTITION] topic 'nowhere' does not exist" in error_line(done)
+    for mistaken in (shared.consume("--topic", "nowhere"), shared.produce("--topic", "nowhere", "--query", "SELECT 1")):
+        assert mistaken.returncode == 1
+        assert NO_TOPIC in error_line(mistaken.stderr)
 
 
 @pytest.mark.full
-def test_it_runs_beside_a_cluster_on_the_same_standalone_master(tmp_path: Path) -> None:
+def test_both_run_beside_a_cluster_on_the_same_standalone_master(tmp_path: Path) -> None:
     settings = {
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -194,10 +242,11 @@ def test_it_runs_beside_a_cluster_on_the_same_standalone_master(tmp_path: Path) 
     ):
         servers = cluster.await_ready().bootstrap_servers
         topic = ("--topic", "flights", "--create", "--partitions", "3", "--replication-factor", "2")
-        said = succeeded(produce(servers, *topic, *CSV, file, master=hosts.master))
+        said = succeeded(submit("produce.py", servers, *topic, *CSV, file, master=hosts.master))
         assert said.startswith("1,000 rows are in flights")
         numbers = [n for batch in records(servers, "flights") for n in batch["delay"].to_pylist()]
         assert sorted(numbers) == list(range(1000))
-        said = succeeded(consume(servers, "--topic", "flights", "--to", tmp_path / "out", master=hosts.master))
+        to_files = ("--topic", "flights", "--to", tmp_path / "out")
+        said = succeeded(submit("consume.py", servers, *to_files, master=hosts.master))
         assert said.startswith("1,000 records of flights went to ")
         assert sorted(delays(tmp_path / "out")) == list(range(1000))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,40 +12,47 @@ from tests.spark.application import Application
 from tests.spark.failover import Scenario, wait_for
 from tests.spark.standalone import StandaloneCluster
 from tests.support.spark_ui import SparkUi, free_port
+from tests.support.story import step
 
-pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 CONFIG: dict[str, object] = {"broker.session.timeout.ms": 3000, "replica.lag.time.max.ms": 10_000}
 
-SPECULATION = {
+SETTINGS = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
     "spark.speculation": "true",
     "spark.speculation.task.duration.threshold": "3s",
     "spark.speculation.interval": "200ms",
+    "spark.decommission.enabled": "true",
+    "spark.ui.enabled": "true",
 }
 
 
-@contextmanager
-def application(
-    directory: Path, master: str, brokers: int, spark_settings: dict[str, str], **config: object
-) -> Iterator[Application]:
-    """A cluster application on that master."""
-    settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", **spark_settings}
-    given = {**CONFIG, **config, "log.dirs": directory / "logs", "metadata.dir": directory / "metadata"}
-    with Application(directory, "cluster", given, master=master, brokers=brokers, spark_settings=settings) as started:
-        yield started.await_ready()
-
-
-def test_a_speculated_copy_of_a_keeper_on_another_host_ends_no_broker(tmp_path: Path, spark: SparkSession) -> None:
+def test_an_application_on_hosts_bears_speculation_and_decommissioning_and_leaves_nothing_when_it_is_killed(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    config = {**CONFIG, "log.dirs": tmp_path / "logs", "metadata.dir": tmp_path / "metadata"}
     port = free_port()
-    settings = {**SPECULATION, "spark.ui.enabled": "true", "spark.ui.port": str(port)}
+    settings = {**SETTINGS, "spark.ui.port": str(port)}
     with (
-        StandaloneCluster(tmp_path, workers=2) as hosts,
-        application(tmp_path, hosts.master, 2, settings) as started,
-        Scenario(started.bootstrap_servers, str(tmp_path / "logs"), replicas=2) as scenario,
+        StandaloneCluster(tmp_path, 2, "-Dspark.decommission.enabled=true") as hosts,
+        Application(tmp_path, "cluster", config, master=hosts.master, brokers=2, spark_settings=settings) as started,
     ):
+        started.await_ready()
+        with step("a speculated copy of a keeper on another host ends no broker"):
+            see_speculated_copies(started, tmp_path, spark, SparkUi(f"http://127.0.0.1:{port}"))
+        with step("a decommissioned executor's broker leaves in order and moves to a host that is new"):
+            hosts.add_worker()
+            decommission_a_leader(started, tmp_path, spark, hosts)
+        with step("an application that its master kills leaves nothing"):
+            kill_by_its_master(started, tmp_path, hosts)
+
+
+def see_speculated_copies(started: Application, directory: Path, spark: SparkSession, page: SparkUi) -> None:
+    with Scenario(started.bootstrap_servers, str(directory / "logs"), replicas=2) as scenario:
         before = {broker.id: (broker.epoch, broker.pid, broker.host) for broker in scenario.live()}
         assert {host for _, _, host in before.values()} == {"127.0.0.1", "127.0.0.2"}
-        page = SparkUi(f"http://127.0.0.1:{port}")
 
         wait_for(lambda: page.speculated() >= 3, "copies of keepers")
         scenario.await_writes()
@@ -56,13 +61,8 @@ def test_a_speculated_copy_of_a_keeper_on_another_host_ends_no_broker(tmp_path: 
         scenario.judge(spark, brokers=2)
 
 
-def test_a_decommissioned_executors_broker_leaves_in_order_and_moves(tmp_path: Path, spark: SparkSession) -> None:
-    settings = {"spark.decommission.enabled": "true"}
-    with (
-        StandaloneCluster(tmp_path, 3, "-Dspark.decommission.enabled=true") as hosts,
-        application(tmp_path, hosts.master, 2, settings) as started,
-        Scenario(started.bootstrap_servers, str(tmp_path / "logs"), replicas=2, min_isr=1) as scenario,
-    ):
+def decommission_a_leader(started: Application, directory: Path, spark: SparkSession, hosts: StandaloneCluster) -> None:
+    with Scenario(started.bootstrap_servers, str(directory / "logs"), replicas=2, min_isr=1) as scenario:
         leaver = scenario.leader()
         others = {broker.id: (broker.epoch, broker.pid) for broker in scenario.live() if broker.id != leaver.id}
 
@@ -77,18 +77,14 @@ def test_a_decommissioned_executors_broker_leaves_in_order_and_moves(tmp_path: P
             "the broker on another host",
         )
 
-        assert (tmp_path / "logs" / f"broker-{leaver.id}").exists()
+        assert (directory / "logs" / f"broker-{leaver.id}").exists()
         now = {broker.id: (broker.epoch, broker.pid) for broker in scenario.live() if broker.id != leaver.id}
         assert now == others
         scenario.judge(spark, brokers=2)
 
 
-def test_an_application_that_its_master_kills_leaves_nothing(tmp_path: Path) -> None:
-    with (
-        StandaloneCluster(tmp_path, workers=2) as hosts,
-        application(tmp_path, hosts.master, 2, {}) as started,
-        Scenario(started.bootstrap_servers, str(tmp_path / "logs"), replicas=2) as scenario,
-    ):
+def kill_by_its_master(started: Application, directory: Path, hosts: StandaloneCluster) -> None:
+    with Scenario(started.bootstrap_servers, str(directory / "logs"), replicas=2) as scenario:
         keepers = [broker_processes(broker) for broker in scenario.live()]
 
         hosts.kill_application()

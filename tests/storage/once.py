@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from spark_broker.storage.start_kind import StartKind
+from spark_broker.testing.simulation.disk import fingerprint
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 
 Allowed = TypeVar("Allowed")
@@ -24,7 +25,7 @@ class Once(Generic[Allowed]):
 
     def __call__(self, fs: SimFileSystem, start: StartKind, allowed: Sequence[Allowed]) -> None:
         """Check the disk that a crash left."""
-        passed = self._passed[start, fs.fingerprint()]
+        passed = self._passed[start, fingerprint(fs._machine.root)]
         expected = tuple(allowed)
         if expected not in passed:
             self._check(fs, start, expected)

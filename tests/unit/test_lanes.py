@@ -48,7 +48,7 @@ def test_where_no_worker_has_the_lane_of_spark_another_one_takes_it() -> None:
 def test_the_page_keeps_what_it_was_told_and_its_second_step_adds_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "PAGE", tmp_path / "page.md")
+    monkeypatch.setattr(lanes, "PAGE", tmp_path / "page")
     assert read_page() == {}
     first = {(SPARK, "tests/spark/test_a.py"): Row(2, 30.5), (COMPUTING, "tests/sim/test_b.py"): Row(7, 4.0)}
     write_page({**first, (SPARK, "tests/spark/test_gone.py"): Row(1, 1.0)}, alone=False)

@@ -55,7 +55,6 @@ from spark_broker.testing.simulation.disk import (
     Write,
     copied,
     directories_of,
-    fingerprint,
     nodes,
     pending_changes,
     settle,
@@ -214,10 +213,6 @@ class SimFileSystem:
         copy.used_bytes, copy.capacity_bytes = machine.used_bytes, machine.capacity_bytes
         copy.index_directories()
         return SimFileSystem(machine=copy)
-
-    def fingerprint(self) -> bytes:
-        """Equal for disks on which everything that is visible, durable or pending is the same."""
-        return fingerprint(self._machine.root)
 
     def _die(self) -> None:
         self._alive = False

@@ -74,7 +74,8 @@ def compacted_batches(replica: ReplicaDirectory, up_to_offset: int) -> list[Fram
         try:
             return list(read_batches(replica, up_to_offset))
         except (FileNotFoundError, DamagedLogError):
-            met_a_swap = _files(replica) != before or unfinished_swap(LOCAL, replica.path)
+            # In this order: a swap that ends in between has changed the files.
+            met_a_swap = unfinished_swap(LOCAL, replica.path) or _files(replica) != before
             if not met_a_swap or time.monotonic() > deadline:
                 raise
         pause.wait(0.01)

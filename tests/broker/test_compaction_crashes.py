@@ -84,8 +84,12 @@ def check(before: CompactedPartition, fs: SimFileSystem, start: StartKind, ahead
     assert again.rows() == before.rows()
 
 
+@pytest.mark.parametrize(
+    "every", [pytest.param(4, marks=pytest.mark.quick), pytest.param(1, marks=pytest.mark.full)], ids=["some", "all"]
+)
 @pytest.mark.parametrize("ahead_ms", [0, 3 * DAY_MS], ids=["first", "purging"])
-def test_a_crash_anywhere_in_a_pass_loses_nothing(ahead_ms: int) -> None:
+def test_a_crash_anywhere_in_a_pass_loses_nothing(ahead_ms: int, every: int) -> None:
+    """`every`: at each change of the disk, or at every fourth."""
     lone, rng = written(), random.Random(1)
     if ahead_ms:  # the pass that removes tombstones and markers
         lone.compact()
@@ -93,7 +97,7 @@ def test_a_crash_anywhere_in_a_pass_loses_nothing(ahead_ms: int) -> None:
     points = points_of(lone)
     assert len(points) > 10
     lone.check(deletions_may_be_gone=ahead_ms > 0)
-    for disk in points:
+    for disk in points[::every]:
         for fs, start in crashes(disk, rng):
             check(lone, fs, start, ahead_ms)
 

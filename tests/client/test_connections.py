@@ -15,7 +15,7 @@ PROCESS_TIMEOUT_S = 240.0
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "seconds", [pytest.param(10, marks=pytest.mark.quick), pytest.param(60, marks=pytest.mark.full)]
+    "seconds", [pytest.param(4, marks=pytest.mark.quick), pytest.param(60, marks=pytest.mark.full)]
 )
 def test_clients_that_are_closed_while_they_are_used_leave_their_process_alive_and_nothing_behind(
     cluster: FakeCluster, seconds: int

@@ -119,8 +119,8 @@ def test_an_unknown_setting_names_the_nearest(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("config", "error"),
     [
-        ({"metadata.dir": "memory://cluster"}, MetadataStoreError),
-        ({"broker.host": "192.0.2.1"}, InvalidConfigError),
+        pytest.param({"metadata.dir": "memory://cluster"}, MetadataStoreError, marks=pytest.mark.full),
+        pytest.param({"broker.host": "192.0.2.1"}, InvalidConfigError, marks=pytest.mark.full),
         ({"broker.start.timeout.ms": 1000}, ClusterStartError),
     ],
 )

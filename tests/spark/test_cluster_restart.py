@@ -67,6 +67,7 @@ def test_log_directories_without_their_metadata_are_refused_and_not_touched(
     assert (tmp_path / "broker-0" / "meta.json").read_bytes() == meta
 
 
+@pytest.mark.full
 def test_the_directories_of_two_clusters_do_not_mix(spark: SparkSession, tmp_path: Path) -> None:
     for name in ("one", "two"):
         with BrokerCluster.start(spark, 1, {"log.dirs": str(tmp_path / name)}):

@@ -184,6 +184,7 @@ def test_all_executors_at_once_come_back_with_every_partitions_data(scenario: Sc
     assert {broker.pid for broker in scenario.live()}.isdisjoint({broker.pid for broker in before})
 
 
+@pytest.mark.full
 def test_the_replicas_of_an_executor_that_never_comes_back_are_made_anew_on_the_others(
     brokers: BrokerCluster, spark: SparkSession
 ) -> None:

@@ -141,7 +141,8 @@ def test_ctrl_c_in_a_notebook_cancels_the_users_query_and_no_broker(scenario: Sc
     assert "cancelled" in str(failures[0])
 
 
-@pytest.mark.parametrize("what", ["stages", pytest.param("jobs", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("what", ["stages", "jobs"])
 def test_killing_the_brokers_stage_on_sparks_page_ends_no_broker(
     scenario: Scenario, spark: SparkSession, what: str
 ) -> None:
@@ -240,6 +241,7 @@ def test_a_users_function_that_crashes_or_eats_memory_ends_no_broker(
         spark.sparkContext.parallelize(range(1, 7), 6).mapPartitions(function).collect()
 
 
+@pytest.mark.full
 def test_streaming_queries_that_start_and_stop_end_no_broker(scenario: Scenario, spark: SparkSession) -> None:
     with unharmed(scenario, lost=[]):
         for number in range(3):

@@ -131,6 +131,7 @@ def test_a_killed_broker_is_reported_under_its_launch_and_launched_again_on_its_
     assert replacement.executor_id == victim.executor_id
 
 
+@pytest.mark.full
 def test_a_killed_executor_is_replaced_and_the_other_brokers_never_notice(brokers: Brokers) -> None:
     victim, *others = brokers.announced()
 
@@ -167,6 +168,7 @@ def test_stop_waits_for_brokers_to_leave_and_leaves_no_process_behind(brokers: B
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of the brokers")
 
 
+@pytest.mark.full
 def test_stop_ends_brokers_by_force_that_do_not_leave(brokers: Brokers) -> None:
     pids = [broker.pid for broker in brokers.announced()]
 

@@ -289,6 +289,7 @@ def test_a_recreated_topic_fails_the_query_and_is_read_anew_when_loss_is_accepte
     job.expect(*range(10), *range(100, 120))
 
 
+@pytest.mark.full
 def test_records_that_retention_deleted_unread_are_named(job: Job, topics: Topics, admin: Admin) -> None:
     topics.create("short", partitions=1)
     topics.add("short", *range(10))
@@ -304,6 +305,7 @@ def test_records_that_retention_deleted_unread_are_named(job: Job, topics: Topic
     assert job.numbers().agg(F.max("n")).collect()[0][0] == 1999
 
 
+@pytest.mark.full
 def test_a_dead_address_is_an_error_and_never_a_hang(job: Job) -> None:
     job.servers = "127.0.0.1:1"
     with pytest.raises(AnalysisException, match=r"BOOTSTRAP_UNREACHABLE.*127\.0\.0\.1:1"):

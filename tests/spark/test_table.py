@@ -99,6 +99,7 @@ def by_plain_delta(spark: TiererProcess, table: Path, version: str = "") -> list
     return [(partition, offset, crc) for partition, offset, crc in rows]
 
 
+@pytest.mark.full
 def test_users_rewrite_the_table_and_delete_records_and_the_topic_goes_on(
     brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, tmp_path: Path
 ) -> None:

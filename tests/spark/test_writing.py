@@ -226,6 +226,7 @@ def test_a_null_in_a_column_that_has_none_fails_the_task_and_stores_nothing(spar
     assert sorted(row.id for row in load(spark, servers, "whole").collect()) == list(range(5))
 
 
+@pytest.mark.full
 def test_a_dead_address_is_an_error_and_no_hang(spark: SparkSession) -> None:
     began = time.monotonic()
     with pytest.raises(AnalysisException, match=r"BOOTSTRAP_UNREACHABLE.*127\.0\.0\.1:1"):
@@ -233,6 +234,7 @@ def test_a_dead_address_is_an_error_and_no_hang(spark: SparkSession) -> None:
     assert time.monotonic() - began < WAIT_S
 
 
+@pytest.mark.full
 def test_a_topic_that_is_deleted_under_a_running_query_ends_it(
     spark: SparkSession, servers: str, admin: Admin, tmp_path: Path
 ) -> None:

@@ -14,7 +14,6 @@ from spark_broker.protocol.messages import EmptyResponse, FetchResponse
 from spark_broker.transport.server import Server, ServerStream
 
 HOST = "127.0.0.1"
-ENDS = 24
 AT_ONCE = 4
 
 
@@ -28,19 +27,20 @@ def silence(stream: ServerStream) -> None:
         pass
 
 
-def test_a_process_may_end_while_its_threads_are_inside_streams() -> None:
+@pytest.mark.parametrize("times", [pytest.param(8, marks=pytest.mark.quick), pytest.param(24, marks=pytest.mark.full)])
+def test_a_process_may_end_while_its_threads_are_inside_streams(times: int) -> None:
     """Python ends a daemon thread where it stands; inside Arrow's C++ that aborted one process in six (SIGABRT)."""
     bugs: list[BaseException] = []
     server = Server(HOST, 0, lambda request: EmptyResponse(), {"echo": echo, "silent": silence}, bugs.append)
     command = [sys.executable, "-m", "tests.support.ends_while_it_talks", str(server.port)]
     ends: Counter[tuple[int, str]] = Counter()
-    for _ in range(ENDS // AT_ONCE):
+    for _ in range(times // AT_ONCE):
         processes = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(AT_ONCE)]
         for process in processes:
             _, errors = process.communicate(timeout=60)
             ends[process.returncode, errors] += 1
     assert not bugs
-    assert ends == {(0, ""): ENDS}
+    assert ends == {(0, ""): times}
 
 
 def test_the_end_of_the_process_waits_for_calls_and_lets_no_more_in() -> None:

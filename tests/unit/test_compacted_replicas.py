@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.storage.segment import segment_paths
 from spark_broker.storage.segment_swap import CLEANED_SUFFIX, swap_segments, write_compacted
+from spark_broker.testing import compacted_replicas
 from spark_broker.testing.compacted_replicas import compacted_batches, compare_compacted_replicas
 from spark_broker.testing.replicas import ReplicaDirectory, find_replicas
 from tests.storage.keyed_logs import keyed_frame, keyed_log, marker_frame, only
@@ -126,6 +128,37 @@ def test_a_read_that_meets_a_slow_swap_waits_for_its_end(tmp_path: Path) -> None
         fs.gate.set()
         assert [frame.header.row_count for frame in read.result(20)] == [1, 1]
         swapped.result(20)
+    log.close(clean=False)
+
+
+def test_a_swap_that_ends_while_a_failed_read_looks_for_it_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Story: the files were compared before the swap's end, and the swap was looked for after it."""
+    log = keyed_log(tmp_path, [FIRST, keyed_frame(2, (b"b", b"v"), first=True)])
+    left, fs = [only(FIRST, [0])], SlowInASwap()
+    compacted = write_compacted(fs, tmp_path, 0, schema_to_bytes(DEFAULT_SCHEMA), [left])
+    looks = itertools.count()
+
+    def finish_the_swap_after_the_first(look: Callable[..., object]) -> Callable[..., object]:
+        def looked(*arguments: object) -> object:
+            seen = look(*arguments)
+            if next(looks) == 1:  # before the read: 0
+                fs.gate.set()
+                swapped.result(20)
+            return seen
+
+        return looked
+
+    with ThreadPoolExecutor(1) as pool:
+        swapped = pool.submit(swap_segments, fs, tmp_path, log.sealed_below(2), compacted, Cleaned())
+        assert fs.held_up.wait(20)
+        for name in ("_files", "unfinished_swap"):
+            monkeypatch.setattr(
+                compacted_replicas, name, finish_the_swap_after_the_first(getattr(compacted_replicas, name))
+            )
+        frames = compacted_batches(ReplicaDirectory(0, T0, tmp_path), END)
+    assert [frame.header.row_count for frame in frames] == [1, 1]
     log.close(clean=False)
 
 

@@ -33,7 +33,7 @@ COVERAGE := $(VENV)/coverage/data
 DEMO_ARGS ?=
 TEST_ARGS ?=
 BENCH_ARGS ?=
-# Of what Hypothesis draws in make test-all. It is printed; make test-all SEED=20261231 draws the same again.
+# Of what Hypothesis and random schedules draw in make test-all. It is printed; make test-all SEED=20261231 draws the same again.
 SEED ?= $(shell date +%Y%m%d)
 CHAOS_ARGS ?=
 SOAK_ARGS ?=
@@ -73,7 +73,7 @@ check: lint types ## Check style, types, and the rules about files, imports and 
 
 .PHONY: test-all
 test-all: $(SPARK_CLASSES) ## Run every test with the full matrices, under 25 minutes (TEST_ARGS=... SEED=...)
-	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full; \
+	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full SEED=$(SEED); \
 	$(PYTEST) -m "not alone and not quick" --hypothesis-seed=$(SEED) $(TEST_ARGS) && beside=0 || beside=$$?; \
 	[ $$beside -eq 0 ] || [ $$beside -eq 5 ] || exit $$beside; \
 	$(PYTEST) -m alone $(TEST_ARGS) -n 0 && alone=0 || alone=$$?; \
@@ -83,7 +83,7 @@ test-all: $(SPARK_CLASSES) ## Run every test with the full matrices, under 25 mi
 .PHONY: coverage
 coverage: $(SPARK_CLASSES) ## Run every test as make test-all does, and say which lines and branches no process of it reached
 	@mkdir -p $(dir $(COVERAGE)) && rm -f $(COVERAGE)*
-	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full COVERAGE_FILE=$(COVERAGE) PYTHONPATH=$(CURDIR); \
+	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full SEED=$(SEED) COVERAGE_FILE=$(COVERAGE) PYTHONPATH=$(CURDIR); \
 	$(PYTHON) -m coverage run -m pytest -n 3 --no-loadscope-reorder -m "not alone and not quick" \
 	  --hypothesis-seed=$(SEED) $(TEST_ARGS) && passed=0 || passed=$$?; \
 	$(PYTHON) -m coverage combine -q && $(PYTHON) -m coverage report --skip-covered; exit $$passed

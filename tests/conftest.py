@@ -33,7 +33,7 @@ spark_jvms.use()
 # No deadline: a slow machine is not a failure. Derandomized: `make test` gives the same answer twice; `full` explores.
 settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 settings.register_profile(
-    "full", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "full", deadline=None, max_examples=300, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 

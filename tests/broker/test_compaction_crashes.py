@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
@@ -11,6 +11,7 @@ from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Fault, Operation, SimFileSystem
 from tests.broker.compacted_partition import DAY_MS, CompactedPartition
 from tests.storage.logs import sim_directory
+from tests.storage.once import Once
 
 SUBSETS_MAX = 16
 """Of more subsets of unsynced changes, so many are drawn."""
@@ -66,6 +67,21 @@ def crashes_once_of_each_kind(disk: SimFileSystem, rng: random.Random) -> Iterat
     yield disk.copy().crash_machine_keeping(kept), StartKind.MACHINE_CRASH
 
 
+class Checks:
+    """Checks each disk that a crash leaves once: many crashes leave equal ones."""
+
+    def __init__(self, before: CompactedPartition, ahead_ms: int = 0) -> None:
+        self._before = before
+        self._ahead_ms = ahead_ms
+        self._once = Once(self._check)
+
+    def __call__(self, fs: SimFileSystem, start: StartKind) -> None:
+        self._once(fs, start, ())
+
+    def _check(self, fs: SimFileSystem, start: StartKind, _: Sequence[None]) -> None:
+        check(self._before, fs, start, self._ahead_ms)
+
+
 def check(before: CompactedPartition, fs: SimFileSystem, start: StartKind, ahead_ms: int) -> None:
     """What was there is there, the leader goes on, and another pass ends as the first one would have."""
     again = CompactedPartition(before.directory, {"segment.bytes": "3500"}, fs=fs, start=start, model=before.model)
@@ -97,16 +113,18 @@ def test_a_crash_anywhere_in_a_pass_loses_nothing(ahead_ms: int, every: int) -> 
     points = points_of(lone)
     assert len(points) > 10
     lone.check(deletions_may_be_gone=ahead_ms > 0)
+    checks = Checks(lone, ahead_ms)
     for disk in points[::every]:
         for fs, start in crashes(disk, rng):
-            check(lone, fs, start, ahead_ms)
+            checks(fs, start)
 
 
 @pytest.mark.full
 def test_a_crash_while_a_swap_is_repeated_loses_nothing() -> None:
     """The next process dies at any change that its recovery makes, too."""
     lone, rng = written(), random.Random(2)
-    for disk in points_of(lone):
+    points, checks = points_of(lone), Checks(lone)
+    for disk in points:
         for crashed, start in crashes_once_of_each_kind(disk, rng):
             disks: list[SimFileSystem] = []
 
@@ -120,9 +138,9 @@ def test_a_crash_while_a_swap_is_repeated_loses_nothing() -> None:
             crashed.on_operation = record
             CompactedPartition(lone.directory, {"segment.bytes": "3500"}, fs=crashed, start=start)
             for second in rng.sample(disks, min(len(disks), SECOND_CRASHES_MAX)):
-                check(lone, second.copy().crash_process(), start, 0)
+                checks(second.copy().crash_process(), start)
                 kept = rng.randrange(1 << second.unsynced_changes)
-                check(lone, second.copy().crash_machine_keeping(kept), StartKind.MACHINE_CRASH, 0)
+                checks(second.copy().crash_machine_keeping(kept), StartKind.MACHINE_CRASH)
 
 
 def test_a_full_disk_stops_a_pass_and_changes_nothing() -> None:

@@ -16,9 +16,9 @@ from tests.fuzz.targets import ALL, MAX_INPUT_BYTES, TARGETS, input_of
 
 SEEDS = 3000
 FULL_FIRST_SEED = 1_000_000
-FULL_SEEDS = {"batch": 20_000, "frames": 40_000}
-"""Where an input takes long. About fifteen seconds on a slow day, as for the others."""
-FULL_SEEDS_OF_OTHERS = 100_000
+FULL_SEEDS = {"batch": 15_000}
+"""Where an input takes long. About fifteen seconds, as for the others."""
+FULL_SEEDS_OF_OTHERS = 40_000
 
 ACCEPTED_SHARE = 0.01
 """At least this share of the inputs must be accepted: cruder damage would only ever try the first check."""

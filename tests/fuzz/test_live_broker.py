@@ -117,6 +117,7 @@ def test_arrow_data_where_messages_belong_is_refused(cluster: ProcessCluster, kn
     assert attack(cluster, known, "foreign_stream", 3)["InvalidRequestError"] > 0
 
 
+@pytest.mark.full
 def test_requests_for_absurd_sizes_cost_no_more_than_a_large_fetch(cluster: ProcessCluster, known: Known) -> None:
     answers = attack(cluster, known, "absurd_requests", 1, servers=slice(BROKERS))
     assert answers["FetchResponse"] > 0

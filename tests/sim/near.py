@@ -20,8 +20,8 @@ from tests.unit.core import test_sensitivity, test_transaction_sensitivity
 NEARBY = 300
 """So many seeds from the last known one on are tried before the search begins at seed 0."""
 
-BEFORE = 3
-"""A hunt begins so many seeds before its finder: what is there must pass, so that not every seed counts as a find."""
+BEFORE = 1
+"""A hunt begins so many seeds before its finder: that one must pass, so that not every seed counts as a find."""
 
 CORE = {bug.__name__: module for module in (test_sensitivity, test_transaction_sensitivity) for bug in module.BUGS}
 

@@ -129,7 +129,7 @@ class SessionProcess:
             self.begin()
             self.tell("spark.stop()")
             self.await_no_broker()
-            assert self.ask("cluster.stopped")
+            eventually(lambda: self.ask("cluster.stopped"), 30, "the cluster's own word that it has stopped")
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -27,12 +28,27 @@ def run(command: list[str], directory: Path) -> str:
     return done.stdout
 
 
+def check_first_program(shown: str) -> None:
+    assert shown.count("greetings") == 2, shown
+    assert sorted(re.findall(r"'value': b'(\w+)'", shown)) == ["hallo", "hello"]
+
+
+@pytest.mark.quick
+@pytest.mark.usefixtures("spark")
+def test_the_first_program_shows_what_it_appended_in_a_session_that_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(snippet("python"))
+    runpy.run_path(str(script), run_name="__main__")
+    check_first_program(capsys.readouterr().out)
+
+
+@pytest.mark.full
 def test_the_first_program_shows_what_it_appended(tmp_path: Path) -> None:
     script = tmp_path / "first.py"
     script.write_text(snippet("python"))
-    shown = run([sys.executable, str(script)], tmp_path)
-    assert shown.count("greetings") == 2, shown
-    assert sorted(re.findall(r"'value': b'(\w+)'", shown)) == ["hallo", "hello"]
+    check_first_program(run([sys.executable, str(script)], tmp_path))
 
 
 @pytest.mark.full

@@ -192,6 +192,7 @@ def test_available_now_reads_in_limited_batches_and_goes_on_from_its_checkpoint(
     job.expect(*range(130))
 
 
+@pytest.mark.full
 def test_bytes_limit_a_batch(job: Job, topics: Topics) -> None:
     topics.create("heavy", partitions=1)
     for start in range(0, 400, 100):

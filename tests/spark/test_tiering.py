@@ -6,7 +6,6 @@ The tables are read with deltalake, which shares no code with the tierer.
 from __future__ import annotations
 
 import random
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from jobs import submitted
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
-from spark_broker.spark.delta_session import SUBMITTED, downloaded_jars
+from spark_broker.spark.delta_session import downloaded_jars
 from tests.spark.application import ROOT, environment
 from tests.spark.history import History
 from tests.spark.test_table_schema import append, dead_letters, in_table, tier
@@ -189,24 +187,6 @@ def test_the_job_tiers_a_typed_topic(brokers: ProcessCluster, tmp_path: Path) ->
 
 def arguments_for(brokers: ProcessCluster, topic: str) -> list[str]:
     return ["--bootstrap-servers", brokers.bootstrap_servers, "--topic", topic, "--include-active-segments"]
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("spark")
-def test_the_job_names_the_jars_that_spark_submit_was_started_without(
-    brokers: ProcessCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In this process. The JVM of the session that all tests share was started without them, too."""
-    monkeypatch.setenv(SUBMITTED, "1")
-    monkeypatch.setattr(submitted, "quiet_spark", lambda: None)  # The session goes on, and is to log as before.
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", [str(JOB), *arguments_for(brokers, "typed")])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(JOB), run_name="__main__")
-    assert ended.value.code == 1
-    said = capsys.readouterr().err
-    assert "error: [MISSING_DEPENDENCY]" in said
-    assert f"--jars {','.join(map(str, downloaded_jars()))}" in said
 
 
 @pytest.mark.full

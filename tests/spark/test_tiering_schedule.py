@@ -13,9 +13,8 @@ from pathlib import Path
 import deltalake
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
 
-from spark_broker import Admin, BrokerCluster, NewTopic, Producer
+from spark_broker import Admin, NewTopic, Producer
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import HistoryInfo
 from tests.spark.application import Application
@@ -83,16 +82,3 @@ def test_what_is_sealed_gets_into_the_table_once_until_the_cluster_stops_in_the_
     for partition in range(PARTITIONS):
         offsets = sorted(offset for p, offset in found if p == partition)
         assert offsets == list(range(len(offsets))), "without a gap"
-
-
-def test_a_session_without_delta_says_so_in_the_topics_description(spark: SparkSession, tmp_path: Path) -> None:
-    with (
-        BrokerCluster.start(spark, 1, {"log.dirs": str(tmp_path / "logs"), "tiering.interval.ms": 50}) as cluster,
-        Admin(cluster.bootstrap_servers) as admin,
-    ):
-        admin.create_topic(NewTopic("t", 1, replication_factor=1, config={"delta.path": str(tmp_path / "table")}))
-        eventually(lambda: history_of(admin).stopped, 30, "the description")
-        stopped = history_of(admin).stopped or ""
-        assert "own schedule" in stopped
-        assert "JARs" in stopped
-        assert not (tmp_path / "table").exists()

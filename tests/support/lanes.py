@@ -1,11 +1,13 @@
 """Which worker runs which tests, and how long each lane took: three workers keep two cores busy.
 
-- `spark`: tests that start executors. One worker runs them all, because a process has one Spark session.
+- `spark`: tests on the Spark session that they share. One worker runs them all, because a process has one session.
+- `applications`: tests that start Spark applications of their own. Files that share one are run by one worker.
 - `waiting`: tests that wait for clocks, threads and processes. They need little processor time, but at once.
 - `computing`: everything else. Its worker is nice: it gets the time that the others leave.
 
-A worker whose lane is empty takes files of another lane, but none of `spark`. Files that took longest come first,
-as far as the recorded durations tell (tests/DURATIONS.md), so that no worker is left alone with a long one.
+A worker whose lane is empty takes files of another lane. No second one runs what needs the shared session. Files that
+took longest come first, as far as the recorded durations tell (tests/DURATIONS.md). So no worker is left alone with a
+long one.
 """
 
 from __future__ import annotations
@@ -26,22 +28,37 @@ if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
     from xdist.workermanage import WorkerController
 
-SPARK, WAITING, COMPUTING = "spark", "waiting", "computing"
+SPARK, APPLICATIONS, WAITING, COMPUTING = "spark", "applications", "waiting", "computing"
 
-LANES = (SPARK, WAITING, COMPUTING)
+LANES = (SPARK, APPLICATIONS, WAITING, COMPUTING)
+
+HISTORY = "history"
+"""The name of all files that share the brokers and tierers of `tests/spark/history.py`, and need no shared session."""
+
+HISTORY_PATHS = ("tests/spark/test_table", "tests/spark/test_tiering", "tests/spark/test_unclean_history.py")
 
 PATHS: Mapping[str, tuple[str, ...]] = {
-    SPARK: ("tests/spark/", "tests/chaos/", "tests/test_demo.py", "tests/test_notebook.py"),
+    APPLICATIONS: (
+        *HISTORY_PATHS,
+        "tests/chaos/",
+        "tests/spark/test_cluster_job.py",
+        "tests/spark/test_connect.py",
+        "tests/spark/test_local_session.py",
+        "tests/spark/test_ordinary_ends.py",
+        "tests/test_demo.py",
+        "tests/test_notebook.py",
+    ),
+    SPARK: ("tests/spark/",),
     WAITING: ("tests/broker/", "tests/client/", "tests/driver/", "tests/transport/"),
 }
-"""Beginnings of the node ids of a lane's tests. Every other test computes."""
+"""Beginnings of the node ids of a lane's tests; the first that fits counts. Every other test computes."""
 
 HELPS: Mapping[str, tuple[str, ...]] = {
-    SPARK: (SPARK, COMPUTING, WAITING),
-    WAITING: (WAITING, COMPUTING),
+    SPARK: (SPARK, APPLICATIONS, WAITING, COMPUTING),
+    WAITING: (WAITING, APPLICATIONS, COMPUTING),
     COMPUTING: (COMPUTING, WAITING),
 }
-"""In which order a lane's worker looks for work."""
+"""The lane of each worker, and in which order it looks for work."""
 
 NICENESS = 10
 SHOWN_FILES = 8
@@ -57,16 +74,19 @@ def lane_of(nodeid: str) -> str:
 
 
 def scope_of(nodeid: str) -> str:
-    """What one worker runs: a file, for the sake of its shared clusters, or all tests of the lane `spark`."""
+    """What one worker runs: a file, for the sake of its clusters, or all files that share a session or a tierer."""
+    if nodeid.startswith(HISTORY_PATHS):
+        return HISTORY
     return SPARK if lane_of(nodeid) == SPARK else nodeid.split("::", 1)[0]
 
 
 def choose(scopes: Iterable[str], lane: str, lanes: Collection[str], recorded: Mapping[str, float]) -> str | None:
-    """What a worker of this lane runs next, or None. `lanes`: those that have workers."""
-    helps = HELPS[lane] if SPARK in lanes else (*HELPS[lane], SPARK)
+    """What a worker of this lane runs next, or None. `lanes`: those of the workers that there are."""
+    helped = {helped for other in lanes for helped in HELPS[other]}
+    helps = (*HELPS[lane], *(other for other in LANES if other not in helped))
     by_lane = defaultdict(list)
     for scope in scopes:
-        by_lane[SPARK if scope == SPARK else lane_of(scope)].append(scope)
+        by_lane[{SPARK: SPARK, HISTORY: APPLICATIONS}.get(scope) or lane_of(scope)].append(scope)
     waiting = next((by_lane[lane] for lane in helps if by_lane[lane]), [])
     return max(waiting, key=lambda scope: recorded.get(scope, float("inf")), default=None)
 
@@ -103,7 +123,7 @@ class LaneOfEachWorker:
     def pytest_configure_node(self, node: WorkerController) -> None:
         """A worker is about to start."""
         taken = self._taken.values()
-        lane = next((lane for lane in LANES if lane not in taken), COMPUTING)
+        lane = next((lane for lane in HELPS if lane not in taken), COMPUTING)
         self._taken[node.gateway.id] = node.workerinput["lane"] = lane
 
     @pytest.hookimpl(optionalhook=True)

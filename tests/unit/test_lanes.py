@@ -7,7 +7,19 @@ from pathlib import Path
 import pytest
 
 from tests.support import lanes
-from tests.support.lanes import COMPUTING, SPARK, WAITING, Row, choose, lane_of, read_page, scope_of, write_page
+from tests.support.lanes import (
+    APPLICATIONS,
+    COMPUTING,
+    HISTORY,
+    SPARK,
+    WAITING,
+    Row,
+    choose,
+    lane_of,
+    read_page,
+    scope_of,
+    write_page,
+)
 
 ALL = (SPARK, WAITING, COMPUTING)
 SCOPES = (SPARK, "tests/broker/test_a.py", "tests/sim/test_b.py", "tests/sim/test_c.py")
@@ -15,12 +27,15 @@ SCOPES = (SPARK, "tests/broker/test_a.py", "tests/sim/test_b.py", "tests/sim/tes
 
 def test_a_test_is_in_the_lane_of_its_folder() -> None:
     assert lane_of("tests/spark/test_streams.py::test_x") == SPARK
+    assert lane_of("tests/spark/test_connect.py::test_x") == lane_of("tests/test_demo.py::test_x") == APPLICATIONS
     assert lane_of("tests/broker/test_cluster.py::test_x[a]") == WAITING
     assert lane_of("tests/sim/test_schedules.py") == lane_of("tests/test_tidy.py") == COMPUTING
 
 
-def test_tests_with_executors_are_one_scope_and_others_one_for_each_file() -> None:
-    assert scope_of("tests/spark/test_a.py::test_x") == scope_of("tests/test_demo.py::test_y") == SPARK
+def test_tests_that_share_a_session_or_a_tierer_are_one_scope_and_others_one_for_each_file() -> None:
+    assert scope_of("tests/spark/test_a.py::test_x") == scope_of("tests/spark/test_b.py::test_y") == SPARK
+    assert scope_of("tests/spark/test_table.py::test_x") == scope_of("tests/spark/test_tiering.py::test_y") == HISTORY
+    assert scope_of("tests/test_demo.py::test_y") == "tests/test_demo.py"
     assert scope_of("tests/sim/test_b.py::test_x[p::q]") == "tests/sim/test_b.py"
 
 
@@ -41,8 +56,16 @@ def test_a_worker_without_work_helps_but_starts_no_second_session_of_spark() -> 
     assert choose((), COMPUTING, ALL, {}) is None
 
 
-def test_where_no_worker_has_the_lane_of_spark_another_one_takes_it() -> None:
+def test_applications_of_their_own_are_started_by_either_of_two_workers() -> None:
+    scopes = (HISTORY, "tests/test_demo.py")
+    assert choose(scopes, SPARK, ALL, {"tests/test_demo.py": 1.0}) == HISTORY
+    assert choose(scopes[1:], WAITING, ALL, {}) == "tests/test_demo.py"
+    assert choose(scopes, COMPUTING, ALL, {}) is None
+
+
+def test_where_no_worker_has_a_lane_another_one_takes_it() -> None:
     assert choose(SCOPES[:1], WAITING, (WAITING,), {}) == SPARK
+    assert choose((HISTORY,), COMPUTING, (COMPUTING,), {}) == HISTORY
 
 
 def test_the_page_keeps_what_it_was_told_and_its_second_step_adds_to_it(

@@ -27,7 +27,7 @@ from tests.sim.kinds import (
 )
 from tests.sim.regressions import REGRESSIONS, Regression
 
-SCHEDULES = 300
+SCHEDULES = 200
 ALL_SCHEDULES = 700
 STORIES = 6
 

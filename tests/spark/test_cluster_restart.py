@@ -78,6 +78,7 @@ def test_the_directories_of_two_clusters_do_not_mix(spark: SparkSession, tmp_pat
         BrokerCluster.start(spark, 1, mixed)
 
 
+@pytest.mark.full
 def test_fewer_brokers_than_before_start_with_the_directories_that_they_claim(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -171,6 +171,7 @@ def test_an_executor_that_spark_is_told_to_remove_hands_over_first(scenario: Sce
     scenario.judge(spark)
 
 
+@pytest.mark.full
 def test_all_executors_at_once_come_back_with_every_partitions_data(scenario: Scenario, spark: SparkSession) -> None:
     before = scenario.live()
     everyone = [broker_processes(broker) for broker in before]

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(600)
 """Several waits, each with a deadline of its own that says what was awaited; this bounds their sum."""
 
 
+@pytest.mark.full
 def test_two_task_slots_hold_brokers_and_queries_and_no_end_of_the_session_leaves_a_broker(tmp_path: Path) -> None:
     with SessionProcess("local[2]", tmp_path) as session:
         with step("three brokers and a query fit into two task slots"):

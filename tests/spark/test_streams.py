@@ -131,6 +131,7 @@ def rows_of_batches(query: StreamingQuery) -> list[int]:
     return [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("few_tasks")
 def test_a_job_of_sparks_kafka_guide_changes_its_format_and_address_alone(
     spark: SparkSession, servers: str, admin: Admin, producer: Producer, tmp_path: Path

@@ -11,6 +11,9 @@ from collections.abc import Collection, Mapping
 from spark_broker.config import TopicConfig
 from spark_broker.controller.image import TopicState
 from spark_broker.errors import InvalidConfigError
+from spark_broker.model import dead_letters_path
+
+TABLE_NAME_BYTES_MAX = 255 - len(dead_letters_path(""))
 
 _BUILT_IN = TopicConfig().to_dict()
 
@@ -29,6 +32,12 @@ def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str,
 def _stored(config: TopicConfig, explicit: Collection[str]) -> dict[str, str]:
     if config.storage_format == "delta" and not config.delta_path:
         raise InvalidConfigError("storage.format=delta needs delta.path, the URL of a Delta table")
+    table = config.delta_path.rstrip("/").rpartition("/")[2]
+    if len(table.encode()) > TABLE_NAME_BYTES_MAX:
+        raise InvalidConfigError(
+            f"delta.path: the table's name has {len(table.encode())} bytes, not {TABLE_NAME_BYTES_MAX} at most: the table "
+            "of the records that it refuses, which is beside it, has a longer one"
+        )
     if config.storage_format == "delta" and "compact" in config.cleanup_policy:
         raise InvalidConfigError(
             "storage.format=delta leaves brokers nothing to compact: cleanup.policy must be delete"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from spark_broker.storage.checkpoints import (
     write_high_watermarks,
 )
 from spark_broker.storage.files import TEMPORARY_SUFFIX, is_full
-from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
+from spark_broker.storage.filesystem import FILE_NAME_BYTES_MAX, LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 
@@ -241,7 +242,7 @@ class LogDirectory:
         path = self.path / f"{topic}-{partition}"
         with self._errors_at(path):
             if self.fs.is_directory(path):
-                doomed = path.with_name(f"{path.name}.{self.fs.unique_id()}{DELETED_SUFFIX}")
+                doomed = path.with_name(derived_name(path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}"))
                 self.fs.rename(path, doomed)
                 self.fs.sync_directory(self.path)
                 self.fs.remove_tree(doomed)
@@ -249,17 +250,28 @@ class LogDirectory:
     def quarantine(self, topic: str, partition: int) -> Path:
         """Rename a damaged replica's directory to `<name>.<n>.damaged`, for inspection. Returns the new path.
 
-        If the directory itself was removed, nothing is renamed.
+        The name is that of `derived_name`. If the directory itself was removed, nothing is renamed.
         """
         path = self.path / f"{topic}-{partition}"
         number = 0
         with self._errors_at(path):
-            while self.fs.exists(target := path.with_name(f"{path.name}.{number}{DAMAGED_SUFFIX}")):
+            while self.fs.exists(target := path.with_name(derived_name(path.name, f".{number}{DAMAGED_SUFFIX}"))):
                 number += 1
             if self.fs.is_directory(path):
                 self.fs.rename(path, target)
                 self.fs.sync_directory(self.path)
         return target
+
+
+def derived_name(name: str, suffix: str) -> str:
+    """A file's name with a suffix. Where that is too long, a hash replaces the end of the name.
+
+    Topics may have names that leave no room for a suffix. No topic has a "~" in its name, so none is taken for it.
+    """
+    if len(name) + len(suffix) <= FILE_NAME_BYTES_MAX:
+        return name + suffix
+    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    return f"{name[: FILE_NAME_BYTES_MAX - len(suffix) - len(digest) - 1]}~{digest}{suffix}"
 
 
 def take_over(

@@ -41,7 +41,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spark_broker.storage.filesystem import ProcessIdentity
+from spark_broker.storage.filesystem import FILE_NAME_BYTES_MAX, ProcessIdentity
 from spark_broker.testing.simulation.disk import (
     ChosenSurvival,
     Cut,
@@ -451,6 +451,8 @@ class SimFileSystem:
 
     def _place(self, path: str) -> tuple[Directory, str]:
         parent, _, name = path.rpartition("/")
+        if len(name) > FILE_NAME_BYTES_MAX:
+            raise system_error(errno.ENAMETOOLONG, path)
         return self._directory(parent or "/"), name
 
     def _directory(self, path: str) -> Directory:

@@ -49,6 +49,7 @@ from spark_broker.testing.simulation.unclean import UncleanElections
 from spark_broker.testing.simulation.violation import ViolationError
 
 TOPIC = "t"
+TOPIC_NAME_MAX = 249
 RETRY_MS = 200
 DESCRIBED_MAX = 16
 """Images whose descriptions are kept."""
@@ -309,6 +310,8 @@ class World:
     def new_topic_request(self) -> CreateTopicRequest:
         self._topics += 1
         swarm, name = self.swarm, TOPIC if self._topics == 1 else f"{TOPIC}{self._topics}"
+        if self._topics % 2 == 0:
+            name = name.ljust(TOPIC_NAME_MAX, "-")  # Names of files and directories are made from it.
         return CreateTopicRequest(
             name=name,
             partitions=swarm.partitions,

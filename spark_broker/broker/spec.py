@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from spark_broker.errors import InvalidRequestError
+from spark_broker.protocol.wire import UNDECODABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ class BrokerSpec:
         """The spec that `to_json` wrote. Raises InvalidRequestError."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise InvalidRequestError(f"a broker specification that does not decode: {error}") from None
 
     def on_executor(self, executor_id: str, executor_pid: int) -> BrokerSpec:
@@ -89,5 +90,5 @@ class BrokerOutcome:
         """The outcome that `to_json` wrote. Raises InvalidRequestError."""
         try:
             return msgspec.json.decode(data, type=cls)
-        except msgspec.MsgspecError as error:
+        except UNDECODABLE as error:
             raise InvalidRequestError(f"a broker outcome that does not decode: {error}") from None

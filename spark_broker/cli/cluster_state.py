@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from spark_broker.errors import InvalidDataError
+from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.filesystem import process_start_time
 
 CLOCK_TOLERANCE_S = 2.0
@@ -47,7 +48,7 @@ def running_cluster(path: Path) -> ClusterState | None:
         return None
     try:
         state = msgspec.json.decode(data, type=ClusterState)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidDataError(f"{path} is not a note of `cluster start`: {error}") from None
     return state if _ran_then(state.driver_pid, written_s) else None
 

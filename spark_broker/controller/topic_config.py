@@ -35,8 +35,8 @@ def _stored(config: TopicConfig, explicit: Collection[str]) -> dict[str, str]:
     table = config.delta_path.rstrip("/").rpartition("/")[2]
     if len(table.encode()) > TABLE_NAME_BYTES_MAX:
         raise InvalidConfigError(
-            f"delta.path: the table's name has {len(table.encode())} bytes, not {TABLE_NAME_BYTES_MAX} at most: the table "
-            "of the records that it refuses, which is beside it, has a longer one"
+            f"delta.path: the table's name has {len(table.encode())} bytes, and may have {TABLE_NAME_BYTES_MAX}: "
+            "the table of the records that it refuses, which is beside it, has a longer name"
         )
     if config.storage_format == "delta" and "compact" in config.cleanup_policy:
         raise InvalidConfigError(

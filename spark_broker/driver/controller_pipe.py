@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from spark_broker.errors import InvalidRequestError, SparkBrokerError, error_from_code
+from spark_broker.protocol.wire import UNDECODABLE
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
 
@@ -121,7 +122,7 @@ def from_line(line: bytes, kind: type[T]) -> T:
     """The message of a line to the controller. Raises InvalidRequestError."""
     try:
         return msgspec.json.decode(line, type=kind)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidRequestError(f"a line that is no {kind.__name__}: {error}") from None
 
 
@@ -132,7 +133,7 @@ def from_controller(line: bytes) -> FromController:
     """The message of a line from the controller. Raises InvalidRequestError."""
     try:
         return _from_controller.decode(line)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         raise InvalidRequestError(f"a line that no controller writes: {error}") from None
 
 

@@ -15,6 +15,7 @@ import msgspec
 from spark_broker.broker.hosting import Lines
 from spark_broker.driver.keeper_task import FromDriver, FromKeeper, KeeperHello, to_line
 from spark_broker.errors import ClusterStartError, InvalidRequestError
+from spark_broker.protocol.wire import UNDECODABLE
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ class KeeperConnections(threading.Thread):
             data = connection.socket.recv(65_536)
             for line in connection.lines.feed(data):
                 self._take(connection, self._decoder.decode(line))
-        except (OSError, InvalidRequestError, msgspec.MsgspecError) as error:
+        except (OSError, InvalidRequestError, *UNDECODABLE) as error:
             logger.info("a keeper's connection is given up: %s", error)
             data = b""
         if not data:

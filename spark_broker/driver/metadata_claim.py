@@ -25,6 +25,7 @@ from spark_broker.broker.executor import is_running
 from spark_broker.driver.metadata_store import ClaimStore, open_store
 from spark_broker.errors import ClusterInUseError, MetadataStoreError
 from spark_broker.model import local_time
+from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.filesystem import LOCAL, process_start_time
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def read_claim(store: ClaimStore) -> Claim | None:
     data = store.read(CLAIM)
     try:
         return None if data is None else msgspec.json.decode(data, type=Claim)
-    except msgspec.MsgspecError as error:
+    except UNDECODABLE as error:
         logger.warning("%s: %s is no claim: %s", store, CLAIM, error)
         return None
 

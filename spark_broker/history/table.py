@@ -16,6 +16,7 @@ from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, 
 from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import ConflictError
 from spark_broker.model import dead_letters_path
+from spark_broker.protocol.wire import UNDECODABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -286,7 +287,7 @@ def _our_commit(row: Any, app_id: str) -> TableCommit | None:
     """The commit, if it is one of ours. The metadata of other writers is any text."""
     try:
         metadata = json.loads(row["userMetadata"] or "{}")
-    except ValueError:
+    except UNDECODABLE:
         return None
     ours = metadata.get(app_id) if isinstance(metadata, dict) else None
     if not isinstance(ours, dict):

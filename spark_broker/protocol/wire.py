@@ -13,8 +13,10 @@ from spark_broker.protocol.messages import CallRequest, CallResponse, ErrorRespo
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 """Largest message, payload not counted (metadata of very large clusters is the largest)."""
 
-UNDECODABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What msgspec raises for bytes that are not a message. For text that is not UTF-8 it raises UnicodeDecodeError."""
+UNDECODABLE = (msgspec.MsgspecError, ValueError, RecursionError)
+"""What msgspec and json raise for bytes that are not a message. Text that is not UTF-8, and a number of thousands of
+digits, is a ValueError; 100,000 opening brackets are a RecursionError. Whoever decodes bytes from outside this process
+catches these, and no shorter list (`tests/test_tidy.py`)."""
 
 _LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()

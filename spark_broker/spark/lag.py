@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import TopicPartition
+from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.spark.stream_offset import StreamOffset, parse_offset
 
 if TYPE_CHECKING:
@@ -94,5 +95,5 @@ def _offset(text: str) -> StreamOffset | None:
     """The offsets of this source. None: there are none, or they belong to another source."""
     try:
         return parse_offset(json.loads(text))
-    except (ValueError, InvalidConfigError):
+    except (InvalidConfigError, *UNDECODABLE):
         return None

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_broker.errors import InvalidConfigError
+from spark_broker.protocol.wire import UNDECODABLE
 
 PARTITION_MAX = 2**31 - 1
 
@@ -98,8 +99,8 @@ def parse_json(name: str, text: str) -> object:
     """
     try:
         value: object = json.loads(text)
-    except ValueError as error:
-        raise InvalidConfigError(f"{name} = {text!r} is not JSON: {error}") from None
+    except UNDECODABLE as error:
+        raise InvalidConfigError(f"{name} = {text[:200]!r} is not JSON: {error}") from None
     return value
 
 

@@ -11,6 +11,7 @@ import msgspec
 
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
+from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.files import write_atomically
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 
@@ -37,7 +38,7 @@ def read_checkpoint(path: Path, *, fs: FileSystem = LOCAL) -> object | None:
         raise DamagedLogError(f"{path.name} fails its CRC")
     try:
         value: object = json.loads(text)
-    except ValueError as error:
+    except UNDECODABLE as error:
         raise DamagedLogError(f"{path.name} has its CRC and is not JSON: {error}") from None
     return value
 
@@ -47,7 +48,7 @@ def read_checkpoint_as(path: Path, kind: type[T], *, fs: FileSystem = LOCAL) -> 
     value = read_checkpoint(path, fs=fs)
     try:
         return None if value is None else msgspec.convert(value, kind, strict=True)
-    except msgspec.ValidationError as error:
+    except UNDECODABLE as error:
         raise DamagedLogError(f"{path.name}: {error}") from None
 
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from spark_broker.errors import LogDirectoryLockedError
+from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.files import opened, write_fully
 from spark_broker.storage.filesystem import LOCAL, FileSystem, ProcessIdentity
 
@@ -84,7 +85,7 @@ def read_holder(directory: Path, *, fs: FileSystem = LOCAL) -> Holder | None:
     try:
         value = json.loads(fs.read_bytes(directory / LOCK_FILE))
         return Holder(int(value["pid"]), int(value["start_time"]), int(value["launch"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (FileNotFoundError, KeyError, TypeError, *UNDECODABLE):
         return None
 
 

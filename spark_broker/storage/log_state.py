@@ -17,6 +17,7 @@ import msgspec
 
 from spark_broker.errors import DamagedLogError
 from spark_broker.protocol.crc32c import crc32c
+from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.files import opened, write_atomically, write_fully
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.start_kind import StartKind
@@ -117,5 +118,5 @@ def _decode(data: bytes) -> _Slot | None:
         return None
     try:
         return _decoder.decode(text)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         raise DamagedLogError(f"{LOG_STATE_FILE} has its CRC and is not a state: {error}") from None

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from spark_broker.errors import InvalidDataError
+from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.testing.history import Event, History
 
 FORMAT = "spark-broker-history-1"
@@ -36,6 +37,6 @@ def load_history(path: Path) -> History:
         for number, line in enumerate(file, 2):
             try:
                 events.append(_decoder.decode(line))
-            except msgspec.DecodeError as error:
+            except UNDECODABLE as error:
                 raise InvalidDataError(f"{path}, line {number}: {error}") from None
     return History(tuple(events))

@@ -15,7 +15,7 @@ from tests.support.waiting import eventually
 
 LONGEST = "x" * 249
 LENGTHS = (208, 209, 240, 249)
-"""With `-0.<32 hex digits>.deleted` the first of these has a name of 250 bytes, and the second one more."""
+"""Around where a directory's name with `.<uuid>.deleted` gets too long, and the longest."""
 
 
 def claim(base: Path, launch: int) -> LogDirectory:

@@ -25,7 +25,8 @@ unexport PYTHONDONTWRITEBYTECODE
 WITH_JAVA = JAVA_HOME="$$(scripts/java.sh)" && export JAVA_HOME &&
 
 # Three lanes on two cores (tests/support/lanes.py); TEST_ARGS=-n0: one test at a time.
-PYTEST := $(PYTHON) -m pytest -n 3 --no-loadscope-reorder
+IN_LANES := -m pytest -n 3 --no-loadscope-reorder
+PYTEST := $(PYTHON) $(IN_LANES)
 
 COVERAGE := $(VENV)/coverage/data
 
@@ -71,21 +72,24 @@ test-fast: $(STAMP) ## Run the tests that need neither Spark nor Java, under 90 
 check: lint types ## Check style, types, and the rules about files, imports and citations: what a commit must pass
 	@$(PYTHON) -m pytest -q -n 0 tests/test_tidy.py tests/unit/test_imports.py tests/docs/test_citations.py
 
+# What make test-all runs beside each other; the tests marked `alone` follow.
+ALL_BESIDE = -m "not alone and not quick" --hypothesis-seed=$(SEED) $(TEST_ARGS)
+WITH_SEED = export HYPOTHESIS_PROFILE=full SEED=$(SEED)
+
 .PHONY: test-all
 test-all: $(SPARK_CLASSES) ## Run every test with the full matrices, under 25 minutes (TEST_ARGS=... SEED=...)
-	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full SEED=$(SEED); \
-	$(PYTEST) -m "not alone and not quick" --hypothesis-seed=$(SEED) $(TEST_ARGS) && beside=0 || beside=$$?; \
+	@$(WITH_JAVA) $(WITH_SEED); \
+	$(PYTEST) $(ALL_BESIDE) && beside=0 || beside=$$?; \
 	[ $$beside -eq 0 ] || [ $$beside -eq 5 ] || exit $$beside; \
 	$(PYTEST) -m alone $(TEST_ARGS) -n 0 && alone=0 || alone=$$?; \
 	[ $$alone -ne 5 ] || exit $$beside; \
 	exit $$alone  # 5: no test was selected; one of the two steps may have none
 
 .PHONY: coverage
-coverage: $(SPARK_CLASSES) ## Run every test as make test-all does, and say which lines and branches no process of it reached
+coverage: $(SPARK_CLASSES) ## Run the first step of make test-all, and say which lines and branches no process of it reached
 	@mkdir -p $(dir $(COVERAGE)) && rm -f $(COVERAGE)*
-	@$(WITH_JAVA) export HYPOTHESIS_PROFILE=full SEED=$(SEED) COVERAGE_FILE=$(COVERAGE) PYTHONPATH=$(CURDIR); \
-	$(PYTHON) -m coverage run -m pytest -n 3 --no-loadscope-reorder -m "not alone and not quick" \
-	  --hypothesis-seed=$(SEED) $(TEST_ARGS) && passed=0 || passed=$$?; \
+	@$(WITH_JAVA) $(WITH_SEED) COVERAGE_FILE=$(COVERAGE) PYTHONPATH=$(CURDIR); \
+	$(PYTHON) -m coverage run $(IN_LANES) $(ALL_BESIDE) && passed=0 || passed=$$?; \
 	$(PYTHON) -m coverage combine -q && $(PYTHON) -m coverage report --skip-covered; exit $$passed
 
 .PHONY: lint

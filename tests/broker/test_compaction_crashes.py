@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -67,21 +67,6 @@ def crashes_once_of_each_kind(disk: SimFileSystem, rng: random.Random) -> Iterat
     yield disk.copy().crash_machine_keeping(kept), StartKind.MACHINE_CRASH
 
 
-class Checks:
-    """Checks each disk that a crash leaves once: many crashes leave equal ones."""
-
-    def __init__(self, before: CompactedPartition, ahead_ms: int = 0) -> None:
-        self._before = before
-        self._ahead_ms = ahead_ms
-        self._once = Once(self._check)
-
-    def __call__(self, fs: SimFileSystem, start: StartKind) -> None:
-        self._once(fs, start, ())
-
-    def _check(self, fs: SimFileSystem, start: StartKind, _: Sequence[None]) -> None:
-        check(self._before, fs, start, self._ahead_ms)
-
-
 def check(before: CompactedPartition, fs: SimFileSystem, start: StartKind, ahead_ms: int) -> None:
     """What was there is there, the leader goes on, and another pass ends as the first one would have."""
     again = CompactedPartition(before.directory, {"segment.bytes": "3500"}, fs=fs, start=start, model=before.model)
@@ -113,18 +98,18 @@ def test_a_crash_anywhere_in_a_pass_loses_nothing(ahead_ms: int, every: int) -> 
     points = points_of(lone)
     assert len(points) > 10
     lone.check(deletions_may_be_gone=ahead_ms > 0)
-    checks = Checks(lone, ahead_ms)
+    once = Once[None](lambda fs, start, _: check(lone, fs, start, ahead_ms))
     for disk in points[::every]:
         for fs, start in crashes(disk, rng):
-            checks(fs, start)
+            once(fs, start, ())
 
 
 @pytest.mark.full
 def test_a_crash_while_a_swap_is_repeated_loses_nothing() -> None:
     """The next process dies at any change that its recovery makes, too."""
     lone, rng = written(), random.Random(2)
-    points, checks = points_of(lone), Checks(lone)
-    for disk in points:
+    once = Once[None](lambda fs, start, _: check(lone, fs, start, 0))
+    for disk in points_of(lone):
         for crashed, start in crashes_once_of_each_kind(disk, rng):
             disks: list[SimFileSystem] = []
 
@@ -138,9 +123,9 @@ def test_a_crash_while_a_swap_is_repeated_loses_nothing() -> None:
             crashed.on_operation = record
             CompactedPartition(lone.directory, {"segment.bytes": "3500"}, fs=crashed, start=start)
             for second in rng.sample(disks, min(len(disks), SECOND_CRASHES_MAX)):
-                checks(second.copy().crash_process(), start)
+                once(second.copy().crash_process(), start, ())
                 kept = rng.randrange(1 << second.unsynced_changes)
-                checks(second.copy().crash_machine_keeping(kept), StartKind.MACHINE_CRASH)
+                once(second.copy().crash_machine_keeping(kept), StartKind.MACHINE_CRASH, ())
 
 
 def test_a_full_disk_stops_a_pass_and_changes_nothing() -> None:

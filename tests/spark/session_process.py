@@ -112,8 +112,8 @@ class SessionProcess:
 
         eventually(lambda: not left(), 30, f"the end of {left()}")
 
-    def assert_ordinary_ends_leave_no_broker(self) -> None:
-        """Of the present cluster, and of others after it: each ends in another way. In the end there is no session.
+    def assert_no_end_leaves_a_broker(self) -> None:
+        """Of the present cluster, and of others after it: each ends in another way. In the end there is no process.
 
         In `local[N]` the JVM of the brokers' executor lives on when its session stops.
         """
@@ -130,6 +130,11 @@ class SessionProcess:
             self.tell("spark.stop()")
             self.await_no_broker()
             eventually(lambda: self.ask("cluster.stopped"), 30, "the cluster's own word that it has stopped")
+        with step("the driver's Python is killed"):
+            self.begin()
+            self.kill("python")
+            self.await_no_broker()
+            self.await_nothing()
 
     def __enter__(self) -> Self:
         return self

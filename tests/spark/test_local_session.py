@@ -36,13 +36,7 @@ def test_two_task_slots_hold_brokers_and_queries_and_no_end_of_the_session_leave
             session.await_no_broker()
 
         session.begin()
-        session.assert_ordinary_ends_leave_no_broker()
-
-        with step("the driver's Python is killed"):
-            session.begin()
-            session.kill("python")
-            session.await_no_broker()
-            session.await_nothing()
+        session.assert_no_end_leaves_a_broker()
 
 
 def a_killed_broker_comes_back(session: SessionProcess) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.spark.session_process import SessionProcess
-from tests.support.story import step
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -20,12 +19,7 @@ EXECUTORS = "local-cluster[2,2,1024]"
 def test_no_end_of_a_session_on_executors_leaves_a_broker(tmp_path: Path) -> None:
     with SessionProcess(EXECUTORS, tmp_path) as session:
         session.begin()
-        session.assert_ordinary_ends_leave_no_broker()
-        with step("the driver's Python is killed"):
-            session.begin()
-            session.kill("python")
-            session.await_no_broker()
-            session.await_nothing()
+        session.assert_no_end_leaves_a_broker()
 
 
 @pytest.mark.parametrize("master", ["local[2]", EXECUTORS])

@@ -40,8 +40,9 @@ def write() -> None:
         command = [sys.executable, "-c", APPLICATION, directory]
         done = subprocess.run(command, env=environment, timeout=WRITE_S, check=False)
         if done.returncode != 0 or not written.exists():
-            sys.stderr.write("no archive of Spark's classes: tests will start Spark more slowly\n")
-            return
+            sys.exit(
+                "no archive of Spark's classes was written: tests start Spark more slowly, and the next run tries again"
+            )
         written.rename(ARCHIVE)
 
 

@@ -29,6 +29,12 @@ def known_epoch(leader_epoch: int) -> int | None:
     return None if leader_epoch == NO_EPOCH else leader_epoch
 
 
+NAME_MAX = 249
+"""Longest name of a topic, a group or a transactional id, in characters."""
+
+FILE_NAME_BYTES_MAX = 255
+"""Of the file systems that brokers and tables use."""
+
 INTERNAL_PREFIX = "__"
 CONSUMER_OFFSETS_TOPIC = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC = "__transaction_state"

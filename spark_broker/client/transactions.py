@@ -29,7 +29,13 @@ from spark_broker.errors import (
     SparkBrokerError,
     TransactionAbortableError,
 )
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC, OffsetAndMetadata, TopicPartition
+from spark_broker.model import (
+    CONSUMER_OFFSETS_TOPIC,
+    NAME_MAX,
+    TRANSACTION_STATE_TOPIC,
+    OffsetAndMetadata,
+    TopicPartition,
+)
 from spark_broker.protocol.messages import (
     EmptyResponse,
     EndTransactionRequest,
@@ -37,9 +43,6 @@ from spark_broker.protocol.messages import (
     InitTransactionsRequest,
     TransactionalOffsetCommitRequest,
 )
-
-NAME_MAX = 249
-"""Longest transactional id, in characters; a topic's name has the same limit."""
 
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 

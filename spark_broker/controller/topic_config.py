@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping
 from spark_broker.config import TopicConfig
 from spark_broker.controller.image import TopicState
 from spark_broker.errors import InvalidConfigError
-from spark_broker.model import dead_letters_path
+from spark_broker.model import FILE_NAME_BYTES_MAX, dead_letters_path
 
-TABLE_NAME_BYTES_MAX = 255 - len(dead_letters_path(""))
+TABLE_NAME_BYTES_MAX = FILE_NAME_BYTES_MAX - len(dead_letters_path(""))
 
 _BUILT_IN = TopicConfig().to_dict()
 

@@ -28,7 +28,7 @@ from spark_broker.errors import (
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import INTERNAL_PREFIX, TRANSACTION_STATE_TOPIC
+from spark_broker.model import INTERNAL_PREFIX, NAME_MAX, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CreatePartitionsRequest,
@@ -43,7 +43,7 @@ MAX_PARTITIONS = 10_000
 INTERNAL_INDEX_BYTES = 65_536
 """`segment.index.bytes` of internal topics: about 800 batches."""
 
-_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_LEGAL_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{NAME_MAX}}}")
 
 
 @dataclass(frozen=True, slots=True)

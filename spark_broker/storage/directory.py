@@ -25,6 +25,7 @@ from spark_broker.errors import (
     LogDirectoryNotUsableError,
     StorageFullError,
 )
+from spark_broker.model import FILE_NAME_BYTES_MAX
 from spark_broker.storage.checkpoints import (
     read_checkpoint_as,
     read_high_watermarks,
@@ -32,7 +33,7 @@ from spark_broker.storage.checkpoints import (
     write_high_watermarks,
 )
 from spark_broker.storage.files import TEMPORARY_SUFFIX, is_full
-from spark_broker.storage.filesystem import FILE_NAME_BYTES_MAX, LOCAL, FileSystem, current_user
+from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 

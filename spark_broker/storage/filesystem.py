@@ -22,9 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-FILE_NAME_BYTES_MAX = 255
-"""Of the file systems that brokers use."""
-
 _POLL_S = 0.02
 _START_TIME_FIELD = 19  # Of /proc/<pid>/stat after the command's closing parenthesis: starttime, in clock ticks.
 

@@ -6,6 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from spark_broker.model import NAME_MAX
+
 PROTOCOL_VERSION = 1
 CALL_ACTION = "call"
 
@@ -14,7 +16,7 @@ ACKS_ALL = -1
 LATEST_TIMESTAMP_MS = -1
 EARLIEST_TIMESTAMP_MS = -2
 
-Name = Annotated[str, Meta(max_length=249)]
+Name = Annotated[str, Meta(max_length=NAME_MAX)]
 Text = Annotated[str, Meta(max_length=65_536)]
 LogPlace = Annotated[str, Meta(max_length=4096)]
 """Where a process logs: a path on its machine, or empty where that is not known."""

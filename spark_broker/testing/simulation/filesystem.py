@@ -41,7 +41,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spark_broker.storage.filesystem import FILE_NAME_BYTES_MAX, ProcessIdentity
+from spark_broker.storage.filesystem import ProcessIdentity
 from spark_broker.testing.simulation.disk import (
     ChosenSurvival,
     Cut,
@@ -59,7 +59,7 @@ from spark_broker.testing.simulation.disk import (
     pending_changes,
     settle,
 )
-from spark_broker.testing.simulation.operations import CHANGING, Fault, Operation, ProcessKilled, system_error
+from spark_broker.testing.simulation.operations import CHANGING, Fault, Operation, ProcessKilled, place_of, system_error
 
 _WRITING = os.O_WRONLY | os.O_RDWR
 
@@ -450,10 +450,8 @@ class SimFileSystem:
         self._directory(name).sync()
 
     def _place(self, path: str) -> tuple[Directory, str]:
-        parent, _, name = path.rpartition("/")
-        if len(name) > FILE_NAME_BYTES_MAX:
-            raise system_error(errno.ENAMETOOLONG, path)
-        return self._directory(parent or "/"), name
+        parent, name = place_of(path)
+        return self._directory(parent), name
 
     def _directory(self, path: str) -> Directory:
         directory = self._machine.directories.get(path)

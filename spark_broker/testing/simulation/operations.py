@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import dataclass
+
+from spark_broker.model import FILE_NAME_BYTES_MAX
 
 CHANGING = frozenset(
     (
@@ -51,3 +54,11 @@ class Fault:
 def system_error(number: int, path: str) -> OSError:
     """The error of a system call, of the class that belongs to its errno."""
     return OSError(number, os.strerror(number), path)
+
+
+def place_of(path: str) -> tuple[str, str]:
+    """The directory of a path, and the name in it. Raises OSError for a name that is too long."""
+    parent, _, name = path.rpartition("/")
+    if len(name) > FILE_NAME_BYTES_MAX:
+        raise system_error(errno.ENAMETOOLONG, path)
+    return parent or "/", name

@@ -20,7 +20,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageFullError,
 )
-from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition
+from spark_broker.model import NAME_MAX, TRANSACTION_STATE_TOPIC, TopicPartition
 from spark_broker.protocol.messages import CreateTopicRequest, MetadataResponse, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
 from spark_broker.testing.simulation.batches import Payloads, values_of
@@ -49,7 +49,6 @@ from spark_broker.testing.simulation.unclean import UncleanElections
 from spark_broker.testing.simulation.violation import ViolationError
 
 TOPIC = "t"
-TOPIC_NAME_MAX = 249
 RETRY_MS = 200
 DESCRIBED_MAX = 16
 """Images whose descriptions are kept."""
@@ -311,7 +310,7 @@ class World:
         self._topics += 1
         swarm, name = self.swarm, TOPIC if self._topics == 1 else f"{TOPIC}{self._topics}"
         if self._topics % 2 == 0:
-            name = name.ljust(TOPIC_NAME_MAX, "-")  # Names of files and directories are made from it.
+            name = name.ljust(NAME_MAX, "-")  # Names of files and directories are made from it.
         return CreateTopicRequest(
             name=name,
             partitions=swarm.partitions,

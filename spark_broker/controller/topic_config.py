@@ -26,18 +26,24 @@ def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str,
 
     `TopicConfig.parse` of the result gives every setting. Raises InvalidConfigError, which names the nearest setting.
     """
-    return _stored(defaults.with_values(values), _KEPT & values.keys())
+    config = defaults.with_values(values)
+    _check_table_name(config.delta_path)
+    return _stored(config, _KEPT & values.keys())
+
+
+def _check_table_name(path: str) -> None:
+    """Only of a path that is given now: a topic from before this check can still be altered."""
+    size = len(path.rstrip("/").rpartition("/")[2].encode())
+    if size > TABLE_NAME_BYTES_MAX:
+        raise InvalidConfigError(
+            f"delta.path: the table's name has {size} bytes, and may have {TABLE_NAME_BYTES_MAX}: "
+            "the table of the records that it refuses, which is beside it, has a longer name"
+        )
 
 
 def _stored(config: TopicConfig, explicit: Collection[str]) -> dict[str, str]:
     if config.storage_format == "delta" and not config.delta_path:
         raise InvalidConfigError("storage.format=delta needs delta.path, the URL of a Delta table")
-    table = config.delta_path.rstrip("/").rpartition("/")[2]
-    if len(table.encode()) > TABLE_NAME_BYTES_MAX:
-        raise InvalidConfigError(
-            f"delta.path: the table's name has {len(table.encode())} bytes, and may have {TABLE_NAME_BYTES_MAX}: "
-            "the table of the records that it refuses, which is beside it, has a longer name"
-        )
     if config.storage_format == "delta" and "compact" in config.cleanup_policy:
         raise InvalidConfigError(
             "storage.format=delta leaves brokers nothing to compact: cleanup.policy must be delete"
@@ -51,6 +57,7 @@ def altered_config(
     """`current` (as stored) with settings set, or reset to the cluster's default (None). Raises InvalidConfigError."""
     cluster = defaults.to_dict()
     changed = {name: cluster.get(name, "") if value is None else value for name, value in values.items()}
+    _check_table_name(changed.get("delta.path", ""))
     explicit = {name for name in _KEPT if (values[name] is not None if name in values else name in current)}
     return _stored(TopicConfig.parse(current).with_values(changed), explicit)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_broker.config import TopicConfig
+from spark_broker.controller.topic_config import altered_config
 from spark_broker.controller.topics import MAX_PARTITIONS
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
@@ -92,6 +93,15 @@ def test_a_bad_request_is_a_typed_error_and_changes_nothing(
     with pytest.raises(error):
         cluster.call(request_)
     assert cluster.image == before
+
+
+def test_a_topic_whose_tables_name_leaves_no_room_is_altered_but_gets_no_such_table_anew() -> None:
+    """Its path was accepted before there was a check."""
+    path = "/lake/" + "x" * 243
+    stored = {"delta.path": path}
+    assert altered_config(TopicConfig(), stored, {"segment.bytes": "4096"})["delta.path"] == path
+    with pytest.raises(InvalidConfigError, match=r"delta\.path"):
+        altered_config(TopicConfig(), {}, stored)
 
 
 def test_a_table_whose_name_leaves_room_for_the_table_beside_it_is_accepted(cluster: Cluster) -> None:

@@ -310,6 +310,14 @@ class KafkaStorageError(SparkBrokerError):
     hint = "Another replica takes over; check the disk of the broker that the message names."
 
 
+class SyncFailedError(KafkaStorageError):
+    """An fsync failed: what was written may be lost, even if a later fsync succeeds. The broker ends."""
+
+    code = 1021
+    retriable = True
+    refresh_metadata = True
+
+
 class UnknownProducerIdError(SparkBrokerError):
     """The broker has no state for this producer id and the batch is not its first."""
 
@@ -498,12 +506,26 @@ class LogDirectoryLockedError(SparkBrokerError):
     hint = "Wait for the process that the message names to end, or end it."
 
 
-class StorageFullError(SparkBrokerError):
+class StorageRefusedError(SparkBrokerError):
+    """The broker could not store this now; nothing of it was stored, and reads go on."""
+
+    code = 1022
+    retriable = True
+    hint = "The broker's log says what it lacks."
+
+
+class StorageFullError(StorageRefusedError):
     """The broker's disk is full; nothing was stored, reads go on."""
 
     code = 1005
-    retriable = True
     hint = "Free space or lower retention.bytes / retention.ms."
+
+
+class ProcessLimitError(StorageRefusedError):
+    """The broker's process has reached a limit (open files, memory); nothing was stored, and nothing is broken."""
+
+    code = 1023
+    hint = "Raise the limit that the message names (`ulimit -n`, memory), or close clients that are not needed."
 
 
 class ClosedError(SparkBrokerError):

@@ -25,6 +25,7 @@ from spark_broker.broker.repeats import Repeats
 from spark_broker.broker.spec import FAILED, BrokerOutcome, BrokerSpec
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidRequestError, KafkaStorageError, SparkBrokerError, UnknownServerError
+from spark_broker.storage.descriptors import DESCRIPTORS
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ def main() -> None:
     order = msgspec.json.decode(line, type=BrokerOrder)
     settings = ClusterConfig.parse(order.spec.settings)
     log_to_stderr(settings.broker_log_level(shares_terminal=False), settings.log_format)
+    DESCRIPTORS.raise_limit()
     custody = Custody(
         SYSTEM_CLOCK.boottime_ms(),
         adoption_timeout_ms=settings.broker_adoption_timeout_ms,

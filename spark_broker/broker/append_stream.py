@@ -18,7 +18,7 @@ from spark_broker.errors import (
     InvalidRequestError,
     InvalidTopicError,
     SparkBrokerError,
-    StorageFullError,
+    StorageRefusedError,
     ThrottlingQuotaExceededError,
 )
 from spark_broker.model import INTERNAL_PREFIX
@@ -92,7 +92,7 @@ class AppendStream:
                 # acks=0 asks for no answer. Ending the stream would also fail the batches behind this one. Such a
                 # producer refreshes its metadata every second instead, and so finds a leader that has moved.
                 # `Room` logs a full disk once, and overload would make a line for each append.
-                often = isinstance(error, StorageFullError | ThrottlingQuotaExceededError)
+                often = isinstance(error, StorageRefusedError | ThrottlingQuotaExceededError)
                 level = logging.DEBUG if often else logging.INFO
                 logger.log(level, "an append with acks=0 was refused: %s", error)
                 return

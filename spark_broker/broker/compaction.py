@@ -12,9 +12,9 @@ from spark_broker.broker.clock import Clock
 from spark_broker.broker.partition import Partition
 from spark_broker.core.compaction import CompactionRules, Dirt, PlacesKept, is_due
 from spark_broker.core.replica import Role
-from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageFullError
+from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageRefusedError
 from spark_broker.storage.cleaner import Cleaner, PassPlan, Swap
-from spark_broker.storage.files import is_full
+from spark_broker.storage.files import storage_error
 from spark_broker.storage.segment import Segment
 from spark_broker.storage.segment_swap import discard_compacted
 
@@ -81,7 +81,7 @@ class PartitionCompaction:
     def steps(self) -> Generator[None]:
         """One pass, in steps between which others may work. It may be left at any step: the next one cleans up.
 
-        Raises StorageFullError (there is no room for it now) and, if a disk has failed or damage was met, what
+        Raises StorageRefusedError (there is no room for it now) and, if a disk has failed or damage was met, what
         `Partition.guard_storage` raises.
         """
         try:
@@ -152,8 +152,7 @@ class PartitionCompaction:
         except (FileNotFoundError, DamagedLogError) as error:
             self._judge(error)
         except OSError as error:
-            kind = StorageFullError if is_full(error) else KafkaStorageError
-            self._failed(kind(f"compaction of {self._partition}: {error}"))
+            self._failed(storage_error(error, f"compaction of {self._partition}"))
         except KafkaStorageError as error:
             self._failed(error)
 
@@ -165,7 +164,7 @@ class PartitionCompaction:
 
     def _failed(self, error: SparkBrokerError) -> NoReturn:
         """The disk has failed, or damage was met. A pass without room has changed nothing."""
-        if isinstance(error, StorageFullError):
+        if isinstance(error, StorageRefusedError):
             raise error
 
         def fail() -> NoReturn:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 
 from spark_broker.controller.image import PartitionRegistration
-from spark_broker.errors import KafkaStorageError, StorageFullError
+from spark_broker.errors import SparkBrokerError, SyncFailedError
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.files import is_full
+from spark_broker.storage.files import storage_error
 from spark_broker.storage.quarantine import read_quarantine, write_quarantine
 
 logger = logging.getLogger(__name__)
@@ -64,27 +64,29 @@ class DamagedReplicas:
         )
 
     def quarantine(self, key: PartitionKey, topic: str) -> None:
-        """Move the damaged log away. Raises KafkaStorageError, or StorageFullError (nothing has changed)."""
+        """Move the damaged log away. Raises KafkaStorageError, or StorageRefusedError (nothing has changed)."""
         self._replace({**self._numbers, key: self._newest + 1}, {**self._unmoved, key: topic})
         self._newest += 1
         self._taken_out.discard(key)
         self._move()
 
     def _move(self) -> None:
-        """Move the directories that are still in their place. If the disk is full, `heard` tries again."""
+        """Move the directories that are still in their place. If that fails, `heard` tries again."""
         if not self._unmoved:
             return
         try:
             for (_, partition), topic in self._unmoved.items():
                 self._directory.quarantine(topic, partition)
             self._replace(self._numbers, {})
-        except StorageFullError as error:
+        except SparkBrokerError as error:
+            if isinstance(error, SyncFailedError):
+                raise
             logger.warning("no new replica takes the place of a damaged one yet: %s", error)
 
     def heard(self, newest: int) -> list[PartitionKey]:
         """The controller knows of all damage up to this number, and this broker has its decisions.
 
-        Returns the replicas that may begin with an empty log. Raises KafkaStorageError.
+        Returns the replicas that may begin with an empty log. Raises SyncFailedError.
         """
         heard = [key for key, number in sorted(self._numbers.items()) if number <= newest and self.is_unheard(key)]
         self._move()
@@ -113,7 +115,9 @@ class DamagedReplicas:
     def _forget(self, key: PartitionKey) -> None:
         try:
             self._replace({other: number for other, number in self._numbers.items() if other != key}, self._unmoved)
-        except StorageFullError as error:
+        except SparkBrokerError as error:
+            if isinstance(error, SyncFailedError):
+                raise
             logger.warning("a replica that was damaged stays on the list: %s", error)  # To name it again is harmless.
             return
         self._taken_out.discard(key)
@@ -123,6 +127,5 @@ class DamagedReplicas:
         try:
             write_quarantine(self._directory.path, numbers, unmoved, fs=self._directory.fs)
         except OSError as error:
-            kind = StorageFullError if is_full(error) else KafkaStorageError
-            raise kind(f"{self._directory.path}: {error}") from error
+            raise storage_error(error, str(self._directory.path)) from error
         self._numbers, self._unmoved = numbers, unmoved

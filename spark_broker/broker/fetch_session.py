@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.core.replica import Diverging, Fetched, FetchPosition
 from spark_broker.errors import (
     CorruptMessageError,
     NetworkError,
     SparkBrokerError,
-    StorageFullError,
+    StorageRefusedError,
     error_from_code,
     invariant,
 )
@@ -194,7 +195,7 @@ class FetchSession:
             why = f"the leader sent a batch that fails its checksum: {error}"
             self._failed(key, logging.WARNING, why)
             self._retry_in(key, RETRY_MS)
-        except StorageFullError as error:
+        except StorageRefusedError as error:
             logger.debug("%s: %s", self._partitions[key], error)  # `Room` logs it once for all partitions.
             self._no_room.add(key)
             self._retry_in(key, FAILED_RETRY_MS)

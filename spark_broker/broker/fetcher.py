@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import FetcherState, ReplicaFetcher
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import ReplicaStateRequest

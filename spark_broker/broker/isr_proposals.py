@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.proposal_queue import (
     RETRY_MS,
     ProposalQueue,

@@ -12,7 +12,7 @@ from spark_broker.broker.compaction import AbandonedError, PartitionCompaction, 
 from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageFullError
+from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class LogCleaner:
             yield from self._compaction(partition).steps()
         except (KafkaStorageError, NotLeaderOrFollowerError):
             return  # The replica has gone offline, damaged or not, and the broker was notified.
-        except StorageFullError as error:
+        except StorageRefusedError as error:
             logger.warning("%s", error)
 
     def _compaction(self, partition: Partition) -> PartitionCompaction:

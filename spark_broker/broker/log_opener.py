@@ -12,12 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
 from spark_broker.core.replica import RecoveredLog
 from spark_broker.errors import DamagedLogError, SparkBrokerError
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.files import storage_error
 from spark_broker.storage.start_kind import StartKind
 
 T = TypeVar("T")
@@ -75,8 +76,17 @@ class LogOpener:
     def __init__(self, directory: LogDirectory, high_watermarks: Mapping[PartitionKey, int], map_all: MapAll) -> None:
         """`high_watermarks`: as the process before this one saved them. They count once, when a log is first opened."""
         self._directory = directory
-        self._high_watermarks = dict(high_watermarks)
+        self.high_watermarks = dict(high_watermarks)
+        """Of the logs that were not opened yet."""
         self._map_all = map_all
+
+    def remember(self, key: PartitionKey, high_watermark: int) -> None:
+        """The log of this replica was open, and is to be opened again."""
+        self.high_watermarks[key] = high_watermark
+
+    def forget(self, key: PartitionKey) -> None:
+        """The log of this replica was set aside: the next one begins empty, and may end below the old mark."""
+        self.high_watermarks.pop(key, None)
 
     def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
         """Returns each log, or the error that says why it cannot be used. All names are durable by then."""
@@ -102,17 +112,21 @@ class LogOpener:
             return self._open(wanted)
         except SparkBrokerError as error:
             return error
+        except OSError as error:
+            return storage_error(error, f"cannot open {wanted.topic.name}-{wanted.number}")
 
     def _open(self, wanted: WantedLog) -> OpenedLog:
         topic, number = wanted.topic, wanted.number
-        high_watermark = self._high_watermarks.pop((topic.topic_id, number), 0)
+        high_watermark = self.high_watermarks.get((topic.topic_id, number), 0)
         if high_watermark and wanted.is_electable and not self._directory.has_partition(topic.name, number):
             # An empty log in its place might be elected, and every other replica would truncate to it.
             raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
         path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)
         log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
         try:
-            return OpenedLog(log, log.state(high_watermark=high_watermark))
-        except SparkBrokerError:
+            opened = OpenedLog(log, log.state(high_watermark=high_watermark))
+        except (SparkBrokerError, OSError):
             log.close(clean=False)
             raise
+        self.high_watermarks.pop((topic.topic_id, number), None)
+        return opened

@@ -14,11 +14,13 @@ from spark_broker.broker.memory import GIVE_BACK_S
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.room import LOOK_MS
 from spark_broker.config import ClusterConfig
-from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageFullError
+from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
+RETRY_S = 1.0
+"""How often what was refused is tried again."""
 
 
 @dataclass(slots=True)
@@ -51,6 +53,7 @@ class Maintenance(threading.Thread):
             _Chore(TICK_S, self._expire_appends),
             _Chore(max(TICK_S, min(config.replica_lag_time_max_ms / 10_000, 1.0)), self._tick),
             _Chore(LOOK_MS / 1000, manager.room.look),
+            _Chore(RETRY_S, manager.retry),
             _Chore(TICK_S, write_snapshots),
             _Chore(GIVE_BACK_S, give_back_memory),
             _Chore(config.replica_high_watermark_checkpoint_interval_ms / 1000, self._checkpoint),
@@ -105,8 +108,8 @@ class Maintenance(threading.Thread):
         try:
             self._manager.check_directory()
             self._manager.save_high_watermarks()
-        except StorageFullError as error:
-            self._manager.room.refused(error)
+        except StorageRefusedError as error:
+            self._manager.refused(error)
         except KafkaStorageError as error:
             self._manager.storage_failed(error)
             return
@@ -133,6 +136,6 @@ def _unless_offline(action: Callable[[], None]) -> None:
     except (KafkaStorageError, NotLeaderOrFollowerError):
         # The partition has gone offline already, damaged or not, and the broker was notified.
         return
-    except StorageFullError:
+    except StorageRefusedError:
         # Nothing was changed, and `Room` has logged it. The next run tries again.
         return

@@ -229,6 +229,7 @@ class Membership:
             wall_ms=self._clock.wall_ms(),
             ahead_max_ms=self._ahead_max_ms,
             full=self._manager.room.full,
+            offline=self._manager.offline,
         )
 
     def _compare_clocks(self, controller_wall_ms: int) -> None:

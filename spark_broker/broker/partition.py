@@ -6,16 +6,17 @@ Here is what producers, followers and the controller do with a replica. What rea
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TypeVar, cast
 
 from spark_broker.broker.append import Append, AppendToken, AwaitedTransaction, Marker, marker_message, validated
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
+from spark_broker.broker.guarded_storage import GuardedStorage
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.notifier import Notifier
+from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.partition_reader import PartitionRead, PartitionReader
 from spark_broker.broker.replica_lines import ReplicaLines
 from spark_broker.broker.replica_log import ReplicaLog, by_segment, from_offset
@@ -46,11 +47,9 @@ from spark_broker.core.replica import (
     Role,
 )
 from spark_broker.errors import (
-    DamagedLogError,
-    KafkaStorageError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
-    StorageFullError,
+    StorageRefusedError,
 )
 from spark_broker.protocol.arrow_message import ParsedBatch, assign
 from spark_broker.protocol.frame import NO_TIMESTAMP, TRANSACTIONAL, Frame
@@ -61,11 +60,8 @@ from spark_broker.storage.stored_run import StoredRun
 
 T = TypeVar("T")
 
-PartitionKey = tuple[str, int]
-"""Topic id and partition number."""
 
-
-class Partition:
+class Partition(GuardedStorage):
     """A replica that this broker hosts. Its methods take `lock`; the log is read outside of it.
 
     `_log_listeners` (followers' streams) are notified when the log grows, `_commit_listeners` when the high watermark
@@ -79,28 +75,15 @@ class Partition:
         log: ReplicaLog,
         replica: Replica,
         lease: Lease,
-        propose_isr: Callable[[PartitionKey, ProposeIsr], None],
-        on_storage_failure: Callable[[PartitionKey, SparkBrokerError], None],
+        events: PartitionEvents,
         clock: Clock = SYSTEM_CLOCK,
-        on_damage: Callable[[Partition, DamagedLogError], None] | None = None,
-        on_full: Callable[[StorageFullError], None] = lambda _: None,
-        on_wait: Callable[[Partition], None] = lambda _: None,
     ) -> None:
-        """`on_wait`: an append waits in this partition; it is called under the lock, for each one."""
-        self.key = key
+        super().__init__(key, log, replica, events)
         self.topic = topic
-        self.replica = replica
         self.lines = ReplicaLines(str(self), replica)
         self.restart_reason: str | None = None  # set: the log must be rebuilt from the leader's before it goes on
-        self._log = log
         self._lease = lease
-        self._propose_isr = propose_isr
-        self._on_storage_failure = on_storage_failure
-        self._on_damage = on_damage
-        self._on_full = on_full
-        self._on_wait = on_wait
         self._clock = clock
-        self.lock = threading.RLock()
         self._log_listeners: dict[Notifier, None] = {}  # ordered: in the order of addresses, no two runs would be alike
         self._commit_listeners: dict[Notifier, None] = {}
         self.reader = PartitionReader(self)
@@ -134,13 +117,16 @@ class Partition:
         began = self.replica.log_end_offset
         try:
             self.guard_storage(lambda: self._log.restart_at(offset, [], []))
-        except StorageFullError as error:
-            self._broken(KafkaStorageError(f"{self} cannot begin at {offset}: {error.message}"))
+        except StorageRefusedError as error:
+            self._give_up(error)
         except SparkBrokerError:
             self.replica.invariant(self.replica.role is Role.STOPPED, "it goes on with a failed disk")
         else:
-            self.replica.restarted(self._log.state(high_watermark=offset))
-            self.lines.restarted(began, "the topic's records below are in its table, or deleted")
+            self._restarted(offset, began, "the topic's records below are in its table, or deleted")
+
+    def _restarted(self, high_watermark: int, began: int, why: str) -> None:
+        self.replica.restarted(self._learn(lambda: self._log.state(high_watermark=high_watermark)))
+        self.lines.restarted(began, why)
 
     def stop(self, error: SparkBrokerError) -> None:
         """Take the replica offline; appends that wait are refused with `error`."""
@@ -241,7 +227,7 @@ class Partition:
     def _await_commit(self, token: AppendToken, base_offset: int, next_offset: int, deadline_ms: int) -> None:
         self._carry_out(self.replica.await_commit(token, base_offset, next_offset, deadline_ms))
         if self.replica.pending:
-            self._on_wait(self)
+            self._events.on_wait(self)
 
     def check_lease(self, *, writing: bool) -> None:
         if not (self._lease.allows_appends if writing else self._lease.allows_reads):
@@ -274,31 +260,6 @@ class Partition:
         for notifier in self._log_listeners:
             notifier.notify(self.key)
         return header.next_offset
-
-    def guard_storage(self, act: Callable[[], T]) -> T:
-        """A failing disk takes the replica offline, and so does damage. A full disk only makes `act` fail."""
-        try:
-            return act()
-        except StorageFullError as error:
-            self._on_full(error)
-            raise
-        except (KafkaStorageError, DamagedLogError) as error:
-            raise self._broken(error) from error
-
-    def _broken(self, error: SparkBrokerError) -> SparkBrokerError:
-        """Stop for good and report it, once. Returns the error for the caller.
-
-        After damage that is NotLeaderOrFollowerError, because another replica must lead.
-        """
-        told, tell = error, partial(self._on_storage_failure, self.key, error)
-        if isinstance(error, DamagedLogError) and self._on_damage is not None:
-            told = NotLeaderOrFollowerError(f"{self} is damaged here: {error.message}")
-            tell = partial(self._on_damage, self, error)
-        with self.lock:
-            if self.replica.role is not Role.STOPPED:
-                self.stop(told)
-                tell()
-        return told
 
     def read_log(self, offset: int, max_bytes: int, end_offset: int) -> list[Frame]:
         """Read outside the lock. An error stops the replica, so that it does not lead on until the next write fails."""
@@ -400,8 +361,7 @@ class Partition:
                 self.restart_reason = None
             finally:  # The dropped log no longer counts, even if a full disk refused the rest.
                 if self.replica.role is Role.FOLLOWER:
-                    self.replica.restarted(self._log.state(high_watermark=self.replica.high_watermark))
-                    self.lines.restarted(began, why)
+                    self._restarted(self.replica.high_watermark, began, why)
 
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
         """Apply retention if this replica leads and its broker has a lease: then the controller has checked its clock.
@@ -422,7 +382,7 @@ class Partition:
 
     def _remove_below_log_start(self) -> None:
         """Remove what is below the log start, out of readers' reach. A full disk keeps it until there is room."""
-        with suppress(StorageFullError):  # `Room` logs it.
+        with suppress(StorageRefusedError):  # `Room` logs it.
             self.guard_storage(lambda: self._log.advance_log_start(self.replica.log_start_offset))
 
     def records_deleted(self, offset: int) -> int:
@@ -478,7 +438,7 @@ class Partition:
             case RestartLog(reason):
                 self.restart_reason = reason
             case ProposeIsr():
-                self._propose_isr(self.key, effect)
+                self._events.propose_isr(self.key, effect)
 
     def _truncate(self, offset: int, reason: str) -> None:
         began = self.replica.log_end_offset
@@ -486,7 +446,7 @@ class Partition:
             self.guard_storage(lambda: self._log.truncate_to(offset))
         finally:  # A full disk may refuse only the last step: the segments above the offset are gone.
             if self.replica.role is not Role.STOPPED and self._log.log_end_offset < self.replica.log_end_offset:
-                producers = self.guard_storage(lambda: self._log.rebuild_producers(self.replica.high_watermark))
+                producers = self._learn(lambda: self._log.rebuild_producers(self.replica.high_watermark))
                 self._carry_out(self.replica.truncated(producers, self._log.log_end_offset))
                 self.lines.truncated(began, reason)
                 self.replica.check_log_end(self._log.log_end_offset)

@@ -19,13 +19,14 @@ from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.custody import LeaveRequest
 from spark_broker.broker.executor import ExecutorLog
 from spark_broker.broker.fetch_stream import FetchStream
+from spark_broker.broker.file_worker import FileWorker
 from spark_broker.broker.isr_proposals import IsrProposals
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_cleaner import LogCleanerThread
 from spark_broker.broker.log_opener import InThreads
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.memory import give_back
-from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
 from spark_broker.broker.request_queue import RequestQueue
@@ -77,12 +78,18 @@ class Broker:
         self._controller = Connection(spec.controller_host, spec.controller_port)
         timeout_ms = settings.cluster.request_timeout_ms
         self._proposals = IsrProposals(self._controller, timeout_ms, self._on_bug)
+        self._files = FileWorker(self._on_bug)
         outward = Outward(
-            self._proposals.propose, self._on_storage_failure, self._on_bug, self._beat_now, self._beat_now
+            self._proposals.propose,
+            self._on_storage_failure,
+            self._on_bug,
+            on_quarantine=self._beat_now,
+            on_room=self._beat_now,
+            on_work=self._files.begin,
         )
         in_threads = InThreads(settings.cluster.num_recovery_threads_per_data_dir)
         self._manager = ReplicaManager(settings, directory, self._lease, outward, map_all=in_threads)
-        self._proposals.manager = self._manager
+        self._proposals.manager = self._files.manager = self._manager
         self._calls = BrokerCalls(self._manager, self._controller, timeout_ms, self._on_bug)
         self._transactions = TransactionService(self._manager, settings.cluster, self._calls, self._on_bug)
         confirm = self._transactions.confirm
@@ -153,7 +160,8 @@ class Broker:
         """Serve until there is a reason to end."""
         self._directory.update(port=self._server.port)
         cleaner = self._cleaner
-        for thread in (self._proposals, self._maintenance, cleaner, self._session, self._calls, self._transactions):
+        threads = (self._proposals, self._maintenance, cleaner, self._files, self._calls, self._transactions)
+        for thread in (*threads, self._session):
             thread.start()
         logger.info("serving on %s:%s from %s", self._spec.host, self._server.port, self._directory.path)
         end = self._ends.get()
@@ -161,7 +169,7 @@ class Broker:
         why = end if isinstance(end, str) else "it cannot go on"  # `serve` logs the error
         logger.info("broker %s, epoch %s, ends: %s", manager.broker_id, manager.broker_epoch, why)
         self._lease.drop()
-        for part in (self._session, self._maintenance, cleaner, self._proposals, self._transactions, self._calls):
+        for part in (self._session, *threads):
             part.stop()
         if end == STOPPED:
             self._manager.stop(clean=True)

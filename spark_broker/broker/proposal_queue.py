@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import NetworkError, error_from_code, invariant

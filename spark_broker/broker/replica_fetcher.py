@@ -20,7 +20,8 @@ from typing import Protocol
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_lines import ConnectionLines
 from spark_broker.errors import NetworkError, SparkBrokerError, invariant
 

@@ -14,14 +14,14 @@ from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.producers import ProducerEntry, ProducerStates, StoredBatch
 from spark_broker.core.replica import RecoveredLog
 from spark_broker.core.transaction_index import TransactionIndex
-from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageFullError, invariant
+from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageRefusedError, invariant
 from spark_broker.protocol.arrow_message import restamp
 from spark_broker.protocol.frame import NO_PRODUCER_ID, ROW_OFFSETS, BatchHeader, Frame
 from spark_broker.protocol.messages import ProducerStateEntry
 from spark_broker.storage.checkpoints import read_leader_epochs, write_leader_epochs
 from spark_broker.storage.cleaner import Swap
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.files import is_full
+from spark_broker.storage.files import storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.log import PartitionLog
 from spark_broker.storage.log_view import LogView
@@ -123,7 +123,8 @@ class ReplicaLog:
 
     def _epochs(self) -> EpochHistory:
         """The saved history, completed by the epochs that the batches themselves carry."""
-        saved = self._saved_epochs = EpochHistory.from_pairs(read_leader_epochs(self.directory, fs=self.fs))
+        with self._disk("the epoch history"):
+            saved = self._saved_epochs = EpochHistory.from_pairs(read_leader_epochs(self.directory, fs=self.fs))
         log_start = self._log.log_start_offset
         history = saved.start_at(log_start).truncate_to(self._log.log_end_offset)
         last = self._log.last_header
@@ -176,7 +177,7 @@ class ReplicaLog:
     def append(self, frames: list[Frame], producers: ProducerStates) -> None:
         """`producers` is the producers' state before these batches. Only the first batch may begin a segment.
 
-        Raises StorageFullError (nothing was stored), KafkaStorageError (the log is offline) or DamagedLogError.
+        Raises StorageRefusedError (nothing was stored), KafkaStorageError (the log is offline) or DamagedLogError.
         """
         try:
             self._append(frames, producers)
@@ -198,7 +199,7 @@ class ReplicaLog:
         return self._log.holds(segments)
 
     def begin_pass(self) -> LogView:
-        """The log as a pass of compaction is to work on. Raises StorageFullError."""
+        """The log as a pass of compaction is to work on. Raises StorageRefusedError."""
         self._log.begin_compaction()
         return self._log.view()
 
@@ -298,6 +299,11 @@ class ReplicaLog:
             self._log.advance_log_start(offset)
             self._snapshots.remove_below(offset)
 
+    @property
+    def is_unusable(self) -> bool:
+        """Whether every later call is refused: the log must be closed, and opened anew."""
+        return self._log.is_unusable
+
     def restart_at(
         self,
         log_start_offset: int,
@@ -340,7 +346,7 @@ class ReplicaLog:
     def _save_epochs_if_there_is_room(self) -> None:
         try:
             self._save_epochs()
-        except StorageFullError as error:
+        except StorageRefusedError as error:
             logger.debug("saved later: %s", error.message)
 
     def _save_epochs(self) -> None:
@@ -349,8 +355,7 @@ class ReplicaLog:
         try:
             write_leader_epochs(self.directory, self._unsaved_epochs.to_pairs(), fs=self.fs)
         except OSError as error:
-            kind = StorageFullError if is_full(error) else KafkaStorageError
-            raise kind(f"the epoch history of {self.directory.name}: {error}") from error
+            raise storage_error(error, f"the epoch history of {self.directory.name}") from error
         self._saved_epochs, self._unsaved_epochs, self._epochs_due = self._unsaved_epochs, None, False
 
     def rebuild_producers(self, high_watermark: int) -> ProducerStates:
@@ -388,12 +393,11 @@ class ReplicaLog:
         return states
 
     @contextmanager
-    def _disk(self) -> Iterator[None]:
+    def _disk(self, what: str = "a producer snapshot") -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            message = f"a producer snapshot of {self.directory.name}: {error}"
-            raise (StorageFullError if is_full(error) else KafkaStorageError)(message) from error
+            raise storage_error(error, f"{what} of {self.directory.name}") from error
 
 
 def _to_wire(states: ProducerStates) -> list[ProducerStateEntry]:

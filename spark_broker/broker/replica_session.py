@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.notifier import Notifier
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
 from spark_broker.core.replica import Diverging, FetchPosition

@@ -1,4 +1,5 @@
-"""Whether this broker's disk has room. A refused write shows that it has none; the free bytes show that it has again.
+"""Whether this broker's disk has room. A refused write shows that it has none, or that no byte or no file is free.
+The free bytes show that it has room again.
 
 Heartbeats report it to the controller, which lets other brokers lead meanwhile (`controller/room.py`).
 """
@@ -70,10 +71,12 @@ class Room:
         self._on_change()
 
     def look(self) -> None:
-        """See whether a full disk has room again. Call this from time to time."""
-        if not self._full:
-            return
+        """See whether the disk has room. Call this from time to time."""
         free_bytes = self._free_bytes()
+        if not self._full:
+            if free_bytes == 0:
+                self.refused(StorageFullError("no byte is free, or no further file can be made"))
+            return
         with self._lock:
             quiet = self._refused_ms is None or self._clock.boottime_ms() - self._refused_ms >= QUIET_MS
             if not quiet or free_bytes < self._room_bytes:

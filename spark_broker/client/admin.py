@@ -28,6 +28,7 @@ from spark_broker.errors import (
     LeaderNotAvailableError,
     RequestTimedOutError,
     SparkBrokerError,
+    StorageFullError,
     UnknownServerError,
     UnknownTopicOrPartitionError,
     error_from_code,
@@ -71,6 +72,9 @@ DESCRIBE_OFFSETS_MS = 2000
 
 KNOWN_MS = 2000
 """How long a call that creates, changes or deletes a topic waits until every live broker knows of the change."""
+
+_NO_ROOM_GRACE_MS = 5_000
+"""Full disks are full until somebody frees them, but what was just freed may not be noticed yet."""
 
 _REFRESH_AGE_S = 1.0
 
@@ -302,13 +306,20 @@ class Admin:
         if self._metadata.age_s > _REFRESH_AGE_S:
             # A call to a frozen broker would wait for its time-out. Fresh metadata does not list such a broker.
             self._metadata.refresh(deadline)
+        no_room_believed = Deadline.after_ms(_NO_ROOM_GRACE_MS)
+
+        def retry(error: SparkBrokerError) -> bool:
+            # The controller knows every topic. A topic that it does not know does not exist.
+            if isinstance(error, UnknownTopicOrPartitionError):
+                return False
+            return error.retriable and not (isinstance(error, StorageFullError) and no_room_believed.expired)
+
         answer = call_with_retries(
             lambda: self._metadata.call_any(request, deadline),
             deadline=deadline,
             backoff=self._metadata.backoff,
             closing=self._metadata.closing,
-            # The controller knows every topic. A topic that it does not know does not exist.
-            retry=lambda error: error.retriable and not isinstance(error, UnknownTopicOrPartitionError),
+            retry=retry,
         )
         if not isinstance(answer, kind):
             raise UnknownServerError(f"{type(request).__name__} was answered with {type(answer).__name__}")

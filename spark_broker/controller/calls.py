@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.describe import describe
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.history import confirm_history, report_tiering
 from spark_broker.controller.image import MetadataImage
@@ -52,27 +52,27 @@ from spark_broker.protocol.messages import (
 class CallContext:
     """What a call's decision needs beside the image.
 
-    `expected_brokers`: how many are live or may soon be back. `full`: brokers without room on their disks.
+    `expected_brokers`: how many are live or may soon be back. `disks`: what brokers say of theirs.
     """
 
     settings: ClusterSettings
     new_topic: NewTopicValues | None
     expected_brokers: int
     log_ends: LogEnds
-    full: Collection[int] = ()
+    disks: Disks = ALL_WELL
 
 
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:
     """The decision on a call. Raises the typed error that goes to the caller."""
     match request:
         case AlterPartitionRequest():
-            return alter_partition(image, request, context.full)
+            return alter_partition(image, request, context.disks)
         case AllocateProducerIdsRequest():
             return allocate_producer_ids(image, request)
         case MetadataRequest():
             return Decision((), describe(image, request.topics), certain=request.certain)
         case CreateTopicRequest():
-            return create_topic(image, request, _values(context), context.settings, context.full)
+            return create_topic(image, request, _values(context), context.settings, context.disks)
         case EnsureOffsetsTopicRequest():
             return _ensure_internal_topic(image, context, CONSUMER_OFFSETS_TOPIC)
         case EnsureTransactionsTopicRequest():
@@ -80,15 +80,15 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
         case DeleteTopicRequest():
             return delete_topic(image, request)
         case CreatePartitionsRequest():
-            return create_partitions(image, request, context.full)
+            return create_partitions(image, request, context.disks)
         case AlterTopicConfigRequest():
             return alter_topic_config(image, request, context.settings)
         case AlterTopicSchemaRequest():
             return alter_topic_schema(image, request)
         case ElectLeadersRequest():
-            return elect_leaders(image, context.log_ends, request, context.full)
+            return elect_leaders(image, context.log_ends, request, context.disks)
         case ReassignPartitionRequest():
-            return reassign(image, request, context.full)
+            return reassign(image, request, context.disks)
         case ConfirmHistoryRequest() | RaiseLogStartsRequest() | ReportTieringRequest():
             return _of_history(image, request)
         case _:
@@ -130,4 +130,4 @@ def _ensure_internal_topic(image: MetadataImage, context: CallContext, name: str
     request = internal_topic_request(image, context.settings, context.expected_brokers, name)
     if request is None:
         return Decision((), EmptyResponse())
-    return create_topic(image, request, _values(context), context.settings, context.full)
+    return create_topic(image, request, _values(context), context.settings, context.disks)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_broker.config import ClusterSettings
-from spark_broker.controller import damage, fencing, partition_notes, room, shutdown, unclean
+from spark_broker.controller import damage, fencing, offline, partition_notes, room, shutdown, unclean
 from spark_broker.controller.absence import Absences
 from spark_broker.controller.calls import CallContext, answer, reason
 from spark_broker.controller.clocks import ClockBounds, Clocks
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import (
     CloseSession,
     ControllerResult,
@@ -44,7 +45,7 @@ from spark_broker.controller.events import (
 )
 from spark_broker.controller.housekeeping import Housekeeping
 from spark_broker.controller.image import MetadataImage
-from spark_broker.controller.log_ends import LogEnds
+from spark_broker.controller.log_ends import Key, LogEnds
 from spark_broker.controller.records import (
     ClusterRecord,
     ControllerEpochRecord,
@@ -111,8 +112,8 @@ class Controller(Machine[ControllerStanding]):
         )
         self._absences = Absences()
         self._log_ends = LogEnds()
-        self._full: set[int] = set()  # brokers that said that their disks have no room
-        self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends, self._full)
+        self._disks = ALL_WELL
+        self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends)
         self._lost_launches: dict[int, None] = {}  # in order of loss; beyond the bound the oldest is dropped
         self._shutdown_offsets: dict[int, int] = {}  # by broker id: end offset of the decision that began its shutdown
         # (broker epoch, topic id, partition, number of the damage)
@@ -125,9 +126,9 @@ class Controller(Machine[ControllerStanding]):
         self._certain = False  # whether the answer to the call in hand must be
 
     @property
-    def full(self) -> frozenset[int]:
-        """Brokers with a session that have said that their disks have no room."""
-        return frozenset(self._full)
+    def disks(self) -> Disks:
+        """What the brokers that have a session have said of their disks."""
+        return self._disks
 
     def check(self) -> ControllerStanding:
         brokers = self.image.brokers
@@ -188,12 +189,12 @@ class Controller(Machine[ControllerStanding]):
     def handle(self, event: Event, now_ms: int) -> ControllerResult:
         """Decide on one event. `now_ms` never falls from one event to the next."""
         self._records, self._effects, self._certain = [], [], False
-        full = set(self._full)
+        disks = self._disks
         self._dispatch(event, now_ms)
         self._began = self._began or isinstance(event, ControllerStarted)
-        if self._elections_wait and (self._records or self._full != full):
-            # A preferred replica that is waited for may have left the ISR, or its disk may have become full.
-            records = fencing.elect_leaders(self.image, others_come=True, full=self._full)
+        if self._elections_wait and (self._records or self._disks != disks):
+            # A preferred replica that is waited for may have left the ISR, or its disk may have failed it.
+            records = fencing.elect_leaders(self.image, others_come=True, disks=self._disks)
             self._apply(records, "nobody is left who would rather lead")
         self._answer_stops()
         return ControllerResult(tuple(self._records), tuple(self._effects), self._certain)
@@ -255,9 +256,9 @@ class Controller(Machine[ControllerStanding]):
         self._follow(self.sessions.tick(now_ms), now_ms)
         if self._elections_wait and not self._absences.just_begun(fencing.OTHERS_COME_MS, now_ms):
             self._elections_wait = False
-            self._apply(fencing.elect_leaders(self.image, full=self._full), "who would rather lead is not back")
+            self._apply(fencing.elect_leaders(self.image, disks=self._disks), "who would rather lead is not back")
         if not self._cluster_stops:
-            for decision in self._housekeeping.tick(self.image, now_ms):
+            for decision in self._housekeeping.tick(self.image, self._disks, now_ms):
                 self._apply(decision.records, decision.why)
 
     def _follow(self, effects: Iterable[SessionEffect], now_ms: int) -> None:
@@ -289,11 +290,11 @@ class Controller(Machine[ControllerStanding]):
         expected, reason = fence.reason == STOPPED_IN_ORDER, fence.reason
         self._note(f"fenced {names}: {reason}", expected=expected, broker_ids=[b.id for b in brokers], why=reason)
         why = f"{names} {'are' if len(brokers) > 1 else 'is'} fenced"
-        self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops, full=self._full), why)
+        self._apply(fencing.fence(self.image, fence.broker_ids, shrink=not self._cluster_stops, disks=self._disks), why)
         for broker_id in fence.broker_ids:
             if self.sessions.of_broker(broker_id) is None:
                 self._clocks.forget(broker_id)
-                self._full.discard(broker_id)
+                self._disks = self._disks.without(broker_id)
             self._absences.left(broker_id, now_ms)
             self._shutdown_offsets.pop(broker_id, None)
         self._absences.note_live(self.image, now_ms)
@@ -355,7 +356,7 @@ class Controller(Machine[ControllerStanding]):
             lost_launches=self._lost_launches,
             lost_brokers=self._lost_brokers(now_ms),
             shared_executor=self._shared_executor,
-            full=self._full,
+            disks=self._disks,
         )
         return register(self.image, request, rules)
 
@@ -392,7 +393,7 @@ class Controller(Machine[ControllerStanding]):
         self._quarantine_damaged(session, beat)
         leaderless = self._log_ends.report(self.image, session.broker_id, beat.log_ends)
         may_stop = beat.wants_shutdown and self._shut_down(session)
-        self._hear_of_room(session, beat)
+        self._hear_of_disk(session, beat)
         if not beat.wants_shutdown:
             self._unfence_if_ready(session, beat, now_ms)
         self._apply(unclean.recover(self.image, self._log_ends, leaderless), "every replica was compared")
@@ -424,22 +425,39 @@ class Controller(Machine[ControllerStanding]):
             self._damage_known[session.broker_id] = frozenset(reported)
             new = sorted((topic_id, partition) for _, topic_id, partition, _ in reported - earlier)
             why = f"broker {session.broker_id} has set damaged replicas aside"
-            self._apply(damage.quarantine(self.image, session.broker_id, new, self._full), why)
+            self._apply(damage.quarantine(self.image, session.broker_id, new, self._disks), why)
 
-    def _hear_of_room(self, session: Session, beat: HeartbeatRequest) -> None:
+    def _hear_of_disk(self, session: Session, beat: HeartbeatRequest) -> None:
+        broker_id, before = session.broker_id, self._disks
+        offline = [(topic_id, number) for topic_id, numbers in beat.offline.items() for number in numbers]
+        self._disks = before.heard(broker_id, full=beat.full, offline=offline)
+        self._hear_of_room(broker_id, was_full=broker_id in before.full)
+        self._hear_of_offline(broker_id, before.offline.get(broker_id, frozenset()))
+
+    def _hear_of_room(self, broker_id: int, *, was_full: bool) -> None:
         """A full broker resigns at each heartbeat: others may have joined ISRs, or got room, since the last one."""
-        broker_id = session.broker_id
-        was_full = broker_id in self._full
-        if not beat.full:
-            self._full.discard(broker_id)
+        if broker_id not in self._disks.full:
             if was_full:
                 self._note(room.has_room(broker_id), expected=False)
             return
-        self._full.add(broker_id)
-        moves = [] if self._cluster_stops else room.resign(self.image, broker_id, self._full)
+        moves = [] if self._cluster_stops else room.resign(self.image, broker_id, self._disks)
         self._apply(moves, f"broker {broker_id} has no room")
         if moves or not was_full:
             self._note(room.has_none(self.image, broker_id, len(moves)), expected=False)
+
+    def _hear_of_offline(self, broker_id: int, before: frozenset[Key]) -> None:
+        """An offline replica steps back at each heartbeat. One that is back may lead a partition that has no leader."""
+        now = self._disks.offline.get(broker_id, frozenset())
+        if now:
+            records = offline.step_back(self.image, broker_id, self._disks, shrink=not self._cluster_stops)
+            self._apply(records, f"broker {broker_id} cannot use its replica")
+        if now - before:
+            self._note(offline.is_offline(self.image, broker_id, now - before), expected=False)
+        if back := before - now:
+            self._apply(
+                fencing.elect_leaders(self.image, disks=self._disks), f"broker {broker_id} has its replica again"
+            )
+            self._note(offline.is_back(broker_id, len(back)), expected=False)
 
     def _unfence_if_ready(self, session: Session, beat: HeartbeatRequest, now_ms: int) -> None:
         broker = self.image.brokers[session.broker_id]
@@ -452,7 +470,7 @@ class Controller(Machine[ControllerStanding]):
             self._note(text, broker_id=broker.id, broker_epoch=broker.epoch, launch=broker.launch)
             others_come = self._absences.just_begun(fencing.OTHERS_COME_MS, now_ms)
             self._elections_wait = self._elections_wait or others_come
-            records = fencing.unfence(self.image, broker.id, others_come=others_come, full=self._full)
+            records = fencing.unfence(self.image, broker.id, others_come=others_come, disks=self._disks)
             self._apply(records, f"{name} is live")
             self._returned(broker.id, now_ms)
 
@@ -463,7 +481,7 @@ class Controller(Machine[ControllerStanding]):
         if not self.image.brokers[broker_id].in_controlled_shutdown:
             text = f"{name} hands over and leaves in order"
             self._note(text, broker_id=broker_id, broker_epoch=session.broker_epoch, launch=session.launch)
-        self._apply(shutdown.begin_shutdown(self.image, broker_id, self._full), f"{name} leaves in order")
+        self._apply(shutdown.begin_shutdown(self.image, broker_id, self._disks), f"{name} leaves in order")
         end = self._shutdown_offsets.setdefault(broker_id, self.image.next_offset)
         others = [s for s in self.sessions.all() if s.broker_id != broker_id and self.image.is_live(s.broker_id)]
         # The last record of the decision has the offset end - 1.
@@ -477,7 +495,7 @@ class Controller(Machine[ControllerStanding]):
         patience_ms = max(cluster.replica_reassignment_delay_ms, cluster.broker_session_timeout_ms)
         expected = len(self.image.brokers) - len(self._absences.away_for(patience_ms, now_ms))
         try:
-            context = CallContext(self._settings, event.new_topic, expected, self._log_ends, self._full)
+            context = CallContext(self._settings, event.new_topic, expected, self._log_ends, self._disks)
             decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:
             self._effects.append(Reply(event.call_id, error))

@@ -9,10 +9,11 @@ that rest on them, may still be under way. They name the older epoch and no long
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
 from msgspec.structs import replace
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.election import Election, elect
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_change import change
@@ -21,7 +22,7 @@ from spark_broker.model import NO_LEADER
 
 
 def quarantine(
-    image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]], full: Collection[int] = ()
+    image: MetadataImage, broker_id: int, partitions: Iterable[tuple[str, int]], disks: Disks = ALL_WELL
 ) -> tuple[MetadataRecord, ...]:
     """The broker leaves the ISRs and ELRs of these partitions."""
     records: list[MetadataRecord] = []
@@ -31,7 +32,7 @@ def quarantine(
             continue
         election = Election(state.leader, state.isr)
         if state.leader in (broker_id, NO_LEADER):
-            election = elect(state, lambda member: member != broker_id and image.is_live(member), full)
+            election = elect(state, disks.electable(image, (topic_id, number), without=(broker_id,)), disks)
         record = change(
             image.topics[topic_id],
             number,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.election import Election, awaits_a_better, elect, lead_again
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_change import change
@@ -17,20 +18,19 @@ the ISR, so nothing is committed without them until they are dropped (`broker.se
 
 
 def fence(
-    image: MetadataImage, gone: Collection[int], *, shrink: bool = True, full: Collection[int] = ()
+    image: MetadataImage, gone: Collection[int], *, shrink: bool = True, disks: Disks = ALL_WELL
 ) -> tuple[MetadataRecord, ...]:
     """Fence these brokers, as one decision. They leave the ISRs of partitions that have a live leader without them.
 
     A partition that is left without a leader keeps its ISR and its ELR: each member has everything that was committed,
-    so the first member that is back may lead. `shrink=False` (the whole cluster stops) keeps every ISR. `full`: see
-    `elect`.
+    so the first member that is back may lead. `shrink=False` (the whole cluster stops) keeps every ISR.
     """
     fenced = [
         BrokerChangeRecord(id_, image.brokers[id_].epoch, fenced=True)
         for id_ in sorted(gone)
         if id_ in image.brokers and not image.brokers[id_].fenced
     ]
-    return (*fenced, *leave(image, gone, shrink=shrink, full=full))
+    return (*fenced, *leave(image, gone, shrink=shrink, disks=disks))
 
 
 def leave(
@@ -39,7 +39,7 @@ def leave(
     *,
     shrink: bool = True,
     keep_last_leader: bool = False,
-    full: Collection[int] = (),
+    disks: Disks = ALL_WELL,
 ) -> list[PartitionChangeRecord]:
     """Elections and ISR changes when these brokers stop being electable.
 
@@ -52,7 +52,7 @@ def leave(
             continue
         election = Election(state.leader, state.isr)
         if state.leader in gone or state.leader == NO_LEADER:
-            election = elect(state, lambda broker: broker not in gone and image.is_live(broker), full)
+            election = elect(state, disks.electable(image, (topic.topic_id, number), without=gone), disks)
         if election.leader == NO_LEADER and keep_last_leader:
             continue
         isr = election.isr
@@ -70,24 +70,25 @@ def fence_all(image: MetadataImage) -> tuple[MetadataRecord, ...]:
 
 
 def unfence(
-    image: MetadataImage, broker_id: int, *, others_come: bool = False, full: Collection[int] = ()
+    image: MetadataImage, broker_id: int, *, others_come: bool = False, disks: Disks = ALL_WELL
 ) -> tuple[MetadataRecord, ...]:
     """The broker is ready: it may lead partitions without a leader that have it in ISR or ELR. See `elect_leaders`."""
     record = BrokerChangeRecord(broker_id, image.brokers[broker_id].epoch, fenced=False)
-    return (record, *elect_leaders(image.apply([record]), others_come=others_come, full=full))
+    return (record, *elect_leaders(image.apply([record]), others_come=others_come, disks=disks))
 
 
 def elect_leaders(
-    image: MetadataImage, *, others_come: bool = False, full: Collection[int] = ()
+    image: MetadataImage, *, others_come: bool = False, disks: Disks = ALL_WELL
 ) -> tuple[MetadataRecord, ...]:
     """Elect live leaders for the partitions that have none.
 
-    `full`: see `elect`. `others_come`: leave out partitions that wait for another replica; see `OTHERS_COME_MS`.
+    `others_come`: leave out partitions that wait for another replica; see `OTHERS_COME_MS`.
     """
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
-        if state.leader == NO_LEADER and not (others_come and awaits_a_better(state, image.is_live, full)):
-            records += lead_again(topic, number, state, image.is_live, full)
+        key = (topic.topic_id, number)
+        if state.leader == NO_LEADER and not (others_come and awaits_a_better(image, key, state, disks)):
+            records += lead_again(image, topic, number, state, disks)
     return tuple(records)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.image import MetadataImage, PartitionRegistration
 from spark_broker.controller.placement import Loads, loads_of, replacement
 from spark_broker.controller.reassignment import move, moves_in_progress
@@ -12,7 +13,7 @@ from spark_broker.model import NO_LEADER
 
 
 def heal(
-    image: MetadataImage, gone: Collection[int], max_moves: int, full: Collection[int] = ()
+    image: MetadataImage, gone: Collection[int], max_moves: int, disks: Disks = ALL_WELL
 ) -> tuple[MetadataRecord, ...]:
     """Start to move replicas off the brokers `gone`, at most `max_moves` partitions being moved at once.
 
@@ -28,7 +29,7 @@ def heal(
             if state.leader == NO_LEADER or (budget <= 0 and not state.reassigning):
                 continue
             target = _healed(image, state, gone_targets, loads)
-            started = move(image, topic, number, state, target, full)
+            started = move(image, topic, number, state, target, disks)
             budget -= bool(started) and not state.reassigning
             records += started
     return tuple(records)

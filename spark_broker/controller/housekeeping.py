@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.absence import Absences
 from spark_broker.controller.cluster_loss import begin_anew
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.fencing import drop_absent
 from spark_broker.controller.healing import heal
 from spark_broker.controller.image import MetadataImage
@@ -36,18 +37,19 @@ class TimedDecision:
 
 @dataclass
 class Housekeeping:
-    """Timed decisions. `joined`: brokers that are to get their share of replicas. `full`: those without room."""
+    """Timed decisions. `joined`: brokers that are to get their share of replicas."""
 
     config: ClusterConfig
     absences: Absences
     joined: set[int]
     log_ends: LogEnds
-    full: Collection[int]
+    disks: Disks = ALL_WELL
     next_due_ms: int = 0
     next_leader_balance_ms: int = 0
 
-    def tick(self, image: MetadataImage, now_ms: int) -> tuple[TimedDecision, ...]:
+    def tick(self, image: MetadataImage, disks: Disks, now_ms: int) -> tuple[TimedDecision, ...]:
         """The decisions that are due now, in order."""
+        self.disks = disks
         if now_ms < self.next_due_ms:
             return ()
         self.next_due_ms = now_ms + INTERVAL_MS
@@ -76,27 +78,26 @@ class Housekeeping:
         return drop_absent(image, away) if away else ()
 
     def _elect_allowed(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
-        return elect_allowed(
-            image, self.log_ends, self.absences.away_for(self.config.broker_session_timeout_ms, now_ms)
-        )
+        away = self.absences.away_for(self.config.broker_session_timeout_ms, now_ms)
+        return elect_allowed(image, self.log_ends, away, self.disks)
 
     def _begin_anew(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         return begin_anew(image, self.absences.all_lost_for(self.config.cluster_loss_delay_ms, now_ms))
 
     def _heal(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         away = self.absences.away_for(self.config.replica_reassignment_delay_ms, now_ms)
-        return heal(image, away, self.config.replica_reassignment_max_partitions, self.full) if away else ()
+        return heal(image, away, self.config.replica_reassignment_max_partitions, self.disks) if away else ()
 
     def _complete_moves(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         del now_ms
-        return retry_completions(image, self.full)
+        return retry_completions(image, self.disks)
 
     def _share(self, image: MetadataImage, now_ms: int) -> tuple[MetadataRecord, ...]:
         del now_ms
         live = [broker for broker in sorted(self.joined) if image.is_live(broker)]
         if not live:
             return ()
-        records = balance_replicas(image, live, self.config.replica_reassignment_max_partitions, self.full)
+        records = balance_replicas(image, live, self.config.replica_reassignment_max_partitions, self.disks)
         if not records and not moves_in_progress(image):
             # Replicas are balanced, or no move keeps the failure domains: these brokers are now like the others.
             self.joined.difference_update(live)
@@ -108,4 +109,4 @@ class Housekeeping:
         if now_ms < self.next_leader_balance_ms or not self.config.auto_leader_rebalance_enable:
             return ()
         self.next_leader_balance_ms = now_ms + self.config.leader_imbalance_check_interval_ms
-        return balance_leaders(image, self.config.leader_imbalance_per_broker_percentage, self.full)
+        return balance_leaders(image, self.config.leader_imbalance_per_broker_percentage, self.disks)

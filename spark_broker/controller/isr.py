@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, changed_partition
 from spark_broker.controller.partition_change import change
@@ -40,7 +39,7 @@ def check_broker_epoch(image: MetadataImage, broker_id: int, broker_epoch: int) 
         raise StaleBrokerEpochError(f"broker {broker_id} has epoch {broker.epoch}, the request names {broker_epoch}")
 
 
-def alter_partition(image: MetadataImage, request: AlterPartitionRequest, full: Collection[int] = ()) -> Decision:
+def alter_partition(image: MetadataImage, request: AlterPartitionRequest, disks: Disks = ALL_WELL) -> Decision:
     """Every change is judged by itself; a refused one has its error in the result."""
     check_broker_epoch(image, request.broker_id, request.broker_epoch)
     records: list[MetadataRecord] = []
@@ -51,7 +50,7 @@ def alter_partition(image: MetadataImage, request: AlterPartitionRequest, full: 
         try:
             if (asked.topic_id, asked.partition) in seen:
                 raise InvalidUpdateVersionError("the request changes the partition twice")
-            records += _alter(image, request.broker_id, asked, full)
+            records += _alter(image, request.broker_id, asked, disks)
             seen.add((asked.topic_id, asked.partition))
         except SparkBrokerError as error:
             code, message = error.code, error.message
@@ -59,7 +58,7 @@ def alter_partition(image: MetadataImage, request: AlterPartitionRequest, full: 
     return Decision(tuple(records), AlterPartitionResponse(results))
 
 
-def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr, full: Collection[int]) -> list[MetadataRecord]:
+def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr, disks: Disks) -> list[MetadataRecord]:
     state = _partition(image, asked)
     _check_epochs(state, leader_id, asked)
     isr = [member.broker_id for member in asked.isr]
@@ -74,7 +73,7 @@ def _alter(image: MetadataImage, leader_id: int, asked: AlterIsr, full: Collecti
     record = change(topic, asked.partition, state, isr=None if same else in_order, lost=_lacking(asked))
     if record is None:
         return []
-    done = complete(image, topic, asked.partition, changed_partition(state, record), full)
+    done = complete(image, topic, asked.partition, changed_partition(state, record), disks)
     return [record] if done is None else [record, done]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import LogEnds
@@ -23,7 +24,7 @@ Partition = tuple[TopicState, int, PartitionRegistration]
 
 
 def elect_leaders(
-    image: MetadataImage, ends: LogEnds, request: ElectLeadersRequest, full: Collection[int] = ()
+    image: MetadataImage, ends: LogEnds, request: ElectLeadersRequest, disks: Disks = ALL_WELL
 ) -> Decision:
     """Every partition is judged by itself; one that stays as it is has the reason in its result.
 
@@ -36,9 +37,9 @@ def elect_leaders(
         code, message = 0, ""
         try:
             if request.unclean:
-                records += elect_uncleanly(image, ends, topic, number, state)
+                records += elect_uncleanly(image, ends, topic, number, state, disks)
             else:
-                records += _elect_preferred(image, topic, number, state, full)
+                records += _elect_preferred(image, topic, number, state, disks)
         except ElectionNotNeededError as error:
             if request.partitions is None:
                 continue
@@ -63,7 +64,7 @@ def _asked(image: MetadataImage, request: ElectLeadersRequest) -> Iterable[Parti
 
 
 def _elect_preferred(
-    image: MetadataImage, topic: TopicState, number: int, state: PartitionRegistration, full: Collection[int]
+    image: MetadataImage, topic: TopicState, number: int, state: PartitionRegistration, disks: Disks
 ) -> tuple[MetadataRecord, ...]:
     """Raises ElectionNotNeededError, PreferredLeaderNotAvailableError."""
     preferred = state.replicas[0]
@@ -72,7 +73,10 @@ def _elect_preferred(
     if preferred not in state.isr or not image.is_live(preferred):
         why = "not in sync" if image.is_live(preferred) else "not live"
         raise PreferredLeaderNotAvailableError(f"broker {preferred}, preferred for {topic.name}-{number}, is {why}")
-    if preferred in full:
+    if disks.is_offline(preferred, (topic.topic_id, number)):
+        why = "cannot use its replica's files; its log says why"
+        raise PreferredLeaderNotAvailableError(f"broker {preferred}, preferred for {topic.name}-{number}, {why}")
+    if preferred in disks.full:
         why = "has no room on its disk"
         raise PreferredLeaderNotAvailableError(f"broker {preferred}, preferred for {topic.name}-{number}, {why}")
     record = change(topic, number, state, leader=preferred)
@@ -80,7 +84,7 @@ def _elect_preferred(
 
 
 def balance_leaders(
-    image: MetadataImage, imbalance_percentage: int, full: Collection[int] = ()
+    image: MetadataImage, imbalance_percentage: int, disks: Disks = ALL_WELL
 ) -> tuple[MetadataRecord, ...]:
     """The automatic election: a broker regains its preferred partitions if others lead more than this share of them."""
     preferred: Counter[int] = Counter()
@@ -89,11 +93,12 @@ def balance_leaders(
         preferred[state.replicas[0]] += 1
         elsewhere[state.replicas[0]] += state.leader != state.replicas[0]
     due = {b for b in preferred if elsewhere[b] * 100 > preferred[b] * imbalance_percentage and image.is_live(b)}
-    due.difference_update(full)
+    due.difference_update(disks.full)
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
         first = state.replicas[0]
-        if first in due and first != state.leader and first in state.isr:
+        offline = disks.is_offline(first, (topic.topic_id, number))
+        if first in due and first != state.leader and first in state.isr and not offline:
             record = change(topic, number, state, leader=first)
             records += [] if record is None else [record]
     return tuple(records)

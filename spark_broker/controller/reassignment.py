@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.election import Election, elect
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState, changed_partition
@@ -16,7 +17,7 @@ from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import EmptyResponse, ReassignPartitionRequest
 
 
-def reassign(image: MetadataImage, request: ReassignPartitionRequest, full: Collection[int] = ()) -> Decision:
+def reassign(image: MetadataImage, request: ReassignPartitionRequest, disks: Disks = ALL_WELL) -> Decision:
     """Start to move a partition to these replicas (preferred leader first). Raises UnknownTopicOrPartitionError,
     InvalidReplicaAssignmentError."""
     topic = image.topic(request.topic)
@@ -24,7 +25,7 @@ def reassign(image: MetadataImage, request: ReassignPartitionRequest, full: Coll
     if topic is None or state is None:
         raise UnknownTopicOrPartitionError(f"{request.topic}-{request.partition}")
     check_assignment(image, request.replicas)
-    return Decision(tuple(move(image, topic, request.partition, state, request.replicas, full)), EmptyResponse())
+    return Decision(tuple(move(image, topic, request.partition, state, request.replicas, disks)), EmptyResponse())
 
 
 def check_assignment(image: MetadataImage, replicas: Sequence[int]) -> None:
@@ -41,7 +42,7 @@ def move(
     partition: int,
     state: PartitionRegistration,
     target: Sequence[int],
-    full: Collection[int] = (),
+    disks: Disks = ALL_WELL,
 ) -> list[MetadataRecord]:
     """The records that start the move (and end it, where no replica has to be created). It replaces a running move.
 
@@ -57,7 +58,7 @@ def move(
     )
     if record is None:
         return []
-    done = complete(image, topic, partition, changed_partition(state, record), full)
+    done = complete(image, topic, partition, changed_partition(state, record), disks)
     return [record] if done is None else [record, done]
 
 
@@ -67,7 +68,7 @@ def _stays(state: PartitionRegistration, replica: int) -> bool:
 
 
 def complete(
-    image: MetadataImage, topic: TopicState, partition: int, state: PartitionRegistration, full: Collection[int] = ()
+    image: MetadataImage, topic: TopicState, partition: int, state: PartitionRegistration, disks: Disks = ALL_WELL
 ) -> PartitionChangeRecord | None:
     """The end of the move, once every added replica is in sync and one that stays can lead; else None.
 
@@ -82,7 +83,8 @@ def complete(
         return None
     election = Election(state.leader, isr)
     if state.leader not in isr:
-        election = elect(replace(state, replicas=replicas, isr=isr, elr=()), image.is_live, full)
+        electable = disks.electable(image, (topic.topic_id, partition))
+        election = elect(replace(state, replicas=replicas, isr=isr, elr=()), electable, disks)
     if election.leader == NO_LEADER:
         return None
     return change(topic, partition, state, leader=election.leader, isr=isr, replicas=replicas, adding=(), removing=())
@@ -93,7 +95,7 @@ def moves_in_progress(image: MetadataImage) -> int:
     return sum(state.reassigning for _, _, state in image.partitions())
 
 
-def retry_completions(image: MetadataImage, full: Collection[int] = ()) -> tuple[MetadataRecord, ...]:
+def retry_completions(image: MetadataImage, disks: Disks = ALL_WELL) -> tuple[MetadataRecord, ...]:
     """Ends of moves that had to wait for something other than an ISR change (a live leader among those that stay)."""
     moving = ((t, p, s) for t, p, s in image.partitions() if s.reassigning)
-    return tuple(done for t, p, s in moving if (done := complete(image, t, p, s, full)) is not None)
+    return tuple(done for t, p, s in moving if (done := complete(image, t, p, s, disks)) is not None)

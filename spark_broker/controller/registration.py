@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.election import Election, elect
 from spark_broker.controller.identity import BrokerIdentity, identify
 from spark_broker.controller.image import BrokerState, MetadataImage
@@ -28,14 +29,14 @@ class RegistrationRules:
 
     connected: brokers with a session. lost_launches: launches that Spark reported as lost. lost_brokers: brokers whose
     directories count as lost. shared_executor: all brokers run in one executor (plain `local[N]`).
-    full: brokers without room on their disks.
+    disks: what brokers say of theirs.
     """
 
     connected: Collection[int] = ()
     lost_launches: Collection[int] = ()
     lost_brokers: Collection[int] = ()
     shared_executor: bool = False
-    full: Collection[int] = ()
+    disks: Disks = ALL_WELL
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def register(image: MetadataImage, request: RegisterBrokerRequest, rules: Regist
     if not rules.shared_executor:
         _check_executor(image, identity.broker_id, request, rules)
     record = _record(image, identity, request)
-    changes = _end_previous_incarnation(image, identity, request.start_kind, rules.full)
+    changes = _end_previous_incarnation(image, identity, request.start_kind, rules.disks)
     return Registration(
         broker_id=identity.broker_id,
         broker_epoch=record.broker_epoch,
@@ -138,7 +139,7 @@ def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBro
 
 
 def _end_previous_incarnation(
-    image: MetadataImage, identity: BrokerIdentity, start_kind: str, full: Collection[int]
+    image: MetadataImage, identity: BrokerIdentity, start_kind: str, disks: Disks
 ) -> list[PartitionChangeRecord]:
     """Its leaderships end. An (epoch, offset) then still names one batch, even if the new process has lost batches.
 
@@ -153,7 +154,7 @@ def _end_previous_incarnation(
             continue
         election = Election(state.leader, state.isr)
         if state.leader == broker_id:
-            election = elect(state, lambda other: other != broker_id and image.is_live(other), full)
+            election = elect(state, disks.electable(image, (topic.topic_id, number), without=(broker_id,)), disks)
         record = change(topic, number, state, leader=election.leader, isr=election.isr, lost=lost)
         if record is not None:
             records.append(record)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.image import MetadataImage, PartitionRegistration
 from spark_broker.controller.placement import Loads, conflicts, loads_of
 from spark_broker.controller.reassignment import move, moves_in_progress
@@ -14,7 +15,7 @@ _Candidate = tuple[str, int, PartitionRegistration]
 
 
 def balance_replicas(
-    image: MetadataImage, joined: Collection[int], max_moves: int, full: Collection[int] = ()
+    image: MetadataImage, joined: Collection[int], max_moves: int, disks: Disks = ALL_WELL
 ) -> tuple[MetadataRecord, ...]:
     """Start to move replicas to the brokers that joined, at most `max_moves` partitions being moved at once.
 
@@ -30,7 +31,7 @@ def balance_replicas(
             break
         (topic_id, number, state), source, receiver = next_move
         target = [receiver if b == source else b for b in state.replicas]
-        records += move(image, image.topics[topic_id], number, state, target, full)
+        records += move(image, image.topics[topic_id], number, state, target, disks)
         moved.add((topic_id, number))
         _account(loads, state, source, receiver)
         budget -= 1

@@ -6,9 +6,9 @@ keeps up. It still leads partitions that no in-sync replica with room can lead: 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 
+from spark_broker.controller.disks import Disks
 from spark_broker.controller.election import elect
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.partition_change import change
@@ -16,14 +16,15 @@ from spark_broker.controller.records import PartitionChangeRecord
 from spark_broker.model import NO_LEADER
 
 
-def resign(image: MetadataImage, broker_id: int, full: Collection[int]) -> list[PartitionChangeRecord]:
-    """The broker's leaderships move to live members of their ISRs that are not `full`; every ISR stays as it is."""
+def resign(image: MetadataImage, broker_id: int, disks: Disks) -> list[PartitionChangeRecord]:
+    """The broker's leaderships move to live members of their ISRs that have room; every ISR stays as it is."""
     records: list[PartitionChangeRecord] = []
     for topic, number, state in image.partitions():
         if state.leader != broker_id:
             continue
         # Without the ELR: a replica outside of the ISR would lead alone, although this broker is live and in sync.
-        election = elect(replace(state, elr=()), lambda other: other not in full and image.is_live(other))
+        electable = disks.electable(image, (topic.topic_id, number), without=disks.full)
+        election = elect(replace(state, elr=()), electable)
         if election.leader != NO_LEADER:
             record = change(topic, number, state, leader=election.leader)
             records += [] if record is None else [record]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.fencing import leave
 from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import BrokerChangeRecord, MetadataRecord
 
 
-def begin_shutdown(image: MetadataImage, broker_id: int, full: Collection[int] = ()) -> tuple[MetadataRecord, ...]:
+def begin_shutdown(image: MetadataImage, broker_id: int, disks: Disks = ALL_WELL) -> tuple[MetadataRecord, ...]:
     """The broker's leaderships move to other ISR members, and it leaves the ISRs where others remain.
 
     Until it stops, it still leads partitions that no other broker can lead. Empty when it is shutting down already.
@@ -18,7 +19,7 @@ def begin_shutdown(image: MetadataImage, broker_id: int, full: Collection[int] =
     if broker.in_controlled_shutdown:
         return ()
     record = BrokerChangeRecord(broker_id, broker.epoch, in_controlled_shutdown=True)
-    return (record, *leave(image, [broker_id], keep_last_leader=True, full=full))
+    return (record, *leave(image, [broker_id], keep_last_leader=True, disks=disks))
 
 
 def begin_cluster_shutdown(image: MetadataImage, broker_ids: Iterable[int]) -> tuple[MetadataRecord, ...]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spark_broker.config import ClusterSettings
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState, partition_record
 from spark_broker.controller.partition_change import change
@@ -25,6 +26,7 @@ from spark_broker.errors import (
     InvalidPartitionsError,
     InvalidReplicaAssignmentError,
     InvalidTopicError,
+    StorageFullError,
     TopicAlreadyExistsError,
     UnknownTopicOrPartitionError,
 )
@@ -59,23 +61,23 @@ def create_topic(
     request: CreateTopicRequest,
     values: NewTopicValues,
     settings: ClusterSettings,
-    full: Collection[int] = (),
+    disks: Disks = ALL_WELL,
 ) -> Decision:
-    """Create a topic. Brokers with room lead it where possible (`full`: brokers without room).
+    """Create a topic. Brokers with room lead it, and have its replicas, where possible.
 
     Raises InvalidTopicError, TopicAlreadyExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
-    InvalidReplicaAssignmentError or InvalidConfigError.
+    InvalidReplicaAssignmentError, InvalidConfigError, or StorageFullError: no live replica's disk has room.
     """
     check_topic_name(request.name, internal=request.internal)
     if image.topic(request.name) is not None:
         raise TopicAlreadyExistsError(f"topic {request.name}")
     config = stored_config(settings.topic, request.config)
-    replicas = _assignment(image, request, settings)
+    replicas = _assignment(image, request, settings, disks)
     records: list[MetadataRecord] = [
         TopicRecord(request.name, values.topic_id, config, request.internal),
         SchemaRecord(values.topic_id, 0, values.schema),
     ]
-    records += _new_partitions(image, values.topic_id, 0, replicas, full)
+    records += _new_partitions(image, values.topic_id, 0, replicas, disks)
     return Decision(tuple(records), EmptyResponse())
 
 
@@ -87,14 +89,22 @@ def check_topic_name(name: str, *, internal: bool) -> None:
         raise InvalidTopicError(f"topic name {name!r}: the prefix '__' is for internal topics, and only for them")
 
 
-def _assignment(image: MetadataImage, request: CreateTopicRequest, settings: ClusterSettings) -> list[list[int]]:
+def _assignment(
+    image: MetadataImage, request: CreateTopicRequest, settings: ClusterSettings, disks: Disks
+) -> list[list[int]]:
     cluster = settings.cluster
     if request.assignment:
         return _explicit_assignment(image, request)
     partitions = cluster.num_partitions if request.partitions == -1 else request.partitions
     factor = cluster.default_replication_factor if request.replication_factor == -1 else request.replication_factor
     _check_partitions(partitions)
-    return place(image.live_brokers(), loads_of(image), partitions, factor)
+    return _place(image, partitions, factor, disks)
+
+
+def _place(image: MetadataImage, partitions: int, factor: int, disks: Disks) -> list[list[int]]:
+    live = image.live_brokers()
+    with_room = [broker for broker in live if broker.id not in disks.full]
+    return place(with_room if len(with_room) >= factor else live, loads_of(image), partitions, factor)
 
 
 def _explicit_assignment(image: MetadataImage, request: CreateTopicRequest) -> list[list[int]]:
@@ -117,12 +127,14 @@ def _check_partitions(partitions: int) -> None:
 
 
 def _new_partitions(
-    image: MetadataImage, topic_id: str, first: int, assignment: Sequence[Sequence[int]], full: Collection[int]
+    image: MetadataImage, topic_id: str, first: int, assignment: Sequence[Sequence[int]], disks: Disks
 ) -> list[MetadataRecord]:
     records: list[MetadataRecord] = []
     for number, replicas in enumerate(assignment, start=first):
         isr = tuple(broker for broker in replicas if image.is_live(broker))
-        leader = min(isr, key=full.__contains__)
+        leader = min(isr, key=disks.full.__contains__)
+        if leader in disks.full:
+            raise StorageFullError(f"no disk has room for new partitions: brokers {sorted(disks.full)} are full")
         state = PartitionRegistration(tuple(replicas), isr, leader, leader_epoch=0, partition_epoch=0)
         records.append(partition_record(topic_id, number, state))
     return records
@@ -170,10 +182,11 @@ def delete_topic(image: MetadataImage, request: DeleteTopicRequest) -> Decision:
     return Decision((RemoveTopicRecord(topic.topic_id),), EmptyResponse())
 
 
-def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, full: Collection[int] = ()) -> Decision:
+def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, disks: Disks = ALL_WELL) -> Decision:
     """Grow a topic to `total` partitions, with the replication factor of its first partition.
 
-    Raises UnknownTopicOrPartitionError, InvalidTopicError, InvalidPartitionsError or InvalidReplicationFactorError."""
+    Raises UnknownTopicOrPartitionError, InvalidTopicError, InvalidPartitionsError, InvalidReplicationFactorError or
+    StorageFullError."""
     topic = _existing(image, request.name)
     if topic.internal:
         raise InvalidTopicError(f"the internal topic {topic.name} cannot grow: keys would change their partition")
@@ -182,8 +195,8 @@ def create_partitions(image: MetadataImage, request: CreatePartitionsRequest, fu
         raise InvalidPartitionsError(f"topic {topic.name} has {have} partitions, {request.total} were asked for")
     _check_partitions(request.total)
     factor = len(topic.partitions[0].target_replicas)
-    replicas = place(image.live_brokers(), loads_of(image), request.total - have, factor)
-    return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas, full)), EmptyResponse())
+    replicas = _place(image, request.total - have, factor, disks)
+    return Decision(tuple(_new_partitions(image, topic.topic_id, have, replicas, disks)), EmptyResponse())
 
 
 def alter_topic_config(image: MetadataImage, request: AlterTopicConfigRequest, settings: ClusterSettings) -> Decision:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import Key, LogEnds, most_complete
 from spark_broker.controller.partition_change import change
@@ -38,25 +39,35 @@ def recover(image: MetadataImage, ends: LogEnds, keys: Iterable[Key]) -> tuple[M
     return tuple(records)
 
 
-def elect_allowed(image: MetadataImage, ends: LogEnds, away: Collection[int]) -> tuple[MetadataRecord, ...]:
-    """Elections that topics allow. `away`: brokers that have been away for so long that they are not waited for."""
+def elect_allowed(
+    image: MetadataImage, ends: LogEnds, away: Collection[int], disks: Disks = ALL_WELL
+) -> tuple[MetadataRecord, ...]:
+    """Elections that topics allow. `away`: brokers that have been away for so long that they are not waited for.
+
+    A replica that is offline is waited for: its broker tries again, and it may be the one that has everything.
+    """
     records: list[MetadataRecord] = []
     for topic, number, state in image.partitions():
         if state.leader != NO_LEADER or not allows_unclean_election(topic):
             continue
-        live = [broker for broker in state.replicas if image.is_live(broker)]
+        live = list(filter(disks.electable(image, (topic.topic_id, number)), state.replicas))
         if live and all(broker in live or broker in away for broker in state.replicas):
             records += _lead(topic, number, state, _choose(image, ends, topic, number, state, live))
     return tuple(records)
 
 
 def elect_uncleanly(
-    image: MetadataImage, ends: LogEnds, topic: TopicState, number: int, state: PartitionRegistration
+    image: MetadataImage,
+    ends: LogEnds,
+    topic: TopicState,
+    number: int,
+    state: PartitionRegistration,
+    disks: Disks = ALL_WELL,
 ) -> tuple[MetadataRecord, ...]:
     """The election on demand. Raises ElectionNotNeededError, EligibleLeadersNotAvailableError."""
     if state.leader != NO_LEADER:
         raise ElectionNotNeededError(f"broker {state.leader} leads {topic.name}-{number}")
-    live = [broker for broker in state.replicas if image.is_live(broker)]
+    live = list(filter(disks.electable(image, (topic.topic_id, number)), state.replicas))
     if not live:
         raise EligibleLeadersNotAvailableError(f"no replica of {topic.name}-{number} is live: {list(state.replicas)}")
     return _lead(topic, number, state, _choose(image, ends, topic, number, state, live))

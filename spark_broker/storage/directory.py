@@ -11,7 +11,7 @@ import contextlib
 import errno
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +23,8 @@ from spark_broker.errors import (
     KafkaStorageError,
     LogDirectoryLockedError,
     LogDirectoryNotUsableError,
-    StorageFullError,
+    SparkBrokerError,
+    StorageRefusedError,
 )
 from spark_broker.model import FILE_NAME_BYTES_MAX
 from spark_broker.storage.checkpoints import (
@@ -32,7 +33,7 @@ from spark_broker.storage.checkpoints import (
     write_checkpoint,
     write_high_watermarks,
 )
-from spark_broker.storage.files import TEMPORARY_SUFFIX, is_full
+from spark_broker.storage.files import TEMPORARY_SUFFIX, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
@@ -91,6 +92,7 @@ class LogDirectory:
         self._lock = lock
         self._meta = meta
         self._names_unsynced = False
+        self._doomed: list[Path] = []  # renamed by `unname_partitions`, and not synced
 
     @property
     def meta(self) -> DirectoryMeta:
@@ -132,13 +134,19 @@ class LogDirectory:
             return _claim_new(fs, base_directory, cluster_id, launch)
 
     def update(self, *, broker_id: int | None = None, port: int | None = None) -> None:
-        """Remember the broker's id or port."""
+        """Remember the broker's id or port, for the next process.
+
+        Where that is refused, this one goes on: the controller knows the broker by its directory, and any port will do.
+        """
         changed = self._meta
         if broker_id is not None:
             changed = replace(changed, broker_id=broker_id)
         if port is not None:
             changed = replace(changed, port=port)
-        self._write_meta(changed)
+        try:
+            self._write_meta(changed)
+        except StorageRefusedError as error:
+            logger.warning("broker id %s and port %s are not remembered: %s", changed.broker_id, changed.port, error)
 
     def mark_recovered(self) -> None:
         """Save the boot id, once every log is open and the broker has registered.
@@ -233,19 +241,48 @@ class LogDirectory:
     def _readable(self, path: Path) -> PartitionDirectory | None:
         try:
             return _read_partition(self.fs, path)
-        except DamagedLogError as error:
+        except (DamagedLogError, OSError) as error:
             # Only this directory is left out. `partition_directory` raises the error to a broker that wants to use it.
-            logger.error("%s: %s", path, error.message)
+            logger.error("%s: %s", path, error.message if isinstance(error, DamagedLogError) else error)
             return None
 
-    def delete_partition(self, topic: str, partition: int) -> None:
-        """Delete a partition's directory, if there is one. Its log must be closed."""
-        path = self.path / f"{topic}-{partition}"
-        with self._errors_at(path):
-            if self.fs.is_directory(path):
-                doomed = path.with_name(derived_name(path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}"))
-                self.fs.rename(path, doomed)
-                self.fs.sync_directory(self.path)
+    def unname_partitions(
+        self, partitions: Iterable[tuple[str, int]]
+    ) -> tuple[list[Path], dict[tuple[str, int], SparkBrokerError]]:
+        """Give the directories of these partitions, as far as there are any, names that no partition has; durably.
+
+        Their logs must be closed. Returns the new paths, for `remove` (a start finds those that were not removed), and
+        why partitions have kept their names. Raises SyncFailedError.
+        """
+        kept: dict[tuple[str, int], SparkBrokerError] = {}
+        partitions = list(partitions)
+        for topic, number in partitions:
+            path = self.path / f"{topic}-{number}"
+            try:
+                if self.fs.is_directory(path):
+                    target = path.with_name(derived_name(path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}"))
+                    self.fs.rename(path, target)
+                    self._doomed.append(target)
+            except OSError as error:
+                kept[topic, number] = storage_error(error, str(path))
+        if self._doomed:
+            try:
+                with self._errors_at(self.path):
+                    self.fs.sync_directory(self.path)
+            except StorageRefusedError as error:  # Nothing of them is removed before their new names are durable.
+                return [], dict.fromkeys(partitions, error)
+        doomed, self._doomed = self._doomed, []
+        return doomed, kept
+
+    def unnamed(self) -> list[Path]:
+        """What `unname_partitions` has left behind."""
+        with self._errors_at(self.path):
+            return [path for path in _entries(self.fs, self.path) if path.name.endswith(DELETED_SUFFIX)]
+
+    def remove(self, doomed: Path) -> None:
+        """Remove a directory that `unname_partitions` has renamed, if it is still there."""
+        with self._errors_at(self.path):
+            if self.fs.is_directory(doomed):
                 self.fs.remove_tree(doomed)
 
     def quarantine(self, topic: str, partition: int) -> Path:
@@ -290,7 +327,7 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise (StorageFullError if is_full(error) else KafkaStorageError)(f"{path}: {error}") from error
+        raise storage_error(error, str(path)) from error
 
 
 @contextmanager
@@ -411,10 +448,7 @@ def _is_marked_clean(fs: FileSystem, path: Path, meta: DirectoryMeta) -> bool:
 
 def _remove_leftovers(fs: FileSystem, path: Path) -> None:
     for leftover in _entries(fs, path):
-        if fs.is_directory(leftover):
-            if leftover.name.endswith(DELETED_SUFFIX):
-                fs.remove_tree(leftover)
-        elif leftover.name.endswith(TEMPORARY_SUFFIX):
+        if leftover.name.endswith(TEMPORARY_SUFFIX) and not fs.is_directory(leftover):
             fs.unlink(leftover)
 
 

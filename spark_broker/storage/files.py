@@ -10,18 +10,41 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from spark_broker.errors import (
+    KafkaStorageError,
+    ProcessLimitError,
+    SparkBrokerError,
+    StorageFullError,
+    SyncFailedError,
+)
 from spark_broker.protocol.crc32c import Buffer
-from spark_broker.storage.filesystem import FileSystem
+from spark_broker.storage.filesystem import FileSystem, FsyncError
 
 TEMPORARY_SUFFIX = ".tmp"
 _MAX_BUFFERS = 512
 _COPY_BYTES = 1 << 20
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the error means that the disk (or a quota) is full, rather than broken."""
-    return error.errno in _FULL
+    """Whether the error means that the disk (or a quota) is full, rather than broken. A failed fsync never does."""
+    return error.errno in _FULL and not isinstance(error, FsyncError)
+
+
+def is_refusal(error: OSError) -> bool:
+    """Whether nothing is broken: the disk is full, or the process has reached a limit. It may work later."""
+    return is_full(error) or (error.errno in _LIMITS and not isinstance(error, FsyncError))
+
+
+def storage_error(error: OSError, what: str) -> SparkBrokerError:
+    """The typed error for one of the file system; `what` was to be done. Every error of a disk is told apart here."""
+    message = f"{what}: {error}"
+    if isinstance(error, FsyncError):
+        return SyncFailedError(message)
+    if is_full(error):
+        return StorageFullError(message)
+    return ProcessLimitError(message) if is_refusal(error) else KafkaStorageError(message)
 
 
 def write_fully(fs: FileSystem, fd: int, parts: Sequence[Buffer], position: int) -> int:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from spark_broker.storage.descriptors import DESCRIPTORS
+
 _POLL_S = 0.02
 _START_TIME_FIELD = 19  # Of /proc/<pid>/stat after the command's closing parenthesis: starttime, in clock ticks.
 
@@ -32,6 +34,10 @@ class ProcessIdentity:
 
     pid: int
     start_time: int
+
+
+class FsyncError(OSError):
+    """An fsync failed, of a file or of a directory. Whatever its errno is, what was written may be lost."""
 
 
 class FileSystem(Protocol):
@@ -66,7 +72,8 @@ class FileSystem(Protocol):
         ...
 
     def fsync(self, fd: int, /) -> None:
-        """Make the file's content durable. Never repeat it after an error: the page cache may have dropped the data."""
+        """Make the file's content durable. Raises FsyncError; never repeat it then: the page cache may have dropped the
+        data."""
         ...
 
     def size(self, fd: int) -> int:
@@ -122,7 +129,7 @@ class FileSystem(Protocol):
         ...
 
     def sync_directory(self, path: Path) -> None:
-        """Make creations, renames and removals in the directory durable."""
+        """Make creations, renames and removals in the directory durable. Raises FsyncError."""
         ...
 
     def free_bytes(self, path: Path) -> int:
@@ -161,10 +168,12 @@ class LocalFileSystem:
     pread = staticmethod(os.pread)
     pwritev = staticmethod(os.pwritev)
     ftruncate = staticmethod(os.ftruncate)
-    fsync = staticmethod(os.fsync)
+
+    def fsync(self, fd: int, /) -> None:
+        _fsync(fd)
 
     def open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+        return DESCRIPTORS.spared(lambda: os.open(path, flags | os.O_CLOEXEC, 0o644))
 
     def pread_into(self, fd: int, target: memoryview, position: int) -> int:
         return os.preadv(fd, [target], position)
@@ -173,7 +182,7 @@ class LocalFileSystem:
         return os.fstat(fd).st_size
 
     def read_bytes(self, path: Path) -> bytes:
-        return path.read_bytes()
+        return DESCRIPTORS.spared(path.read_bytes)
 
     def size_of(self, path: Path) -> int:
         try:
@@ -205,7 +214,7 @@ class LocalFileSystem:
         shutil.rmtree(path)
 
     def list_directory(self, path: Path) -> list[str]:
-        return sorted(os.listdir(path))
+        return sorted(DESCRIPTORS.spared(lambda: os.listdir(path)))
 
     def exists(self, path: Path) -> bool:
         return path.exists()
@@ -214,9 +223,9 @@ class LocalFileSystem:
         return path.is_dir()
 
     def sync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fd = self.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(fd)
+            _fsync(fd)
         finally:
             os.close(fd)
 
@@ -287,6 +296,13 @@ def process_start_time(pid: int) -> int | None:
         return None
     # The command may contain spaces and parentheses: count fields after its last parenthesis.
     return int(stat.rpartition(")")[2].split()[_START_TIME_FIELD])
+
+
+def _fsync(fd: int) -> None:
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        raise FsyncError(error.errno, error.strerror) from error
 
 
 def _try_lock(fd: int) -> bool:

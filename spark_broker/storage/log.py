@@ -20,13 +20,13 @@ from spark_broker.errors import (
     KafkaStorageError,
     OffsetOutOfRangeError,
     SparkBrokerError,
-    StorageFullError,
+    StorageRefusedError,
     invariant,
 )
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import ENTRY_BYTES, NO_TIMESTAMP, BatchHeader, Frame
 from spark_broker.storage.config import LogConfig
-from spark_broker.storage.files import is_full
+from spark_broker.storage.files import is_refusal, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem
 from spark_broker.storage.index import count_below, header_at
 from spark_broker.storage.log_state import LogState, read_log_state, write_log_state
@@ -86,7 +86,7 @@ class PartitionLog:
         """Recover the log of a partition's directory. An empty directory costs only a small read.
 
         `schemas` gives the schema message of a schema id. Raises DamagedLogError (quarantine the directory and fetch
-        the replica again), StorageFullError (recovery had to write) or KafkaStorageError.
+        the replica again), StorageRefusedError (recovery had to write) or KafkaStorageError.
         """
         try:
             state = read_log_state(directory, start, fs=fs)
@@ -96,8 +96,7 @@ class PartitionLog:
                 forget_cleaned(fs, directory)  # before batches follow, of which it is not true
                 cleaned = NEVER_CLEANED
         except OSError as error:
-            kind = StorageFullError if is_full(error) else KafkaStorageError
-            raise kind(f"cannot open the log in {directory}: {error}") from error
+            raise storage_error(error, f"cannot open the log in {directory}") from error
         log = PartitionLog(fs, directory, config, schemas, segments, state, cleaned)
         # The process that made the last segment may have died before it synced the name.
         log._directory_unsynced = start is StartKind.PROCESS_CRASH
@@ -106,7 +105,7 @@ class PartitionLog:
             raise DamagedLogError(f"the log ends at {log._log_end_offset}; {state} was saved")
         if start is StartKind.MACHINE_CRASH and segments:
             log._recovery_point = log._log_end_offset  # Recovery has synced the whole log.
-            with suppress(StorageFullError), log._failing("open"):
+            with suppress(StorageRefusedError), log._failing("open"):
                 log._save_state()  # On a full disk it is saved later: a lower recovery point is safe.
         return log
 
@@ -165,8 +164,8 @@ class PartitionLog:
     def append_many(self, frames: Sequence[Frame]) -> None:
         """Append consecutive batches at the log end, unchanged. They are written when this returns.
 
-        A batch with FIRST_OF_SEGMENT begins a segment. Raises StorageFullError (nothing is left of the batches that did
-        not fit, and the log stays usable) or KafkaStorageError (the log refuses every later call).
+        A batch with FIRST_OF_SEGMENT begins a segment. Raises StorageRefusedError (nothing is left of the batches that
+        did not fit, and the log stays usable) or KafkaStorageError (the log refuses every later call).
         """
         self._check_usable()
         self._check_contiguous(frames)
@@ -341,7 +340,7 @@ class PartitionLog:
         return segments[:count]
 
     def begin_compaction(self) -> None:
-        """Call this before files are written for `swap`. Raises StorageFullError."""
+        """Call this before files are written for `swap`. Raises StorageRefusedError."""
         self._check_usable()
         with self._failing("compact"):
             begin_compaction(self._fs, self.directory)
@@ -355,7 +354,7 @@ class PartitionLog:
     def swap(self, replaced: Sequence[Segment], compacted: CompactedSegment, cleaned: Cleaned) -> None:
         """Put a compacted segment in the place of these, which the log `holds`, and remember `cleaned`.
 
-        A crash leaves the old segments or the new one. Raises StorageFullError (nothing has changed) or
+        A crash leaves the old segments or the new one. Raises StorageRefusedError (nothing has changed) or
         KafkaStorageError.
         """
         self._check_usable()
@@ -369,7 +368,7 @@ class PartitionLog:
             self._segments = (*segments[:first], segment, *segments[first + len(replaced) :])
 
     def mark_cleaned(self, cleaned: Cleaned) -> None:
-        """Remember how far the log is compacted. Raises StorageFullError or KafkaStorageError."""
+        """Remember how far the log is compacted. Raises StorageRefusedError or KafkaStorageError."""
         self._check_usable()
         with self._failing("compact"):
             write_cleaned(self._fs, self.directory, cleaned)
@@ -449,7 +448,7 @@ class PartitionLog:
             if unsynced:
                 self._fs.sync_directory(self.directory)
         except OSError as error:
-            self._unusable = KafkaStorageError(f"fsync failed in {self.directory}: {error}")
+            self._unusable = storage_error(error, f"fsync failed in {self.directory}")
             raise self._unusable from error
 
     def _save_state(self) -> None:
@@ -459,6 +458,11 @@ class PartitionLog:
         if state != self._saved_state:
             write_log_state(self.directory, state, fs=self._fs)
             self._saved_state = state
+
+    @property
+    def is_unusable(self) -> bool:
+        """Whether every later call is refused: something has failed, or was refused half-way."""
+        return self._unusable is not None
 
     def _check_usable(self) -> None:
         if self._unusable is not None:
@@ -475,12 +479,12 @@ class PartitionLog:
             raise
 
     def _fail(self, action: str, error: OSError) -> NoReturn:
-        """A full disk refuses one action, which has changed nothing. After any other error every call is refused."""
-        message = f"{action} in {self.directory}: {error}"
-        if is_full(error) and action != "restart":
-            raise StorageFullError(message) from error
-        self._unusable = KafkaStorageError(message)
-        raise self._unusable from error
+        """A full disk, or a limit, refuses one action, which has changed nothing. After any other error every call is
+        refused, and so it is when a restart was refused half-way. The log can then be opened anew."""
+        refused = storage_error(error, f"{action} in {self.directory}")
+        if not is_refusal(error) or action == "restart":
+            self._unusable = refused
+        raise refused from error
 
 
 def _by_segment(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:

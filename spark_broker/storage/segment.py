@@ -20,9 +20,10 @@ from spark_broker.storage.files import (
     TEMPORARY_SUFFIX,
     SharedFile,
     copy_prefix,
-    is_full,
+    is_refusal,
     opened,
     read_fully,
+    storage_error,
     write_fully,
 )
 from spark_broker.storage.filesystem import FileSystem
@@ -229,7 +230,7 @@ class Segment:
             end = write_fully(self.fs, arrow_fd, [frame.message for frame in frames], self.end)
             write_fully(self.fs, index_fd, [packed], len(index) * ENTRY_BYTES)
         except OSError as error:
-            if is_full(error):
+            if is_refusal(error):
                 self._take_back()
             raise
         index.extend(packed)
@@ -241,7 +242,7 @@ class Segment:
         try:
             write_fully(self.fs, arrow_fd, [END_OF_STREAM], self.end)
         except OSError as error:
-            if is_full(error):
+            if is_refusal(error):
                 self._take_back()
             raise
 
@@ -305,7 +306,7 @@ class Segment:
         try:
             self.sync()
         except OSError as error:
-            raise KafkaStorageError(f"cannot sync {self.arrow_path}: {error}") from error
+            raise storage_error(error, f"cannot sync {self.arrow_path}") from error
 
     def _cut_files(self, count: int, end: int) -> None:
         # The index is cut first: an entry promises that its message is there.

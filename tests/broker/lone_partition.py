@@ -9,6 +9,7 @@ from spark_broker.broker.append import Append, AwaitedTransaction, Marker
 from spark_broker.broker.clock import SYSTEM_CLOCK, SystemClock
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionEvents
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
 from spark_broker.controller.image import TopicState
@@ -71,8 +72,7 @@ class LonePartition:
             log,
             replica,
             self.lease,
-            lambda *_: None,
-            lambda _, error: self.failures.append(error),
+            PartitionEvents(lambda *_: None, lambda _, error: self.failures.append(error)),
             self.clock,
         )
         self.leader_epoch = max(self.leader_epoch, replica.epochs.latest_epoch) + 1

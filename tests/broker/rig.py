@@ -16,7 +16,8 @@ from spark_broker.broker.append_stream import AppendStream
 from spark_broker.broker.clock import SYSTEM_CLOCK
 from spark_broker.broker.fetch_stream import FetchStream
 from spark_broker.broker.lease import Lease
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.replica_stream import ReplicaStream
 from spark_broker.broker.request_queue import RequestQueue

@@ -42,9 +42,9 @@ class Watched(LocalFileSystem):
         with self._lock:
             self.syncs += 1
 
-    def fsync(self, fd: int, /) -> None:  # type: ignore[override]
+    def fsync(self, fd: int, /) -> None:
         self._count()
-        LocalFileSystem.fsync(fd)
+        super().fsync(fd)
 
     def sync_directory(self, path: Path) -> None:
         self._count()

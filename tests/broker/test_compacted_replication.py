@@ -193,7 +193,7 @@ def test_a_gap_is_cut_where_the_follower_ends(make_rig: MakeRig, wait_until: Wai
     for n in range(3):
         rig.put((b"k", b"%d" % n))
     rig.connect()
-    fetchers = rig.follower.manager._fetchers
+    fetchers = dict(rig.follower.manager._fetchers._fetchers)
     for fetcher in fetchers.values():
         fetcher.stop()
     wait_until(lambda: not any(f.is_alive() for f in fetchers.values()), "the fetcher to stop")  # type: ignore[attr-defined]
@@ -206,8 +206,8 @@ def test_a_gap_is_cut_where_the_follower_ends(make_rig: MakeRig, wait_until: Wai
     rig.compact(rig.leader)
     gap = next(iter(rig.leader.partition.log.headers(0)))
     assert gap.base_offset == 0 < ended < gap.next_offset
-    rig.follower.manager._fetchers = {}
-    rig.follower.manager._update_fetchers()
+    rig.follower.manager._fetchers._fetchers.clear()
+    rig.follower.manager._follow_leaders()
     wait_until(
         lambda: rig.follower.partition.log.log_end_offset == rig.leader.partition.log.log_end_offset,
         "the follower to catch up",

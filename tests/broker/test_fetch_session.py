@@ -17,6 +17,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock, SystemClock
 from spark_broker.broker.fetch_session import FAILED_RETRY_MS, RETRY_MS, FetcherSettings, FetchSession
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionEvents
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.replica_session import IDLE_REPORT_MAX_MS, ReplicaSession
@@ -105,7 +106,7 @@ def opened(tmp_path: Path) -> Iterator[Open]:
         directory.mkdir()
         log = ReplicaLog(directory, topic, StartKind.CLEAN)
         replica = Replica(me, log.state(high_watermark=0), min_insync_replicas=1, lag_max_ms=30_000)
-        partition = Partition(KEY, topic, log, replica, lease, lambda *_: None, lambda *_: None)
+        partition = Partition(KEY, topic, log, replica, lease, PartitionEvents(lambda *_: None, lambda *_: None))
         partition.assign(LeaderAndIsr(0, 0, 0, (0, 1, 2), (0, 2)), topic, EPOCHS)
         partitions.append(partition)
         return partition

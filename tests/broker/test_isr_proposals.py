@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from spark_broker.broker.isr_proposals import IsrProposals
-from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import NetworkError
 from spark_broker.protocol.messages import AlterPartitionRequest, AlterPartitionResponse

@@ -34,7 +34,9 @@ def test_a_replica_of_a_topic_with_a_long_name_is_quarantined_again_and_again_an
     assert len(set(moved)) == 3
     assert all(path.is_dir() and path.name.endswith(".damaged") for path in moved)
     directory.partition_directory(topic, "id", 99_999)
-    directory.delete_partition(topic, 99_999)
+    doomed, kept = directory.unname_partitions([(topic, 99_999)])
+    assert kept == {}
+    directory.remove(doomed[0])
     assert directory.list_partitions() == []
     assert sorted(path.name for path in directory.path.iterdir() if path.is_dir()) == sorted(p.name for p in moved)
     directory.release()
@@ -63,9 +65,11 @@ def test_a_start_deletes_what_a_crash_left_of_a_topic_with_a_long_name(
     with monkeypatch.context() as patch:
         patch.setattr(directory.fs, "remove_tree", die, raising=False)
         with pytest.raises(KeyboardInterrupt):
-            directory.delete_partition(LONGEST, 0)
+            directory.remove(directory.unname_partitions([(LONGEST, 0)])[0][0])
     directory.release()
     again = claim(tmp_path, 2)
+    (left,) = again.unnamed()
+    again.remove(left)
     assert [path for path in again.path.iterdir() if path.is_dir()] == []
     again.release()
 

@@ -22,7 +22,7 @@ from spark_broker.errors import KafkaStorageError, LogDirectoryNotUsableError, N
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.storage.checkpoints import HIGH_WATERMARKS_FILE
 from spark_broker.storage.directory import LogDirectory
-from spark_broker.storage.filesystem import LocalFileSystem
+from spark_broker.storage.filesystem import LOCAL, LocalFileSystem
 from spark_broker.testing.replicas import compare_replicas
 from tests.broker.rig import KEY, Rig, RigBroker
 from tests.broker.test_unclean_election import directory_of, read, state
@@ -199,21 +199,26 @@ class BadFile(LocalFileSystem):
         return super().pwritev(fd, buffers, position)
 
 
-def test_a_follower_whose_disk_fails_for_one_file_ends_once_and_the_others_have_everything(tmp_path: Path) -> None:
+def test_a_follower_whose_disk_fails_for_one_file_goes_on_with_the_others(tmp_path: Path) -> None:
+    """The replica is offline, named to the controller, and opened when its disk is well."""
     rig = Rig(tmp_path, brokers=3)
     bad = rig.brokers[1]
     bad.directory.fs = BadFile(bad.directory.path / "t-0")
     try:
         rig.publish()
         rig.brokers[0].append(b"a", epoch=0)
-        eventually(lambda: bad.bugs, what="the broker of the bad disk is told")
         eventually(lambda: rig.brokers[2].values() == [b"a"], what="the other follower has it")
-        (failure,) = bad.bugs
-        assert isinstance(failure, KafkaStorageError)
-        assert "t-0: [Errno 5] Input/output error" in failure.message
+        assert bad.manager.offline == {KEY[0]: [KEY[1]]}
+        with pytest.raises(KafkaStorageError, match=r"tries again: .*t-0: \[Errno 5\] Input/output error"):
+            bad.manager.partition(*KEY)
         assert rig.brokers[0].partition.replica.high_watermark == 0, "nothing is committed that a member lacks"
-        assert (rig.brokers[0].bugs, rig.brokers[2].bugs) == ([], [])
-        bad.bugs.clear()
+        bad.manager.retry()
+        assert bad.manager.offline == {KEY[0]: [KEY[1]]}
+        bad.directory.fs = LOCAL
+        bad.manager.retry()
+        assert bad.manager.offline == {}
+        eventually(lambda: bad.values() == [b"a"], what="the replica is complete")
+        assert [broker.bugs for broker in rig.brokers.values()] == [[], [], []]
     finally:
         rig.stop()
 

@@ -464,6 +464,9 @@ class OnePartition:
     def quarantine_damaged(self) -> None:
         """No replica is damaged."""
 
+    def retry(self) -> None:
+        """No replica is offline."""
+
     def check_directory(self) -> None:
         """The directory exists."""
 

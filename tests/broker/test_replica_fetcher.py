@@ -8,7 +8,8 @@ import pytest
 
 from spark_broker.broker.clock import SystemClock
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import BACK_OFF_MS, TRANSITIONS, FetcherEvent, FetcherState, ReplicaFetcher
 from spark_broker.errors import NetworkError, NotLeaderOrFollowerError, SparkBrokerError
 

@@ -50,10 +50,11 @@ def fill(descriptor: int) -> None:
 
 
 @contextmanager
-def mounted(path: Path, size_mb: int = DISK_MB) -> Iterator[SmallDisk | str]:
-    """A small disk mounted at `path`, or why this machine mounts none."""
+def mounted(path: Path, size_mb: int = DISK_MB, files_max: int = 0) -> Iterator[SmallDisk | str]:
+    """A small disk mounted at `path`, or why this machine mounts none. `files_max` 0: no bound."""
     path.mkdir(parents=True, exist_ok=True)
-    command = ["mount", "-t", "tmpfs", "-o", f"size={size_mb}m", "spark-broker-chaos", str(path)]
+    options = f"size={size_mb}m,nr_inodes={files_max}"
+    command = ["mount", "-t", "tmpfs", "-o", options, "spark-broker-chaos", str(path)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     except FileNotFoundError:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from spark_broker.core.replica import Role
 from spark_broker.protocol.messages import ElectLeadersRequest, ReassignPartitionRequest
 from spark_broker.testing.simulation.ending import end
+from spark_broker.testing.simulation.filesystem import Fault, Operation
 from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.world import World
@@ -28,7 +29,12 @@ def run_until(world: World, condition: Callable[[], bool]) -> None:
 def cluster(lag_max_ms: int = 1000) -> World:
     """A running cluster of three with a topic that is open everywhere, and no faults but the scene's."""
     drawn = Swarm.draw(random.Random(1))
-    timed = dataclasses.replace(drawn.settings.cluster, replica_lag_time_max_ms=lag_max_ms)
+    timed = dataclasses.replace(
+        drawn.settings.cluster,
+        replica_lag_time_max_ms=lag_max_ms,
+        replica_fetch_max_bytes=4_194_304,
+        replica_fetch_response_max_bytes=16_777_216,
+    )
     settings = dataclasses.replace(drawn.settings, cluster=timed)
     calm = dataclasses.replace(
         drawn,
@@ -43,6 +49,8 @@ def cluster(lag_max_ms: int = 1000) -> World:
         late_rate=0.0,
         restart_ms=20.0,
         plain_share=0.0,
+        fetch_pause_ms=0.0,
+        consumers=0,
     )
     world = World(1, swarm=calm)
     world.start()
@@ -65,22 +73,46 @@ def test_a_recovery_that_failed_is_made_again_after_the_next_start() -> None:
     machine = world.machines[0]
     world.lose_machine(machine, down_ms=10)
     run_until(world, lambda: machine.running)
-    machine.fs.fail_next("read_bytes", errno.EIO, path="/log/broker-0/t")
-    run_until(world, ended(world, machine))
+    machine.fs.on_operation = cannot_read_the_topic
+    run_until(world, lambda: is_offline(machine))
+    world.kill(machine, restart_ms=1)
+    machine.fs.on_operation = None
     run_until(world, lambda: machine.running and hosts_something(machine))
     assert world.trace.counts["machine_crash starts"] == 2
     assert "process_crash starts" not in world.trace.counts
 
 
-def test_a_broker_that_cannot_open_a_replica_ends() -> None:
-    """Otherwise it stays in the ISR, and is elected for what it cannot serve."""
+def cannot_read_the_topic(operation: Operation) -> Fault | None:
+    return Fault(errno.EIO) if operation.path.startswith("/log/broker-0/t-") else None
+
+
+def is_offline(machine: SimulatedMachine) -> bool:
+    return machine.process is not None and bool(machine.process.manager.offline)
+
+
+def test_a_replica_that_cannot_be_opened_is_not_elected_and_comes_back() -> None:
+    """Its broker goes on: it stays in the ISR until it is named, and is not elected for what it cannot serve."""
     world = cluster()
-    machine = world.machines[0]
+    machine = leader_of(world)
     world.kill(machine, restart_ms=1)
     run_until(world, lambda: machine.running)
-    machine.fs.fail_next("read_bytes", errno.EIO, path="/log/broker-0/t")
-    run_until(world, ended(world, machine))
-    run_until(world, lambda: machine.running and hosts_something(machine))
+    process = machine.process
+    machine.fs.on_operation = cannot_read_the_topic
+    run_until(world, lambda: is_offline(machine))
+    run_until(world, lambda: leader_of(world) is not machine and world.invariants.image.is_live(machine.broker_id))
+    for _ in range(20):
+        elect_preferred(world)
+        assert leader_of(world) is not machine
+    machine.fs.on_operation = None
+    run_until(world, lambda: hosts_something(machine))
+    run_until(world, lambda: machine.broker_id in isr_of(world))
+    assert machine.process is process
+    end(world)
+
+
+def isr_of(world: World) -> tuple[int, ...]:
+    ((_, _, state),) = [partition for partition in world.invariants.image.partitions() if not partition[0].internal]
+    return state.isr
 
 
 def test_a_full_disk_ends_no_broker() -> None:

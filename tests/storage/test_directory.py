@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -22,7 +23,7 @@ from spark_broker.errors import (
 )
 from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory, read_meta
-from spark_broker.storage.filesystem import process_start_time
+from spark_broker.storage.filesystem import LocalFileSystem, process_start_time
 from spark_broker.storage.lock import DirectoryLock, Holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 
@@ -191,8 +192,9 @@ def test_partitions_are_listed_deleted_and_quarantined(tmp_path: Path) -> None:
     directory = claim(tmp_path)
     for topic, partition in (("b-1", 0), ("a", 10), ("a", 2), ("gone", 0), ("bad", 0), ("bad", 1)):
         directory.partition_directory(topic, f"id of {topic}", partition)
-    directory.delete_partition("gone", 0)
-    directory.delete_partition("never", 0)
+    doomed, kept = directory.unname_partitions([("gone", 0), ("never", 0)])
+    assert len(doomed) == 1
+    assert kept == {}
     assert directory.quarantine("bad", 0).name == "bad-0.0.damaged"
     directory.partition_directory("bad", "id of bad", 0)
     assert directory.quarantine("bad", 0).name == "bad-0.1.damaged"
@@ -208,13 +210,36 @@ def test_the_directory_of_an_older_topic_of_the_same_name_is_noticed(tmp_path: P
         directory.partition_directory("t", "second", 0)
 
 
-def test_a_deletion_that_was_cut_short_is_finished_at_the_next_claim(tmp_path: Path) -> None:
+def test_a_start_finds_a_deletion_that_was_cut_short(tmp_path: Path) -> None:
     directory = claim(tmp_path)
     path = directory.partition_directory("t", "id", 0)
     path.rename(path.with_name("t-0.0123.deleted"))
     directory.release()
     again = claim(tmp_path)
+    assert again.list_partitions() == []
+    for doomed in again.unnamed():
+        again.remove(doomed)
+        again.remove(doomed)  # It may be gone by then.
     assert not list(again.path.glob("*.deleted"))
+
+
+def test_one_directory_that_keeps_its_name_does_not_keep_others(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    for number in range(3):
+        directory.partition_directory("t", "id", number)
+    rename = directory.fs.rename
+
+    class Stubborn(LocalFileSystem):
+        def rename(self, source: Path, target: Path) -> None:
+            if source.name == "t-1":
+                raise OSError(errno.EIO, "Input/output error", str(source))
+            rename(source, target)
+
+    directory.fs = Stubborn()
+    doomed, kept = directory.unname_partitions([("t", number) for number in range(3)])
+    assert len(doomed) == 2
+    assert list(kept) == [("t", 1)]
+    assert [p.partition for p in directory.list_partitions()] == [1]
 
 
 def test_high_watermarks_survive_and_damage_to_them_is_noticed(tmp_path: Path) -> None:

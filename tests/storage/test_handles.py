@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_broker.errors import KafkaStorageError
+from spark_broker.errors import ProcessLimitError
 from spark_broker.storage.filesystem import LocalFileSystem
 from spark_broker.storage.start_kind import StartKind
 from tests.storage.logs import filled, open_log
@@ -36,6 +36,6 @@ def test_a_segment_whose_index_cannot_be_opened_closes_its_messages(tmp_path: Pa
     log, _ = filled(tmp_path, [False, False])
     log.close(clean=True)
     fs = Counting()
-    with pytest.raises(KafkaStorageError):
+    with pytest.raises(ProcessLimitError):
         open_log(tmp_path, StartKind.CLEAN, fs=fs)
     assert not fs.handles

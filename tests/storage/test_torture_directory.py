@@ -46,7 +46,7 @@ class Life:
             lambda: directory.write_high_watermarks(MARKS[1]),
             lambda: directory.quarantine("t", 1),
             lambda: directory.partition_directory("t", "id", 1),
-            lambda: directory.delete_partition("t", 0),
+            lambda: directory.remove(directory.unname_partitions([("t", 0)])[0][0]),
             directory.mark_clean,
         ]
         for number, step in enumerate(steps, start=1):

@@ -110,7 +110,7 @@ class Run:
             self.perform([step])
             return "done"
         except (StorageFullError, OSError):  # A checkpoint raises the system's error.
-            if step[0] != "close":
+            if step[0] != "close" and not self.log.is_unusable:
                 self._adopt(self._now[1], self.synced)
                 return "full"
         except (KafkaStorageError, ProcessKilled):

@@ -83,6 +83,7 @@ class HeartbeatRequest(Message, frozen=True):
     `log_ends`: replicas of partitions that have no leader, where this broker is neither in the ISR nor in the ELR.
     `wall_ms`: the broker's wall clock (UTC); -1: not said. `ahead_max_ms`: how far that clock is ahead of the
     controller's at most, as the last answer showed; None: not known yet. `full`: the broker's disk has no room.
+    `offline`: by topic id, replicas whose files could not be made or opened. The broker tries again; none may lead.
     """
 
     broker_epoch: Epoch
@@ -97,6 +98,9 @@ class HeartbeatRequest(Message, frozen=True):
     wall_ms: int = -1
     ahead_max_ms: int | None = None
     full: bool = False
+    offline: Annotated[
+        dict[TopicId, Annotated[list[PartitionId], Meta(max_length=100_000)]], Meta(max_length=100_000)
+    ] = msgspec.field(default_factory=dict)
 
 
 class HeartbeatResponse(Message, frozen=True):

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from spark_broker.core.replica import Role
-from spark_broker.errors import DamagedLogError, SparkBrokerError
+from spark_broker.errors import DamagedLogError, SparkBrokerError, StorageRefusedError
 from spark_broker.model import TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CreatePartitionsRequest,
     DeleteRecordsPartition,
     DeleteRecordsRequest,
+    DeleteTopicRequest,
     ElectLeadersRequest,
     ReassignPartitionRequest,
 )
@@ -75,6 +76,15 @@ class Administration:
         self._world.call_controller(self._world.new_topic_request(), "create topic")
         return "a new topic"
 
+    def _aside_topic(self) -> str:
+        """A topic that no client uses is created, or deleted if it is there."""
+        request = self._world.aside.request()
+        if self._world.invariants.image.topic(request.name) is not None:
+            self._world.call_controller(DeleteTopicRequest(request.name), "delete a topic")
+            return f"{request.name[:8]} is to be deleted"
+        self._world.call_controller(request, "create a topic")
+        return f"{request.name[:8]} is to be created"
+
     def _change_minimum(self) -> str:
         topics = list(self._world.invariants.image.topics.values())
         if not topics:
@@ -97,7 +107,7 @@ class Administration:
         partition = self._rng.choice(led_partitions)
         try:
             bases = [h.base_offset for h in partition.log.headers(partition.replica.log_start_offset)]
-        except DamagedLogError:
+        except (DamagedLogError, StorageRefusedError):
             return ""
         committed = [base for base in bases if base <= partition.replica.high_watermark]
         if not committed:

@@ -15,7 +15,7 @@ from spark_broker.broker.lease import Lease
 from spark_broker.broker.log_cleaner import LogCleaner
 from spark_broker.broker.maintenance import Maintenance
 from spark_broker.broker.membership import RECONNECT_MS, Membership, MembershipState, SessionEvents
-from spark_broker.broker.partition import PartitionKey
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.proposal_queue import RETRY_MS, ProposalQueue, Proposals, request_of, settle, still_open
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.broker.requests import BrokerRequests
@@ -27,7 +27,9 @@ from spark_broker.errors import (
     KafkaStorageError,
     RequestTimedOutError,
     SparkBrokerError,
+    StorageRefusedError,
     UnknownServerError,
+    invariant,
 )
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,
@@ -58,6 +60,8 @@ LOG_DIRS = Path("/log")
 REGISTRATION_TIMEOUT_MS = 1000
 """Shorter than in production: a message that is lost with its stream costs a schedule less of its time."""
 MAINTENANCE_MS = 150
+WORK_MS = 20.0
+"""The longest time between two pieces of work on replicas' files."""
 
 
 class BrokerProcess(NetworkNode):
@@ -73,7 +77,15 @@ class BrokerProcess(NetworkNode):
             LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs
         )
         self.lease = Lease(machine.clock)
-        outward = Outward(self._propose, self._on_storage_failure, self._on_bug, self._send_heartbeat, self._beat_soon)
+        outward = Outward(
+            self._propose,
+            self._on_storage_failure,
+            self._on_bug,
+            self._send_heartbeat,
+            self._beat_soon,
+            self._work_soon,
+        )
+        self._works = False  # whether an event is scheduled that does work on files
         self.manager = ReplicaManager(
             world.settings,
             self.directory,
@@ -142,6 +154,18 @@ class BrokerProcess(NetworkNode):
         except KafkaStorageError as error:
             self._on_failure(error)
         self.world.scheduler.after(MAINTENANCE_MS, self, "maintenance", self._maintain)
+
+    def _work_soon(self) -> None:
+        """Work on replicas' files in events of its own: a few at a time, and others happen in between."""
+        if not self._works:
+            self._works = True
+            delay_ms = WORK_MS * self.world.rng.random()
+            self.world.scheduler.after(delay_ms, self, "work on files", self._work)
+
+    def _work(self) -> None:
+        self._works = False
+        if self.manager.work(self.world.rng.choice([1, 2, 100])):
+            self._work_soon()
 
     def _connect(self) -> None:
         self.membership.connects()
@@ -309,6 +333,8 @@ class BrokerProcess(NetworkNode):
         self.world.scheduler.after(0, self, reason, lambda: self._end(reason))
 
     def _on_failure(self, error: SparkBrokerError) -> None:
+        """The process ends. What was refused for want of room, or by a limit, is no reason to end."""
+        invariant(not isinstance(error, StorageRefusedError), "%s ends: %s", self.name, error)
         self.world.note(self.name, trace.TraceKind.PROCESS, f"ends: {error}")
         self.world.invariants.interrupted(self.machine)
         self.world.scheduler.after(0, self, "failed", lambda: self._end("failed"))

@@ -205,7 +205,7 @@ class SimConsumer(NetworkNode):
 
     def _metadata_came(self, answer: object) -> None:
         view = merge(self.machine.view, cast("MetadataResponse", answer), None)
-        self._topics |= {topic.name for topic in view.topics.values() if not topic.internal}
+        self._topics |= {partition.topic for _, partition in self.world.known_partitions(view)}
         if self._topics and self._topics != self.machine.topics:
             self.machine.subscribe(self._topics)
         self.machine.metadata_came(view, self.now_ms)

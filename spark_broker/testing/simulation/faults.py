@@ -323,6 +323,46 @@ class Faults:
         self._world.scheduler.after(for_ms, self._world.operator, "disk has room", free)
         return f"the disk of {machine} is full for {for_ms:.0f} ms"
 
+    def _full_disks_new_topic(self) -> str:
+        """No disk has room, or only one has, when a topic is created."""
+        world = self._world
+        spared = self._rng.choice([None, None, self._rng.choice(world.machines)])
+        full = [m for m in world.machines if m is not spared and m.fs.capacity_bytes is None]
+
+        def free() -> None:
+            for machine in full:
+                machine.fs.capacity_bytes = None
+
+        for machine in full:
+            machine.fs.capacity_bytes = machine.fs.used_bytes
+        for_ms = self._for_a_while()
+        world.scheduler.after(for_ms, world.operator, "disks have room", free)
+        world.call_controller(world.aside.request(), "create a topic")
+        return f"{len(full)} disks are full for {for_ms:.0f} ms, and a topic is created"
+
+    def _out_of_descriptors(self) -> str:
+        """The process of a broker may open so many files and no more, for a while."""
+        machine = self._any_running()
+        if machine is None or machine.fs.on_operation is not None:
+            return ""
+        left, fs = self._rng.choice([0, 0, 1, 3]), machine.fs
+
+        def hook(operation: Operation) -> Fault | None:
+            nonlocal left
+            if operation.kind not in ("open", "create", "read_bytes", "list_directory"):
+                return None
+            left -= 1
+            return Fault(errno.EMFILE) if left < 0 else None
+
+        def end() -> None:
+            if fs.on_operation is hook:
+                fs.on_operation = None
+
+        fs.on_operation = hook
+        for_ms = self._for_a_while()
+        self._world.scheduler.after(for_ms, self._world.operator, "descriptors are free again", end)
+        return f"{machine} can open no more files for {for_ms:.0f} ms"
+
     def _bit_flip(self) -> str:
         return self._world.bit_flips.strike(self._rng)
 

@@ -261,7 +261,7 @@ class SimFileSystem:
             self._die()
             raise ProcessKilled(f"process {self._pid}: {operation.kind} {operation.path}")
         if fault.errno:
-            raise system_error(fault.errno, operation.path)
+            raise system_error(fault.errno, operation.path, sync=operation.kind in ("fsync", "sync_directory"))
 
     def open(self, path: Path, flags: int) -> int:
         name = str(path)
@@ -446,6 +446,7 @@ class SimFileSystem:
 
     def sync_directory(self, path: Path) -> None:
         name = str(path)
+        self._ask("open", name)
         self._ask("sync_directory", name)
         self._directory(name).sync()
 

@@ -25,6 +25,10 @@ STRAND = "strand coordinator"
 """The coordinator of a group does not learn that another broker leads now."""
 
 
+COMMIT_BYTES = 4096
+"""A commit for every partition fits, also where names are at their longest."""
+
+
 @dataclass(frozen=True, slots=True)
 class GroupDraw:
     """The draw of one seed. Times are virtual. A group has one member, which is assigned everything."""
@@ -77,7 +81,11 @@ class GroupDraw:
             offsets_topic_snapshot_records=self.snapshot_records,
         )
         # User topics name their own minimum; this default is for topics that the cluster creates by itself.
-        topic = replace(swarm.settings.topic, min_insync_replicas=min(self.offsets_min_isr, self.offsets_replicas))
+        topic = replace(
+            swarm.settings.topic,
+            min_insync_replicas=min(self.offsets_min_isr, self.offsets_replicas),
+            segment_bytes=max(swarm.settings.topic.segment_bytes, COMMIT_BYTES),
+        )
         faults = {name: weight for name, weight in swarm.faults.items() if name not in LEFT_OUT}
         if self.strand_share and self.offsets_replicas > 1:
             faults[STRAND] = self.strand_share * (sum(faults.values()) or 1.0)

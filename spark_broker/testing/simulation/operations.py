@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from spark_broker.model import FILE_NAME_BYTES_MAX
+from spark_broker.storage.filesystem import FsyncError
 
 CHANGING = frozenset(
     (
@@ -51,9 +52,9 @@ class Fault:
     kills: bool = False
 
 
-def system_error(number: int, path: str) -> OSError:
-    """The error of a system call, of the class that belongs to its errno."""
-    return OSError(number, os.strerror(number), path)
+def system_error(number: int, path: str, *, sync: bool = False) -> OSError:
+    """The error of a system call, of the class that belongs to its errno. `sync`: of an fsync."""
+    return (FsyncError if sync else OSError)(number, os.strerror(number), path)
 
 
 def place_of(path: str) -> tuple[str, str]:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from spark_broker.broker.fetch_session import FetcherSettings, FetchSession
 from spark_broker.broker.notifier import Notifier
-from spark_broker.broker.partition import Partition, PartitionKey
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import ReplicaFetcher
 from spark_broker.broker.replica_session import ReplicaSession
 from spark_broker.errors import InvariantError, NetworkError, RequestTimedOutError, SparkBrokerError

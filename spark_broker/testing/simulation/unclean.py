@@ -18,6 +18,7 @@ from spark_broker.errors import LogTruncationError
 from spark_broker.model import NO_LEADER, TopicPartition
 from spark_broker.protocol.messages import ElectLeadersRequest
 from spark_broker.testing.history import UncleanElection
+from spark_broker.testing.simulation.aside import is_aside
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.swarm import Swarm
 from spark_broker.testing.simulation.trace import TraceKind
@@ -108,7 +109,7 @@ class UncleanElections:
         candidates = [
             ((topic.topic_id, number), leader, TopicPartition(topic.name, number))
             for topic, number, state in image.partitions()
-            if not topic.internal and len(state.replicas) > 1
+            if not topic.internal and not is_aside(topic.name) and len(state.replicas) > 1
             if (leader := self._world.machine_of(state.leader)) is not None and leader.running
         ]
         if not candidates:

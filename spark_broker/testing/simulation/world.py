@@ -18,11 +18,12 @@ from spark_broker.errors import (
     LogDirectoryLockedError,
     RequestTimedOutError,
     SparkBrokerError,
-    StorageFullError,
+    StorageRefusedError,
 )
 from spark_broker.model import NAME_MAX, TRANSACTION_STATE_TOPIC, TopicPartition
 from spark_broker.protocol.messages import CreateTopicRequest, MetadataResponse, MetadataUpdate
 from spark_broker.testing.recorder import HistoryRecorder
+from spark_broker.testing.simulation.aside import AsideTopics, is_aside
 from spark_broker.testing.simulation.batches import Payloads, values_of
 from spark_broker.testing.simulation.bit_flips import BitFlips
 from spark_broker.testing.simulation.broker import BrokerProcess
@@ -98,6 +99,7 @@ class World:
         self.tiering = Tiering(self, drawn.tiering) if drawn.tiering is not None else None
         self._controllers = 0
         self._topics = 0  # requested so far
+        self.aside = AsideTopics(self.swarm)
         self._topic_ids = 0
         self._batches = 0
         self._described: dict[int, tuple[MetadataImage, MetadataResponse]] = {}
@@ -202,7 +204,7 @@ class World:
         machine.fs = machine.fs.another_process()
         try:
             process = BrokerProcess(self, machine, result.launch)
-        except (KafkaStorageError, StorageFullError, LogDirectoryLockedError) as error:
+        except (KafkaStorageError, StorageRefusedError, LogDirectoryLockedError) as error:
             self.note(
                 machine.host, TraceKind.PROCESS, f"launch {result.launch} cannot claim its directory: {error.message}"
             )
@@ -396,7 +398,7 @@ class World:
         return [
             (topic.topic_id, TopicPartition(topic.name, state.partition))
             for topic in view.topics.values()
-            if not topic.internal
+            if not topic.internal and not is_aside(topic.name)
             for state in topic.partitions
         ]
 

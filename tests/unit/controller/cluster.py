@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.controller.controller import Controller
@@ -19,7 +19,7 @@ from spark_broker.controller.events import (
     Tick,
 )
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, TopicState
-from spark_broker.controller.log_ends import is_asked_for
+from spark_broker.controller.log_ends import Key, is_asked_for
 from spark_broker.controller.partition_line import PartitionChanged
 from spark_broker.controller.records import PartitionChangeRecord
 from spark_broker.controller.topics import NewTopicValues
@@ -67,6 +67,14 @@ def registration(launch: int, directory: str, **changes: object) -> RegisterBrok
     return RegisterBrokerRequest(**{**values, **changes})  # type: ignore[arg-type]
 
 
+def by_topic(keys: Iterable[Key]) -> dict[str, list[int]]:
+    """Partitions as heartbeats name them."""
+    numbers: dict[str, list[int]] = {}
+    for topic_id, number in sorted(keys):
+        numbers.setdefault(topic_id, []).append(number)
+    return numbers
+
+
 class Cluster:
     """Drives a Controller; `now_ms` is the time. Every event's outcome is also replayed, as a broker would."""
 
@@ -83,6 +91,7 @@ class Cluster:
         self.skews_ms: dict[int, int] = {}  # how far each broker's wall clock is ahead
         self.own_skew_ms = 0  # how far the controller's is ahead
         self.full: set[int] = set()  # brokers whose disks have no room
+        self.offline: dict[int, set[Key]] = {}  # by broker, the replicas that it cannot use
         self.logs: dict[tuple[int, str, int], tuple[int, int]] = {}  # (broker, topic id, number) to (epoch, end)
         self.handle(ControllerStarted("w" * 32, CLUSTER_ID))
 
@@ -158,6 +167,7 @@ class Cluster:
             wall_ms=self.wall_ms + self.skews_ms.get(broker, 0) - self.own_skew_ms,
             ahead_max_ms=self.skews_ms.get(broker, 0) - self.own_skew_ms,
             full=broker in self.full,
+            offline=by_topic(self.offline.get(broker, ())),
         )
         outcome = self.handle(HeartbeatReceived(self.session_of[broker], beat, self.now_ms, self.wall_ms))
         sent = [e.message for e in outcome.effects if isinstance(e, Send)]

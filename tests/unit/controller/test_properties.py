@@ -68,21 +68,33 @@ class ClusterMachine(RuleBasedStateMachine):
         request = registration(self.cluster.new_launch(), directory, broker_id=broker, start_kind=kind)
         self.cluster.register(request)
 
-    @rule(broker=brokers, wants_shutdown=st.booleans(), full=st.sampled_from([False, False, True]))
-    def heartbeat(self, broker: int, wants_shutdown: bool, full: bool) -> None:
+    @rule(
+        broker=brokers,
+        wants_shutdown=st.booleans(),
+        full=st.sampled_from([False, False, True]),
+        offline=st.sampled_from([(), (), (("a", 0),), (("a", 1), ("b", 0)), (("gone", 3),)]),
+    )
+    def heartbeat(self, broker: int, wants_shutdown: bool, full: bool, offline: tuple[tuple[str, int], ...]) -> None:
         self.cluster.logs = self.copies.ends(self.cluster.image)
-        before = set(self.cluster.full)
+        before = set(self.cluster.full), dict(self.cluster.offline)
+        topics = {topic.name: topic.topic_id for topic in self.cluster.image.topics.values()}
+        self.cluster.offline[broker] = {(topics.get(name, name), number) for name, number in offline}
         if self.cluster.beat(broker, wants_shutdown=wants_shutdown, full=full) is None:
-            self.cluster.full = before
-        elif full:
+            self.cluster.full, self.cluster.offline = before
+            return
+        if full:
             self.leads_only_what_nobody_with_room_can_lead(broker)
+        for key in self.cluster.offline[broker]:
+            state = self.cluster.image.partition(*key)
+            assert state is None or state.leader != broker
 
     def leads_only_what_nobody_with_room_can_lead(self, full: int) -> None:
         """As far as the controller knows: another broker's heartbeat may later report a change."""
         image = self.cluster.image
-        with_room = {b for b in image.brokers if image.is_live(b) and b not in self.cluster.full}
-        for _, _, state in image.partitions():
-            assert state.leader != full or with_room.isdisjoint(state.isr)
+        disks = self.cluster.controller.disks
+        for topic, number, state in image.partitions():
+            may_lead = disks.electable(image, (topic.topic_id, number), without=disks.full)
+            assert state.leader != full or not any(map(may_lead, state.isr))
 
     @rule(ms=st.integers(0, 12_000))
     def pass_time(self, ms: int) -> None:
@@ -202,14 +214,17 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @invariant()
     def only_unfenced_brokers_lead_and_whoever_can_lead_does(self) -> None:
-        image = self.cluster.image
-        for _, _, state in image.partitions():
+        image, disks = self.cluster.image, self.cluster.controller.disks
+        for topic, number, state in image.partitions():
+            key = (topic.topic_id, number)
             if state.leader != -1:
                 assert not image.brokers[state.leader].fenced
-            elif any(image.is_live(broker) for broker in (*state.isr, *state.elr)):
+            elif any(map(disks.electable(image, key), (*state.isr, *state.elr))):
                 # A starting cluster waits for the preferred member; test_cold_start checks for how long.
                 members = [broker for broker in state.replicas if broker in (state.isr or state.elr)]
-                assert not image.is_live(min(members, key=self.cluster.controller.full.__contains__))
+                usable = [broker for broker in members if not disks.is_offline(broker, key)]
+                assert usable, "an eligible replica could lead"
+                assert not image.is_live(min(usable, key=disks.full.__contains__))
 
     @invariant()
     def a_snapshot_rebuilds_the_image(self) -> None:

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from spark_broker.controller import fencing, isr, partition_change, registration
+from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.election import Election
 from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.log_ends import Key, LogEnds
@@ -62,8 +63,8 @@ def stay_eligible_beside_a_full_isr(patch: Patch) -> None:
 def elect_any_live_replica(patch: Patch) -> None:
     """16: an unclean election that was not permitted."""
 
-    def buggy(state: PartitionRegistration, electable: Callable[[int], bool], full: Collection[int] = ()) -> Election:
-        del full
+    def buggy(state: PartitionRegistration, electable: Callable[[int], bool], disks: Disks = ALL_WELL) -> Election:
+        del disks
         live = [broker for broker in state.replicas if electable(broker)]
         return Election(live[0], (live[0],)) if live else Election(-1, state.isr)
 

@@ -1,0 +1,99 @@
+"""What is to be done with replicas' files, in the order in which metadata asks for it.
+
+Metadata is applied in the thread that reads the answers to heartbeats. Work on files takes as long as the disk takes,
+so that thread only notes it here. Another one does it: `ReplicaFiles.work`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice, takewhile
+from pathlib import Path
+
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionKey
+from spark_broker.errors import SparkBrokerError
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """Open the log of a replica, or make it."""
+
+    key: PartitionKey
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Stop a replica, if it is open, for this reason, and delete its files."""
+
+    key: PartitionKey
+    topic: str
+    reason: SparkBrokerError
+    partition: Partition | None = None
+
+
+Job = Opening | Removal
+
+
+class FileJobs:
+    """First in, first out: a topic that is created again gets the name of a directory that is deleted before. Safe from
+    any thread.
+
+    Directories that have left their names are removed last (`doomed`): nothing waits for them.
+    """
+
+    def __init__(self, doomed: Iterable[Path] = ()) -> None:
+        self._lock = threading.Lock()
+        # Guarded by _lock.
+        self._jobs: deque[Job] = deque()
+        self._removals: Counter[PartitionKey] = Counter()  # those that are not finished
+        self._doomed: deque[Path] = deque(doomed)
+
+    def __len__(self) -> int:
+        return len(self._jobs) + len(self._doomed)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        with self._lock:
+            for job in jobs:
+                self._jobs.append(job)
+                if isinstance(job, Removal):
+                    self._removals[job.key] += 1
+
+    def is_being_removed(self, key: PartitionKey) -> bool:
+        """Whether files of this replica are still to be deleted."""
+        return key in self._removals
+
+    @property
+    def is_due(self) -> bool:
+        """Whether logs are to be opened, or names to be freed."""
+        return bool(self._jobs)
+
+    def retry(self, removals: Iterable[Removal]) -> None:
+        """These could not be carried out, and are to be tried again. Not one of them is finished."""
+        with self._lock:
+            self._jobs.extend(removals)
+
+    def take(self, limit: int) -> Sequence[Job]:
+        """The next jobs, at most `limit`, all of one kind."""
+        with self._lock:
+            kind = type(self._jobs[0]) if self._jobs else Opening
+            taken = list(takewhile(lambda job: isinstance(job, kind), islice(self._jobs, limit)))
+            for _ in taken:
+                self._jobs.popleft()
+            return taken
+
+    def removed(self, removals: Iterable[Removal], doomed: Iterable[Path]) -> None:
+        """These replicas' names are free; `doomed` is what is left of them."""
+        with self._lock:
+            self._removals -= Counter(removal.key for removal in removals)
+            self._doomed.extend(doomed)
+
+    def take_doomed(self, limit: int) -> list[Path]:
+        """Directories to be removed, at most `limit`, if there is nothing else to do."""
+        with self._lock:
+            if self._jobs:
+                return []
+            return [self._doomed.popleft() for _ in range(min(limit, len(self._doomed)))]

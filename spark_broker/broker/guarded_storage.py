@@ -1,0 +1,83 @@
+"""What becomes of a replica when its disk refuses something, fails, or shows damage."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar, cast
+
+from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
+from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.core.replica import Replica, Role
+from spark_broker.errors import (
+    DamagedLogError,
+    KafkaStorageError,
+    NotLeaderOrFollowerError,
+    SparkBrokerError,
+    StorageRefusedError,
+)
+
+if TYPE_CHECKING:
+    from spark_broker.broker.partition import Partition
+
+T = TypeVar("T")
+
+
+class GuardedStorage(ABC):
+    """The part of a `Partition` through which it uses its log."""
+
+    def __init__(self, key: PartitionKey, log: ReplicaLog, replica: Replica, events: PartitionEvents) -> None:
+        self.key = key
+        self.replica = replica
+        self.lock = threading.RLock()
+        self._log = log
+        self._events = events
+
+    @abstractmethod
+    def stop(self, error: SparkBrokerError) -> None:
+        """Take the replica offline; appends that wait are refused with `error`."""
+
+    def guard_storage(self, act: Callable[[], T]) -> T:
+        """A failing disk takes the replica offline, and so does damage. A full disk only makes `act` fail; where that
+        has left the log unusable, the replica is offline until its log is opened anew."""
+        try:
+            return act()
+        except StorageRefusedError as error:
+            self._events.on_refused(error)
+            if self._log.is_unusable:
+                self._give_up(error)
+            raise
+        except (KafkaStorageError, DamagedLogError) as error:
+            raise self._broken(error) from error
+
+    def _learn(self, read: Callable[[], T]) -> T:
+        """Read what the log has become. If that is refused, the replica would not know its own log: it stops."""
+        try:
+            return self.guard_storage(read)
+        except StorageRefusedError as error:
+            self._give_up(error)
+            raise
+
+    def _give_up(self, error: StorageRefusedError) -> None:
+        """Stop until the log can be opened anew."""
+        with self.lock:
+            if self.replica.role is not Role.STOPPED:
+                self.stop(KafkaStorageError(f"{self} is offline here: {error.message}"))
+                self._events.on_unusable(cast("Partition", self), error)
+
+    def _broken(self, error: SparkBrokerError) -> SparkBrokerError:
+        """Stop for good and report it, once. Returns the error for the caller.
+
+        After damage that is NotLeaderOrFollowerError, because another replica must lead.
+        """
+        told, tell = error, partial(self._events.on_storage_failure, self.key, error)
+        if isinstance(error, DamagedLogError) and self._events.on_damage is not None:
+            told = NotLeaderOrFollowerError(f"{self} is damaged here: {error.message}")
+            tell = partial(self._events.on_damage, cast("Partition", self), error)
+        with self.lock:
+            if self.replica.role is not Role.STOPPED:
+                self.stop(told)
+                tell()
+        return told

@@ -1,0 +1,404 @@
+"""Work on replicas' files: logs are opened or made, set aside, and deleted.
+
+Metadata is applied in the thread that reads the answers to heartbeats, and a disk must never delay that one. So it only
+notes what is to be done (`file_jobs`), and another thread does it (`work`).
+
+What fails concerns one replica. It is *offline*: heartbeats name it, so that it is not elected, and `retry` opens it
+anew. Only a failed fsync, and failures of the broker's own files, end the broker (known bug 27).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+
+from spark_broker.broker.clock import Clock
+from spark_broker.broker.damaged import DamagedReplicas
+from spark_broker.broker.file_jobs import FileJobs, Opening, Removal
+from spark_broker.broker.hosted_replicas import HostedReplicas, Outward
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.limits import Limits
+from spark_broker.broker.log_opener import LogOpener, MapAll, OpenedLog, WantedLog
+from spark_broker.broker.partition import Partition
+from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
+from spark_broker.broker.replica_fetchers import NewFetcher, ReplicaFetchers
+from spark_broker.broker.room import Room
+from spark_broker.config import ClusterSettings
+from spark_broker.core.replica import LeaderAndIsr, Replica
+from spark_broker.errors import (
+    DamagedLogError,
+    KafkaStorageError,
+    SparkBrokerError,
+    StorageFullError,
+    StorageRefusedError,
+    SyncFailedError,
+    invariant,
+)
+from spark_broker.storage.directory import LogDirectory
+
+logger = logging.getLogger(__name__)
+
+ALL = 1 << 30
+WORK_AT_ONCE = 256
+"""Replicas whose files are opened or deleted between two looks at what else there is to do."""
+
+
+class ReplicaFiles(HostedReplicas):
+    """`work` is safe from any thread, `retry` and `quarantine_damaged` belong to maintenance.
+
+    `_work_lock` is held around work on files; `_lock` is taken within it for moments.
+    """
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        directory: LogDirectory,
+        lease: Lease,
+        outward: Outward,
+        clock: Clock,
+        new_fetcher: NewFetcher,
+        map_all: MapAll,
+    ) -> None:
+        super().__init__()
+        self._clock = clock
+        self._settings = settings
+        self._directory = directory
+        self._lease = lease
+        self._outward = outward
+        room_bytes = settings.cluster.log_dir_room_bytes
+        self.room = Room(directory.path, directory.fs, room_bytes, outward.on_room, clock)
+        self.limits = Limits(clock)
+        self._opener = LogOpener(directory, _last_high_watermarks(directory), map_all)
+        self._fetchers = ReplicaFetchers(settings.cluster, new_fetcher, outward.on_bug)
+        self._jobs = FileJobs(directory.unnamed())
+        self._work_lock = threading.RLock()
+        self._kept: list[Removal] = []  # guarded by _lock; their files could not be deleted
+        self._damaged = DamagedReplicas(directory)
+        # Replicas that have stopped, each at most once, until maintenance looks after them.
+        self._found_damaged: deque[Partition] = deque()
+        self._found_refused: deque[tuple[Partition, SparkBrokerError]] = deque()
+        self._compared = False  # whether the directory was compared with the metadata, once
+        self._recovered = False
+
+    @property
+    def damaged(self) -> list[PartitionKey]:
+        """Replicas that were quarantined, and are not in sync again."""
+        return self._damaged.keys
+
+    @property
+    def damage_reports(self) -> list[tuple[str, int, int]]:
+        """The damaged replicas, each with the number of its damage."""
+        return self._damaged.reports
+
+    @property
+    def offline(self) -> dict[str, list[int]]:
+        """By topic id: replicas whose files cannot be used at present."""
+        keys = {
+            *self._offline,
+            *(p.key for p in list(self._found_damaged)),
+            *(p.key for p, _ in list(self._found_refused)),
+        }
+        numbers: defaultdict[str, list[int]] = defaultdict(list)
+        for topic_id, number in sorted(keys):
+            numbers[topic_id].append(number)
+        return dict(numbers)
+
+    def work(self, limit: int = WORK_AT_ONCE) -> bool:
+        """Do some of what is to be done with files. Returns whether there is more."""
+        with self._work_lock:
+            jobs = self._jobs.take(limit)
+            if not jobs:
+                self._remove_doomed(limit)
+            elif isinstance(jobs[0], Removal):
+                self._remove([job for job in jobs if isinstance(job, Removal)])
+            else:
+                self._open([job.key for job in jobs])
+            self._mark_recovered()
+        return len(self._jobs) > 0
+
+    def _have_worked(self, *, starts: bool = False) -> None:
+        """Have someone do what is to be done. `starts`: every log is open before this returns."""
+        if starts:
+            while self._jobs.is_due:
+                self.work(ALL)
+        if self._outward.on_work is not None:
+            self._outward.on_work()
+        else:
+            while self.work():
+                pass
+
+    def _open(self, keys: Sequence[PartitionKey]) -> None:
+        """Open or create the logs of these replicas, as far as they belong here and are not open."""
+        with self._lock:
+            wanted = {key: self._wanted(key) for key in keys if self._is_missing(key, retried=True)}
+        opened = self._opener.open(wanted)
+        with self._lock:
+            before = self._offline
+            self._take_in(opened)
+            for key in opened:
+                self._apply_partition(key)
+                self._damaged.follow(key, self.image.partition(*key), self.broker_id)
+            self._follow_leaders()
+            changed = before.keys() != self._offline.keys()
+            if changed and len(opened) == 1:  # One was tried again: what stood in its way may stand in none's.
+                self._jobs.add(Opening(key) for key in before if key in self._offline)
+        if changed:
+            self._outward.on_room()
+
+    def _take_in(self, opened: Mapping[PartitionKey, OpenedLog | SparkBrokerError]) -> None:
+        partitions: dict[PartitionKey, Partition] = {}
+        offline = dict(self._offline)
+        for key, outcome in opened.items():
+            gone = not self._belongs_here(key)
+            if gone or self._jobs.is_being_removed(key):
+                if isinstance(outcome, OpenedLog):
+                    outcome.log.close(clean=False)
+                if not gone:  # It was moved away and back: it begins anew once its old files are deleted.
+                    offline[key] = KafkaStorageError("the files of an earlier replica are to be deleted first")
+            elif isinstance(outcome, OpenedLog):
+                offline.pop(key, None)
+                partitions[key] = self._partition_of(key, outcome)
+            else:
+                self._cannot_open(key, outcome, offline)
+        twice = self._partitions.keys() & partitions.keys()
+        invariant(not twice, "replicas are opened that are open: %s", twice)
+        self._partitions, self._offline = {**self._partitions, **partitions}, offline
+
+    def _wanted(self, key: PartitionKey) -> WantedLog:
+        state = self.image.partition(*key)
+        electable = state is not None and self.broker_id in (*state.isr, *state.elr)
+        return WantedLog(self._topics[key[0]], key[1], electable)
+
+    def _is_missing(self, key: PartitionKey, *, retried: bool = False) -> bool:
+        """Whether the replica belongs here and is not open. `retried`: also where it is offline."""
+        if key in self._partitions or (key in self._offline and not retried) or self._damaged.is_unheard(key):
+            return False
+        return self._belongs_here(key)
+
+    def _cannot_open(
+        self, key: PartitionKey, error: SparkBrokerError, offline: dict[PartitionKey, SparkBrokerError]
+    ) -> None:
+        """Quarantine the replica, if it is damaged; else it is one of those `offline`."""
+        name = f"{self._topics[key[0]].name}-{key[1]}"
+        if isinstance(error, DamagedLogError):
+            try:
+                self._damaged.quarantine(key, self._topics[key[0]].name)
+            except SparkBrokerError as unquarantined:
+                error = unquarantined
+            else:
+                fields = {"topic_partition": name, "why": str(error)}
+                logger.error("%(topic_partition)s: is damaged and quarantined: %(why)s", fields)
+                self._opener.forget(key)
+                offline.pop(key, None)
+                return
+        if isinstance(error, SyncFailedError):
+            self._outward.on_storage_failure(key, error)
+        elif isinstance(error, StorageRefusedError):
+            self.refused(error)
+        if key not in offline or offline[key].message != error.message:
+            _log_offline(name, error)
+        offline[key] = error
+
+    def _partition_of(self, key: PartitionKey, opened: OpenedLog) -> Partition:
+        topic = self._topics[key[0]]
+        replica = Replica(
+            self.broker_id,
+            opened.state,
+            min_insync_replicas=topic.config.min_insync_replicas,
+            lag_max_ms=self._settings.cluster.replica_lag_time_max_ms,
+            name=f"{topic.name}-{key[1]}",
+        )
+        partition = Partition(
+            key,
+            topic,
+            opened.log,
+            replica,
+            self._lease,
+            PartitionEvents(
+                self._outward.propose_isr,
+                self._outward.on_storage_failure,
+                self._on_damage,
+                self.refused,
+                self._on_unusable,
+                self._note_waiting,
+            ),
+            self._clock,
+        )
+        partition.lines.opened(f"{self._directory.start_kind.value} start")
+        return partition
+
+    def _apply_partition(self, key: PartitionKey) -> None:
+        state, partition = self.image.partition(*key), self._partitions.get(key)
+        if partition is None or state is None or not self._belongs_here(key):
+            return
+        assignment = LeaderAndIsr(
+            leader=state.leader,
+            leader_epoch=state.leader_epoch,
+            partition_epoch=state.partition_epoch,
+            replicas=state.replicas,
+            isr=state.isr,
+        )
+        partition.assign(assignment, self._topics[key[0]], self._epochs)
+
+    def _remove(self, removals: list[Removal]) -> None:
+        """Stop the replicas and take their names from their directories."""
+        for removal in removals:
+            partition = removal.partition
+            if partition is not None:
+                partition.stop(removal.reason)
+                partition.close(clean=False)
+                partition.lines.deleted(removal.reason.message)
+        names = {(removal.topic, removal.key[1]): removal for removal in removals}
+        try:
+            doomed, kept = self._directory.unname_partitions(names)
+        except SyncFailedError as error:
+            self.storage_failed(error)
+            return
+        for name, why in kept.items():
+            logger.warning("%s-%d stays until it can be deleted: %s", *name, why)
+        with self._lock:
+            self._kept += [names[name] for name in kept]
+        self._jobs.removed([removal for name, removal in names.items() if name not in kept], doomed)
+
+    def _remove_doomed(self, limit: int) -> None:
+        for path in self._jobs.take_doomed(limit):
+            try:
+                self._directory.remove(path)
+            except SparkBrokerError as error:
+                logger.warning("what is left of %s stays until the next start: %s", path.name, error)
+
+    def _mark_recovered(self) -> None:
+        """Remember that every log that was here at the start is recovered.
+
+        Where one could not be opened, the next process must recover it from the same crash again.
+        """
+        if self._recovered or not self._compared or self._jobs.is_due or self._has_unrecovered():
+            return
+        try:
+            self._directory.mark_recovered()
+        except StorageRefusedError as error:
+            self.refused(error)  # `retry` comes back to it.
+        except SparkBrokerError as error:
+            self.storage_failed(error)
+        else:
+            self._recovered = True
+
+    def _has_unrecovered(self) -> bool:
+        topics = self.image.topics
+        return any(id_ in topics and self._directory.has_partition(topics[id_].name, n) for id_, n in self._offline)
+
+    def retry(self) -> None:
+        """Try again what was refused. Call this from time to time.
+
+        One replica that is offline is opened. If that succeeds, all others are tried, too.
+        """
+        with self._lock:
+            while self._found_refused:
+                partition, error = self._found_refused[0]
+                self._let_go(partition, error)
+                self._found_refused.popleft()
+            kept, self._kept = self._kept, []
+            first = next(iter(self._offline), None)
+            if first is not None:
+                self._offline = {**{k: e for k, e in self._offline.items() if k != first}, first: self._offline[first]}
+                self._jobs.add([Opening(first)])
+        self._jobs.retry(kept)
+        if first is not None or kept or not self._recovered:
+            self._have_worked()
+
+    def _let_go(self, partition: Partition, error: SparkBrokerError) -> None:
+        """A replica's log refuses to go on until it is opened anew."""
+        if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
+            self._partitions = {key: p for key, p in self._partitions.items() if p is not partition}
+            self._follow_leaders()
+            partition.close(clean=False)
+            self._opener.remember(partition.key, partition.replica.high_watermark)
+            self._set_offline(partition.key, error)
+
+    def _set_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
+        self._offline = {**self._offline, key: error}
+        topic = self._topics.get(key[0])
+        _log_offline(f"{topic.name if topic else key[0]}-{key[1]}", error)
+
+    #
+    # A damaged replica stops at once, is quarantined, and is reported by heartbeats. No log takes its place before the
+    # controller has taken the replica out of ISR and ELR. Then it follows the leader with an empty log, and may be let
+    # in again.
+
+    def _on_damage(self, partition: Partition, error: DamagedLogError) -> None:
+        """Damaged bytes were read. Called under the partition's lock."""
+        partition.lines.quarantined(error)
+        self._found_damaged.append(partition)
+
+    def _on_unusable(self, partition: Partition, error: SparkBrokerError) -> None:
+        """The log was refused something half-way: it must be opened anew. Called under the partition's lock."""
+        self._found_refused.append((partition, error))
+        self._outward.on_room()
+
+    def refused(self, error: StorageRefusedError) -> None:
+        """A write was refused. Also called under partitions' locks."""
+        if isinstance(error, StorageFullError):
+            self.room.refused(error)
+        else:
+            self.limits.refused(error)
+
+    def quarantine_damaged(self) -> None:
+        """Quarantine what was found damaged since the last call. What cannot be moved now waits for the next call."""
+        while self._found_damaged:
+            partition = self._found_damaged[0]
+            with self._lock:
+                if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
+                    try:
+                        self.check_directory()
+                        self._damaged.quarantine(partition.key, partition.topic.name)
+                    except StorageRefusedError as refused:
+                        self.refused(refused)
+                        return
+                    except KafkaStorageError as failed:
+                        self.storage_failed(failed)
+                        return
+                    self._partitions = {k: p for k, p in self._partitions.items() if p is not partition}
+                    self._follow_leaders()
+                    partition.close(clean=False)
+            self._found_damaged.popleft()
+            self._outward.on_quarantine()
+
+    def damage_heard(self, newest: int) -> None:
+        """The controller has decided on all damage up to this number: its replicas may begin with an empty log."""
+        with self._lock:
+            try:
+                heard = self._damaged.heard(newest)
+            except KafkaStorageError as error:
+                self.storage_failed(error)
+                return
+            self._jobs.add([Opening(key) for key in heard])
+        if heard:
+            self._have_worked()
+
+    def _follow_leaders(self) -> None:
+        """Keep one fetcher for each broker that leads a partition which this broker follows."""
+        self._fetchers.follow(self.broker_id, self.broker_epoch, self.image, self._partitions.items())
+
+    def check_directory(self) -> None:
+        """Raises KafkaStorageError where somebody has removed the broker's directory."""
+        self._directory.check()
+
+    def storage_failed(self, error: SparkBrokerError) -> None:
+        """The broker's own files fail: it ends (known bug 27)."""
+        self._outward.on_storage_failure(None, error)
+
+
+def _log_offline(name: str, error: SparkBrokerError) -> None:
+    fields = {"topic_partition": name, "why": str(error)}
+    logger.error("%(topic_partition)s is offline, and tried again: %(why)s", fields)
+
+
+def _last_high_watermarks(directory: LogDirectory) -> dict[PartitionKey, int]:
+    """High watermarks are only hints: a damaged file stops no replica, and the next checkpoint replaces it."""
+    try:
+        return directory.read_high_watermarks()
+    except DamagedLogError as error:
+        logger.warning("%s: %s; the high watermarks are learned anew", directory.path, error.message)
+        return {}

@@ -1,0 +1,360 @@
+"""What happens to one replica's files concerns that replica: it is offline and tried again, and the broker goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+
+from spark_broker.broker.append import Append
+from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.lease import Lease
+from spark_broker.broker.partition_events import PartitionKey
+from spark_broker.broker.replica_manager import Outward, ReplicaManager
+from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
+from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionRegistration, TopicState
+from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, SparkBrokerError, SyncFailedError
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
+from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.start_kind import StartKind
+from spark_broker.testing.simulation.filesystem import SimFileSystem
+from spark_broker.testing.simulation.operations import Fault, Operation
+from tests.broker.rig import CLUSTER_ID, FAR_FUTURE_MS, Outcome, batch
+
+OTHER = 1
+
+
+class Broker:
+    """Broker 0 on a simulated disk. The test is its controller, and says when it works on files.
+
+    `topics`: by name, how many partitions; broker 0 leads them all, alone, unless `elsewhere` has the topic.
+    """
+
+    def __init__(self, fs: SimFileSystem | None = None, before: Broker | None = None) -> None:
+        """`before`: the process that had the directory before this one; its topics are there as they were."""
+        self.fs = fs or SimFileSystem()
+        self.topics: dict[str, int] = dict(before.topics) if before else {}
+        self.ids: dict[str, int] = dict(before.ids) if before else {}
+        self.elsewhere: set[str] = set()
+        self.failures: list[SparkBrokerError] = []
+        self.beats = 0
+        self.asked_to_work = 0
+        self.offset = 0
+        self.epoch: int = before.epoch if before else 0
+        self.directory = LogDirectory.claim(Path("/log"), cluster_id=CLUSTER_ID, launch=1, fs=self.fs)
+        self.lease = Lease()
+        self.lease.extend(SYSTEM_CLOCK.boottime_ms(), FAR_FUTURE_MS)
+        settings = ClusterSettings(cluster=ClusterConfig(), topic=TopicConfig())
+        outward = Outward(
+            lambda *_: None, lambda _, error: self.failures.append(error), _raise, self._beat, self._beat, self._ask
+        )
+        self.manager = ReplicaManager(settings, self.directory, self.lease, outward)
+        self.manager.registered(0, 1)
+
+    def _beat(self) -> None:
+        self.beats += 1
+
+    def _ask(self) -> None:
+        self.asked_to_work += 1
+
+    def image(self) -> MetadataImage:
+        topics = {}
+        for name, count in self.topics.items():
+            host = OTHER if name in self.elsewhere else 0
+            state = PartitionRegistration((host,), (host,), host, leader_epoch=self.epoch, partition_epoch=self.epoch)
+            topic_id = self.id_of(name)
+            schemas = (schema_to_bytes(DEFAULT_SCHEMA),)
+            config = MappingProxyType(TopicConfig().to_dict())
+            topics[topic_id] = TopicState(name, topic_id, config, schemas=schemas, partitions=(state,) * count)
+        brokers = {id_: _broker_state(id_) for id_ in (0, OTHER)}
+        return dataclasses.replace(
+            EMPTY_IMAGE,
+            cluster_id=CLUSTER_ID,
+            next_offset=self.offset,
+            brokers=MappingProxyType(brokers),
+            topics=MappingProxyType(topics),
+            topic_ids=MappingProxyType({state.name: topic_id for topic_id, state in topics.items()}),
+        )
+
+    def id_of(self, name: str) -> str:
+        return f"{self.ids.setdefault(name, len(self.ids) + 1):032x}"
+
+    def key(self, name: str, number: int = 0) -> PartitionKey:
+        return (self.id_of(name), number)
+
+    def apply(self) -> None:
+        """Apply the topics as they are now, in a new epoch."""
+        self.offset += 1
+        self.epoch += 1
+        self.manager.apply(self.image())
+
+    def work(self) -> None:
+        while self.manager.work(1):
+            pass
+
+    def retry(self) -> None:
+        self.manager.retry()
+        self.work()
+
+    def write(self, name: str, value: bytes) -> int:
+        outcome = Outcome()
+        append = Append(encode_batch(batch(value)), self.epoch, -1, 0, SYSTEM_CLOCK.boottime_ms() + 30_000)
+        self.manager.partition(*self.key(name)).append(append, outcome)
+        return outcome.future.result(0)
+
+    def rows(self, name: str) -> int:
+        partition = self.manager.partition(*self.key(name))
+        return sum(frame.header.row_count for frame in partition.read_log(0, 1 << 20, partition.log.log_end_offset))
+
+    def directories(self) -> list[str]:
+        path = self.directory.path
+        return [name for name in self.fs.list_directory(path) if self.fs.is_directory(path / name)]
+
+
+def _broker_state(broker_id: int) -> BrokerState:
+    return BrokerState(
+        id=broker_id,
+        epoch=1,
+        directory_id=str(broker_id),
+        incarnation=str(broker_id),
+        launch=1,
+        host="h",
+        port=1,
+        rack=None,
+        machine="m",
+        executor_id=str(broker_id),
+        executor_pid=0,
+        pid=0,
+        pid_start_time=0,
+        start_kind="clean",
+        fenced=False,
+    )
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """It has a topic with one record."""
+    broker = Broker()
+    broker.topics["old"] = 1
+    broker.apply()
+    broker.write("old", b"a")
+    return broker
+
+
+def full(broker: Broker) -> Callable[[], None]:
+    broker.fs.capacity_bytes = broker.fs.used_bytes
+    return lambda: setattr(broker.fs, "capacity_bytes", None)
+
+
+def no_inodes(broker: Broker) -> Callable[[], None]:
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.ENOSPC) if operation.kind in ("create", "mkdir") else None
+
+    broker.fs.on_operation = refuse
+    return broker.fs.heal
+
+
+def no_descriptors(broker: Broker) -> Callable[[], None]:
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.EMFILE) if operation.kind in ("create", "open") else None
+
+    broker.fs.on_operation = refuse
+    return broker.fs.heal
+
+
+def broken_directory(broker: Broker) -> Callable[[], None]:
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if "/new-" in operation.path else None
+
+    broker.fs.on_operation = refuse
+    return broker.fs.heal
+
+
+TROUBLES = [full, no_inodes, no_descriptors, broken_directory]
+
+
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_a_new_replica_that_cannot_be_made_is_offline_until_it_can(
+    broker: Broker, trouble: Callable[[Broker], Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    end = trouble(broker)
+    broker.topics["new"] = 3
+    broker.apply()
+    broker.work()
+    assert broker.manager.offline == {broker.id_of("new"): [0, 1, 2]}
+    assert broker.beats > 0, "the controller is told at once"
+    with pytest.raises(KafkaStorageError, match="cannot use its replica, and tries again"):
+        broker.manager.partition(*broker.key("new"))
+    assert broker.rows("old") == 1, "reads go on"
+    for _ in range(5):
+        broker.retry()
+    offline = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(offline) == 3, "each is named once, however often it is tried"
+    end()
+    broker.retry()
+    assert broker.manager.offline == {}
+    assert [broker.manager.partition(*broker.key("new", n)).replica.log_end_offset for n in range(3)] == [0, 0, 0]
+    broker.write("new", b"b")
+    assert broker.failures == []
+
+
+def test_applying_metadata_does_not_wait_for_files(broker: Broker) -> None:
+    broker.topics["new"] = 100
+    operations: list[Operation] = []
+    broker.fs.journal = operations
+    broker.apply()
+    del broker.topics["old"]
+    broker.apply()
+    assert operations == []
+    assert broker.asked_to_work > 0
+    with pytest.raises(NotLeaderOrFollowerError, match="is opening its replica of new-7"):
+        broker.manager.partition(*broker.key("new", 7))
+    broker.work()
+    assert broker.manager.offline == {}
+    assert broker.directories() == sorted(f"new-{number}" for number in range(100))
+
+
+def test_a_failed_fsync_of_a_new_replica_still_ends_the_broker(broker: Broker) -> None:
+    """Known bug 27, also where the error is that of a full disk."""
+    broker.fs.fail_next("fsync", errno.ENOSPC)
+    broker.topics["new"] = 1
+    broker.apply()
+    broker.work()
+    (failure,) = broker.failures
+    assert isinstance(failure, SyncFailedError)
+
+
+def test_a_topic_is_deleted_and_made_again_while_its_files_cannot_be_deleted(broker: Broker) -> None:
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if operation.kind == "rename" and operation.path.endswith("/old-0") else None
+
+    broker.fs.on_operation = refuse
+    del broker.topics["old"]
+    broker.apply()
+    broker.ids["old"] = 77
+    broker.topics["old"] = 1
+    broker.apply()
+    broker.work()
+    assert broker.manager.offline == {broker.id_of("old"): [0]}
+    broker.retry()
+    assert broker.manager.offline == {broker.id_of("old"): [0]}
+    broker.fs.heal()
+    for _ in range(2):
+        broker.retry()
+    assert broker.manager.offline == {}
+    assert broker.rows("old") == 0
+    assert broker.directories() == ["old-0"]
+
+
+@pytest.mark.parametrize("works_between", [False, True])
+def test_a_replica_that_is_moved_away_and_back_begins_anew(broker: Broker, works_between: bool) -> None:
+    broker.elsewhere.add("old")
+    broker.apply()
+    if works_between:
+        broker.work()
+    broker.elsewhere.clear()
+    broker.apply()
+    with pytest.raises(NotLeaderOrFollowerError):
+        broker.rows("old")
+    broker.work()
+    assert broker.rows("old") == 0
+
+
+def test_a_replica_that_is_moved_away_while_it_is_opened_is_closed(broker: Broker) -> None:
+    """Its files are made by then; the next thing to do deletes them."""
+
+    def move_away(operation: Operation) -> Fault | None:
+        if operation.kind == "mkdir" and operation.path.endswith("/new-0"):
+            broker.fs.on_operation = None
+            broker.elsewhere.add("new")
+            broker.apply()
+        return None
+
+    broker.fs.on_operation = move_away
+    broker.topics["new"] = 1
+    broker.apply()
+    broker.work()
+    assert broker.manager.find(*broker.key("new")) is None
+    assert broker.directories() == ["old-0"]
+
+
+def test_deletion_is_finished_by_the_next_process(broker: Broker) -> None:
+    broker.topics["new"] = 2
+    broker.apply()
+    broker.work()
+    del broker.topics["old"]
+    broker.apply()
+    broker.manager.work()
+    assert [name for name in broker.directories() if name.endswith(".deleted")]
+    again = Broker(broker.fs.crash_process(), broker)
+    assert [name for name in again.directories() if name.endswith(".deleted")], "a start does not wait for it"
+    again.apply()
+    again.work()
+    assert again.directories() == ["new-0", "new-1"]
+
+
+def test_a_damaged_replica_that_cannot_be_set_aside_is_offline_until_it_can(broker: Broker) -> None:
+    broker.manager.save_high_watermarks()
+    partition = broker.manager.partition(*broker.key("old"))
+    (arrow,) = (name for name in broker.fs.list_directory(partition.log.directory) if name.endswith(".arrow"))
+    path = partition.log.directory / arrow
+    broker.fs.flip_bit(path, broker.fs.size_of(path) - 100, 1)
+    with pytest.raises(SparkBrokerError):
+        broker.rows("old")
+    end = full(broker)
+    broker.manager.quarantine_damaged()
+    assert broker.manager.offline == {broker.id_of("old"): [0]}
+    assert broker.manager.damage_reports == []
+    end()
+    broker.manager.quarantine_damaged()
+    assert broker.manager.offline == {}
+    assert [report[:2] for report in broker.manager.damage_reports] == [broker.key("old")]
+
+
+def test_a_log_that_could_not_be_recovered_is_recovered_from_the_same_crash_by_the_next_process() -> None:
+    first = Broker()
+    first.topics = {"good": 1, "bad": 1}
+    first.apply()
+    for name in first.topics:
+        first.write(name, b"a")
+        first.manager.partition(*first.key(name)).flush()
+    first.directory.update(broker_id=0)
+    fs = first.fs.crash_machine(random.Random(1))
+
+    def refuse(operation: Operation) -> Fault | None:
+        return Fault(errno.EIO) if "/bad-0" in operation.path else None
+
+    fs.on_operation = refuse
+    second = Broker(fs, first)
+    second.apply()
+    assert second.manager.offline == {second.id_of("bad"): [0]}
+    assert second.rows("good") == 1
+    third = Broker(fs.crash_process(), second)
+    third.fs.heal()
+    assert third.directory.start_kind is StartKind.MACHINE_CRASH
+    third.apply()
+    assert third.rows("bad") == 1
+    assert Broker(third.fs.crash_process()).directory.start_kind is StartKind.PROCESS_CRASH
+
+
+def test_the_high_watermark_of_a_replica_that_is_offline_is_kept(broker: Broker) -> None:
+    broker.manager.save_high_watermarks()
+    fs = broker.fs.crash_process()
+    fs.on_operation = lambda operation: Fault(errno.EIO) if "/old-0" in operation.path else None
+    second = Broker(fs, broker)
+    second.apply()
+    second.manager.save_high_watermarks()
+    fs.heal()
+    second.retry()
+    assert second.manager.partition(*second.key("old")).replica.high_watermark == 1

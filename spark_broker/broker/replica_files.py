@@ -41,7 +41,10 @@ from spark_broker.storage.directory import LogDirectory
 logger = logging.getLogger(__name__)
 
 ALL = 1 << 30
-WORK_AT_ONCE = 256
+FOLLOW_MS = 1000
+"""How long new replicas wait for others before they follow their leaders."""
+
+WORK_AT_ONCE = 64
 """Replicas whose files are opened or deleted between two looks at what else there is to do."""
 
 
@@ -79,6 +82,7 @@ class ReplicaFiles(HostedReplicas):
         # Replicas that have stopped, each at most once, until maintenance looks after them.
         self._found_damaged: deque[Partition] = deque()
         self._found_refused: deque[tuple[Partition, SparkBrokerError]] = deque()
+        self._followed_ms = 0  # when fetchers were last told what to follow
         self._compared = False  # whether the directory was compared with the metadata, once
         self._recovered = False
 
@@ -140,7 +144,7 @@ class ReplicaFiles(HostedReplicas):
             for key in opened:
                 self._apply_partition(key)
                 self._damaged.follow(key, self.image.partition(*key), self.broker_id)
-            self._follow_leaders()
+            self._follow_leaders(soon=self._jobs.is_due)
             changed = before.keys() != self._offline.keys()
             if changed and len(opened) == 1:  # One was tried again: what stood in its way may stand in none's.
                 self._jobs.add(Opening(key) for key in before if key in self._offline)
@@ -377,8 +381,15 @@ class ReplicaFiles(HostedReplicas):
         if heard:
             self._have_worked()
 
-    def _follow_leaders(self) -> None:
-        """Keep one fetcher for each broker that leads a partition which this broker follows."""
+    def _follow_leaders(self, *, soon: bool = False) -> None:
+        """Keep one fetcher for each broker that leads a partition which this broker follows.
+
+        `soon`: more replicas are being opened. Each time costs as much as all replicas together, so they share it.
+        """
+        now_ms = self._clock.boottime_ms()
+        if soon and now_ms - self._followed_ms < FOLLOW_MS:
+            return
+        self._followed_ms = now_ms
         self._fetchers.follow(self.broker_id, self.broker_epoch, self.image, self._partitions.items())
 
     def check_directory(self) -> None:

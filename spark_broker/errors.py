@@ -498,6 +498,13 @@ class DamagedLogError(SparkBrokerError):
     hint = "The broker keeps the files as `*.damaged` and fetches the replica again from the leader; check the disk."
 
 
+class DivergedLogError(DamagedLogError):
+    """The leader's log lacks what this replica has committed, and no unclean election explains it."""
+
+    code = 1024
+    hint = "The broker keeps this copy as `*.diverged`. docs/hosting.md says how to compare it with the leader's."
+
+
 class LogDirectoryLockedError(SparkBrokerError):
     """Another live process holds the log directory."""
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from spark_broker.controller.image import PartitionRegistration
 from spark_broker.errors import SparkBrokerError, SyncFailedError
-from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.directory import DAMAGED_SUFFIX, DIVERGED_SUFFIX, LogDirectory
 from spark_broker.storage.files import storage_error
 from spark_broker.storage.quarantine import read_quarantine, write_quarantine
 
@@ -34,6 +34,7 @@ class DamagedReplicas:
         self._numbers: Mapping[PartitionKey, int] = dict.fromkeys(quarantine.replicas, BEFORE_THIS_PROCESS)
         self._newest = BEFORE_THIS_PROCESS
         self._taken_out: set[PartitionKey] = set()
+        self._suffixes: dict[PartitionKey, str] = {}  # of this process's finds: what their directories are called
         # As the list on disk says: their directories may still be in their place.
         self._unmoved: Mapping[PartitionKey, str] = quarantine.unmoved
         self._move()
@@ -63,8 +64,12 @@ class DamagedReplicas:
             self._numbers.get(key, BEFORE_THIS_PROCESS) > BEFORE_THIS_PROCESS and key not in self._taken_out
         )
 
-    def quarantine(self, key: PartitionKey, topic: str) -> None:
-        """Move the damaged log away. Raises KafkaStorageError, or StorageRefusedError (nothing has changed)."""
+    def quarantine(self, key: PartitionKey, topic: str, *, diverged: bool = False) -> None:
+        """Move the damaged log away; `diverged`: it is whole, and the leader's is not what it was.
+
+        Raises KafkaStorageError, or StorageRefusedError (nothing has changed).
+        """
+        self._suffixes[key] = DIVERGED_SUFFIX if diverged else DAMAGED_SUFFIX
         self._replace({**self._numbers, key: self._newest + 1}, {**self._unmoved, key: topic})
         self._newest += 1
         self._taken_out.discard(key)
@@ -75,8 +80,9 @@ class DamagedReplicas:
         if not self._unmoved:
             return
         try:
-            for (_, partition), topic in self._unmoved.items():
-                self._directory.quarantine(topic, partition)
+            for (topic_id, partition), topic in self._unmoved.items():
+                suffix = self._suffixes.get((topic_id, partition), DAMAGED_SUFFIX)
+                self._directory.quarantine(topic, partition, suffix)
             self._replace(self._numbers, {})
         except SparkBrokerError as error:
             if isinstance(error, SyncFailedError):

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from spark_broker.broker.high_watermarks import SavedHighWatermarks
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
 from spark_broker.broker.topic import Topic
@@ -73,20 +74,10 @@ class WantedLog:
 class LogOpener:
     """Opens or creates logs in a broker's directory."""
 
-    def __init__(self, directory: LogDirectory, high_watermarks: Mapping[PartitionKey, int], map_all: MapAll) -> None:
-        """`high_watermarks`: as the process before this one saved them. They count once, when a log is first opened."""
+    def __init__(self, directory: LogDirectory, high_watermarks: SavedHighWatermarks, map_all: MapAll) -> None:
         self._directory = directory
-        self.high_watermarks = dict(high_watermarks)
-        """Of the logs that were not opened yet."""
+        self._high_watermarks = high_watermarks
         self._map_all = map_all
-
-    def remember(self, key: PartitionKey, high_watermark: int) -> None:
-        """The log of this replica was open, and is to be opened again."""
-        self.high_watermarks[key] = high_watermark
-
-    def forget(self, key: PartitionKey) -> None:
-        """The log of this replica was set aside: the next one begins empty, and may end below the old mark."""
-        self.high_watermarks.pop(key, None)
 
     def open(self, wanted: Mapping[PartitionKey, WantedLog]) -> dict[PartitionKey, OpenedLog | SparkBrokerError]:
         """Returns each log, or the error that says why it cannot be used. All names are durable by then."""
@@ -117,16 +108,24 @@ class LogOpener:
 
     def _open(self, wanted: WantedLog) -> OpenedLog:
         topic, number = wanted.topic, wanted.number
-        high_watermark = self.high_watermarks.get((topic.topic_id, number), 0)
+        high_watermark = self._high_watermarks.last((topic.topic_id, number))
         if high_watermark and wanted.is_electable and not self._directory.has_partition(topic.name, number):
             # An empty log in its place might be elected, and every other replica would truncate to it.
             raise DamagedLogError(f"its directory was removed; it had committed up to offset {high_watermark}")
         path = self._directory.partition_directory(topic.name, topic.topic_id, number, sync=False)
         log = ReplicaLog(path, topic, self._directory.start_kind, fs=self._directory.fs)
         try:
-            opened = OpenedLog(log, log.state(high_watermark=high_watermark))
+            self._check_end(wanted, log.log_end_offset, high_watermark)
+            return OpenedLog(log, log.state(high_watermark=high_watermark))
         except (SparkBrokerError, OSError):
             log.close(clean=False)
             raise
-        self.high_watermarks.pop((topic.topic_id, number), None)
-        return opened
+
+    def _check_end(self, wanted: WantedLog, log_end_offset: int, high_watermark: int) -> None:
+        """A log may end below what it has committed after a crash of the machine, and its broker is in no ISR then.
+
+        Otherwise files were deleted, cut or replaced by older ones. Elected, it would make every other replica follow.
+        """
+        crashed = self._directory.start_kind is StartKind.MACHINE_CRASH
+        if wanted.is_electable and not crashed and log_end_offset < high_watermark:
+            raise DamagedLogError(f"its log ends at {log_end_offset}; it had committed up to offset {high_watermark}")

@@ -6,8 +6,8 @@ Here is what producers, followers and the controller do with a replica. What rea
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TypeVar, cast
 
@@ -31,6 +31,7 @@ from spark_broker.core.effects import (
     Refuse,
     RestartLog,
     SaveEpochs,
+    SetAside,
     TruncateLog,
 )
 from spark_broker.core.leadership import CONFIRMATION_MS
@@ -47,6 +48,7 @@ from spark_broker.core.replica import (
     Role,
 )
 from spark_broker.errors import (
+    DivergedLogError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
     StorageRefusedError,
@@ -116,13 +118,20 @@ class Partition(GuardedStorage):
         """Drop the log and begin at `offset`. A replica that cannot do so stops: it must not lead with what it has."""
         began = self.replica.log_end_offset
         try:
-            self.guard_storage(lambda: self._log.restart_at(offset, [], []))
+            with self._lowering(offset):
+                self.guard_storage(lambda: self._log.restart_at(offset, [], []))
+                self._restarted(offset, began, "the topic's records below are in its table, or deleted")
         except StorageRefusedError as error:
             self._give_up(error)
         except SparkBrokerError:
             self.replica.invariant(self.replica.role is Role.STOPPED, "it goes on with a failed disk")
-        else:
-            self._restarted(offset, began, "the topic's records below are in its table, or deleted")
+
+    @contextmanager
+    def _lowering(self, offset: int) -> Iterator[None]:
+        """Until this block ends, the log is made shorter, and may come to end here."""
+        with ExitStack() as stack:
+            self.guard_storage(lambda: stack.enter_context(self._events.lowering(self.key, offset)))
+            yield
 
     def _restarted(self, high_watermark: int, began: int, why: str) -> None:
         self.replica.restarted(self._learn(lambda: self._log.state(high_watermark=high_watermark)))
@@ -309,8 +318,8 @@ class Partition(GuardedStorage):
     def log_end(self) -> LogEnd:
         """How far this replica reaches, for choosing a leader when no replica is known to be complete."""
         with self.lock:
-            position = self.replica.fetch_position()
-        return LogEnd(*self.key, position.leader_epoch, position.last_fetched_epoch, position.fetch_offset)
+            position, mark = self.replica.fetch_position(), self.replica.high_watermark
+        return LogEnd(*self.key, position.leader_epoch, position.last_fetched_epoch, position.fetch_offset, mark)
 
     def leader_epoch(self) -> int:
         with self.lock:
@@ -356,12 +365,13 @@ class Partition(GuardedStorage):
             began, why = self.replica.log_end_offset, self.restart_reason
             state = (answer.log_start_offset, answer.epochs, answer.producers, answer.purge_offset)
             begin = partial(self._log.restart_at, *state)
-            try:
-                self.guard_storage(begin)
-                self.restart_reason = None
-            finally:  # The dropped log no longer counts, even if a full disk refused the rest.
-                if self.replica.role is Role.FOLLOWER:
-                    self._restarted(self.replica.high_watermark, began, why)
+            with self._lowering(answer.log_start_offset):
+                try:
+                    self.guard_storage(begin)
+                    self.restart_reason = None
+                finally:  # The dropped log no longer counts, even if a full disk refused the rest.
+                    if self.replica.role is Role.FOLLOWER:
+                        self._restarted(self.replica.high_watermark, began, why)
 
     def apply_retention(self, clock_skew_max_ms: int = 0) -> None:
         """Apply retention if this replica leads and its broker has a lease: then the controller has checked its clock.
@@ -437,6 +447,8 @@ class Partition(GuardedStorage):
                 self._remove_below_log_start()
             case RestartLog(reason):
                 self.restart_reason = reason
+            case SetAside(reason):
+                self._broken(DivergedLogError(reason))
             case ProposeIsr():
                 self._events.propose_isr(self.key, effect)
 

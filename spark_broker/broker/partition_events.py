@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,7 +23,8 @@ class PartitionEvents:
 
     `propose_isr`: the leader wants this ISR. `on_storage_failure`: the disk failed. `on_damage`: damaged bytes were
     read; without it, damage is a failure. `on_refused`: a write was refused. `on_unusable`: the log must be opened
-    anew. `on_wait`: an append waits here; it is called for each one.
+    anew. `on_wait`: an append waits here; it is called for each one. `lowering`: the log may come to end at this
+    offset, below its high watermark (`SavedHighWatermarks.lowering`).
     """
 
     propose_isr: Callable[[PartitionKey, ProposeIsr], None]
@@ -31,3 +33,4 @@ class PartitionEvents:
     on_refused: Callable[[StorageRefusedError], None] = lambda _: None
     on_unusable: Callable[[Partition, SparkBrokerError], None] = lambda *_: None
     on_wait: Callable[[Partition], None] = lambda _: None
+    lowering: Callable[[PartitionKey, int], AbstractContextManager[None]] = lambda *_: nullcontext()

@@ -72,7 +72,7 @@ class Broker:
     def __init__(self, spec: BrokerSpec, settings: ClusterSettings, directory: LogDirectory) -> None:
         self._spec = spec
         self._directory = directory
-        self._incarnation = uuid.uuid4().hex
+        self._incarnation, self._earlier = directory.begin_incarnation(uuid.uuid4().hex)
         self._ends: queue.SimpleQueue[str | BaseException] = queue.SimpleQueue()
         self._lease = Lease()
         self._controller = Connection(spec.controller_host, spec.controller_port)
@@ -201,10 +201,11 @@ class Broker:
             pid=os.getpid(),
             pid_start_time=process_start_time(os.getpid()) or 0,
             log=ExecutorLog.of(spec.executor_pid).shown,
+            earlier=self._earlier,
         )
 
     def _on_registered(self, registered: RegisterBrokerResponse) -> None:
-        self._directory.update(broker_id=registered.broker_id)
+        self._directory.registered(registered.broker_id, self._incarnation)
         self._manager.registered(registered.broker_id, registered.broker_epoch)
         fields = {"broker_id": registered.broker_id, "broker_epoch": registered.broker_epoch}
         logger.info("registered as broker %(broker_id)s, epoch %(broker_epoch)s", fields)

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from spark_broker.broker.clock import Clock
 from spark_broker.broker.damaged import DamagedReplicas
 from spark_broker.broker.file_jobs import FileJobs, Opening, Removal
+from spark_broker.broker.high_watermarks import SavedHighWatermarks
 from spark_broker.broker.hosted_replicas import HostedReplicas, Outward
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.limits import Limits
@@ -29,6 +30,7 @@ from spark_broker.config import ClusterSettings
 from spark_broker.core.replica import LeaderAndIsr, Replica
 from spark_broker.errors import (
     DamagedLogError,
+    DivergedLogError,
     KafkaStorageError,
     SparkBrokerError,
     StorageFullError,
@@ -37,6 +39,8 @@ from spark_broker.errors import (
     invariant,
 )
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.directory_names import PartitionName
+from spark_broker.storage.start_kind import StartKind
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +77,15 @@ class ReplicaFiles(HostedReplicas):
         room_bytes = settings.cluster.log_dir_room_bytes
         self.room = Room(directory.path, directory.fs, room_bytes, outward.on_room, clock)
         self.limits = Limits(clock)
-        self._opener = LogOpener(directory, _last_high_watermarks(directory), map_all)
+        self.high_watermarks = SavedHighWatermarks(directory)
+        self._opener = LogOpener(directory, self.high_watermarks, map_all)
         self._fetchers = ReplicaFetchers(settings.cluster, new_fetcher, outward.on_bug)
         self._jobs = FileJobs(directory.unnamed())
         self._work_lock = threading.RLock()
         self._kept: list[Removal] = []  # guarded by _lock; their files could not be deleted
         self._damaged = DamagedReplicas(directory)
         # Replicas that have stopped, each at most once, until maintenance looks after them.
-        self._found_damaged: deque[Partition] = deque()
+        self._found_damaged: deque[tuple[Partition, DamagedLogError]] = deque()
         self._found_refused: deque[tuple[Partition, SparkBrokerError]] = deque()
         self._followed_ms = 0  # when fetchers were last told what to follow
         self._compared = False  # whether the directory was compared with the metadata, once
@@ -101,8 +106,8 @@ class ReplicaFiles(HostedReplicas):
         """By topic id: replicas whose files cannot be used at present."""
         keys = {
             *self._offline,
-            *(p.key for p in list(self._found_damaged)),
-            *(p.key for p, _ in list(self._found_refused)),
+            *(partition.key for partition, _ in list(self._found_damaged)),
+            *(partition.key for partition, _ in list(self._found_refused)),
         }
         numbers: defaultdict[str, list[int]] = defaultdict(list)
         for topic_id, number in sorted(keys):
@@ -194,7 +199,7 @@ class ReplicaFiles(HostedReplicas):
             else:
                 fields = {"topic_partition": name, "why": str(error)}
                 logger.error("%(topic_partition)s: is damaged and quarantined: %(why)s", fields)
-                self._opener.forget(key)
+                self.high_watermarks.forget(key)
                 offline.pop(key, None)
                 return
         if isinstance(error, SyncFailedError):
@@ -227,6 +232,7 @@ class ReplicaFiles(HostedReplicas):
                 self.refused,
                 self._on_unusable,
                 self._note_waiting,
+                self.high_watermarks.lowering,
             ),
             self._clock,
         )
@@ -243,6 +249,7 @@ class ReplicaFiles(HostedReplicas):
             partition_epoch=state.partition_epoch,
             replicas=state.replicas,
             isr=state.isr,
+            unclean_epoch=state.unclean_epoch,
         )
         partition.assign(assignment, self._topics[key[0]], self._epochs)
 
@@ -254,16 +261,18 @@ class ReplicaFiles(HostedReplicas):
                 partition.stop(removal.reason)
                 partition.close(clean=False)
                 partition.lines.deleted(removal.reason.message)
-        names = {(removal.topic, removal.key[1]): removal for removal in removals}
+        names = {PartitionName(removal.topic, removal.key[1], removal.key[0]): removal for removal in removals}
         try:
             doomed, kept = self._directory.unname_partitions(names)
         except SyncFailedError as error:
             self.storage_failed(error)
             return
         for name, why in kept.items():
-            logger.warning("%s-%d stays until it can be deleted: %s", *name, why)
+            logger.warning("%s-%d stays until it can be deleted: %s", name.topic, name.number, why)
         with self._lock:
             self._kept += [names[name] for name in kept]
+        for removal in removals:
+            self.high_watermarks.forget(removal.key)
         self._jobs.removed([removal for name, removal in names.items() if name not in kept], doomed)
 
     def _remove_doomed(self, limit: int) -> None:
@@ -281,6 +290,8 @@ class ReplicaFiles(HostedReplicas):
         if self._recovered or not self._compared or self._jobs.is_due or self._has_unrecovered():
             return
         try:
+            if self._directory.start_kind is StartKind.MACHINE_CRASH:
+                self.save_high_watermarks()  # They may be above what the crash has left.
             self._directory.mark_recovered()
         except StorageRefusedError as error:
             self.refused(error)  # `retry` comes back to it.
@@ -318,7 +329,7 @@ class ReplicaFiles(HostedReplicas):
             self._partitions = {key: p for key, p in self._partitions.items() if p is not partition}
             self._follow_leaders()
             partition.close(clean=False)
-            self._opener.remember(partition.key, partition.replica.high_watermark)
+            self.high_watermarks.remember(partition.key, partition.replica.high_watermark)
             self._set_offline(partition.key, error)
 
     def _set_offline(self, key: PartitionKey, error: SparkBrokerError) -> None:
@@ -334,7 +345,7 @@ class ReplicaFiles(HostedReplicas):
     def _on_damage(self, partition: Partition, error: DamagedLogError) -> None:
         """Damaged bytes were read. Called under the partition's lock."""
         partition.lines.quarantined(error)
-        self._found_damaged.append(partition)
+        self._found_damaged.append((partition, error))
 
     def _on_unusable(self, partition: Partition, error: SparkBrokerError) -> None:
         """The log was refused something half-way: it must be opened anew. Called under the partition's lock."""
@@ -351,12 +362,13 @@ class ReplicaFiles(HostedReplicas):
     def quarantine_damaged(self) -> None:
         """Quarantine what was found damaged since the last call. What cannot be moved now waits for the next call."""
         while self._found_damaged:
-            partition = self._found_damaged[0]
+            partition, error = self._found_damaged[0]
             with self._lock:
                 if self._partitions.get(partition.key) is partition:  # Else it was dropped meanwhile.
                     try:
                         self.check_directory()
-                        self._damaged.quarantine(partition.key, partition.topic.name)
+                        diverged = isinstance(error, DivergedLogError)
+                        self._damaged.quarantine(partition.key, partition.topic.name, diverged=diverged)
                     except StorageRefusedError as refused:
                         self.refused(refused)
                         return
@@ -396,6 +408,13 @@ class ReplicaFiles(HostedReplicas):
         """Raises KafkaStorageError where somebody has removed the broker's directory."""
         self._directory.check()
 
+    def save_high_watermarks(self) -> None:
+        """Checkpoint every high watermark. Those of replicas that are not open stay as they were."""
+        self.high_watermarks.save(
+            lambda: {key: partition.replica.high_watermark for key, partition in self._partitions.items()},
+            lambda key: self._belongs_here(key) and not self._jobs.is_being_removed(key),
+        )
+
     def storage_failed(self, error: SparkBrokerError) -> None:
         """The broker's own files fail: it ends (known bug 27)."""
         self._outward.on_storage_failure(None, error)
@@ -404,12 +423,3 @@ class ReplicaFiles(HostedReplicas):
 def _log_offline(name: str, error: SparkBrokerError) -> None:
     fields = {"topic_partition": name, "why": str(error)}
     logger.error("%(topic_partition)s is offline, and tried again: %(why)s", fields)
-
-
-def _last_high_watermarks(directory: LogDirectory) -> dict[PartitionKey, int]:
-    """High watermarks are only hints: a damaged file stops no replica, and the next checkpoint replaces it."""
-    try:
-        return directory.read_high_watermarks()
-    except DamagedLogError as error:
-        logger.warning("%s: %s; the high watermarks are learned anew", directory.path, error.message)
-        return {}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from spark_broker.core.events import LeaderAndIsr
 from spark_broker.core.replica import Replica, Role
+from spark_broker.errors import DivergedLogError
 from spark_broker.storage.cleaner import PassResult
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,8 @@ class ReplicaLines:
 
     def quarantined(self, why: object) -> None:
         """It was found damaged."""
-        text = "is damaged and quarantined in leader epoch %(leader_epoch)d, log end %(offset)d: %(why)s"
+        what = "is kept aside" if isinstance(why, DivergedLogError) else "is damaged and quarantined"
+        text = f"{what} in leader epoch %(leader_epoch)d, log end %(offset)d: %(why)s"
         self._line(logging.ERROR, text, why=str(why))
 
     def truncated(self, began: int, why: str) -> None:

@@ -154,16 +154,6 @@ class ReplicaManager(ReplicaFiles):
             topics[state.topic_id] = Topic.of(state)
         self._topics = topics
 
-    def save_high_watermarks(self) -> None:
-        """Checkpoint every high watermark. Those of replicas that are not open stay as they were."""
-        marks = {
-            key: mark
-            for key, mark in dict(self._opener.high_watermarks).items()
-            if self.image.partition(*key) is not None
-        }
-        marks |= {partition.key: partition.replica.high_watermark for partition in self.partitions()}
-        self._directory.write_high_watermarks(marks)
-
     def stop(self, *, clean: bool) -> None:
         """Stop replication, refuse appends that wait, and close every log. `clean`: sync the logs first."""
         with self._work_lock, self._lock:

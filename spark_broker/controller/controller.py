@@ -53,7 +53,7 @@ from spark_broker.controller.records import (
     MetadataRecord,
     PartitionChangeRecord,
 )
-from spark_broker.controller.registration import Registration, RegistrationRules, register
+from spark_broker.controller.registration import Registration, RegistrationRules, older_copy, register
 from spark_broker.controller.sessions import HAS_STREAM, STOPPED_IN_ORDER, Session, Sessions, SessionState, SessionTimes
 from spark_broker.controller.topic_notes import topic_notes
 from spark_broker.core.machine import Machine
@@ -326,6 +326,8 @@ class Controller(Machine[ControllerStanding]):
         if previous is not None and previous.state in HAS_STREAM:
             self._note_session(previous, f"ends: session {event.session_id} replaces it")
         self._follow(self.sessions.opened(event.session_id, self.image.brokers[broker_id], now_ms), now_ms)
+        if registration.older_copy:
+            self._note(older_copy(broker_id, event.request.launch), expected=False, broker_id=broker_id)
         how = "resumed its session" if registration.resumed else f"registered ({start})"
         name = f"broker {broker_id} of launch {event.request.launch}"
         self._effects += [

@@ -81,6 +81,7 @@ class PartitionRegistration:
     damaged: tuple[int, ...] = ()  # those of last_known_elr whose quarantined log may hold more than any other
     elr: tuple[int, ...] = ()  # Invariant: empty while the ISR has the minimum
     last_known_elr: tuple[int, ...] = ()  # left ISR or ELR and may lack records; empty while the ISR has the minimum
+    unclean_epoch: int = -1  # the newest leader epoch that began uncleanly; -1: there was none
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
@@ -267,6 +268,7 @@ def partition_record(topic_id: str, partition: int, state: PartitionRegistration
         damaged=list(state.damaged),
         elr=list(state.elr),
         last_known_elr=list(state.last_known_elr),
+        unclean_epoch=state.unclean_epoch,
     )
 
 
@@ -406,6 +408,7 @@ class _Builder:
                     damaged=tuple(record.damaged),
                     elr=tuple(record.elr),
                     last_known_elr=tuple(record.last_known_elr),
+                    unclean_epoch=record.unclean_epoch,
                 )
             )
         )
@@ -424,19 +427,19 @@ class _Builder:
 
 def changed_partition(state: PartitionRegistration, record: PartitionChangeRecord) -> PartitionRegistration:
     """The partition after the change: its partition epoch rises, and with an election its leader epoch."""
-    elected = record.leader is not None
     return _checked(
         PartitionRegistration(
             replicas=state.replicas if record.replicas is None else tuple(record.replicas),
             isr=state.isr if record.isr is None else tuple(record.isr),
             leader=state.leader if record.leader is None else record.leader,
-            leader_epoch=state.leader_epoch + elected,
+            leader_epoch=state.leader_epoch + (record.leader is not None),
             partition_epoch=state.partition_epoch + 1,
             adding=state.adding if record.adding is None else tuple(record.adding),
             removing=state.removing if record.removing is None else tuple(record.removing),
             damaged=state.damaged if record.damaged is None else tuple(record.damaged),
             elr=state.elr if record.elr is None else tuple(record.elr),
             last_known_elr=state.last_known_elr if record.last_known_elr is None else tuple(record.last_known_elr),
+            unclean_epoch=state.leader_epoch + 1 if record.unclean else state.unclean_epoch,
         )
     )
 

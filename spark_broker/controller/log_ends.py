@@ -45,6 +45,15 @@ class LogEnds:
                 ends[broker_id] = (end.last_epoch, end.log_end_offset)
         return ends
 
+    def committed(self, image: MetadataImage, key: Key, state: PartitionRegistration) -> int:
+        """What the live replicas that have reported know to be committed; -1: nothing.
+
+        A replica that ends below it has lost records. It does not lead unless the loss is accepted.
+        """
+        known = self.known(image, key, state)
+        marks = (end.high_watermark for broker_id, (_, end) in self._said.get(key, {}).items() if broker_id in known)
+        return max(marks, default=-1)
+
     def forget_led(self, image: MetadataImage) -> None:
         """Drop the reports about partitions that have a leader again, or are gone."""
         for key in list(self._said):

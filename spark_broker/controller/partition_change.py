@@ -50,6 +50,7 @@ def change(
         partition_epoch=state.partition_epoch,
         adding=state.adding if adding is None else tuple(adding),
         removing=state.removing if removing is None else tuple(removing),
+        unclean_epoch=state.unclean_epoch,
     )
     if not unclean and len(target.isr) < min(min_insync_replicas(topic), len(target.replicas)):
         target = _with_eligible(state, target, lost, damaged)

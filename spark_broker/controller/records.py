@@ -147,6 +147,7 @@ class PartitionRecord(Record, frozen=True, tag=10):
     damaged: Brokers = []
     elr: Brokers = []
     last_known_elr: Brokers = []
+    unclean_epoch: Epoch = -1
 
 
 class PartitionChangeRecord(Record, frozen=True, tag=11):

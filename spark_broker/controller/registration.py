@@ -18,7 +18,7 @@ from spark_broker.errors import (
     StaleLaunchError,
     UnsupportedVersionError,
 )
-from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest
+from spark_broker.protocol.messages import ANY_INCARNATION, PROTOCOL_VERSION, UNRECORDED, RegisterBrokerRequest
 
 START_KINDS = ("clean", "process_crash", "machine_crash")
 
@@ -41,12 +41,13 @@ class RegistrationRules:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """`resumed`: the same process came back; nothing changes, its epoch stays."""
+    """`resumed`: the same process came back; nothing changes, its epoch stays. `older_copy`: its directory is one."""
 
     broker_id: int
     broker_epoch: int
     resumed: bool
     new_id: bool = False
+    older_copy: bool = False
     records: tuple[MetadataRecord, ...] = field(default=())
 
 
@@ -65,12 +66,15 @@ def register(image: MetadataImage, request: RegisterBrokerRequest, rules: Regist
     if not rules.shared_executor:
         _check_executor(image, identity.broker_id, request, rules)
     record = _record(image, identity, request)
-    changes = _end_previous_incarnation(image, identity, request.start_kind, rules.disks)
+    older_copy = previous is not None and _is_older_copy(previous, request)
+    lost = identity.new_directory or older_copy or request.start_kind == "machine_crash"
+    changes = _end_previous_incarnation(image, identity.broker_id, rules.disks, lost=lost)
     return Registration(
         broker_id=identity.broker_id,
         broker_epoch=record.broker_epoch,
         resumed=False,
         new_id=previous is None,
+        older_copy=older_copy,
         records=(record, *changes),
     )
 
@@ -138,16 +142,26 @@ def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBro
     )
 
 
+def _is_older_copy(previous: BrokerState, request: RegisterBrokerRequest) -> bool:
+    """Whether the directory does not know the process that registered with it last: it was restored from a backup.
+
+    A copy that is not older than the last registration is not noticed so. A log that ends below what it has committed
+    is (`broker/log_opener.py`).
+    """
+    if previous.directory_id != request.directory_id or not request.earlier or ANY_INCARNATION in request.earlier:
+        return False
+    return previous.incarnation not in request.earlier and not previous.incarnation.startswith(UNRECORDED)
+
+
 def _end_previous_incarnation(
-    image: MetadataImage, identity: BrokerIdentity, start_kind: str, disks: Disks
+    image: MetadataImage, broker_id: int, disks: Disks, *, lost: bool
 ) -> list[PartitionChangeRecord]:
     """Its leaderships end. An (epoch, offset) then still names one batch, even if the new process has lost batches.
 
-    Only a machine crash or an empty directory takes the broker out of ISRs and ELRs. Where it was the last of both, the
-    partition has no leader before all logs have been compared (`unclean.recover`), or the loss is accepted.
+    `lost`: it may have lost batches (machine crash, empty or older directory). Only then does the broker leave ISRs and
+    ELRs. Where it was the last of both, the partition has no leader before all logs have been compared
+    (`unclean.recover`), or the loss is accepted.
     """
-    broker_id = identity.broker_id
-    lost = (broker_id,) if identity.new_directory or start_kind == "machine_crash" else ()
     records = []
     for topic, number, state in image.partitions():
         if broker_id not in state.isr and broker_id not in state.elr:
@@ -155,7 +169,16 @@ def _end_previous_incarnation(
         election = Election(state.leader, state.isr)
         if state.leader == broker_id:
             election = elect(state, disks.electable(image, (topic.topic_id, number), without=(broker_id,)), disks)
-        record = change(topic, number, state, leader=election.leader, isr=election.isr, lost=lost)
+        without = (broker_id,) if lost else ()
+        record = change(topic, number, state, leader=election.leader, isr=election.isr, lost=without)
         if record is not None:
             records.append(record)
     return records
+
+
+def older_copy(broker_id: int, launch: int) -> str:
+    """The line for the log."""
+    return (
+        f"the log directory of broker {broker_id} of launch {launch} is an older copy: it does not know the process "
+        "that registered with it last. Its replicas leave every ISR and are brought up to date by their leaders"
+    )

@@ -35,7 +35,9 @@ def recover(image: MetadataImage, ends: LogEnds, keys: Iterable[Key]) -> tuple[M
             continue
         known_ends = ends.known(image, key, state)
         if set(known_ends) == set(state.replicas):
-            records += _lead(image.topics[key[0]], key[1], state, most_complete(state.replicas, known_ends))
+            best = most_complete(state.replicas, known_ends)
+            if known_ends[best][1] >= ends.committed(image, key, state):  # Else a log was replaced by an older one.
+                records += _lead(image.topics[key[0]], key[1], state, best)
     return tuple(records)
 
 

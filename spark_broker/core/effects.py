@@ -34,6 +34,13 @@ class RestartLog:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """The leader lacks what this replica has committed: keep this log aside, and begin anew with an empty one."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class AdvanceLogStart:
     """Records below `offset` are no longer part of the log."""
 
@@ -79,5 +86,13 @@ class ProposeIsr:
 
 
 Effect = (
-    SaveEpochs | TruncateLog | RestartLog | AdvanceLogStart | HighWatermarkAdvanced | Acknowledge | Refuse | ProposeIsr
+    SaveEpochs
+    | TruncateLog
+    | RestartLog
+    | SetAside
+    | AdvanceLogStart
+    | HighWatermarkAdvanced
+    | Acknowledge
+    | Refuse
+    | ProposeIsr
 )

@@ -11,13 +11,17 @@ from spark_broker.core.producers import ProducerStates
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsr:
-    """The controller's state of the partition. `leader` -1: there is none."""
+    """The controller's state of the partition. `leader` -1: there is none.
+
+    `unclean_epoch`: the newest leader epoch that began with an election that may have lost records; -1: there was none.
+    """
 
     leader: int
     leader_epoch: int
     partition_epoch: int
     replicas: tuple[int, ...]
     isr: tuple[int, ...]
+    unclean_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True)

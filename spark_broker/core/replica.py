@@ -21,6 +21,7 @@ from spark_broker.core.effects import (
     Refuse,
     RestartLog,
     SaveEpochs,
+    SetAside,
     TruncateLog,
 )
 from spark_broker.core.epochs import UNDEFINED_EPOCH, EpochHistory
@@ -488,14 +489,19 @@ class Replica(Machine[ReplicaStanding]):
         offset = truncation_offset(self.epochs, self.log_end_offset, diverging)
         if offset < self.high_watermark:
             # KAFKA-7897: a sparse history must not truncate committed records. This replica is rebuilt instead.
-            return [
-                RestartLog(
-                    f"the leader's log diverges from ours at {offset}, below the high watermark {self.high_watermark}"
-                )
-            ]
+            return [self._rebuild_below_high_watermark(offset, diverging)]
         leader = f"broker {self.assignment.leader}, which leads in leader epoch {self.assignment.leader_epoch}"
         ours = f"our log ends at {self.log_end_offset} in epoch {self.epochs.epoch_at(self.log_end_offset - 1)}"
         return self.truncate_to(offset, f"{leader}, has epoch {diverging.epoch} up to {diverging.end_offset}; {ours}")
+
+    def _rebuild_below_high_watermark(self, offset: int, diverging: Diverging) -> Effect:
+        """An unclean election may have lost what was committed. Without one, the leader has lost it in another way."""
+        why = f"the leader's log diverges from ours at {offset}, below the high watermark {self.high_watermark}"
+        if self.assignment.unclean_epoch > self.epochs.latest_epoch or diverging.end_offset >= self.high_watermark:
+            return RestartLog(why)
+        leader = f"broker {self.assignment.leader}, which leads in leader epoch {self.assignment.leader_epoch}"
+        theirs = f"{leader}, has epoch {diverging.epoch} up to {diverging.end_offset}"
+        return SetAside(f"{why}; ours ends at {self.log_end_offset}; {theirs}, and no unclean election explains it")
 
     @event
     def truncate_to(self, offset: int, reason: str = "") -> list[Effect]:

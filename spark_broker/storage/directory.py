@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,13 +25,14 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageRefusedError,
 )
-from spark_broker.model import FILE_NAME_BYTES_MAX
+from spark_broker.protocol.messages import ANY_INCARNATION, UNRECORDED
 from spark_broker.storage.checkpoints import (
     read_checkpoint_as,
     read_high_watermarks,
     write_checkpoint,
     write_high_watermarks,
 )
+from spark_broker.storage.directory_names import PartitionDirectory, PartitionName, derived_name
 from spark_broker.storage.files import TEMPORARY_SUFFIX, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
@@ -43,8 +43,11 @@ PARTITION_FILE = "partition.json"
 CLEAN_FILE = ".clean"
 DELETED_SUFFIX = ".deleted"
 DAMAGED_SUFFIX = ".damaged"
+DIVERGED_SUFFIX = ".diverged"
 SLOT_PREFIX = "broker-"
 MAX_SLOTS = 1000
+INCARNATIONS_MAX = 1000
+"""Processes that ended before they heard of their registration. Beyond, the directory knows nothing of its past."""
 NO_BROKER_ID = -1
 _NOT_USABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
@@ -60,16 +63,8 @@ class DirectoryMeta:
     boot_id: str
     broker_id: int = NO_BROKER_ID
     port: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionDirectory:
-    """One partition's directory. `topic_id` tells a topic from a later one of the same name."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    path: Path
+    incarnations: tuple[str, ...] = ()
+    """The last process that is known to have registered, and all later ones. Empty: an earlier version wrote none."""
 
 
 class LogDirectory:
@@ -134,19 +129,40 @@ class LogDirectory:
             return _claim_new(fs, base_directory, cluster_id, launch)
 
     def update(self, *, broker_id: int | None = None, port: int | None = None) -> None:
-        """Remember the broker's id or port, for the next process.
-
-        Where that is refused, this one goes on: the controller knows the broker by its directory, and any port will do.
-        """
+        """Remember the broker's id or port, for the next process."""
         changed = self._meta
         if broker_id is not None:
             changed = replace(changed, broker_id=broker_id)
         if port is not None:
             changed = replace(changed, port=port)
+        self._remember(changed)
+
+    def _remember(self, changed: DirectoryMeta) -> None:
+        """Where this is refused, the process goes on: the controller knows the broker by its directory's id."""
         try:
             self._write_meta(changed)
         except StorageRefusedError as error:
             logger.warning("broker id %s and port %s are not remembered: %s", changed.broker_id, changed.port, error)
+
+    def begin_incarnation(self, incarnation: str) -> tuple[str, list[str]]:
+        """Save that this process is about to register. Returns the incarnation to register with, and earlier ones.
+
+        The controller compares them with the incarnation that it knows. A directory that was replaced by an older copy
+        of itself does not know that one.
+        """
+        earlier = self._meta.incarnations or (() if self.is_new else (ANY_INCARNATION,))
+        known = earlier if len(earlier) < INCARNATIONS_MAX else (ANY_INCARNATION,)
+        try:
+            self._write_meta(replace(self._meta, incarnations=(*known, incarnation)))
+        except StorageRefusedError as error:
+            logger.warning("this process is not recorded: %s", error)
+            return UNRECORDED + incarnation, list(earlier)
+        return incarnation, list(earlier)
+
+    def registered(self, broker_id: int, incarnation: str) -> None:
+        """The controller knows this process by now: earlier ones are of no interest any more."""
+        known = self._meta.incarnations if incarnation.startswith(UNRECORDED) else (incarnation,)
+        self._remember(replace(self._meta, broker_id=broker_id, incarnations=known))
 
     def mark_recovered(self) -> None:
         """Save the boot id, once every log is open and the broker has registered.
@@ -247,24 +263,25 @@ class LogDirectory:
             return None
 
     def unname_partitions(
-        self, partitions: Iterable[tuple[str, int]]
-    ) -> tuple[list[Path], dict[tuple[str, int], SparkBrokerError]]:
+        self, partitions: Iterable[PartitionName]
+    ) -> tuple[list[Path], dict[PartitionName, SparkBrokerError]]:
         """Give the directories of these partitions, as far as there are any, names that no partition has; durably.
 
-        Their logs must be closed. Returns the new paths, for `remove` (a start finds those that were not removed), and
-        why partitions have kept their names. Raises SyncFailedError.
+        Their logs must be closed. A directory that belongs to another topic of the name by now is left alone. Returns
+        the new paths, for `remove` (a start finds those that were not removed), and why partitions have kept their
+        names. Raises SyncFailedError.
         """
-        kept: dict[tuple[str, int], SparkBrokerError] = {}
         partitions = list(partitions)
-        for topic, number in partitions:
-            path = self.path / f"{topic}-{number}"
+        kept: dict[PartitionName, SparkBrokerError] = {}
+        for partition in partitions:
+            path = self.path / f"{partition.topic}-{partition.number}"
             try:
-                if self.fs.is_directory(path):
+                if self.fs.is_directory(path) and self._belongs_to(path, partition.topic_id):
                     target = path.with_name(derived_name(path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}"))
                     self.fs.rename(path, target)
                     self._doomed.append(target)
             except OSError as error:
-                kept[topic, number] = storage_error(error, str(path))
+                kept[partition] = storage_error(error, str(path))
         if self._doomed:
             try:
                 with self._errors_at(self.path):
@@ -273,6 +290,15 @@ class LogDirectory:
                 return [], dict.fromkeys(partitions, error)
         doomed, self._doomed = self._doomed, []
         return doomed, kept
+
+    def _belongs_to(self, path: Path, topic_id: str) -> bool:
+        """Whether the directory is of this topic, or of none: its making was not finished."""
+        try:
+            owner = _read_partition(self.fs, path)
+        except DamagedLogError as error:
+            logger.error("%s stays: %s", path, error.message)  # `partition_directory` quarantines it, if it is needed.
+            return False
+        return owner is None or owner.topic_id == topic_id
 
     def unnamed(self) -> list[Path]:
         """What `unname_partitions` has left behind."""
@@ -285,31 +311,20 @@ class LogDirectory:
             if self.fs.is_directory(doomed):
                 self.fs.remove_tree(doomed)
 
-    def quarantine(self, topic: str, partition: int) -> Path:
-        """Rename a damaged replica's directory to `<name>.<n>.damaged`, for inspection. Returns the new path.
+    def quarantine(self, topic: str, partition: int, suffix: str = DAMAGED_SUFFIX) -> Path:
+        """Rename a damaged replica's directory to `<name>.<n><suffix>`, for inspection. Returns the new path.
 
         The name is that of `derived_name`. If the directory itself was removed, nothing is renamed.
         """
         path = self.path / f"{topic}-{partition}"
         number = 0
         with self._errors_at(path):
-            while self.fs.exists(target := path.with_name(derived_name(path.name, f".{number}{DAMAGED_SUFFIX}"))):
+            while self.fs.exists(target := path.with_name(derived_name(path.name, f".{number}{suffix}"))):
                 number += 1
             if self.fs.is_directory(path):
                 self.fs.rename(path, target)
                 self.fs.sync_directory(self.path)
         return target
-
-
-def derived_name(name: str, suffix: str) -> str:
-    """A file's name with a suffix. Where that is too long, a hash replaces the end of the name.
-
-    Topics may have names that leave no room for a suffix. No topic has a "~" in its name, so none is taken for it.
-    """
-    if len(name) + len(suffix) <= FILE_NAME_BYTES_MAX:
-        return name + suffix
-    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
-    return f"{name[: FILE_NAME_BYTES_MAX - len(suffix) - len(digest) - 1]}~{digest}{suffix}"
 
 
 def take_over(

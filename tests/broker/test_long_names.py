@@ -9,6 +9,7 @@ import pytest
 
 from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.directory_names import PartitionName
 from spark_broker.testing.replicas import find_replicas
 from tests.support.process_cluster import ProcessCluster
 from tests.support.waiting import eventually
@@ -34,7 +35,7 @@ def test_a_replica_of_a_topic_with_a_long_name_is_quarantined_again_and_again_an
     assert len(set(moved)) == 3
     assert all(path.is_dir() and path.name.endswith(".damaged") for path in moved)
     directory.partition_directory(topic, "id", 99_999)
-    doomed, kept = directory.unname_partitions([(topic, 99_999)])
+    doomed, kept = directory.unname_partitions([PartitionName(topic, 99_999, "id")])
     assert kept == {}
     directory.remove(doomed[0])
     assert directory.list_partitions() == []
@@ -65,7 +66,7 @@ def test_a_start_deletes_what_a_crash_left_of_a_topic_with_a_long_name(
     with monkeypatch.context() as patch:
         patch.setattr(directory.fs, "remove_tree", die, raising=False)
         with pytest.raises(KeyboardInterrupt):
-            directory.remove(directory.unname_partitions([(LONGEST, 0)])[0][0])
+            directory.remove(directory.unname_partitions([PartitionName(LONGEST, 0, "id")])[0][0])
     directory.release()
     again = claim(tmp_path, 2)
     (left,) = again.unnamed()

@@ -23,6 +23,7 @@ from spark_broker.errors import (
 )
 from spark_broker.storage.checkpoints import write_checkpoint
 from spark_broker.storage.directory import LogDirectory, read_meta
+from spark_broker.storage.directory_names import PartitionName
 from spark_broker.storage.filesystem import LocalFileSystem, process_start_time
 from spark_broker.storage.lock import DirectoryLock, Holder, read_holder
 from spark_broker.storage.start_kind import StartKind
@@ -192,7 +193,9 @@ def test_partitions_are_listed_deleted_and_quarantined(tmp_path: Path) -> None:
     directory = claim(tmp_path)
     for topic, partition in (("b-1", 0), ("a", 10), ("a", 2), ("gone", 0), ("bad", 0), ("bad", 1)):
         directory.partition_directory(topic, f"id of {topic}", partition)
-    doomed, kept = directory.unname_partitions([("gone", 0), ("never", 0)])
+    doomed, kept = directory.unname_partitions(
+        [PartitionName(topic, 0, f"id of {topic}") for topic in ("gone", "never")]
+    )
     assert len(doomed) == 1
     assert kept == {}
     assert directory.quarantine("bad", 0).name == "bad-0.0.damaged"
@@ -236,9 +239,9 @@ def test_one_directory_that_keeps_its_name_does_not_keep_others(tmp_path: Path) 
             rename(source, target)
 
     directory.fs = Stubborn()
-    doomed, kept = directory.unname_partitions([("t", number) for number in range(3)])
+    doomed, kept = directory.unname_partitions([PartitionName("t", number, "id") for number in range(3)])
     assert len(doomed) == 2
-    assert list(kept) == [("t", 1)]
+    assert list(kept) == [PartitionName("t", 1, "id")]
     assert [p.partition for p in directory.list_partitions()] == [1]
 
 
@@ -252,3 +255,14 @@ def test_high_watermarks_survive_and_damage_to_them_is_noticed(tmp_path: Path) -
     path.write_bytes(path.read_bytes().replace(b"5", b"6", 1))
     with pytest.raises(DamagedLogError):
         directory.read_high_watermarks()
+
+
+def test_a_deletion_that_comes_late_leaves_a_newer_topic_of_the_name_alone(tmp_path: Path) -> None:
+    directory = claim(tmp_path)
+    directory.partition_directory("t", "new", 0)
+    assert directory.unname_partitions([PartitionName("t", 0, "old")]) == ([], {})
+    assert [p.topic_id for p in directory.list_partitions()] == ["new"]
+    (directory.path / "t-1").mkdir()  # Its making was cut short.
+    doomed, kept = directory.unname_partitions([PartitionName("t", 1, "old")])
+    assert len(doomed) == 1
+    assert kept == {}

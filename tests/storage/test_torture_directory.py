@@ -11,6 +11,7 @@ import pytest
 
 from spark_broker.errors import DamagedLogError
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.directory_names import PartitionName
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Operation, SimFileSystem
 from tests.storage.torture import telling
@@ -46,7 +47,7 @@ class Life:
             lambda: directory.write_high_watermarks(MARKS[1]),
             lambda: directory.quarantine("t", 1),
             lambda: directory.partition_directory("t", "id", 1),
-            lambda: directory.remove(directory.unname_partitions([("t", 0)])[0][0]),
+            lambda: directory.remove(directory.unname_partitions([PartitionName("t", 0, "id")])[0][0]),
             directory.mark_clean,
         ]
         for number, step in enumerate(steps, start=1):

@@ -14,6 +14,7 @@ from spark_broker.core.effects import (
     Refuse,
     RestartLog,
     SaveEpochs,
+    SetAside,
     TruncateLog,
 )
 from spark_broker.core.replica import ACKS_ALL, Replica, Role
@@ -43,6 +44,8 @@ class TracedCluster(Cluster):
                 return f"truncates its log to {offset}: {reason}"
             case RestartLog(reason):
                 return f"rebuilds its log: {reason}"
+            case SetAside(reason):
+                return f"keeps its log aside, and begins anew: {reason}"
             case AdvanceLogStart(offset):
                 return f"log start {offset}"
             case HighWatermarkAdvanced(offset):

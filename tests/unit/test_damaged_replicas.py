@@ -46,8 +46,8 @@ def test_it_is_named_before_its_directory_is_moved_away(
     Simulator, seed 50018167: the damaged replica came back, fetched what was new, and joined the ISR.
     """
 
-    def dies(topic: str, partition: int) -> Path:
-        raise KeyboardInterrupt(f"{topic}-{partition}")
+    def dies(topic: str, partition: int, suffix: str) -> Path:
+        raise KeyboardInterrupt(f"{topic}-{partition}{suffix}")
 
     monkeypatch.setattr(directory, "quarantine", dies)
     with pytest.raises(KeyboardInterrupt):

@@ -56,6 +56,8 @@ from spark_broker.protocol.messages.common import (
     Message,
 )
 from spark_broker.protocol.messages.control import (
+    ANY_INCARNATION,
+    UNRECORDED,
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
     AlterIsr,
@@ -171,6 +173,8 @@ StreamMessage = (
 )
 
 __all__ = [
+    "ANY_INCARNATION",
+    "UNRECORDED",
     "ACKS_ALL",
     "AbortTransactionRequest",
     "AddPartitionToTransactionRequest",

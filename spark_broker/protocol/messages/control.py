@@ -21,11 +21,19 @@ from spark_broker.protocol.messages.common import (
     TopicId,
 )
 
+ANY_INCARNATION = "*"
+"""Stands for incarnations of which a log directory has no list."""
+
+UNRECORDED = "unrecorded-"
+"""Begins an incarnation that could not be saved in its log directory."""
+
 
 class RegisterBrokerRequest(Message, frozen=True):
     """First message of a session. `broker_id` -1: the directory has no id yet.
 
-    start_kind: "clean", "process_crash" or "machine_crash". `incarnation`: UUID of this process.
+    start_kind: "clean", "process_crash" or "machine_crash". `incarnation`: UUID of this process. `earlier`: those
+    incarnations of which the log directory knows that they may have registered; empty, or with `ANY_INCARNATION`: it
+    does not know them all.
     """
 
     version: int
@@ -44,6 +52,7 @@ class RegisterBrokerRequest(Message, frozen=True):
     pid: int
     pid_start_time: int
     log: LogPlace = ""
+    earlier: Annotated[list[Name], Meta(max_length=10_000)] = msgspec.field(default_factory=list)
 
 
 class RegisterBrokerResponse(Message, frozen=True):
@@ -62,7 +71,7 @@ class RegisterBrokerResponse(Message, frozen=True):
 
 
 class LogEnd(Message, frozen=True):
-    """How far a replica reaches while its partition has no leader.
+    """How far a replica reaches while its partition has no leader. `high_watermark`: what is committed; -1: not said.
 
     `last_epoch`: leader epoch of its last batch (-1: it is empty). `leader_epoch`: the newest that the replica knows;
     it no longer takes batches from leaders of older epochs.
@@ -73,6 +82,7 @@ class LogEnd(Message, frozen=True):
     leader_epoch: Epoch
     last_epoch: Epoch
     log_end_offset: Offset
+    high_watermark: Offset = -1
 
 
 class HeartbeatRequest(Message, frozen=True):

@@ -71,7 +71,7 @@ class BitFlips:
         """Flip one bit of one replica; returns what was done, empty if nothing."""
         running = [(m, m.process) for m in self._world.machines if m.running and not m.incomplete]
         candidates = [(m, p) for m, process in running if process for p in process.manager.partitions()]
-        candidates = [(machine, partition) for machine, partition in candidates if self._may_rot(machine, partition)]
+        candidates = [(machine, partition) for machine, partition in candidates if self.may_rot(machine, partition)]
         if not candidates:
             return ""
         machine, partition = rng.choice(candidates)
@@ -104,7 +104,7 @@ class BitFlips:
         kill = partial(world.kill, leader)
         world.scheduler.after(self._rng.choice([1, 10, 50]), world.operator, "lose the leader", kill)
 
-    def _may_rot(self, machine: SimulatedMachine, partition: Partition) -> bool:
+    def may_rot(self, machine: SimulatedMachine, partition: Partition) -> bool:
         """Whether no replica of the partition is damaged, and another one is in sync."""
         world, replica = self._world, partition.replica
         state = world.invariants.image.partition(*partition.key)

@@ -73,9 +73,11 @@ class BrokerProcess(NetworkNode):
         self.machine = machine
         self.launch = launch
         self.fs = machine.fs
+        self.registered = False  # whether the controller has answered its registration
         self.directory = LogDirectory.claim(
             LOG_DIRS, cluster_id="simulated", launch=launch, superseded=lambda _: True, fs=self.fs
         )
+        self._incarnation, self._earlier = self.directory.begin_incarnation(self.name)
         self.lease = Lease(machine.clock)
         outward = Outward(
             self._propose,
@@ -184,7 +186,7 @@ class BrokerProcess(NetworkNode):
             launch=self.launch,
             broker_id=meta.broker_id,
             directory_id=meta.directory_id,
-            incarnation=self.name,
+            incarnation=self._incarnation,
             start_kind=self.directory.start_kind.value,
             host=machine.address[0],
             port=machine.address[1],
@@ -194,6 +196,7 @@ class BrokerProcess(NetworkNode):
             executor_pid=1,
             pid=self.launch,
             pid_start_time=1,
+            earlier=self._earlier,
         )
 
     def _received(self, message: object) -> None:
@@ -257,8 +260,9 @@ class BrokerProcess(NetworkNode):
             self.world.scheduler.after(RECONNECT_MS, self, "reconnect", self._connect)
 
     def _on_registered(self, registered: RegisterBrokerResponse) -> None:
-        self.directory.update(broker_id=registered.broker_id)
+        self.directory.registered(registered.broker_id, self._incarnation)
         self.machine.broker_id = registered.broker_id
+        self.registered = True
         self.manager.registered(registered.broker_id, registered.broker_epoch)
 
     def _propose(self, key: PartitionKey, proposal: ProposeIsr) -> None:

@@ -15,6 +15,7 @@ from spark_broker.protocol.messages import ElectLeadersRequest, ReassignPartitio
 from spark_broker.testing.simulation.administration import Administration
 from spark_broker.testing.simulation.clock_jumps import FAULT as CLOCK_JUMPS
 from spark_broker.testing.simulation.clock_jumps import jump, set_right
+from spark_broker.testing.simulation.disk_faults import DiskFaults
 from spark_broker.testing.simulation.filesystem import Fault, Operation
 from spark_broker.testing.simulation.groups import STRANDED_MS, Stranded
 from spark_broker.testing.simulation.shadow import Key
@@ -40,11 +41,14 @@ class Faults:
         self._weights = [world.swarm.faults[name] for name in self._names]
         self._pauses: dict[int, float] = {}
         self._administration = Administration(world, rng, self._leader)
+        self._disks = DiskFaults(world, rng, self)
         self._waits_for_joining = False
         self.over = False
 
     def start(self) -> None:
         """The first fault comes after a while."""
+        if "older copy" in self._names:
+            self._world.lost_files.back_up(self._rng)
         if self._names:
             self._later()
 
@@ -65,16 +69,16 @@ class Faults:
     def _method(self, name: str) -> Callable[[], str]:
         method = "_" + name.replace(", ", "_").replace(" ", "_")
         transactional = self._world.transactional
-        owners = (None if transactional is None else transactional.faults, self, self._administration)
+        owners = (None if transactional is None else transactional.faults, self, self._disks, self._administration)
         owner = next(candidate for candidate in owners if hasattr(candidate, method))
         fault: Callable[[], str] = getattr(owner, method)
         return fault
 
-    def _running(self) -> list[SimulatedMachine]:
+    def running(self) -> list[SimulatedMachine]:
         return [machine for machine in self._world.machines if machine.running]
 
-    def _any_running(self) -> SimulatedMachine | None:
-        running = self._running()
+    def any_running(self) -> SimulatedMachine | None:
+        running = self.running()
         return self._rng.choice(running) if running else None
 
     def _leader(self) -> SimulatedMachine | None:
@@ -93,11 +97,11 @@ class Faults:
         partition = machine.process.manager.find(*key) if machine.process is not None else None
         return partition is not None and partition.replica.log_end_offset > partition.replica.high_watermark
 
-    def _for_a_while(self, most_ms: float = 2500) -> float:
+    def for_a_while(self, most_ms: float = 2500) -> float:
         return self._rng.choice([30, 300, most_ms]) * (0.3 + self._rng.random())
 
     def _kill_broker(self) -> str:
-        return self._killed(self._any_running())
+        return self._killed(self.any_running())
 
     def _kill_leader(self) -> str:
         return self._killed(self._leader())
@@ -111,12 +115,12 @@ class Faults:
 
     def _bounce_broker(self) -> str:
         """Kill a broker that is back at once: it stays in the ISR, with the high watermark of its last checkpoint."""
-        return self._killed(self._any_running(), restart_ms=1.0)
+        return self._killed(self.any_running(), restart_ms=1.0)
 
     def _bounce_follower_kill_leader(self) -> str:
         """KIP-101: the worst moment to kill the leader is before the follower that came back has fetched again."""
         leader = self._leader()
-        others = [machine for machine in self._running() if machine is not leader]
+        others = [machine for machine in self.running() if machine is not leader]
         if leader is None or not others:
             return ""
         victim = self._rng.choice(others)
@@ -130,7 +134,7 @@ class Faults:
             self._world.note("fault", TraceKind.FAULT, self._killed(machine))
 
     def _stop_broker(self) -> str:
-        machine, controller = self._any_running(), self._world.controller
+        machine, controller = self.any_running(), self._world.controller
         if (
             machine is None
             or machine.process is None
@@ -143,12 +147,12 @@ class Faults:
         return f"controlled shutdown of {machine.process}"
 
     def _pause_broker(self) -> str:
-        machine = self._leader() if self._rng.random() < 0.5 else self._any_running()
+        machine = self._leader() if self._rng.random() < 0.5 else self.any_running()
         if machine is None or machine.process is None or machine.process.paused:
             return ""
         process = machine.process
         process.paused = True
-        for_ms = self._for_a_while()
+        for_ms = self.for_a_while()
         self._world.scheduler.after(for_ms, self._world.operator, "SIGCONT", lambda: self._resume(process))
         return f"SIGSTOP of {process} for {for_ms:.0f} ms"
 
@@ -160,13 +164,13 @@ class Faults:
     def _lose_machine(self) -> str:
         """A machine fails only while another intact replica holds what it may lose: the promise covers no more."""
         machine = self._rng.choice(self._world.machines)
-        if not machine.powered or not self._may_lose(machine):
+        if not machine.powered or not self.may_lose(machine):
             return ""
-        down_ms = self._for_a_while()
+        down_ms = self.for_a_while()
         self._world.lose_machine(machine, down_ms)
         return f"power of {machine} fails for {down_ms:.0f} ms"
 
-    def _may_lose(self, machine: SimulatedMachine) -> bool:
+    def may_lose(self, machine: SimulatedMachine) -> bool:
         if machine.incomplete:
             return True
         world = self._world
@@ -183,7 +187,7 @@ class Faults:
 
     def _spark_lost(self) -> str:
         """Spark reports a loss while the process lives: a zombie."""
-        machine, controller = self._any_running(), self._world.controller
+        machine, controller = self.any_running(), self._world.controller
         if (
             machine is None
             or machine.process is None
@@ -200,7 +204,7 @@ class Faults:
         controller = self._world.controller
         if controller is None or not controller.alive:
             return ""
-        restart_ms = self._for_a_while(1500)
+        restart_ms = self.for_a_while(1500)
         self._world.kill_controller(restart_ms)
         return f"kill -9 of {controller}, back in {restart_ms:.0f} ms"
 
@@ -214,8 +218,8 @@ class Faults:
         self._world.trace.count("controller restarts")
         for machine in self._world.machines:
             # Another application: it brings brokers of its own, on the same log directories.
-            self._world.launch(machine, self._for_a_while())
-        for_ms = self._for_a_while()
+            self._world.launch(machine, self.for_a_while())
+        for_ms = self.for_a_while()
 
         def wake() -> None:
             if controller.alive:
@@ -228,7 +232,7 @@ class Faults:
     def _kill_driver(self) -> str:
         """The application ends: the controller and every broker."""
         self._kill_controller()
-        for machine in self._running():
+        for machine in self.running():
             self._killed(machine)
         return "the driver is killed, and every broker with it"
 
@@ -236,7 +240,7 @@ class Faults:
         return ["controller", *(machine.host for machine in self._world.machines)]
 
     def _heal_later(self) -> float:
-        for_ms = self._for_a_while()
+        for_ms = self.for_a_while()
         self._world.scheduler.after(for_ms, self._world.operator, "network heals", self._world.network.heal)
         return for_ms
 
@@ -296,72 +300,19 @@ class Faults:
         source, target = self._rng.sample(self._hosts(), 2)
         if self._rng.random() < 0.4:
             source, target = "controller", self._rng.choice(self._world.machines).host
-        for_ms = self._for_a_while(800)
+        for_ms = self.for_a_while(800)
         self._world.network.clog(source, target, for_ms)
         return f"{source} to {target} takes {for_ms:.0f} ms"
 
     def _break_streams(self) -> str:
         """Every stream of a process breaks, each at an arbitrary place."""
-        machine = self._any_running()
+        machine = self.any_running()
         if machine is None or machine.process is None:
             return ""
         for end in list(machine.process.ends):
             if self._rng.random() < 0.7 and not end.closed:
                 end.broke(NetworkError("connection reset"))
         return f"streams of {machine} break"
-
-    def _disk_full(self) -> str:
-        machine = self._any_running()
-        if machine is None or machine.fs.capacity_bytes is not None:
-            return ""
-        machine.fs.capacity_bytes = machine.fs.used_bytes + self._rng.choice([0, 50, 500, 2000])
-        for_ms = self._for_a_while()
-
-        def free() -> None:
-            machine.fs.capacity_bytes = None
-
-        self._world.scheduler.after(for_ms, self._world.operator, "disk has room", free)
-        return f"the disk of {machine} is full for {for_ms:.0f} ms"
-
-    def _full_disks_new_topic(self) -> str:
-        """No disk has room, or only one has, when a topic is created."""
-        world = self._world
-        spared = self._rng.choice([None, None, self._rng.choice(world.machines)])
-        full = [m for m in world.machines if m is not spared and m.fs.capacity_bytes is None]
-
-        def free() -> None:
-            for machine in full:
-                machine.fs.capacity_bytes = None
-
-        for machine in full:
-            machine.fs.capacity_bytes = machine.fs.used_bytes
-        for_ms = self._for_a_while()
-        world.scheduler.after(for_ms, world.operator, "disks have room", free)
-        world.call_controller(world.aside.request(), "create a topic")
-        return f"{len(full)} disks are full for {for_ms:.0f} ms, and a topic is created"
-
-    def _out_of_descriptors(self) -> str:
-        """The process of a broker may open so many files and no more, for a while."""
-        machine = self._any_running()
-        if machine is None or machine.fs.on_operation is not None:
-            return ""
-        left, fs = self._rng.choice([0, 0, 1, 3]), machine.fs
-
-        def hook(operation: Operation) -> Fault | None:
-            nonlocal left
-            if operation.kind not in ("open", "create", "read_bytes", "list_directory"):
-                return None
-            left -= 1
-            return Fault(errno.EMFILE) if left < 0 else None
-
-        def end() -> None:
-            if fs.on_operation is hook:
-                fs.on_operation = None
-
-        fs.on_operation = hook
-        for_ms = self._for_a_while()
-        self._world.scheduler.after(for_ms, self._world.operator, "descriptors are free again", end)
-        return f"{machine} can open no more files for {for_ms:.0f} ms"
 
     def _bit_flip(self) -> str:
         return self._world.bit_flips.strike(self._rng)
@@ -379,7 +330,7 @@ class Faults:
         return self._world.unclean.strike(self._rng)
 
     def _disk_error(self) -> str:
-        machine = self._any_running()
+        machine = self.any_running()
         if machine is None:
             return ""
         kind = self._rng.choice(["pwritev", "pwritev", "fsync", "fsync", "pread", "rename", "sync_directory"])
@@ -388,22 +339,22 @@ class Faults:
 
     def _failed_sync_lost_power(self) -> str:
         """Known bug 27: the data of a failed fsync is lost with the power, even if the next fsync succeeds."""
-        machine = self._any_running()
+        machine = self.any_running()
         if machine is None:
             return ""
         machine.fs.fail_next("fsync", errno.EIO)
-        delay_ms = self._for_a_while(600)
+        delay_ms = self.for_a_while(600)
         self._world.scheduler.after(delay_ms, self._world.operator, "lose power", lambda: self._lose_soon(machine))
         return f"the next fsync on {machine} fails, and its power in {delay_ms:.0f} ms"
 
     def _lose_soon(self, machine: SimulatedMachine) -> None:
-        if not self.over and machine.powered and self._may_lose(machine):
+        if not self.over and machine.powered and self.may_lose(machine):
             self._world.note("fault", TraceKind.FAULT, f"power of {machine} fails")
             self._world.lose_machine(machine, 50.0)
 
     def _torn_write(self) -> str:
         """The process dies in the middle of one of its next writes: a prefix of it is there."""
-        machine = self._any_running()
+        machine = self.any_running()
         if machine is None or machine.fs.on_operation is not None:
             return ""
         countdown, fs = self._rng.randint(1, 6), machine.fs
@@ -454,7 +405,7 @@ class Faults:
         state = world.invariants.image.partition(*key)
         joining = [broker for broker, _ in proposal.isr if state is not None and broker not in state.isr]
         victim = world.machine_of(joining[0]) if joining and self._waits_for_joining and not self.over else None
-        if victim is None or not victim.powered or not self._may_lose(victim):
+        if victim is None or not victim.powered or not self.may_lose(victim):
             return 0.0
         self._waits_for_joining = False
         delay_ms = 60 + world.swarm.restart_ms * (1 + self._rng.random())
@@ -465,10 +416,10 @@ class Faults:
         return delay_ms
 
     def _store_fails(self) -> str:
-        return self._world.store.fail_for(self._for_a_while(6000))
+        return self._world.store.fail_for(self.for_a_while(6000))
 
     def _clock_jumps(self) -> str:
-        return jump(self._world, self._rng.choice(self._world.machines), self._rng, self._for_a_while(6000))
+        return jump(self._world, self._rng.choice(self._world.machines), self._rng, self.for_a_while(6000))
 
     def heal(self) -> None:
         """No more faults; everything that can run runs."""

@@ -38,7 +38,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_broker.storage.filesystem import ProcessIdentity
@@ -54,11 +53,10 @@ from spark_broker.testing.simulation.disk import (
     Survival,
     Write,
     copied,
-    directories_of,
-    nodes,
     pending_changes,
     settle,
 )
+from spark_broker.testing.simulation.disk_machine import DiskMachine
 from spark_broker.testing.simulation.operations import CHANGING, Fault, Operation, ProcessKilled, place_of, system_error
 
 _WRITING = os.O_WRONLY | os.O_RDWR
@@ -66,39 +64,11 @@ _WRITING = os.O_WRONLY | os.O_RDWR
 __all__ = ["CHANGING", "Fault", "Operation", "ProcessKilled", "SimFileSystem"]
 
 
-@dataclass(slots=True)
-class _Machine:
-    """What all processes of a machine share."""
-
-    name: str
-    root: Directory = field(default_factory=lambda: Directory(0))
-    directories: dict[str, Directory] = field(default_factory=dict)
-    handles: dict[int, Handle] = field(default_factory=dict)
-    processes: dict[int, SimFileSystem] = field(default_factory=dict)
-    boots: int = 1
-    last_number: int = 0
-    last_pid: int = 0
-    last_id: int = 0
-    used_bytes: int = 0
-    capacity_bytes: int | None = None
-    on_operation: Callable[[Operation], Fault | None] | None = None
-    planned: list[tuple[str, str, Fault]] = field(default_factory=list)
-    journal: list[Operation] | None = None
-
-    def number(self) -> int:
-        self.last_number += 1
-        return self.last_number
-
-    def index_directories(self) -> None:
-        """Find every directory by its path again."""
-        self.directories = directories_of(self.root)
-
-
 class SimFileSystem:
     """The simulated machine, as one of its processes sees it. See the module's documentation for the model."""
 
-    def __init__(self, name: str = "machine", *, machine: _Machine | None = None) -> None:
-        self._machine = machine or _Machine(name)
+    def __init__(self, name: str = "machine", *, machine: DiskMachine | None = None) -> None:
+        self._machine = machine or DiskMachine(name)
         if machine is None:
             self._machine.index_directories()
         self._machine.last_pid += 1
@@ -195,9 +165,20 @@ class SimFileSystem:
             process._die()
         settle(machine.root, survival)
         machine.index_directories()
-        machine.used_bytes = sum(len(node.content) for node in nodes(machine.root) if isinstance(node, File))
+        machine.count_content()
         machine.boots += 1
         return self.another_process()
+
+    @property
+    def root(self) -> Directory:
+        """The disk."""
+        return self._machine.root
+
+    def replace_disk(self, root: Directory) -> None:
+        """Another disk is in the place of this one. No process may have a file open."""
+        self._machine.root = root
+        self._machine.index_directories()
+        self._machine.count_content()
 
     @property
     def unsynced_changes(self) -> int:
@@ -208,7 +189,7 @@ class SimFileSystem:
         """The same disk once more, in a machine of its own with one process and no faults."""
         machine = self._machine
         root = copied(machine.root)
-        copy = _Machine(machine.name, root, boots=machine.boots, last_number=machine.last_number)
+        copy = DiskMachine(machine.name, root, boots=machine.boots, last_number=machine.last_number)
         copy.last_pid, copy.last_id = machine.last_pid, machine.last_id
         copy.used_bytes, copy.capacity_bytes = machine.used_bytes, machine.capacity_bytes
         copy.index_directories()

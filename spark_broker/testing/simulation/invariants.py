@@ -159,7 +159,8 @@ class Invariants:
         Known bug 28: a replica with a bit flip is excepted. It then counts as another replica, and is not in sync.
         """
         for key in self._world.bit_flips.look(process):
-            if not self._world.bit_flips.was_damaged(process.machine, key):
+            causes = (self._world.bit_flips.was_damaged, self._world.lost_files.was_shortened)
+            if not any(was_struck(process.machine, key) for was_struck in causes):
                 message = f"{process.name} set its replica aside, and nothing has damaged it"
                 raise ViolationError("damage has a cause", message, self._name(key))
             self.forget(process.machine, key)
@@ -267,6 +268,7 @@ class Invariants:
         shadow.end_offset = max(shadow.end_offset, partition.replica.log_end_offset)
         after_machine_crash = process.directory.start_kind is StartKind.MACHINE_CRASH
         lost_by_design = after_machine_crash or process.machine.incomplete
+        lost_by_design = lost_by_design or self._world.lost_files.was_shortened(process.machine, partition.key)
         if before is not None and not lost_by_design:
             start = max(shadow.start_offset, before.start_offset)  # on a full disk, deleted records may still be there
             kept, headers = ([h for h in of.headers if h.base_offset >= start] for of in (before, shadow))
@@ -464,6 +466,12 @@ class Invariants:
                 continue
             if not process.fs.is_directory(process.directory.path / self._name(key)):
                 self.forget(process.machine, key)
+
+    def forget_all(self, machine: SimulatedMachine) -> None:
+        """The machine has another disk."""
+        for number, key in list(self.shadows):
+            if number == machine.number:
+                self.forget(machine, key)
 
     def forget(self, machine: SimulatedMachine, key: Key) -> None:
         """The replica was deleted or quarantined: the next one in its place is another replica."""

@@ -46,6 +46,7 @@ class SimulatedMachine:
         self.launching = False  # a launch number was asked for, or the process is about to start
         self.powered = True
         self.incomplete = False
+        self.restored = False  # from an older copy, and the controller does not know it yet
         self.broker_id = -1
 
     @property

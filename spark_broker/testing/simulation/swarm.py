@@ -42,6 +42,8 @@ FAULTS: Mapping[str, float] = {
     "change minimum": 1,
     "delete records": 3,
     "aside topic": 2,
+    "older copy": 1,
+    "lost segments": 1,
     "full disks, new topic": 1,
     "out of descriptors": 1,
 }

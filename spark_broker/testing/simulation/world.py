@@ -36,6 +36,7 @@ from spark_broker.testing.simulation.filesystem import ProcessKilled
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.groups import Groups
 from spark_broker.testing.simulation.invariants import Invariants
+from spark_broker.testing.simulation.lost_files import LostFiles
 from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.network import Network, NetworkNode
 from spark_broker.testing.simulation.producer import SimProducer
@@ -100,6 +101,7 @@ class World:
         self._controllers = 0
         self._topics = 0  # requested so far
         self.aside = AsideTopics(self.swarm)
+        self.lost_files = LostFiles(self)
         self._topic_ids = 0
         self._batches = 0
         self._described: dict[int, tuple[MetadataImage, MetadataResponse]] = {}
@@ -371,8 +373,8 @@ class World:
         for machine in self.machines:
             if machine.host == broker.host:
                 machine.broker_id = broker.id
-                if broker.start_kind == "machine_crash":
-                    machine.incomplete = False
+                if broker.start_kind == "machine_crash" or machine.restored:
+                    machine.incomplete = machine.restored = False
 
     def machine_of(self, broker_id: int) -> SimulatedMachine | None:
         return next((machine for machine in self.machines if machine.broker_id == broker_id), None)

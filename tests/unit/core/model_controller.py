@@ -83,7 +83,8 @@ class ModelController:
 
     def elect_uncleanly(self, broker: int) -> None:
         """An operator accepts that what this replica lacks is lost."""
-        self._publish(replace(self.metadata, assignment=self._elected(broker, (broker,)), elr=()))
+        elected = self._elected(broker, (broker,))
+        self._publish(replace(self.metadata, assignment=replace(elected, unclean_epoch=elected.leader_epoch), elr=()))
 
     def move_leader(self, broker: int) -> bool:
         """Preferred-leader balance, which only moves to a live member of the ISR."""
@@ -138,6 +139,7 @@ class ModelController:
             partition_epoch=current.partition_epoch + 1,
             replicas=current.replicas,
             isr=isr,
+            unclean_epoch=current.unclean_epoch,
         )
 
     def _brokers(self, *, live: frozenset[int], epochs: Mapping[int, int] | None = None) -> None:

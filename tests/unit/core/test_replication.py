@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from spark_broker.core.batch import BatchInfo
-from spark_broker.core.effects import ProposeIsr, RestartLog, SaveEpochs, TruncateLog
+from spark_broker.core.effects import ProposeIsr, RestartLog, SaveEpochs, SetAside, TruncateLog
 from spark_broker.core.epochs import EpochHistory
 from spark_broker.core.events import Fetched, LeaderAndIsr, RecoveredLog
 from spark_broker.core.producers import ProducerStates
@@ -116,8 +116,17 @@ def test_a_sparse_history_never_cuts_what_is_committed(epochs: list[tuple[int, i
     replica = opened(log_end_offset=10, high_watermark=8, epochs=epochs)
     follow(replica, 2)
     effects = replica.fetched(answer(replica, diverging=Diverging(0, 5)))
-    assert [type(effect) for effect in effects] == [RestartLog]
+    assert [type(effect) for effect in effects] == [SetAside]
     assert replica.log_end_offset == 10
+
+
+def test_only_an_unclean_election_explains_a_leader_that_lacks_what_is_committed() -> None:
+    for unclean_epoch, expected in ((-1, SetAside), (0, SetAside), (1, RestartLog), (2, RestartLog)):
+        replica = opened(log_end_offset=10, high_watermark=8, epochs=[(0, 0)])
+        replica.assign(LeaderAndIsr(1, 2, 2, (1, 2), (1,), unclean_epoch), {1: 1, 2: 1}, 0)
+        (effect,) = replica.fetched(answer(replica, diverging=Diverging(0, 5)))
+        assert isinstance(effect, expected), unclean_epoch
+        assert "diverges from ours at 5, below the high watermark 8" in effect.reason
 
 
 def test_a_log_that_ends_within_a_batch_of_the_leader_is_rebuilt() -> None:

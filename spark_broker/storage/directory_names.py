@@ -1,0 +1,39 @@
+"""Names in a log directory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from spark_broker.model import FILE_NAME_BYTES_MAX
+
+
+class PartitionName(NamedTuple):
+    """A partition, by the names that its directory has."""
+
+    topic: str
+    number: int
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionDirectory:
+    """One partition's directory. `topic_id` tells a topic from a later one of the same name."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    path: Path
+
+
+def derived_name(name: str, suffix: str) -> str:
+    """A file's name with a suffix. Where that is too long, a hash replaces the end of the name.
+
+    Topics may have names that leave no room for a suffix. No topic has a "~" in its name, so none is taken for it.
+    """
+    if len(name) + len(suffix) <= FILE_NAME_BYTES_MAX:
+        return name + suffix
+    digest = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
+    return f"{name[: FILE_NAME_BYTES_MAX - len(suffix) - len(digest) - 1]}~{digest}{suffix}"

@@ -62,9 +62,11 @@ class Invariants:
         self._check_damage(process)
         for partition in process.manager.partitions():
             replica = partition.replica
-            if replica.role is Role.STOPPED:
-                continue  # its disk has failed, and its broker ends
             shadow = self.shadows.get((process.machine.number, partition.key))
+            if replica.role is Role.STOPPED:
+                if shadow is not None:
+                    shadow.interrupted = True  # its disk has failed, or has refused a change half-way
+                continue
             state = (
                 process.name,
                 replica.log_end_offset,

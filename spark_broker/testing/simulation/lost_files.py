@@ -63,7 +63,8 @@ class LostFiles:
             mark = self._saved_mark(machine, process, partition.key)
             names = machine.fs.list_directory(directory)
             bases = sorted(int(name.split(".")[0]) for name in names if name.endswith(".arrow"))
-        below = [base for base in bases if base < mark]
+        log_start = partition.replica.log_start_offset  # An empty log would begin, and end, there.
+        below = [base for base in bases if max(base, log_start) < mark]
         if not below:
             return ""
         first = rng.choice(below)

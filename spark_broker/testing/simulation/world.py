@@ -134,7 +134,10 @@ class World:
             raise ViolationError("no unexpected error", message) from error
         acting = scheduler.acting
         if isinstance(acting, BrokerProcess) and acting.alive:
-            self.invariants.check(acting)
+            if acting.fs.alive:
+                self.invariants.check(acting)
+            else:  # Its replacement has killed it, and could not claim the directory all the same.
+                self.process_killed()
 
     def note(self, who: str, kind: TraceKind, text: str, partition: str = "") -> None:
         self.trace.note(who, kind, text, partition)

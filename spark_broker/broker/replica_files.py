@@ -410,6 +410,8 @@ class ReplicaFiles(HostedReplicas):
 
     def save_high_watermarks(self) -> None:
         """Checkpoint every high watermark. Those of replicas that are not open stay as they were."""
+        if not self._compared:
+            return  # What belongs here is not known yet: what is saved is all that there is.
         self.high_watermarks.save(
             lambda: {key: partition.replica.high_watermark for key, partition in self._partitions.items()},
             lambda key: self._belongs_here(key) and not self._jobs.is_being_removed(key),

@@ -348,6 +348,20 @@ def test_a_log_that_could_not_be_recovered_is_recovered_from_the_same_crash_by_t
     assert Broker(third.fs.crash_process()).directory.start_kind is StartKind.PROCESS_CRASH
 
 
+def test_a_checkpoint_before_the_first_metadata_forgets_nothing(broker: Broker) -> None:
+    """Simulator, seed 552478: then a log that had lost its segments was believed."""
+    broker.manager.save_high_watermarks()
+    second = Broker(broker.fs.crash_process(), broker)
+    second.manager.save_high_watermarks()
+    directory = second.directory.path / "old-0"
+    for name in second.fs.list_directory(directory):
+        if name.endswith((".arrow", ".index")):
+            second.fs.unlink(directory / name)
+    second.apply()
+    assert second.manager.find(*second.key("old")) is None
+    assert [report[:2] for report in second.manager.damage_reports] == [second.key("old")]
+
+
 def test_the_high_watermark_of_a_replica_that_is_offline_is_kept(broker: Broker) -> None:
     broker.manager.save_high_watermarks()
     fs = broker.fs.crash_process()

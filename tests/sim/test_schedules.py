@@ -71,7 +71,7 @@ FEATURES = {
     "clocks jump": Feature(has_clock_jumps, {"fault: clock jumps": 12}),
     "compaction": Feature(
         has_compaction,
-        {"passes of compaction": 130, "replicas rebuilt": 3, "fault: leave a follower behind": 30},
+        {"passes of compaction": 130, "replicas rebuilt": 2, "fault: leave a follower behind": 30},
     ),
     "groups commit, resume and change coordinators": Feature(
         has_groups,
@@ -84,7 +84,7 @@ FEATURES = {
         },
     ),
     "the metadata store fails": Feature(
-        has_store_outages, {"fault: store fails": 25, "heartbeats answered while the store failed": 20}
+        has_store_outages, {"fault: store fails": 25, "heartbeats answered while the store failed": 3}
     ),
     "tables": Feature(
         has_tiering,

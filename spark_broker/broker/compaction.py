@@ -98,7 +98,9 @@ class PartitionCompaction:
             try:
                 self._carry_out(swap)
             except Exception:
-                discard_compacted(self._log.fs, self._log.directory, swap.compacted.base_offset)
+                # A swap that failed half-way is finished when the log is opened anew: it needs the new files.
+                if not self._log.is_unusable:
+                    discard_compacted(self._log.fs, self._log.directory, swap.compacted.base_offset)
                 raise
             yield
         with self._partition.lock:
@@ -153,7 +155,7 @@ class PartitionCompaction:
             self._judge(error)
         except OSError as error:
             self._failed(storage_error(error, f"compaction of {self._partition}"))
-        except KafkaStorageError as error:
+        except (KafkaStorageError, StorageRefusedError) as error:
             self._failed(error)
 
     def _judge(self, error: FileNotFoundError | DamagedLogError) -> NoReturn:
@@ -165,6 +167,7 @@ class PartitionCompaction:
     def _failed(self, error: SparkBrokerError) -> NoReturn:
         """The disk has failed, or damage was met. A pass without room has changed nothing."""
         if isinstance(error, StorageRefusedError):
+            self._partition.give_up_if_unusable(error)
             raise error
 
         def fail() -> NoReturn:

@@ -46,8 +46,7 @@ class GuardedStorage(ABC):
             return act()
         except StorageRefusedError as error:
             self._events.on_refused(error)
-            if self._log.is_unusable:
-                self._give_up(error)
+            self.give_up_if_unusable(error)
             raise
         except (KafkaStorageError, DamagedLogError) as error:
             raise self._broken(error) from error
@@ -59,6 +58,11 @@ class GuardedStorage(ABC):
         except StorageRefusedError as error:
             self._give_up(error)
             raise
+
+    def give_up_if_unusable(self, error: StorageRefusedError) -> None:
+        """Stop where what was refused has left the log unusable."""
+        if self._log.is_unusable:
+            self._give_up(error)
 
     def _give_up(self, error: StorageRefusedError) -> None:
         """Stop until the log can be opened anew."""

@@ -16,7 +16,7 @@ from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThrea
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import ConsumerSettings
-from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.metadata import ClusterMetadata, check_topic_names
 from spark_broker.client.offset_lookup import at_time, lookup_offsets
 from spark_broker.client.partition_position import PartitionPosition, Start
 from spark_broker.client.retry import Deadline
@@ -98,11 +98,12 @@ class Consumer:
         self._close_lock = threading.Lock()
         self._auto_committed_s = time.monotonic()
         if topics:
-            self._subscribe([topics] if isinstance(topics, str) else list(topics))
+            self._subscribe(check_topic_names([topics] if isinstance(topics, str) else topics))
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that were assigned before keep their positions."""
         wanted = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        check_topic_names(tp.topic for tp in wanted)
         with self._open():
             self._machine.assign(wanted)
             self._threads.advance()

@@ -7,8 +7,13 @@ from typing import TypeVar
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline, TopicGrace, call_with_retries
-from spark_broker.errors import CoordinatorNotAvailableError, SparkBrokerError, UnknownServerError
-from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
+from spark_broker.errors import (
+    CoordinatorNotAvailableError,
+    InvalidConfigError,
+    SparkBrokerError,
+    UnknownServerError,
+)
+from spark_broker.model import CONSUMER_OFFSETS_TOPIC, NAME_MAX, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.messages import (
     BrokerMetadata,
     CallRequest,
@@ -49,6 +54,10 @@ class CoordinatorClient:
     """
 
     def __init__(self, metadata: ClusterMetadata, topic: str, key: str) -> None:
+        """Raises InvalidConfigError for a key that no coordinator takes."""
+        if not 1 <= len(key) <= NAME_MAX:
+            what = "group.id" if topic == CONSUMER_OFFSETS_TOPIC else "transactional.id"
+            raise InvalidConfigError(f"{what} has {len(key)} characters; coordinators take 1 to {NAME_MAX}")
         self._metadata = metadata
         self._topic = topic
         self._key = key

@@ -63,7 +63,10 @@ class LocalFiles:
         if file == self._file:
             return
         self.close()
-        self._fd = self._fs.open(Path(extent.path), os.O_RDONLY)
+        # A leader names the file: it may be anything. To open a FIFO would wait for its writer.
+        self._fd = self._fs.open(Path(extent.path), os.O_RDONLY | os.O_NONBLOCK)
+        if not self._fs.is_regular_file(self._fd):
+            raise UnusableExtentError(f"{extent.path} is no regular file")
         if self._fs.open_file_id(self._fd) != (extent.device, extent.inode):
             raise UnusableExtentError(f"{extent.path} is another file than the leader's")
         self._file = file

@@ -17,6 +17,7 @@ from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
+    InvalidTopicError,
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
@@ -25,6 +26,7 @@ from spark_broker.errors import (
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
+from spark_broker.model import NAME_MAX
 from spark_broker.protocol.messages import (
     CallResponse,
     InitProducerIdRequest,
@@ -58,6 +60,15 @@ class ConnectionConfig(Protocol):
 
     @property
     def metadata_max_age_ms(self) -> int: ...
+
+
+def check_topic_names(topics: Iterable[str]) -> list[str]:
+    """The names. Raises InvalidTopicError for one that no topic can have: no broker takes a request with it."""
+    names = list(topics)
+    for name in names:
+        if not 1 <= len(name) <= NAME_MAX:
+            raise InvalidTopicError(f"topic name {name[:300]!r} of {len(name)} characters")
+    return names
 
 
 class ClusterMetadata:
@@ -119,7 +130,8 @@ class ClusterMetadata:
         return self._max_age_ms / 1000 - self.age_s
 
     def use(self, topics: Iterable[str]) -> None:
-        """Also refresh these topics from now on."""
+        """Also refresh these topics from now on. Raises InvalidTopicError for a name that no topic can have."""
+        topics = check_topic_names(topics)
         with self._lock:
             self._topics.update(topics)
 

@@ -17,7 +17,10 @@ FAILS = (
 
 
 class StoreHealth:
-    """The health of one store. Safe for use by many threads. `store`: its address, for messages."""
+    """The health of one store. Safe for use by many threads. `store`: its address, for messages.
+
+    Lines are logged under the lock, so that the last one is true.
+    """
 
     def __init__(self, store: str) -> None:
         self._store = store
@@ -26,6 +29,7 @@ class StoreHealth:
         self._hangs = False
         self._since_s = 0.0
         self._next_complaint_s = 0.0
+        self._worked_s = float("-inf")  # when it did something last
 
     @property
     def trouble(self) -> str:
@@ -33,11 +37,14 @@ class StoreHealth:
         return self._trouble
 
     def hangs(self, since_s: float) -> None:
-        """The store has not answered since this time (of the monotonic clock). Does not replace a failure's reason."""
+        """The store has not answered since this time (of the monotonic clock). Does not replace a failure's reason.
+
+        Whoever waits may be late: a store that has answered meanwhile works, whatever was about to be said of it.
+        """
         with self._lock:
-            failed = bool(self._trouble) and not self._hangs
-        if not failed:
-            self._note(f"no answer for {time.monotonic() - since_s:.0f} s", since_s, hangs=True)
+            if self._trouble and not self._hangs:
+                return
+        self._note(f"no answer for {time.monotonic() - since_s:.0f} s", since_s, hangs=True)
 
     def fails(self, why: str) -> None:
         """The store refused what it was asked for."""
@@ -46,18 +53,19 @@ class StoreHealth:
     def _note(self, why: str, since_s: float, *, hangs: bool) -> None:
         now_s = time.monotonic()
         with self._lock:
+            if hangs and self._worked_s >= since_s:
+                return
             if not self._trouble:
                 self._since_s = since_s
             self._trouble, self._hangs = why, hangs
-            complain = now_s >= self._next_complaint_s
-            if complain:
+            if now_s >= self._next_complaint_s:
                 self._next_complaint_s = now_s + COMPLAIN_S
-        if complain:
-            logger.warning(FAILS, self._store, why)
+                logger.warning(FAILS, self._store, why)
 
     def works(self) -> None:
         """The store did what it was asked for."""
         with self._lock:
-            failed, self._trouble, self._next_complaint_s = bool(self._trouble), "", 0.0
-        if failed:
-            logger.warning("the metadata store works again, after %.1f s", time.monotonic() - self._since_s)
+            self._worked_s = time.monotonic()
+            if self._trouble:
+                logger.warning("the metadata store works again, after %.1f s", time.monotonic() - self._since_s)
+            self._trouble, self._next_complaint_s = "", 0.0

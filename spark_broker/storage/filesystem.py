@@ -13,6 +13,7 @@ import pwd
 import select
 import shutil
 import signal
+import stat
 import sys
 import threading
 import time
@@ -94,6 +95,10 @@ class FileSystem(Protocol):
 
     def open_file_id(self, fd: int) -> tuple[int, int]:
         """Device and inode of the open file."""
+        ...
+
+    def is_regular_file(self, fd: int) -> bool:
+        """Whether it is a file with content: no directory, FIFO, socket or device."""
         ...
 
     def truncate(self, path: Path, length: int) -> None:
@@ -191,12 +196,15 @@ class LocalFileSystem:
             return -1
 
     def file_id(self, path: Path) -> tuple[int, int]:
-        stat = path.stat()
-        return stat.st_dev, stat.st_ino
+        status = path.stat()
+        return status.st_dev, status.st_ino
 
     def open_file_id(self, fd: int) -> tuple[int, int]:
-        stat = os.fstat(fd)
-        return stat.st_dev, stat.st_ino
+        status = os.fstat(fd)
+        return status.st_dev, status.st_ino
+
+    def is_regular_file(self, fd: int) -> bool:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
 
     def truncate(self, path: Path, length: int) -> None:
         os.truncate(path, length)
@@ -291,11 +299,11 @@ def current_user() -> str:
 def process_start_time(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None when there is no such process here."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return None
     # The command may contain spaces and parentheses: count fields after its last parenthesis.
-    return int(stat.rpartition(")")[2].split()[_START_TIME_FIELD])
+    return int(fields.rpartition(")")[2].split()[_START_TIME_FIELD])
 
 
 def _fsync(fd: int) -> None:

@@ -19,6 +19,7 @@ from spark_broker.errors import (
     DamagedLogError,
     KafkaStorageError,
     OffsetOutOfRangeError,
+    ProcessLimitError,
     SparkBrokerError,
     StorageRefusedError,
     invariant,
@@ -479,10 +480,11 @@ class PartitionLog:
             raise
 
     def _fail(self, action: str, error: OSError) -> NoReturn:
-        """A full disk, or a limit, refuses one action, which has changed nothing. After any other error every call is
-        refused, and so it is when a restart was refused half-way. The log can then be opened anew."""
+        """A full disk refuses one action, which has changed nothing. The log goes on. After other errors every call is
+        refused. Where the action was only refused half-way (a restart, or by a limit), the log can be opened anew."""
         refused = storage_error(error, f"{action} in {self.directory}")
-        if not is_refusal(error) or action == "restart":
+        is_limit = isinstance(refused, ProcessLimitError)
+        if not (is_refusal(error) and action != "restart" and (not is_limit or action == "read")):
             self._unusable = refused
         raise refused from error
 

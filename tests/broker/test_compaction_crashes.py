@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
+from spark_broker.errors import SparkBrokerError
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.testing.simulation.filesystem import CHANGING, Fault, Operation, SimFileSystem
 from tests.broker.compacted_partition import DAY_MS, CompactedPartition
@@ -145,3 +148,39 @@ def test_a_full_disk_stops_a_pass_and_changes_nothing() -> None:
     lone.compact()
     lone.check()
     assert lone.rows() != before
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE], ids=["EIO", "EMFILE"])
+def test_an_error_anywhere_in_a_pass_leaves_a_log_that_can_be_opened(number: int) -> None:
+    """Simulator, seed 561194: what a swap needed that had failed half-way was thrown away, and the log was damaged."""
+    lone = written()
+    assert isinstance(lone.fs, SimFileSystem)
+    lone.partition.close(clean=True)
+    disk, settings = lone.fs.crash_process(), {"segment.bytes": "3500"}
+
+    def opened(fs: SimFileSystem) -> CompactedPartition:
+        return CompactedPartition(lone.directory, settings, fs=fs, start=StartKind.PROCESS_CRASH, model=lone.model)
+
+    failed, at = 1, 0
+    while failed:
+        fs = disk.copy()
+        trial, failed = opened(fs), 0
+        countdown = at
+
+        def fail(operation: Operation) -> Fault | None:
+            nonlocal countdown, failed
+            if operation.kind in ("free_bytes", "close"):
+                return None
+            countdown -= 1
+            if countdown >= 0 or failed:
+                return None
+            failed += 1
+            return Fault(number)
+
+        fs.on_operation = fail
+        with suppress(SparkBrokerError):
+            trial.compact()
+        fs.on_operation = None
+        opened(fs.crash_process()).check()
+        at += 1
+    assert at > 50

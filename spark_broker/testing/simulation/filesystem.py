@@ -348,6 +348,10 @@ class SimFileSystem:
     def open_file_id(self, fd: int) -> tuple[int, int]:
         return 0, self._handle(fd).file.number
 
+    def is_regular_file(self, fd: int) -> bool:
+        self._handle(fd)
+        return True
+
     def truncate(self, path: Path, length: int) -> None:
         name = str(path)
         self._ask("truncate", name, 0, length)

@@ -26,6 +26,7 @@ from spark_broker.broker.spec import FAILED, BrokerOutcome, BrokerSpec
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidRequestError, KafkaStorageError, SparkBrokerError, UnknownServerError
 from spark_broker.storage.descriptors import DESCRIPTORS
+from spark_broker.storage.filesystem import PRIVATE_UMASK
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def main() -> None:
     settings = ClusterConfig.parse(order.spec.settings)
     log_to_stderr(settings.broker_log_level(shares_terminal=False), settings.log_format)
     DESCRIPTORS.raise_limit()
+    os.umask(PRIVATE_UMASK)
     custody = Custody(
         SYSTEM_CLOCK.boottime_ms(),
         adoption_timeout_ms=settings.broker_adoption_timeout_ms,

@@ -286,7 +286,7 @@ class ReplicaLog:
     def removable_to(self, offset: int) -> int:
         """The end of the segments that lie wholly below `offset`; the log start: there are none."""
         ends = [base for base in self._log.segment_base_offsets if base <= offset]
-        return max(self._log.log_start_offset, *ends[-1:])
+        return max([self._log.log_start_offset, *ends])
 
     def advance_log_start(self, offset: int) -> None:
         """Save the producers and epochs of the part to be removed, unless a roll has saved them. Then remove it."""

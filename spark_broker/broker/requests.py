@@ -18,6 +18,7 @@ from spark_broker.controller.describe import describe
 from spark_broker.controller.image import MetadataImage
 from spark_broker.core.transaction_decision import ProducerIdPool
 from spark_broker.errors import (
+    InvalidRequestError,
     LeaderNotAvailableError,
     NetworkError,
     NotControllerError,
@@ -28,8 +29,17 @@ from spark_broker.protocol.messages import (
     LATEST_TIMESTAMP_MS,
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
+    AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
     CallRequest,
+    ConfirmHistoryRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
     DeleteRecordsRequest,
+    DeleteTopicRequest,
+    ElectLeadersRequest,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
     InitProducerIdRequest,
     InitProducerIdResponse,
     ListedOffset,
@@ -40,7 +50,10 @@ from spark_broker.protocol.messages import (
     MetadataRequest,
     OffsetCommitRequest,
     OffsetFetchRequest,
+    RaiseLogStartsRequest,
+    ReassignPartitionRequest,
     ReplicaStateRequest,
+    ReportTieringRequest,
     TransactionalOffsetCommitRequest,
 )
 
@@ -51,6 +64,24 @@ AskController = Callable[[Message, Reply], None]
 
 AnswerTransactional = Callable[[CallRequest, Reply], bool]
 """Answers a request about transactions, now or later. False: it is no such request."""
+
+
+PASSED_ON = (
+    CreateTopicRequest,
+    DeleteTopicRequest,
+    CreatePartitionsRequest,
+    AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
+    ElectLeadersRequest,
+    ReassignPartitionRequest,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
+    ConfirmHistoryRequest,
+    RaiseLogStartsRequest,
+    ReportTieringRequest,
+    MetadataRequest,
+)
+"""What users and their jobs ask of the controller. What brokers ask of it, they ask themselves."""
 
 
 class BrokerRequests:
@@ -97,8 +128,11 @@ class BrokerRequests:
             case ReplicaStateRequest(topic_id, partition, leader_epoch):
                 reply(self._manager.partition(topic_id, partition).replica_state(leader_epoch))
             case _:
-                if not self._answer_transactional(request, reply):
-                    self._pass_on(request, reply)
+                if self._answer_transactional(request, reply):
+                    return
+                if not isinstance(request, PASSED_ON):
+                    raise InvalidRequestError(f"a {type(request).__name__} is not for clients")
+                self._pass_on(request, reply)
 
     def _offset(self, spec: ListOffsetsPartition) -> ListedOffset:
         key = (spec.topic_id, spec.partition)

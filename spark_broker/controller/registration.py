@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -19,6 +20,9 @@ from spark_broker.errors import (
     UnsupportedVersionError,
 )
 from spark_broker.protocol.messages import ANY_INCARNATION, PROTOCOL_VERSION, UNRECORDED, RegisterBrokerRequest
+
+_HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,255}")
+"""Names and addresses, also of IPv6."""
 
 START_KINDS = ("clean", "process_crash", "machine_crash")
 
@@ -86,6 +90,9 @@ def _check_request(image: MetadataImage, request: RegisterBrokerRequest) -> None
         raise InconsistentClusterIdError(f"the broker is of cluster {request.cluster_id}, this is {image.cluster_id}")
     if request.start_kind not in START_KINDS:
         raise InvalidRequestError(f"start kind {request.start_kind!r}")
+    if not _HOST.fullmatch(request.host) or not request.port:
+        # Every broker and client would try to connect to it, and not every text can be an address.
+        raise InvalidRequestError(f"a broker cannot be reached at host {request.host!r}, port {request.port}")
     if not request.directory_id or not request.incarnation:
         raise InvalidRequestError("a registration without a directory id or an incarnation")
     if not 1 <= request.launch <= image.last_launch:

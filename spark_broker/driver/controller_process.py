@@ -42,6 +42,7 @@ from spark_broker.errors import (
     UnknownServerError,
 )
 from spark_broker.model import NO_EPOCH, NO_LEADER
+from spark_broker.storage.filesystem import PRIVATE_UMASK
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ def main() -> None:
     parent = os.getppid()
     source, output = _take_over_standard_streams()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    os.umask(PRIVATE_UMASK)
     process = ControllerProcess(output, parent)
     threading.Thread(target=process.end_with_parent, name="parent-watch", daemon=True).start()
     config = from_line(source.readline(MAX_LINE_BYTES), ControllerConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.fetch_machine import FetchMachine, FetchTarget, Meaning, meaning_of
@@ -29,6 +30,7 @@ from spark_broker.model import NO_EPOCH, ConsumedBatch
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from spark_broker.spark.fetch_session import RangeSession
 from spark_broker.spark.ranges import OffsetRange
+from spark_broker.storage.filesystem import current_user
 
 FIRST_ANSWER_TIMEOUT_MS = 2000
 """A frozen leader takes requests and never answers. A healthy one answers within milliseconds, because what is read is
@@ -40,6 +42,13 @@ CORRUPT_ANSWERS_MAX = 3
 """The network may damage an answer. After this many damaged answers in a row, the leader's log counts as damaged."""
 
 _log = logging.getLogger(__name__)
+
+
+@cache
+def _warn_of_rights(user: str) -> None:
+    """Once: each file would make a line otherwise."""
+    text = "%s may not read the files of leaders on this machine: records come through the brokers, which takes longer"
+    _log.warning(text, user)
 
 
 class RangeReader:
@@ -84,6 +93,8 @@ class RangeReader:
                 try:
                     fetched = self._fetch(topic)
                 except UnusableExtentError as error:
+                    if isinstance(error.__cause__, PermissionError):
+                        _warn_of_rights(current_user())
                     _log.info("%s: offset %d: %s; it comes from the leader", self._part.tp, self._position, error)
                     self._drop_session()
                     self._fetches = self._fetch_machine("")

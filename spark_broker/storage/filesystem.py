@@ -25,6 +25,9 @@ from typing import Final, Protocol
 
 from spark_broker.storage.descriptors import DESCRIPTORS
 
+PRIVATE_UMASK = 0o077
+"""What is in a log or in the metadata is the user's own, whatever umask the process was started with."""
+
 _POLL_S = 0.02
 _START_TIME_FIELD = 19  # Of /proc/<pid>/stat after the command's closing parenthesis: starttime, in clock ticks.
 

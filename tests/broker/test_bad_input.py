@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,19 +25,26 @@ from spark_broker.errors import (
     MessageTooLargeError,
     OffsetOutOfRangeError,
     SchemaMismatchError,
+    SparkBrokerError,
     TopicAlreadyExistsError,
     UnknownLeaderEpochError,
+    UnknownServerError,
     UnknownTopicOrPartitionError,
     error_from_code,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.messages import (
+    AllocateProducerIdsRequest,
+    AlterPartitionRequest,
     AppendRequest,
     AppendResponse,
+    CallRequest,
     HeartbeatRequest,
+    Message,
     MetadataRequest,
     MetadataResponse,
+    RaiseLogStartsRequest,
 )
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.transport.client import Connection
@@ -265,3 +273,50 @@ def test_metadata_comes_from_any_broker(process_cluster: ProcessCluster) -> None
 def test_every_error_code_comes_back_as_its_own_type() -> None:
     for error in (CorruptMessageError, SchemaMismatchError, MessageTooLargeError):
         assert type(error_from_code(error.code, "why")) is error
+
+
+def ask(admin: Admin, request: CallRequest) -> Message:
+    """Send any message to a broker, as any peer can."""
+    broker = admin.describe_cluster().brokers[0]
+    connection = Connection(broker.host, broker.port)
+    try:
+        return connection.call(request, timeout_ms=20_000)
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("start", [2**63 - 1, 2**62, 1, -1])
+def test_records_are_deleted_up_to_any_offset_of_an_empty_partition(
+    process_cluster: ProcessCluster, admin: Admin, start: int
+) -> None:
+    """Story: a TypeError ended a broker."""
+    name = f"empty{start % 97}"
+    admin.create_topic(NewTopic(name, 1, 3))
+    with typed_errors():
+        ask(admin, RaiseLogStartsRequest(admin.describe_topic(name).topic_id, [(0, start)]))
+    with typed_errors(), Producer(process_cluster.bootstrap_servers) as producer:
+        producer.append(name, [{"value": b"v"}], partition=0).result(20)
+
+
+@contextmanager
+def typed_errors() -> Iterator[None]:
+    """What is done in this block may be refused, but not because of a bug."""
+    refused: SparkBrokerError | None = None
+    try:
+        yield
+    except SparkBrokerError as error:
+        refused = error
+    assert not isinstance(refused, UnknownServerError), refused
+
+
+def test_what_brokers_ask_of_the_controller_is_not_passed_on(admin: Admin) -> None:
+    for request in (AlterPartitionRequest(0, 1, []), AllocateProducerIdsRequest(0, 1)):
+        with pytest.raises(InvalidRequestError, match="is not for clients"):
+            ask(admin, request)
+
+
+def test_the_files_of_a_broker_are_its_users_own(process_cluster: ProcessCluster) -> None:
+    files = [path for path in process_cluster.log_dirs.rglob("*") if path.exists()]
+    assert len(files) > 10
+    open_to_others = [path for path in files if path.stat().st_mode & 0o077]
+    assert open_to_others == []

@@ -9,7 +9,9 @@ from msgspec import Meta
 
 from spark_broker.protocol.messages.common import (
     Brokers,
+    Count,
     Epoch,
+    ErrorCode,
     Message,
     Name,
     Offset,
@@ -27,8 +29,8 @@ class CreateTopicRequest(Message, frozen=True):
     """
 
     name: Text
-    partitions: int
-    replication_factor: int
+    partitions: Count
+    replication_factor: Count
     schema: Annotated[bytes, Meta(max_length=16 * 1024 * 1024)]
     config: Annotated[dict[Name, Text], Meta(max_length=1000)]
     assignment: Annotated[list[Brokers], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
@@ -43,7 +45,7 @@ class CreatePartitionsRequest(Message, frozen=True):
     """`total`: how many partitions the topic is to have. A number that is not larger than it has is refused."""
 
     name: Text
-    total: int
+    total: Count
 
 
 class AlterTopicConfigRequest(Message, frozen=True):
@@ -75,7 +77,7 @@ class ElectionResult(Message, frozen=True):
 
     topic: Name
     partition: PartitionId
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
 
 

@@ -11,7 +11,10 @@ from spark_broker.model import BrokerInfo, ClusterDescription, ControllerInfo
 from spark_broker.protocol.messages.common import (
     BrokerId,
     Brokers,
+    Count,
     Epoch,
+    ErrorCode,
+    Int64,
     LogPlace,
     Message,
     Name,
@@ -38,12 +41,12 @@ class MetadataRequest(Message, frozen=True):
 class BrokerMetadata(Message, frozen=True):
     id: BrokerId
     host: Name
-    port: int
+    port: Count
     rack: Name | None
     epoch: Epoch
-    pid: int
+    pid: Count
     executor_id: Name
-    executor_pid: int
+    executor_pid: Count
     fenced: bool
     log: LogPlace = ""
 
@@ -67,8 +70,8 @@ class ControllerMetadata(Message, frozen=True):
     """The driver of the current controller: its machine and pid, and when it took over (UTC, by its own clock)."""
 
     host: Name = ""
-    pid: int = -1
-    started_ms: int = 0
+    pid: Count = -1
+    started_ms: Int64 = 0
 
     def to_info(self, epoch: int) -> ControllerInfo | None:
         """The same as a value of the public interface; None if the broker knows no controller yet."""
@@ -176,17 +179,17 @@ class ListedOffset(Message, frozen=True):
 
     topic_id: TopicId
     partition: PartitionId
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
     offset: Offset = -1
-    timestamp_ms: int = -1
+    timestamp_ms: Int64 = -1
     leader_epoch: Epoch = -1
     log_start_offset: Offset = -1
     high_watermark: Offset = -1
     last_epoch: Epoch = -1
     start_epoch: Epoch = -1
-    size_bytes: int = -1
-    fitting_offset: int = -1
+    size_bytes: Int64 = -1
+    fitting_offset: Offset = -1
     sealed_offset: Offset = -1
     history_end_offset: Offset = -1
 
@@ -215,7 +218,7 @@ class DeletedRecords(Message, frozen=True):
 
     topic_id: TopicId
     partition: PartitionId
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
     log_start_offset: Offset = -1
 
@@ -229,8 +232,8 @@ class InitProducerIdRequest(Message, frozen=True):
 
 
 class InitProducerIdResponse(Message, frozen=True):
-    producer_id: int
-    producer_epoch: int
+    producer_id: Int64
+    producer_epoch: Int64
 
 
 class CommittedOffset(Message, frozen=True):

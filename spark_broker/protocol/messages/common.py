@@ -27,6 +27,11 @@ Epoch = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Offset = Annotated[int, Meta(ge=-1, le=2**63 - 1)]
 Offsets = Annotated[list[Offset], Meta(max_length=100_000)]
 """An offset for each partition of a topic."""
+Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+"""An integer without a range of its own: what Arrow and numpy can hold."""
+ErrorCode = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Count = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+"""A number of things, a port or a process id; -1: not said."""
 Milliseconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 TimestampMs = Annotated[int, Meta(ge=-2, le=(2**63 - 1) // 1000)]
 """Milliseconds since 1970 (in microseconds they fit an int64), LATEST_TIMESTAMP_MS or EARLIEST_TIMESTAMP_MS."""
@@ -42,7 +47,7 @@ class Message(Struct, frozen=True, array_like=True, tag=True, gc=False):
 class ErrorResponse(Message, frozen=True):
     """The answer to any call that failed."""
 
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
 
 

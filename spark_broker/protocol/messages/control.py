@@ -9,7 +9,10 @@ from msgspec import Meta
 
 from spark_broker.protocol.messages.common import (
     BrokerId,
+    Count,
     Epoch,
+    ErrorCode,
+    Int64,
     LogPlace,
     Message,
     Milliseconds,
@@ -36,9 +39,9 @@ class RegisterBrokerRequest(Message, frozen=True):
     does not know them all.
     """
 
-    version: int
+    version: Int64
     cluster_id: Name
-    launch: int
+    launch: Count
     broker_id: BrokerId
     directory_id: Name
     incarnation: Name
@@ -48,9 +51,9 @@ class RegisterBrokerRequest(Message, frozen=True):
     rack: Name | None
     machine: Name
     executor_id: Name
-    executor_pid: int
-    pid: int
-    pid_start_time: int
+    executor_pid: Count
+    pid: Count
+    pid_start_time: Int64
     log: LogPlace = ""
     earlier: Annotated[list[Name], Meta(max_length=10_000)] = msgspec.field(default_factory=list)
 
@@ -67,7 +70,7 @@ class RegisterBrokerResponse(Message, frozen=True):
     broker_epoch: Epoch
     session_timeout_ms: Milliseconds
     heartbeat_interval_ms: Milliseconds
-    wall_ms: int = -1
+    wall_ms: Int64 = -1
 
 
 class LogEnd(Message, frozen=True):
@@ -98,15 +101,15 @@ class HeartbeatRequest(Message, frozen=True):
 
     broker_epoch: Epoch
     metadata_offset: Offset
-    sent_ms: int
+    sent_ms: Int64
     ready: bool
     wants_shutdown: bool = False
     damaged: Annotated[list[tuple[TopicId, PartitionId, int]], Meta(max_length=100_000)] = msgspec.field(
         default_factory=list
     )
     log_ends: Annotated[list[LogEnd], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
-    wall_ms: int = -1
-    ahead_max_ms: int | None = None
+    wall_ms: Int64 = -1
+    ahead_max_ms: Int64 | None = None
     full: bool = False
     offline: Annotated[
         dict[TopicId, Annotated[list[PartitionId], Meta(max_length=100_000)]], Meta(max_length=100_000)
@@ -121,11 +124,11 @@ class HeartbeatResponse(Message, frozen=True):
     fenced although it is ready.
     """
 
-    sent_ms: int
+    sent_ms: Int64
     fenced: bool
     shut_down: bool = False
-    damage_heard: int = 0
-    wall_ms: int = -1
+    damage_heard: Int64 = 0
+    wall_ms: Int64 = -1
     reason: Text = ""
 
 
@@ -176,7 +179,7 @@ class AlterPartitionRequest(Message, frozen=True):
 class AlterIsrResult(Message, frozen=True):
     topic_id: TopicId
     partition: PartitionId
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
 
 
@@ -190,8 +193,8 @@ class AllocateProducerIdsRequest(Message, frozen=True):
 
 
 class AllocateProducerIdsResponse(Message, frozen=True):
-    first_id: int
-    count: int
+    first_id: Int64
+    count: Count
 
 
 class ReplicaStateRequest(Message, frozen=True):
@@ -208,9 +211,9 @@ class ProducerStateEntry(Message, frozen=True):
     `transaction_start`: where its ongoing transaction begins; -1: it has none.
     """
 
-    producer_id: int
-    producer_epoch: int
-    last_append_ms: int
+    producer_id: Int64
+    producer_epoch: Int64
+    last_append_ms: Int64
     batches: list[tuple[int, int, int, int]]
     transaction_start: Offset = -1
 

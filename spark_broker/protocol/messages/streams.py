@@ -10,6 +10,8 @@ from msgspec import Meta
 from spark_broker.protocol.messages.common import (
     BrokerId,
     Epoch,
+    ErrorCode,
+    Int64,
     Message,
     Milliseconds,
     Name,
@@ -28,7 +30,7 @@ class AppendRequest(Message, frozen=True):
     A client that has read nearly all of them is answered at once, not by way of the stream's queue.
     """
 
-    correlation_id: int
+    correlation_id: Int64
     topic_id: TopicId
     partition: PartitionId
     leader_epoch: Epoch
@@ -42,11 +44,11 @@ class AppendRequest(Message, frozen=True):
 class AppendResponse(Message, frozen=True):
     """Rows got offsets from `base_offset` on; -1 with an error."""
 
-    correlation_id: int
-    error_code: int
+    correlation_id: Int64
+    error_code: ErrorCode
     error_message: Text = ""
     base_offset: Offset = -1
-    append_time_ms: int = -1
+    append_time_ms: Int64 = -1
     log_start_offset: Offset = -1
 
 
@@ -84,7 +86,7 @@ class FetchRequest(Message, frozen=True):
     to read the leader's files itself. A leader on the same machine then answers with extents, and slices no columns.
     """
 
-    correlation_id: int
+    correlation_id: Int64
     max_wait_ms: Milliseconds
     min_bytes: Size
     max_bytes: Size
@@ -105,7 +107,7 @@ class FetchedPartition(Message, frozen=True):
 
     topic_id: TopicId
     partition: PartitionId
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
     leader_epoch: Epoch = -1
     high_watermark: Offset = -1
@@ -121,9 +123,9 @@ class FetchedPartition(Message, frozen=True):
 class FetchResponse(Message, frozen=True):
     """The payload is the frames of all partitions, in order. `error_code` is an error of the whole request."""
 
-    correlation_id: int
+    correlation_id: Int64
     partitions: Annotated[list[FetchedPartition], Meta(max_length=10_000)]
-    error_code: int = 0
+    error_code: ErrorCode = 0
     error_message: Text = ""
 
 
@@ -147,7 +149,7 @@ class ReplicaFetchRequest(Message, frozen=True):
     last request, `forgotten` those that the follower no longer follows. A partition in both is first forgotten and
     then added: what the session has said about it no longer counts."""
 
-    correlation_id: int
+    correlation_id: Int64
     broker_id: BrokerId
     broker_epoch: Epoch
     max_wait_ms: Milliseconds
@@ -166,7 +168,7 @@ class ReplicaFetched(Message, frozen=True):
 
     topic_id: TopicId
     partition: PartitionId
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
     leader_epoch: Epoch = -1
     high_watermark: Offset = -1
@@ -180,7 +182,7 @@ class ReplicaFetched(Message, frozen=True):
 class ReplicaFetchResponse(Message, frozen=True):
     """Partitions with news; the payload is their frames, in order."""
 
-    correlation_id: int
+    correlation_id: Int64
     partitions: Annotated[list[ReplicaFetched], Meta(max_length=100_000)]
-    error_code: int = 0
+    error_code: ErrorCode = 0
     error_message: Text = ""

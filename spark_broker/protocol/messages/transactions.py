@@ -12,7 +12,17 @@ from typing import Annotated
 from msgspec import Meta
 
 from spark_broker.protocol.messages.calls import CommittedOffset
-from spark_broker.protocol.messages.common import Epoch, Message, Milliseconds, Name, PartitionId, Text, TopicId
+from spark_broker.protocol.messages.common import (
+    Epoch,
+    ErrorCode,
+    Int64,
+    Message,
+    Milliseconds,
+    Name,
+    PartitionId,
+    Text,
+    TopicId,
+)
 
 ProducerId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 ProducerEpoch = Annotated[int, Meta(ge=0, le=2**15 - 1)]
@@ -119,7 +129,7 @@ class MarkerResult(Message, frozen=True):
     producer_id: ProducerId
     topic_id: TopicId
     partition: PartitionId
-    error_code: int
+    error_code: ErrorCode
     error_message: Text = ""
 
 
@@ -152,11 +162,11 @@ class TransactionDescription(Message, frozen=True):
 
     transactional_id: Name
     state: Name
-    version: int
+    version: Int64
     execution: Name
-    last_committed: int
+    last_committed: Int64
     timeout_ms: Milliseconds
-    idle_ms: int
+    idle_ms: Int64
     writers: list[tuple[int, int]]
     partitions: list[tuple[TopicId, PartitionId]]
     coordinator_epoch: Epoch = -1

@@ -226,3 +226,55 @@ def test_the_same_process_resumes_its_session_without_a_new_epoch() -> None:
     request = registration(1, "directory-0", broker_id=0)
     assert registered(cluster.register(request)).broker_epoch == before.brokers[0].epoch
     assert cluster.image == before
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [("a b", 9092), ("", 9092), ("h\n", 9092), ("h/x", 9092), ("ü", 9092), ("x" * 256, 9092), ("h", 0)],
+)
+def test_a_broker_that_nobody_can_reach_is_refused(host: str, port: int) -> None:
+    """Story: a host with a space in its name ended all other brokers."""
+    cluster = Cluster()
+    answer = cluster.register(registration(cluster.new_launch(), "d", host=host, port=port))
+    assert isinstance(answer, InvalidRequestError)
+    assert not cluster.image.brokers
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "10.0.0.1", "::1", "[fe80::1%eth0]", "node-1.example.org", "under_score"]
+)
+def test_names_and_addresses_are_hosts(host: str) -> None:
+    cluster = Cluster()
+    assert isinstance(cluster.register(registration(cluster.new_launch(), "d", host=host)), RegisterBrokerResponse)
+
+
+def stays_in_sync(earlier: list[str], registered_as: str = "first") -> bool:
+    """Whether a broker's replica may still lead after a restart whose directory knows these earlier processes."""
+    cluster = Cluster()
+    registered(cluster.register(registration(cluster.new_launch(), "d", incarnation=registered_as)))
+    cluster.beat(0)
+    cluster.create_topic(partitions=1, factor=1)
+    assert cluster.topic().partitions[0].isr == (0,)
+    cluster.end_session(0)
+    registered(cluster.register(registration(cluster.new_launch(), "d", broker_id=0, earlier=earlier)))
+    state = cluster.topic().partitions[0]
+    return 0 in (*state.isr, *state.elr)
+
+
+@pytest.mark.parametrize(
+    ("earlier", "stays"),
+    [
+        (["first"], True),
+        (["other", "first", "never registered"], True),
+        ([], True),
+        (["*", "later"], True),
+        (["older"], False),
+        (["older", "much older"], False),
+    ],
+)
+def test_a_directory_that_does_not_know_its_last_process_is_an_older_copy(earlier: list[str], stays: bool) -> None:
+    assert stays_in_sync(earlier) is stays
+
+
+def test_a_process_that_could_not_be_recorded_proves_nothing() -> None:
+    assert stays_in_sync(["older"], registered_as="unrecorded-first")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_broker.controller.image import EMPTY_IMAGE
 from spark_broker.storage.checkpoints import HIGH_WATERMARKS_FILE
 from tests.broker.rig import KEY, Rig, RigBroker
 
@@ -25,6 +26,7 @@ def test_damaged_high_watermarks_stop_no_broker(tmp_path: Path, caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         again = RigBroker(tmp_path, 0, rig.settings)
     assert HIGH_WATERMARKS_FILE in caplog.text
+    again.manager.apply(EMPTY_IMAGE)
     again.manager.save_high_watermarks()
     assert again.directory.read_high_watermarks() == {}
     again.stop()

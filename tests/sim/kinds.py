@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from spark_broker.testing.simulation import bit_flips, clock_jumps, compaction, store, tiering, unclean
+from spark_broker.testing.simulation import bit_flips, clock_jumps, compaction, disk_faults, store, tiering, unclean
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 
@@ -34,6 +34,11 @@ def has_groups(seed: int) -> bool:
 def has_bit_flips(seed: int) -> bool:
     """Files that rot."""
     return random.Random(f"{seed}/bit flips draw").random() < bit_flips.SHARE
+
+
+def has_disk_faults(seed: int) -> bool:
+    """Topics that come and go, disks without room or descriptors, older copies, files that are gone."""
+    return random.Random(f"{seed}/disk faults draw").random() < disk_faults.SHARE
 
 
 def may_have_unclean_elections(seed: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
@@ -12,9 +13,12 @@ from spark_broker.broker.log_opener import LogOpener
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.controller import registration
 from spark_broker.storage.directory import LogDirectory
-from tests.sim.bugs import bug
+from tests.sim import bugs
+from tests.sim.kinds import has_disk_faults
 
 Patch = pytest.MonkeyPatch
+
+bug = partial(bugs.bug, shows=has_disk_faults)
 
 
 @bug("F4", quick=False)

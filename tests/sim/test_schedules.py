@@ -18,6 +18,7 @@ from tests.sim.kinds import (
     has_clock_jumps,
     has_compaction,
     has_compaction_and_tiering,
+    has_disk_faults,
     has_groups,
     has_store_outages,
     has_tiering,
@@ -67,11 +68,21 @@ class Feature:
 
 
 FEATURES = {
+    "disks lose, and refuse": Feature(
+        has_disk_faults,
+        {
+            "fault: aside topic": 100,
+            "fault: out of descriptors": 30,
+            "fault: full disks, new topic": 30,
+            "fault: older copy": 1,
+            "fault: lost segments": 10,
+        },
+    ),
     "bit flips are set aside": Feature(has_bit_flips, {"fault: bit flip": 5, "replicas quarantined": 5}),
     "clocks jump": Feature(has_clock_jumps, {"fault: clock jumps": 12}),
     "compaction": Feature(
         has_compaction,
-        {"passes of compaction": 130, "replicas rebuilt": 2, "fault: leave a follower behind": 30},
+        {"passes of compaction": 130, "replicas rebuilt": 3, "fault: leave a follower behind": 30},
     ),
     "groups commit, resume and change coordinators": Feature(
         has_groups,
@@ -84,7 +95,7 @@ FEATURES = {
         },
     ),
     "the metadata store fails": Feature(
-        has_store_outages, {"fault: store fails": 25, "heartbeats answered while the store failed": 3}
+        has_store_outages, {"fault: store fails": 25, "heartbeats answered while the store failed": 20}
     ),
     "tables": Feature(
         has_tiering,

@@ -161,12 +161,12 @@ class BrokerProcess(NetworkNode):
         """Work on replicas' files in events of its own: a few at a time, and others happen in between."""
         if not self._works:
             self._works = True
-            delay_ms = WORK_MS * self.world.rng.random()
+            delay_ms = WORK_MS * self.world.files_rng.random()
             self.world.scheduler.after(delay_ms, self, "work on files", self._work)
 
     def _work(self) -> None:
         self._works = False
-        if self.manager.work(self.world.rng.choice([1, 2, 100])):
+        if self.manager.work(self.world.files_rng.choice([1, 2, 100])):
             self._work_soon()
 
     def _connect(self) -> None:

@@ -4,13 +4,34 @@ from __future__ import annotations
 
 import errno
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_broker.testing.simulation.filesystem import Fault, Operation
+from spark_broker.testing.simulation.swarm import Swarm
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.faults import Faults
     from spark_broker.testing.simulation.world import World
+
+
+SHARE = 0.35
+"""Share of schedules that have faults of these kinds."""
+
+KINDS = ("aside topic", "full disks, new topic", "out of descriptors", "older copy", "lost segments")
+"""`aside topic` is administration: what becomes of the directories of topics that come and go is the point."""
+
+
+def with_disk_faults(seed: int, swarm: Swarm) -> Swarm:
+    """The draw of a seed, with these faults if it has them. A generator of its own leaves other seeds as they are."""
+    rng = random.Random(f"{seed}/disk faults draw")
+    if rng.random() >= SHARE:
+        return swarm
+    usual = sum(swarm.faults.values()) or 1.0
+    chosen = {kind: usual * rng.choice([0.05, 0.15, 0.5]) for kind in KINDS if rng.random() < 0.5}
+    if "lost segments" in chosen:  # Another replica must have everything.
+        swarm = replace(swarm, min_insync_replicas=2, replication_factor=max(swarm.replication_factor, 2))
+    return replace(swarm, faults={**swarm.faults, **chosen})
 
 
 class DiskFaults:

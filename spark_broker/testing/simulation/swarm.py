@@ -41,11 +41,6 @@ FAULTS: Mapping[str, float] = {
     "new topic": 0.5,
     "change minimum": 1,
     "delete records": 3,
-    "aside topic": 2,
-    "older copy": 1,
-    "lost segments": 1,
-    "full disks, new topic": 1,
-    "out of descriptors": 1,
 }
 """Kinds of faults and of administration, and how often each comes where a seed has chosen it."""
 

@@ -71,6 +71,7 @@ class World:
         self.swarm = drawn.swarm
         self.settings = self.swarm.settings
         self.rng = random.Random(f"{seed}/world")
+        self.files_rng = random.Random(f"{seed}/work on files")
         self.client_rng = random.Random(f"{seed}/clients")
         self.trace = Trace(keep_notes=keep_notes)
         self.scheduler = Scheduler(self.trace)

@@ -71,11 +71,11 @@ FEATURES = {
     "disks lose, and refuse": Feature(
         has_disk_faults,
         {
-            "fault: aside topic": 100,
-            "fault: out of descriptors": 30,
-            "fault: full disks, new topic": 30,
-            "fault: older copy": 1,
-            "fault: lost segments": 10,
+            "fault: aside topic": 20,
+            "fault: out of descriptors": 12,
+            "fault: full disks, new topic": 20,
+            "fault: older copy": 0,
+            "fault: lost segments": 1,
         },
     ),
     "bit flips are set aside": Feature(has_bit_flips, {"fault: bit flip": 5, "replicas quarantined": 5}),

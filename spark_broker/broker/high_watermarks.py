@@ -27,7 +27,7 @@ class SavedHighWatermarks:
         self._lock = threading.Lock()
         # Guarded by _lock.
         self._saved = _read(directory)
-        self._ceilings: dict[PartitionKey, int] = {}  # of logs that are being made shorter
+        self._ceilings: dict[PartitionKey, int] = {}  # of logs that are being made shorter, or were half-way
 
     def last(self, key: PartitionKey) -> int:
         """The mark of this replica; 0: none was saved."""
@@ -37,11 +37,12 @@ class SavedHighWatermarks:
         """The log of this replica was set aside or deleted: the next one begins empty."""
         with self._lock:
             self._saved.pop(key, None)
+            self._ceilings.pop(key, None)
 
     def remember(self, key: PartitionKey, high_watermark: int) -> None:
         """The log of this replica is to be opened again, with this mark or a lower one that was saved meanwhile."""
         with self._lock:
-            self._saved[key] = min(high_watermark, self._ceilings.get(key, high_watermark))
+            self._saved[key] = min(high_watermark, self._ceilings.pop(key, high_watermark))
 
     def save(self, marks: Callable[[], Mapping[PartitionKey, int]], keep: Callable[[PartitionKey], bool]) -> None:
         """Save the marks of all open replicas, and those that are saved of others where `keep` says so.
@@ -57,6 +58,8 @@ class SavedHighWatermarks:
     def lowering(self, key: PartitionKey, offset: int) -> Iterator[None]:
         """Within this block, a log may come to end at `offset`. No mark above it is saved until the block ends.
 
+        Where the block raises, nobody knows where the log ends. The ceiling stays until the log is opened again.
+
         Raises StorageRefusedError, KafkaStorageError; the log must not be made shorter then.
         """
         with self._lock:
@@ -67,11 +70,9 @@ class SavedHighWatermarks:
             except BaseException:
                 del self._ceilings[key]
                 raise
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._ceilings[key]
+        yield
+        with self._lock:
+            del self._ceilings[key]
 
     def _write(self, marks: dict[PartitionKey, int]) -> None:
         self._directory.write_high_watermarks(marks)

@@ -193,13 +193,12 @@ class ReplicaFiles(HostedReplicas):
         name = f"{self._topics[key[0]].name}-{key[1]}"
         if isinstance(error, DamagedLogError):
             try:
-                self._damaged.quarantine(key, self._topics[key[0]].name)
+                self._quarantine(key, self._topics[key[0]].name)
             except SparkBrokerError as unquarantined:
                 error = unquarantined
             else:
                 fields = {"topic_partition": name, "why": str(error)}
                 logger.error("%(topic_partition)s: is damaged and quarantined: %(why)s", fields)
-                self.high_watermarks.forget(key)
                 offline.pop(key, None)
                 return
         if isinstance(error, SyncFailedError):
@@ -368,7 +367,7 @@ class ReplicaFiles(HostedReplicas):
                     try:
                         self.check_directory()
                         diverged = isinstance(error, DivergedLogError)
-                        self._damaged.quarantine(partition.key, partition.topic.name, diverged=diverged)
+                        self._quarantine(partition.key, partition.topic.name, diverged=diverged)
                     except StorageRefusedError as refused:
                         self.refused(refused)
                         return
@@ -380,6 +379,11 @@ class ReplicaFiles(HostedReplicas):
                     partition.close(clean=False)
             self._found_damaged.popleft()
             self._outward.on_quarantine()
+
+    def _quarantine(self, key: PartitionKey, topic: str, *, diverged: bool = False) -> None:
+        """Set the replica's log aside. The next one begins empty, and the mark of this one says nothing of it."""
+        self._damaged.quarantine(key, topic, diverged=diverged)
+        self.high_watermarks.forget(key)
 
     def damage_heard(self, newest: int) -> None:
         """The controller has decided on all damage up to this number: its replicas may begin with an empty log."""

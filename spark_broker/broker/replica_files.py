@@ -82,6 +82,7 @@ class ReplicaFiles(HostedReplicas):
         self._fetchers = ReplicaFetchers(settings.cluster, new_fetcher, outward.on_bug)
         self._jobs = FileJobs(directory.unnamed())
         self._work_lock = threading.RLock()
+        self._closed = False  # guarded by _work_lock; no file is touched any more
         self._kept: list[Removal] = []  # guarded by _lock; their files could not be deleted
         self._damaged = DamagedReplicas(directory)
         # Replicas that have stopped, each at most once, until maintenance looks after them.
@@ -117,6 +118,8 @@ class ReplicaFiles(HostedReplicas):
     def work(self, limit: int = WORK_AT_ONCE) -> bool:
         """Do some of what is to be done with files. Returns whether there is more."""
         with self._work_lock:
+            if self._closed:
+                return False  # Another broker may have the directory.
             jobs = self._jobs.take(limit)
             if not jobs:
                 self._remove_doomed(limit)
@@ -130,7 +133,7 @@ class ReplicaFiles(HostedReplicas):
     def _have_worked(self, *, starts: bool = False) -> None:
         """Have someone do what is to be done. `starts`: every log is open before this returns."""
         if starts:
-            while self._jobs.is_due:
+            while self._jobs.is_due and not self._closed:
                 self.work(ALL)
         if self._outward.on_work is not None:
             self._outward.on_work()

@@ -157,6 +157,7 @@ class ReplicaManager(ReplicaFiles):
     def stop(self, *, clean: bool) -> None:
         """Stop replication, refuse appends that wait, and close every log. `clean`: sync the logs first."""
         with self._work_lock, self._lock:
+            self._closed = True
             self._stop(clean=clean)
 
     def _stop(self, *, clean: bool) -> None:

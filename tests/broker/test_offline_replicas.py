@@ -320,6 +320,20 @@ def test_a_damaged_replica_that_cannot_be_set_aside_is_offline_until_it_can(brok
     broker.manager.quarantine_damaged()
     assert broker.manager.offline == {}
     assert [report[:2] for report in broker.manager.damage_reports] == [broker.key("old")]
+    assert broker.manager.high_watermarks.last(broker.key("old")) == 0, "the next log begins empty"
+
+
+def test_a_broker_that_has_stopped_opens_no_log(broker: Broker) -> None:
+    """Another one may have the directory then. What was still to be done is done by the next start."""
+    broker.topics["late"] = 1
+    broker.apply()
+    broker.manager.stop(clean=True)
+    broker.work()
+    assert "late-0" not in broker.directories()
+    broker.directory.release()
+    again = Broker(broker.fs, broker)
+    again.apply()
+    assert again.write("late", b"a") == 0
 
 
 def test_a_log_that_could_not_be_recovered_is_recovered_from_the_same_crash_by_the_next_process() -> None:

@@ -2,7 +2,8 @@
 
 A broker's process belongs to its executor's JVM and not to the process that started it. It is found by its name, an
 abstract Unix socket: it listens there, and a process that is connected keeps the broker. The name also prevents a
-second start of the launch: only one starter can bind it.
+second start of the launch: only one starter can bind it. Any user of the machine may bind any such name, so each launch
+has a secret in its own.
 """
 
 from __future__ import annotations
@@ -142,59 +143,61 @@ def start(
     executor's stderr (or `log`). `command` is put before the process's own command, and must not fork. Raises
     LogDirectoryLockedError when another process holds the launch's name and cannot be adopted.
     """
-    running = adopt(spec.cluster_id, spec.launch)
+    running = adopt(spec)
     while running is None:
-        listener = _bind(spec.cluster_id, spec.launch)
+        listener = _bind(spec)
         if listener is not None:
             with listener:
                 return _spawn(BrokerOrder(spec, entry, executor), listener, command, log)
-        running = adopt(spec.cluster_id, spec.launch)
+        running = adopt(spec)
     return running
 
 
-def adopt(cluster_id: str, launch: int) -> KeptBroker | None:
+def adopt(spec: BrokerSpec) -> KeptBroker | None:
     """The launch's process if it runs on this machine, as this user; None when there is none."""
     deadline = time.monotonic() + BIND_TIMEOUT_S
     pause = threading.Event()
-    while (connection := _connect(cluster_id, launch)) is None:
+    while (connection := _connect(spec)) is None:
         # The name is bound, but no process listens there: it is being started.
-        probe = _bind(cluster_id, launch)
+        probe = _bind(spec)
         if probe is not None:
             probe.close()
             return None
         if time.monotonic() > deadline:
-            raise LogDirectoryLockedError(f"launch {launch} was begun by another process, which does not go on")
+            raise LogDirectoryLockedError(f"launch {spec.launch} was begun by another process, which does not go on")
         pause.wait(POLL_S)
     peer = peer_of(connection)
     if peer.uid != os.getuid():
         connection.close()
-        raise LogDirectoryLockedError(f"the name of launch {launch} is taken by process {peer.pid} of user {peer.uid}")
+        taken = f"the name of launch {spec.launch} is taken by process {peer.pid} of user {peer.uid}"
+        raise LogDirectoryLockedError(taken)
     try:
-        return KeptBroker(launch, connection, peer.pid)
+        return KeptBroker(spec.launch, connection, peer.pid)
     except ProcessLookupError:
         connection.close()
         return None
 
 
-def _name(cluster_id: str, launch: int) -> str:
+def socket_name(spec: BrokerSpec) -> str:
+    """The launch's name."""
     # Abstract: it has no file that could stay behind, and it is gone with the last process that has it open.
-    return f"\0spark-broker/{cluster_id}/{launch}"
+    return f"\0spark-broker/{spec.cluster_id}/{spec.launch}/{spec.secret}"
 
 
-def _connect(cluster_id: str, launch: int) -> socket.socket | None:
+def _connect(spec: BrokerSpec) -> socket.socket | None:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        connection.connect(_name(cluster_id, launch))
+        connection.connect(socket_name(spec))
     except ConnectionRefusedError:
         connection.close()
         return None
     return connection
 
 
-def _bind(cluster_id: str, launch: int) -> socket.socket | None:
+def _bind(spec: BrokerSpec) -> socket.socket | None:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        listener.bind(_name(cluster_id, launch))
+        listener.bind(socket_name(spec))
     except OSError as error:
         listener.close()
         if error.errno != errno.EADDRINUSE:

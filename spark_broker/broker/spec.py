@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, field
 
 import msgspec
 
 from spark_broker.errors import InvalidRequestError
 from spark_broker.protocol.wire import UNDECODABLE
+
+
+def new_secret() -> str:
+    """A secret for one launch. Its name can be read by every user of the machine while the broker runs: another launch
+    must have another one."""
+    return secrets.token_hex(16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,6 +27,7 @@ class BrokerSpec:
     the launcher meant it to run. The keeper replaces it by the executor where it does run, and fills in `executor_pid`.
     `replaces`: launches that are over. If a process of theirs still holds a log directory, it is ended.
     `earlier_launches`: launches up to this number, which an earlier driver started, are over as well.
+    `secret`: part of the name under which keepers find the process. Nobody else can take the name first.
     """
 
     cluster_id: str
@@ -32,6 +40,7 @@ class BrokerSpec:
     executor_id: str
     settings: dict[str, str]
     topic_defaults: dict[str, str]
+    secret: str = field(repr=False)
     executor_pid: int = -1
     replaces: tuple[int, ...] = ()
     earlier_launches: int = -1

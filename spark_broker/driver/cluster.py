@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from spark_broker.broker.spec import BrokerSpec
+from spark_broker.broker.spec import BrokerSpec, new_secret
 from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.driver.controller_link import ControllerLink
 from spark_broker.driver.controller_pipe import BrokerStatus
@@ -318,6 +318,7 @@ class BrokerCluster:
                 "log.level": cluster.broker_log_level(shares_terminal=is_local(self._spark.sparkContext.master)),
             },
             topic_defaults=self._settings.topic.to_dict(),
+            secret=new_secret(),
             earlier_launches=self._controller.earlier_launches,
         )
 

@@ -386,7 +386,7 @@ def _log_kept(post: _Post, kept: Kept) -> None:
 def _ended_here(spec: BrokerSpec) -> bool:
     """End the launch's process on this machine; returns whether it is gone."""
     try:
-        broker = hosting.adopt(spec.cluster_id, spec.launch)
+        broker = hosting.adopt(spec)
         if broker is None:
             return True
         broker.kill()

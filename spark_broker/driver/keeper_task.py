@@ -212,7 +212,7 @@ class Keeper:
 
     def _find(self, spec: BrokerSpec, *, start: bool) -> KeptBroker | None:
         if not start:
-            return hosting.adopt(spec.cluster_id, spec.launch)
+            return hosting.adopt(spec)
         here = spec.on_executor(self._executor_id, self._executor.jvm.pid)
         return hosting.start(here, self._order.entry, self._executor.jvm)
 

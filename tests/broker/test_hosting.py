@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
@@ -17,8 +18,8 @@ import pytest
 from spark_broker.broker import hosting
 from spark_broker.broker.custody import Custody, CustodyThread
 from spark_broker.broker.executor import ExecutorLog, WatchedProcess, executor_identity, is_running, parent_of
-from spark_broker.broker.hosting import MAX_LINE_BYTES, KeptBroker, Lines
-from spark_broker.broker.spec import FAILED, LOST, STOPPED, BrokerOutcome, BrokerSpec
+from spark_broker.broker.hosting import MAX_LINE_BYTES, KeptBroker, Lines, socket_name
+from spark_broker.broker.spec import FAILED, LOST, STOPPED, BrokerOutcome, BrokerSpec, new_secret
 from spark_broker.errors import ERRORS, InvalidRequestError, LogDirectoryLockedError
 from spark_broker.storage.filesystem import ProcessIdentity, process_start_time
 from tests.support.waiting import eventually
@@ -38,6 +39,7 @@ class Host:
         self.directory = directory
         self.cluster_id = f"hosting-{os.getpid()}-{directory.name}"
         self.held: list[KeptBroker] = []
+        self._secrets: dict[int, str] = {}  # by launch
 
     def spec(self, launch: int, **settings: str) -> BrokerSpec:
         return BrokerSpec(
@@ -51,6 +53,7 @@ class Host:
             executor_id="0",
             settings={name.replace("_", "."): value for name, value in settings.items()},
             topic_defaults={},
+            secret=self._secrets.setdefault(launch, new_secret()),
         )
 
     def start(self, launch: int, entry: str = STAND_IN, executor: int = -1, **settings: str) -> KeptBroker:
@@ -60,7 +63,7 @@ class Host:
         return self.held[-1]
 
     def adopt(self, launch: int) -> KeptBroker | None:
-        broker = hosting.adopt(self.cluster_id, launch)
+        broker = hosting.adopt(self.spec(launch))
         if broker is not None:
             self.held.append(broker)
         return broker
@@ -78,7 +81,7 @@ class Host:
         for broker in self.held:
             broker.close()
         for launch in {broker.launch for broker in self.held}:
-            left = hosting.adopt(self.cluster_id, launch)
+            left = hosting.adopt(self.spec(launch))
             if left is not None:
                 left.kill()
                 left.wait(20)
@@ -197,7 +200,7 @@ def test_every_keeper_hears_how_the_broker_left(host: Host) -> None:
 def test_a_keeper_that_connected_before_the_end_hears_of_it_and_a_later_one_is_refused(host: Host) -> None:
     """The thread that would accept the keepers does not run: this test does not start it."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    name = f"\0spark-broker/{host.cluster_id}/1"
+    name = socket_name(host.spec(1))
     listener.bind(name)
     listener.listen()
     first, theirs = socket.socketpair()
@@ -333,20 +336,35 @@ def test_the_next_keeper_ends_the_wait_for_it(host: Host) -> None:
     assert not (host.directory / "asked-1").exists()
 
 
+def test_who_knows_the_cluster_and_the_launches_takes_no_name_before_its_broker(host: Host) -> None:
+    """Story: any user of the machine bound the next launches' names, and no broker started any more."""
+    host.start(1)
+    name = socket_name(host.spec(1))  # as every user sees it in /proc/net/unix
+    assert name[1:] in Path("/proc/net/unix").read_text()
+    without_secret = name.removesuffix(f"/{host.spec(1).secret}")
+    guesses = [name.replace("/1/", "/2/"), without_secret.removesuffix("1") + "2"]
+    with ExitStack() as squatted:
+        for guess in guesses:
+            squatter = squatted.enter_context(socket.socket(socket.AF_UNIX))
+            squatter.bind(guess)
+            squatter.listen()
+        assert not host.start(2).adopted
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 def test_another_user_neither_keeps_a_broker_nor_poses_as_one(host: Host) -> None:
     broker = host.start(1, broker_adoption_timeout_ms="1000")
     host.await_announced(1)
-    name = f"\0spark-broker/{host.cluster_id}/"
+    names = [socket_name(host.spec(launch))[1:] for launch in (1, 2)]
     source = (
         "import os, socket, sys\n"
         f"os.setuid({NOBODY})\n"
         "stranger, poser = (socket.socket(socket.AF_UNIX) for _ in range(2))\n"
-        "stranger.connect(chr(0) + sys.argv[1] + '1'); poser.bind(chr(0) + sys.argv[1] + '2'); poser.listen()\n"
+        "stranger.connect(chr(0) + sys.argv[1]); poser.bind(chr(0) + sys.argv[2]); poser.listen()\n"
         "print('ready', flush=True); sys.stdin.read()\n"
     )
     with subprocess.Popen(
-        [sys.executable, "-c", source, name[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", source, *names], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_broker.broker.spec import BrokerSpec
+from spark_broker.broker.spec import BrokerSpec, new_secret
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
@@ -76,6 +76,7 @@ class Brokers:
             executor_id=executor.id,
             settings={},
             topic_defaults={},
+            secret=new_secret(),
         )
 
     def announced(self) -> list[Announced]:

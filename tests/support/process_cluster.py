@@ -13,7 +13,7 @@ from typing import Self
 
 from spark_broker.broker import hosting
 from spark_broker.broker.hosting import KeptBroker
-from spark_broker.broker.spec import BrokerSpec
+from spark_broker.broker.spec import BrokerSpec, new_secret
 from spark_broker.config import load_cluster_settings
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_pipe import ControllerConfig
@@ -104,6 +104,7 @@ class ProcessCluster:
                 executor_id=str(slot),
                 settings=self.settings.cluster.to_dict(),
                 topic_defaults=self.settings.topic.to_dict(),
+                secret=new_secret(),
                 replaces=(self._brokers[slot].launch,) if slot in self._brokers else (),
             )
             broker = self._start(slot, place, spec)

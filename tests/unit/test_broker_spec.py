@@ -18,6 +18,7 @@ def spec(launch: int = 9, replaces: tuple[int, ...] = (), earlier_launches: int 
         executor_id="0",
         settings={},
         topic_defaults={},
+        secret="s",
         launch=launch,
         replaces=replaces,
         earlier_launches=earlier_launches,

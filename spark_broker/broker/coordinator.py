@@ -15,6 +15,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirm, no_coordinator
 from spark_broker.broker.offsets_shard import OffsetsShard
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
 from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.core.group_offsets import offset_record
 from spark_broker.errors import (
@@ -60,7 +61,11 @@ class GroupCoordinator:
         self._shards: dict[int, OffsetsShard] = {}  # by partition of `__consumer_offsets`
 
     def commit(
-        self, request: OffsetCommitRequest | TransactionalOffsetCommitRequest, deadline_ms: int, reply: Reply
+        self,
+        request: OffsetCommitRequest | TransactionalOffsetCommitRequest,
+        deadline_ms: int,
+        reply: Reply,
+        give_way: GiveWay = keep_on,
     ) -> None:
         """Append the offsets; those of a transaction count once it is committed. `deadline_ms`: boot-time clock.
 
@@ -75,8 +80,8 @@ class GroupCoordinator:
         transaction = request if isinstance(request, TransactionalOffsetCommitRequest) else None
         if transaction is not None:
             self._check_partitions(transaction)
-        shard = self._shard(request.group_id)
-        records = [offset_record(request.group_id, committed) for committed in request.offsets]
+        records = [offset_record(request.group_id, committed) for committed in pieces(request.offsets, give_way)]
+        shard = self._shard(request.group_id)  # Not sooner: this broker may lose the partition while it gives way.
         if not records:
             reply(EmptyResponse())
             return

@@ -11,7 +11,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_reader import PartitionRead
 from spark_broker.broker.projection import check_columns, project_frames
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.request_queue import RequestKind, RequestQueue
+from spark_broker.broker.request_queue import GiveWay, RequestKind, RequestQueue, pieces
 from spark_broker.broker.slow import SLOW, SLOW_S
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import (
@@ -97,10 +97,12 @@ class FetchStream:
 
     def _answer(self, request: FetchRequest, deadline: float) -> float:
         """Send an answer and return 0, or return how many seconds more the client is ready to wait for one."""
-        turn = self._queue.turn(RequestKind.FETCH, TURN_WAIT_S)
-        with turn, self._budget.share(min(request.max_bytes, self._max_response_bytes)) as share:
+        with (
+            self._queue.turn(RequestKind.FETCH, TURN_WAIT_S) as turn,
+            self._budget.share(min(request.max_bytes, self._max_response_bytes)) as share,
+        ):
             limit = share.bytes
-            answers, payload, size, done = self._read(request, limit)
+            answers, payload, size, done = self._read(request, limit, turn.give_way)
             share.keep(sum(map(len, payload)))
             enough = done or size >= min(request.min_bytes, limit)
             remaining = deadline - time.monotonic()
@@ -119,12 +121,14 @@ class FetchStream:
                 listening.append(partition)
         return listening
 
-    def _read(self, request: FetchRequest, limit: int) -> tuple[list[FetchedPartition], list[Buffer], int, bool]:
+    def _read(
+        self, request: FetchRequest, limit: int, give_way: GiveWay
+    ) -> tuple[list[FetchedPartition], list[Buffer], int, bool]:
         """Answers and their payload; the bytes of all batches; whether the client has something to act on."""
         answers: list[FetchedPartition] = []
         payload: list[Buffer] = []
         size, done = 0, False
-        for wanted in request.partitions:
+        for wanted in pieces(request.partitions, give_way):
             budget = min(wanted.max_bytes, limit - size)
             if budget <= 0 and size > 0:
                 break

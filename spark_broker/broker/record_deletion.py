@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
 from spark_broker.broker.transaction_coordinator import Answer, Reply
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
@@ -33,7 +34,9 @@ class RecordDeletion:
         ask_controller: Callable[[Message, Reply], None],
         request: DeleteRecordsRequest,
         reply: Reply,
+        give_way: GiveWay = keep_on,
     ) -> None:
+        self._give_way = give_way
         self._manager = manager
         self._ask_controller = ask_controller
         self._request = request
@@ -44,7 +47,7 @@ class RecordDeletion:
     def begin(self) -> None:
         """Check every partition, and ask the controller about those that may be deleted from."""
         starts: dict[str, list[tuple[int, int]]] = {}
-        for spec in self._request.partitions:
+        for spec in pieces(self._request.partitions, self._give_way):
             try:
                 partition = self._manager.partition(spec.topic_id, spec.partition)
                 offset = partition.reader.records_to_delete(spec.leader_epoch, spec.offset)
@@ -62,7 +65,7 @@ class RecordDeletion:
         topic_id, starts = self._topics.pop()
 
         def answered(answer: Answer) -> None:
-            for number, offset in starts:
+            for number, offset in pieces(starts, self._give_way):
                 if isinstance(answer, SparkBrokerError):
                     self._failed(topic_id, number, answer)
                 else:

@@ -9,10 +9,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from spark_broker.broker import log_dir
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.record_deletion import RecordDeletion
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.request_queue import GiveWay, keep_on, pieces
 from spark_broker.broker.transaction_coordinator import Answer, Reply
 from spark_broker.controller.describe import describe
 from spark_broker.controller.image import MetadataImage
@@ -37,6 +39,7 @@ from spark_broker.protocol.messages import (
     CreateTopicRequest,
     DeleteRecordsRequest,
     DeleteTopicRequest,
+    DescribeLogDirRequest,
     ElectLeadersRequest,
     EnsureOffsetsTopicRequest,
     EnsureTransactionsTopicRequest,
@@ -110,21 +113,26 @@ class BrokerRequests:
             raise LeaderNotAvailableError("this broker has not heard from the controller yet")
         return image
 
-    def answer(self, request: CallRequest, reply: Reply) -> None:
-        """Answer now or later. Raises the error that the caller gets, or hands it to `reply`."""
+    def answer(self, request: CallRequest, reply: Reply, give_way: GiveWay = keep_on) -> None:
+        """Answer now or later. Raises the error that the caller gets, or hands it to `reply`.
+
+        Work that grows with the request calls `give_way` between its pieces.
+        """
         match request:
             case MetadataRequest(topics, certain=False):
-                reply(describe(self.image, topics))
+                reply(describe(self.image, topics, give_way))
             case ListOffsetsRequest(partitions):
-                reply(ListOffsetsResponse([self._offset(spec) for spec in partitions]))
+                reply(ListOffsetsResponse([self._offset(spec) for spec in pieces(partitions, give_way)]))
             case DeleteRecordsRequest():
-                RecordDeletion(self._manager, self._pass_on, request, reply).begin()
+                RecordDeletion(self._manager, self._pass_on, request, reply, give_way).begin()
             case InitProducerIdRequest():
                 self._producer_ids.take(reply)
             case OffsetCommitRequest() | TransactionalOffsetCommitRequest():
-                self._coordinator.commit(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply)
+                self._coordinator.commit(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply, give_way)
             case OffsetFetchRequest():
                 self._coordinator.fetch(request, self._clock.boottime_ms() + COMMIT_TIMEOUT_MS, reply)
+            case DescribeLogDirRequest():
+                reply(log_dir.describe(self._manager))
             case ReplicaStateRequest(topic_id, partition, leader_epoch):
                 reply(self._manager.partition(topic_id, partition).replica_state(leader_epoch))
             case _:

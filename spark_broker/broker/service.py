@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from spark_broker.broker.awaited_answer import AwaitedAnswer
 from spark_broker.broker.coordinator import GroupCoordinator
 from spark_broker.broker.replica_manager import ReplicaManager
-from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn
+from spark_broker.broker.request_queue import RequestKind, RequestQueue, Turn, keep_on
 from spark_broker.broker.requests import COMMIT_TIMEOUT_MS, BrokerRequests
 from spark_broker.broker.slow import SLOW
 from spark_broker.broker.transaction_coordinator import Reply
@@ -65,7 +65,7 @@ class BrokerService:
             with self._turn(request) as turn:
                 if turn is not None and isinstance(request, TransactionalOffsetCommitRequest):
                     turn.end()  # it may wait for the transaction's coordinator, which may be waiting for this broker
-                self._requests.answer(request, answer)
+                self._requests.answer(request, answer, keep_on if turn is None else turn.give_way)
             return answer.wait(self._patience_ms(request))
 
     def _turn(self, request: CallRequest) -> Turn | nullcontext[None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from spark_broker.controller.image import BrokerState, MetadataImage, TopicState
 from spark_broker.controller.topic_history import TopicHistory
@@ -16,17 +16,24 @@ from spark_broker.protocol.messages import (
 )
 
 
-def describe(image: MetadataImage, topics: Sequence[str] | None = None) -> MetadataResponse:
-    """The answer to a MetadataRequest; a name that does not exist is absent from it."""
+def describe(
+    image: MetadataImage, topics: Sequence[str] | None = None, described_one: Callable[[], object] = lambda: None
+) -> MetadataResponse:
+    """The answer to a MetadataRequest; a name that does not exist is absent from it. One that is asked for again and
+    again is there once. `described_one` is called after each topic."""
     if topics is None:
         described = [image.topics[image.topic_ids[name]] for name in sorted(image.topic_ids)]
     else:
-        described = [topic for name in topics if (topic := image.topic(name)) is not None]
+        described = [topic for name in dict.fromkeys(topics) if (topic := image.topic(name)) is not None]
+    descriptions = []
+    for topic in described:
+        descriptions.append(_topic(topic))
+        described_one()
     return MetadataResponse(
         cluster_id=image.cluster_id,
         controller_epoch=image.controller_epoch,
         brokers=[_broker(image.brokers[id_]) for id_ in sorted(image.brokers)],
-        topics=[_topic(topic) for topic in described],
+        topics=descriptions,
         controller=ControllerMetadata(image.controller_host, image.controller_pid, image.controller_started_ms),
         metadata_offset=image.next_offset,
     )

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from spark_broker.broker import request_queue
 from spark_broker.broker.request_queue import RequestKind, RequestQueue
 from spark_broker.errors import ThrottlingQuotaExceededError
 from tests.support.waiting import eventually
@@ -106,22 +107,78 @@ def test_a_turn_that_was_not_had_again_is_not_given_back_twice() -> None:
     assert queue.working == 0
 
 
-def test_no_turn_is_lost_or_made_where_many_come_and_give_up() -> None:
-    queue, most, told = RequestQueue(3, 5), list[int](), list[str]()
+def test_no_turn_is_lost_or_made_where_many_come_give_way_and_give_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_queue, "TURN_MAX_S", 0.0)
+    monkeypatch.setattr(request_queue, "RESUME_WAIT_S", 0.0005)
+    queue, working, outcomes = RequestQueue(3, 5), list[int](), list[str]()
 
     def hammer() -> None:
         for number in range(300):
             try:
-                with queue.turn(list(RequestKind)[number % 3], 0.0005):
-                    most.append(queue.working)
+                with queue.turn(list(RequestKind)[number % 3], 0.0005) as mine:
+                    working.append(queue.working)
+                    mine.give_way()
+                    working.append(queue.working)
+                outcomes.append("served")
             except ThrottlingQuotaExceededError:
-                told.append("throttled")
+                outcomes.append("throttled")
 
     threads = [threading.Thread(target=hammer) for _ in range(16)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
-    assert len(most) + len(told) == 16 * 300
-    assert max(most) <= 3
+    assert len(outcomes) == 16 * 300
+    assert max(working) <= 3
+    assert (queue.working, queue.waiting) == (0, 0)
+
+
+def test_a_request_that_gives_way_goes_on_behind_those_that_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_queue, "TURN_MAX_S", 0.0)
+    queue, served = RequestQueue(1, 10), list[str]()
+    with queue.turn(CALL, 0.0) as mine:
+        mine.give_way()  # nobody waits
+        waiters = [Waiter(queue, kind, served, name) for kind, name in ((APPEND, "a"), (CALL, "c"))]
+        for waiter in waiters:
+            waiter.done.set()
+        while len(served) < 2:
+            mine.give_way()
+            assert queue.working == 1
+    for waiter in waiters:
+        waiter.join(LONG_S)
+    assert sorted(served) == ["a", "c"]
+    assert (queue.working, queue.waiting) == (0, 0)
+
+
+def test_a_turn_that_has_just_begun_is_not_given_up() -> None:
+    queue, served = RequestQueue(1, 10), list[str]()
+    with queue.turn(CALL, 0.0) as mine:
+        waiter = Waiter(queue, APPEND, served, "a")
+        waiter.done.set()
+        mine.give_way()
+        assert served == []
+    waiter.join(LONG_S)
+
+
+def test_a_short_call_does_not_wait_behind_long_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_queue, "TURN_MAX_S", 0.0)
+    queue, served = RequestQueue(1, 100), list[str]()
+    stop = threading.Event()
+
+    def long_call() -> None:
+        with queue.turn(CALL, LONG_S) as mine:
+            while not stop.is_set():
+                mine.give_way()
+
+    threads = [threading.Thread(target=long_call, daemon=True) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(queue._lanes[RequestKind.LONG]) > 10)
+    waiter = Waiter(queue, CALL, served, "short")
+    waiter.done.set()
+    waiter.join(LONG_S)
+    assert served == ["short"]
+    stop.set()
+    for thread in threads:
+        thread.join(LONG_S)
     assert (queue.working, queue.waiting) == (0, 0)

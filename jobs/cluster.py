@@ -56,6 +56,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--take-over", action="store_true", help="start though another cluster that lives uses the directories; end it"
     )
+    parser.add_argument(
+        "--accept-older-metadata",
+        action="store_true",
+        help="start though metadata.dir lacks what brokers have seen; see docs/backup.md",
+    )
     parser.add_argument("--master", help="Spark master (default: what spark-submit has, else local-cluster)")
     parser.add_argument("--executors", type=int, metavar="N", help="executors of a local-cluster (default: brokers)")
     parser.add_argument("--ready-file", type=Path, metavar="PATH", help="written, as JSON, once all brokers are live")
@@ -187,7 +192,14 @@ def started(spark: SparkSession, options: argparse.Namespace, settings: ClusterS
     """The cluster, stopped in order at the end."""
     config = {**settings.cluster.to_dict(), **settings.topic.to_dict()}
     with progress() as tell:
-        cluster = BrokerCluster.start(spark, options.brokers, config, take_over=options.take_over, on_progress=tell)
+        cluster = BrokerCluster.start(
+            spark,
+            options.brokers,
+            config,
+            take_over=options.take_over,
+            accept_older_metadata=options.accept_older_metadata,
+            on_progress=tell,
+        )
     with cluster:
         yield cluster
 

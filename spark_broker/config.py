@@ -355,6 +355,12 @@ class ClusterConfig(Config):
         between(1, 64),
     )
     log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", at_least(10))
+    log_stray_retention_ms: int = setting(
+        604_800_000,
+        "How long a broker keeps a replica that it has set aside, because the metadata does not know it. "
+        "-1: until somebody deletes it.",
+        at_least(-1),
+    )
     log_cleaner_enable: bool = setting(True, "Whether brokers compact topics with `cleanup.policy=compact`.")
     log_cleaner_backoff_ms: int = setting(
         15_000, "How long a broker that has nothing to compact waits before it looks again.", at_least(10)

@@ -445,6 +445,16 @@ class InconsistentClusterIdError(SparkBrokerError):
     hint = "Point log.dirs and metadata.dir at directories of the same cluster, or at empty ones."
 
 
+class OlderMetadataError(SparkBrokerError):
+    """metadata.dir is an older copy: a broker has seen metadata that is not there. Nothing was changed or deleted."""
+
+    code = 1025
+    hint = (
+        "Stop the cluster and put the newest metadata.dir back, whole. If there is none, start with "
+        "--accept-older-metadata (accept_older_metadata=True); see docs/backup.md."
+    )
+
+
 class IneligibleReplicaError(SparkBrokerError):
     """A replica may not join the ISR: it is fenced, shutting down or of an older incarnation."""
 

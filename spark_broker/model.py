@@ -258,6 +258,36 @@ class TransactionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAside:
+    """A replica that a broker keeps under another name, for an operator to look at. `path`: on the broker's machine.
+
+    `kind`: "stray" (whole; the metadata neither knows it nor says that it may go), "damaged", or "diverged" (whole, and
+    not what its leader has). `since`: when it was set aside, where that is known.
+    """
+
+    broker_id: int
+    topic_partition: TopicPartition
+    kind: str
+    path: str
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirInfo:
+    """A broker's log directory: the bytes of each replica's segments, and what was set aside there."""
+
+    broker_id: int
+    path: str
+    replicas: Mapping[TopicPartition, int]
+    set_aside: tuple[SetAside, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all replicas, without what was set aside."""
+        return sum(self.replicas.values())
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetAndMetadata:
     """A committed position: the next offset to read, the leader epoch of the last record read, and a note.
 

@@ -27,12 +27,13 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Stop a replica, if it is open, for this reason, and delete its files."""
+    """Stop a replica, if it is open, for this reason, and delete its files; `aside`: keep them, under another name."""
 
     key: PartitionKey
     topic: str
     reason: SparkBrokerError
     partition: Partition | None = None
+    aside: bool = False
 
 
 Job = Opening | Removal

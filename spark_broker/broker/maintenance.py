@@ -46,6 +46,7 @@ class Maintenance(threading.Thread):
         # Of two brokers that are not fenced, one clock may be behind by the limit, and the other ahead by it.
         self._clock_skew_max_ms = 2 * config.controller_clock_skew_fence_ms
         self._producer_id_expiration_ms = config.producer_id_expiration_ms + self._clock_skew_max_ms
+        self._stray_retention_ms = config.log_stray_retention_ms
         self._on_bug = on_bug
         self._stopped = threading.Event()
         self._chores = [
@@ -118,6 +119,7 @@ class Maintenance(threading.Thread):
                 _unless_offline(partition.flush)
 
     def _retain(self) -> None:
+        self._manager.delete_old_strays(self._stray_retention_ms)
         for partition in self._manager.partitions():
             _unless_offline(partial(partition.apply_retention, self._clock_skew_max_ms))
 

@@ -202,6 +202,7 @@ class Broker:
             pid_start_time=process_start_time(os.getpid()) or 0,
             log=ExecutorLog.of(spec.executor_pid).shown,
             earlier=self._earlier,
+            seen=self._manager.seen,
         )
 
     def _on_registered(self, registered: RegisterBrokerResponse) -> None:

@@ -27,6 +27,7 @@ from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.replica_fetchers import NewFetcher, ReplicaFetchers
 from spark_broker.broker.room import Room
 from spark_broker.config import ClusterSettings
+from spark_broker.controller import lineage
 from spark_broker.core.replica import LeaderAndIsr, Replica
 from spark_broker.errors import (
     DamagedLogError,
@@ -91,6 +92,7 @@ class ReplicaFiles(HostedReplicas):
         self._followed_ms = 0  # when fetchers were last told what to follow
         self._compared = False  # whether the directory was compared with the metadata, once
         self._recovered = False
+        self._seen = directory.read_seen()  # which metadata was applied, as it was saved last
 
     @property
     def damaged(self) -> list[PartitionKey]:
@@ -265,17 +267,45 @@ class ReplicaFiles(HostedReplicas):
                 partition.lines.deleted(removal.reason.message)
         names = {PartitionName(removal.topic, removal.key[1], removal.key[0]): removal for removal in removals}
         try:
-            doomed, kept = self._directory.unname_partitions(names)
+            strays = [name for name, removal in names.items() if removal.aside]
+            aside, kept_aside = self._directory.set_aside(strays, self._clock.wall_ms()) if strays else ([], {})
+            doomed, kept = self._directory.unname_partitions(name for name in names if name not in strays)
         except SyncFailedError as error:
             self.storage_failed(error)
             return
+        for path in aside:
+            logger.warning("%s is kept: `spark-broker log-dirs` tells how it can be brought back", path)
+        kept = {**kept, **kept_aside}
         for name, why in kept.items():
-            logger.warning("%s-%d stays until it can be deleted: %s", name.topic, name.number, why)
+            logger.warning("%s-%d stays until it can be moved away: %s", name.topic, name.number, why)
         with self._lock:
             self._kept += [names[name] for name in kept]
         for removal in removals:
             self.high_watermarks.forget(removal.key)
         self._jobs.removed([removal for name, removal in names.items() if name not in kept], doomed)
+
+    @property
+    def directory(self) -> LogDirectory:
+        return self._directory
+
+    def delete_old_strays(self, retention_ms: int) -> None:
+        """Delete the replicas that were set aside this long ago, by the clock of a broker that counts as live."""
+        if retention_ms < 0 or self.broker_id not in self._live:
+            return
+        with self._work_lock:
+            if self._closed:
+                return
+            try:
+                for stray in self._directory.strays():
+                    if self._clock.wall_ms() - stray.since_ms >= retention_ms:
+                        path = self._directory.unname_stray(stray)
+                        logger.warning("%s was set aside log.stray.retention.ms ago and is deleted", stray.replica.path)
+                        self._jobs.removed([], [path])
+            except SyncFailedError as error:
+                self.storage_failed(error)
+            except SparkBrokerError as error:
+                logger.warning("replicas that were set aside stay: %s", error)
+        self._have_worked()
 
     def _remove_doomed(self, limit: int) -> None:
         for path in self._jobs.take_doomed(limit):
@@ -423,6 +453,18 @@ class ReplicaFiles(HostedReplicas):
             lambda: {key: partition.replica.high_watermark for key, partition in self._partitions.items()},
             lambda key: self._belongs_here(key) and not self._jobs.is_being_removed(key),
         )
+        self._save_seen()
+
+    def _save_seen(self) -> None:
+        """Remember which metadata was seen. Where that fails, the directory goes on knowing less."""
+        seen = lineage.seen(self.image)
+        if seen != self._seen:
+            try:
+                self._directory.write_seen(seen)
+            except SparkBrokerError as error:
+                logger.warning("which metadata was seen is not saved: %s", error)
+            else:
+                self._seen = seen
 
     def storage_failed(self, error: SparkBrokerError) -> None:
         """The broker's own files fail: it ends (known bug 27)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from pathlib import Path
 
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.fetcher import ReplicaFetcherThread
@@ -16,18 +17,23 @@ from spark_broker.broker.replica_fetchers import NewFetcher
 from spark_broker.broker.replica_files import ReplicaFiles
 from spark_broker.broker.topic import Topic
 from spark_broker.config import ClusterSettings
+from spark_broker.controller import lineage
 from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, TopicState
+from spark_broker.controller.lineage import NewestBatch
 from spark_broker.controller.log_ends import is_asked_for
 from spark_broker.errors import (
+    DamagedLogError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
     StorageRefusedError,
     UnknownTopicOrPartitionError,
     invariant,
 )
-from spark_broker.protocol.messages import LogEnd
+from spark_broker.protocol.messages import LogEnd, MetadataSeen
 from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.directory_names import PartitionDirectory
+from spark_broker.storage.strays import newest_batch
 
 __all__ = ["Outward", "ReplicaManager"]
 
@@ -53,6 +59,11 @@ class ReplicaManager(ReplicaFiles):
         self._started = False  # whether metadata was applied
         self.applied_offset = EMPTY_IMAGE.next_offset
         """Metadata before this offset is applied. Every log that was here at the start is open, or known not to be."""
+
+    @property
+    def seen(self) -> MetadataSeen | None:
+        """The newest metadata that this broker, or an earlier process in its directory, is known to have applied."""
+        return lineage.seen(self.image) if self._started else self._seen
 
     def log_ends(self) -> list[LogEnd]:
         """Log ends of replicas whose partition has no leader, and whose ISR and ELR do not include this broker."""
@@ -93,7 +104,10 @@ class ReplicaManager(ReplicaFiles):
         self._follow_leaders()
 
     def _drop_strays(self) -> None:
-        """Delete replicas whose topic was deleted, or that were moved away, while this broker was down. Once."""
+        """Delete replicas whose topic was deleted, or that were moved away, while this broker was down. Once.
+
+        Those of which the metadata does not say so are set aside: it may be older than they are.
+        """
         if self._compared:
             return
         try:
@@ -112,11 +126,25 @@ class ReplicaManager(ReplicaFiles):
         for stray in found:
             key = (stray.topic_id, stray.partition)
             if not self._belongs_here(key):
-                fields = {"topic_partition": f"{stray.topic}-{stray.partition}"}
-                logger.info("%(topic_partition)s is no longer here and is deleted", fields)
                 reason = UnknownTopicOrPartitionError("the metadata has no such replica")
-                strays.append(Removal(key, stray.topic, reason))
+                strays.append(Removal(key, stray.topic, reason, aside=not self._may_be_deleted(stray)))
         self._jobs.add(strays)
+
+    def _may_be_deleted(self, stray: PartitionDirectory) -> bool:
+        fields = {"topic_partition": f"{stray.topic}-{stray.partition}"}
+        if lineage.may_be_deleted(self.image, stray.topic_id, stray.partition, lambda: self._newest_batch(stray.path)):
+            logger.info("%(topic_partition)s is no longer here and is deleted", fields)
+            return True
+        text = "%(topic_partition)s is set aside: the metadata neither has this replica nor says that it may go"
+        logger.warning(text, fields)
+        return False
+
+    def _newest_batch(self, path: Path) -> NewestBatch | None:
+        try:
+            return newest_batch(path, fs=self._directory.fs)
+        except (DamagedLogError, OSError) as error:
+            logger.warning("%s: %s", path, error)
+            return None
 
     def _drop_lost(self, before: MetadataImage, removed: Iterable[TopicState], changed: Iterable[PartitionKey]) -> None:
         """Drop the replicas that this broker had before, and has no more.
@@ -135,14 +163,15 @@ class ReplicaManager(ReplicaFiles):
             if earlier is not None and self.broker_id in earlier.replicas and not self._belongs_here(key):
                 lost[key] = (before.topics[key[0]].name, moved)
         if lost:
-            self._jobs.add(Removal(key, *why, self._partitions.get(key)) for key, why in lost.items())
+            aside = not lineage.has(self.image, lineage.seen(before))  # It may be older: nothing was decided then.
+            self._jobs.add(Removal(key, *why, self._partitions.get(key), aside) for key, why in lost.items())
             self._partitions = {key: p for key, p in self._partitions.items() if key not in lost}
             self._offline = {key: error for key, error in self._offline.items() if key not in lost}
             for key in lost:
                 self._damaged.follow(key, None, self.broker_id)
 
     def retry(self) -> None:
-        """Also what a start could not do."""
+        """Try again what was refused, and what a start could not do."""
         with self._lock:
             if self._started:
                 self._drop_strays()

@@ -53,6 +53,12 @@ def start(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Start though another cluster that lives uses the directories; end it.")
     ] = False,
+    accept_older_metadata: Annotated[
+        bool,
+        typer.Option(
+            "--accept-older-metadata", help="Start though metadata.dir lacks what brokers have seen (docs/backup.md)."
+        ),
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the cluster is up.")] = False,
     timeout: Annotated[int, typer.Option(metavar="SECONDS", help="How long --detach waits for the cluster.")] = 240,
     state_file: StateFile = None,
@@ -73,6 +79,7 @@ def start(
         spark_settings=parse_settings(conf),
         log_level=log_level.value if log_level else "",
         take_over=take_over,
+        accept_older_metadata=accept_older_metadata,
         ready_file=path,
     )
     if not detach:

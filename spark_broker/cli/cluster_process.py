@@ -46,6 +46,7 @@ class Application:
     spark_settings: Mapping[str, str] = field(default_factory=dict)
     log_level: str = ""
     take_over: bool = False
+    accept_older_metadata: bool = False
 
     def command(self) -> list[str]:
         """The command line. Python and not spark-submit: signals then reach the driver and not the JVM around it."""
@@ -61,6 +62,8 @@ class Application:
             command += ["--log-level", self.log_level]
         if self.take_over:
             command += ["--take-over"]
+        if self.accept_older_metadata:
+            command += ["--accept-older-metadata"]
         return command
 
     def environment(self) -> dict[str, str]:

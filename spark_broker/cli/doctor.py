@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from spark_broker.errors import SparkBrokerError
 
 if TYPE_CHECKING:
     from spark_broker.client.admin import Admin
+    from spark_broker.model import LogDirInfo
 
 JAVA_MINIMUM = 17
 JAVA_TIMEOUT_S = 30
@@ -137,7 +139,7 @@ def _installed(package: str) -> str | None:
 
 
 def _of_cluster(bootstrap_server: str) -> list[Finding]:
-    """Whether the cluster answers, which partitions have no leader, and which topics are not tiered any more."""
+    """Whether the cluster answers; partitions without a leader, topics that are not tiered, replicas set aside."""
     try:
         with open_admin(bootstrap_server) as admin:
             return _answers(admin)
@@ -157,4 +159,11 @@ def _answers(admin: Admin) -> list[Finding]:
         if topic.history is not None and topic.history.stopped:
             found = f"tiering has stopped: {topic.history.stopped}"
             findings.append(Finding(f"topic {name}", State.WRONG, found, "history", "See docs/history.md."))
-    return findings
+    return findings + [_set_aside(info) for info in admin.describe_log_dirs() if info.set_aside]
+
+
+def _set_aside(info: LogDirInfo) -> Finding:
+    kinds = Counter(found.kind for found in info.set_aside)
+    found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    advice = "`spark-broker log-dirs describe` names them; see docs/backup.md."
+    return Finding(f"broker {info.broker_id}", State.WRONG, f"replicas set aside: {found}", "operators", advice)

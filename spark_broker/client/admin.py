@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 
-from spark_broker.client import transaction_admin
+from spark_broker.client import broker_calls, transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import AdminSettings
@@ -36,6 +36,7 @@ from spark_broker.errors import (
 from spark_broker.model import (
     ClusterDescription,
     HistoryInfo,
+    LogDirInfo,
     NewTopic,
     PartitionInfo,
     TopicDescription,
@@ -262,6 +263,10 @@ class Admin:
             topic = view.topic(tp.topic)
             starts[tp] = start if topic is None else topic.begins(tp.partition, start)
         return starts
+
+    def describe_log_dirs(self) -> list[LogDirInfo]:
+        """What each live broker has in its log directory, and what it has set aside there, in order of their ids."""
+        return broker_calls.describe_log_dirs(self._metadata, self._deadline())
 
     def list_transactions(self) -> list[TransactionInfo]:
         """Every transactional id and application that a live broker coordinates, sorted by id."""

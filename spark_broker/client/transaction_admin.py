@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from spark_broker.client.cluster_view import ClusterView, address_of
+from spark_broker.client.broker_calls import ask_broker
+from spark_broker.client.cluster_view import ClusterView
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.retry import Deadline, call_with_retries
-from spark_broker.errors import InvalidProducerIdMappingError, InvalidTxnStateError, UnknownServerError
+from spark_broker.client.retry import Deadline
+from spark_broker.errors import InvalidProducerIdMappingError, InvalidTxnStateError
 from spark_broker.model import TRANSACTION_STATE_TOPIC, TopicPartition, TransactionInfo
 from spark_broker.protocol.messages import (
     AbortTransactionRequest,
@@ -76,15 +77,8 @@ def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline
 def _coordinated_by(
     metadata: ClusterMetadata, broker: BrokerMetadata, deadline: Deadline
 ) -> list[TransactionDescription]:
-    answer = call_with_retries(
-        lambda: metadata.call(address_of(broker), DescribeTransactionsRequest(None), deadline),
-        deadline=deadline,
-        backoff=metadata.backoff,
-        closing=metadata.closing,
-    )
-    if not isinstance(answer, DescribeTransactionsResponse):
-        raise UnknownServerError(f"DescribeTransactions was answered with {type(answer).__name__}")
-    return answer.transactions
+    request = DescribeTransactionsRequest(None)
+    return ask_broker(metadata, broker, request, DescribeTransactionsResponse, deadline).transactions
 
 
 def _info(transaction: TransactionDescription, view: ClusterView, coordinator: int) -> TransactionInfo:

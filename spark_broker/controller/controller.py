@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from spark_broker.config import ClusterSettings
-from spark_broker.controller import damage, fencing, offline, partition_notes, room, shutdown, unclean
+from spark_broker.controller import damage, fencing, lineage, offline, partition_notes, room, shutdown, unclean
 from spark_broker.controller.absence import Absences
 from spark_broker.controller.calls import CallContext, answer, reason
 from spark_broker.controller.clocks import ClockBounds, Clocks
@@ -147,7 +147,7 @@ class Controller(Machine[ControllerStanding]):
         """Check what never falls, and each election. The controller has moved if it has decided something."""
         risen = after.controller_epoch >= before.controller_epoch and after.next_offset >= before.next_offset
         invariant(risen, "%s takes the controller back from %s to %s", name, before, after)
-        counted = after.next_offset - before.next_offset == len(self._records)
+        counted = after.next_offset - before.next_offset >= len(self._records)
         invariant(counted, "%d records lead from %s to %s", len(self._records), before, after)
         for record in self._records:
             if isinstance(record, PartitionChangeRecord) and record.leader not in (None, NO_LEADER):
@@ -250,6 +250,9 @@ class Controller(Machine[ControllerStanding]):
         self._note(begins + was if last.controller_host else begins, controller_epoch=epoch)
         why = f"every broker registers anew in controller epoch {epoch}"
         self._apply(fencing.fence_all(self.image), why, leaderless_expected=True)
+        if event.accept_older_metadata:
+            self._note("metadata that may be older than what brokers have seen is accepted", expected=False)
+            self._apply(lineage.accept(self.image), "older metadata is accepted", leaderless_expected=True)
         self._absences.all_left(self.image, now_ms)
 
     def _tick(self, now_ms: int) -> None:

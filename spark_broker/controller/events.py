@@ -12,7 +12,8 @@ from spark_broker.protocol.messages import CallRequest, HeartbeatRequest, Regist
 class ControllerStarted:
     """The controller replayed the log and takes over as `writer`; `cluster_id` is for a log that has none yet.
 
-    `host`, `pid`: of its driver; `started_ms`: now, by the driver's clock (UTC).
+    `host`, `pid`: of its driver; `started_ms`: now, by the driver's clock (UTC). `accept_older_metadata`: an operator
+    says that the log may lack what brokers have seen.
     """
 
     writer: str
@@ -20,6 +21,7 @@ class ControllerStarted:
     host: str = ""
     pid: int = -1
     started_ms: int = 0
+    accept_older_metadata: bool = False
 
 
 @dataclass(frozen=True, slots=True)

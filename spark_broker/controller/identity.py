@@ -18,8 +18,11 @@ class BrokerIdentity:
     new_directory: bool = False
 
 
-def identify(image: MetadataImage, request: RegisterBrokerRequest, lost: Collection[int]) -> BrokerIdentity:
-    """The id of the directory that asks.
+def identify(
+    image: MetadataImage, request: RegisterBrokerRequest, lost: Collection[int], *, forgotten: bool = False
+) -> BrokerIdentity:
+    """The id of the directory that asks. `forgotten`: the metadata is older than what the directory has seen, so it may
+    not know the directory's id.
 
     `lost`: brokers whose directories count as lost; an empty directory may take such an id over. Raises
     InconsistentClusterIdError for a directory that claims an id that is not its own; the directory is kept.
@@ -27,6 +30,8 @@ def identify(image: MetadataImage, request: RegisterBrokerRequest, lost: Collect
     owner = image.broker_of_directory(request.directory_id)
     if owner is not None and request.broker_id in (-1, owner.id):
         return BrokerIdentity(owner.id)
+    if forgotten and owner is None and request.broker_id >= 0 and request.broker_id not in image.brokers:
+        return BrokerIdentity(request.broker_id)
     if owner is not None or request.broker_id >= 0:
         raise InconsistentClusterIdError(
             f"the log directory {request.directory_id} claims broker id {request.broker_id}, which "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 from spark_broker.controller.records import (
@@ -19,12 +20,15 @@ from spark_broker.controller.records import (
     LaunchRecord,
     LogStartsRecord,
     MetadataRecord,
+    OffsetRecord,
+    OlderMetadataRecord,
     PartitionChangeRecord,
     PartitionRecord,
     ProducerIdsRecord,
     RegisterBrokerRecord,
     RemoveTopicRecord,
     SchemaRecord,
+    TombstonesRecord,
     TopicConfigRecord,
     TopicRecord,
     UnregisterBrokerRecord,
@@ -32,6 +36,47 @@ from spark_broker.controller.records import (
 from spark_broker.controller.topic_history import TopicHistory, history_records, not_below, replayed
 from spark_broker.errors import InvariantError, invariant
 from spark_broker.model import NO_EPOCH, NO_LEADER
+
+WRITERS_MAX = 1000
+"""Controllers that an image remembers."""
+
+TOMBSTONES_MAX = 10_000
+"""Deleted topics that an image remembers."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataWriter:
+    """A controller that wrote the metadata log from offset `begins` on, until the next one began."""
+
+    epoch: int
+    name: str
+    begins: int
+
+
+class Tombstones:
+    """The ids of the newest topics that were deleted, in order. That a topic is unknown does not say that it was."""
+
+    def __init__(self, topic_ids: Sequence[str] = ()) -> None:
+        self._topic_ids = tuple(topic_ids)
+
+    @cached_property
+    def _lookup(self) -> frozenset[str]:
+        return frozenset(self._topic_ids)
+
+    def __contains__(self, topic_id: object) -> bool:
+        return topic_id in self._lookup
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._topic_ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tombstones) and self._topic_ids == other._topic_ids
+
+    def __repr__(self) -> str:
+        return f"<{len(self._topic_ids)} tombstones>"
+
+    def with_one(self, topic_id: str) -> Tombstones:
+        return Tombstones((*self._topic_ids[1 - TOMBSTONES_MAX :], topic_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +174,22 @@ class MetadataImage:
     last_launch: int = 0
     next_broker_id: int = 0
     next_producer_id: int = 0
+    writers: tuple[MetadataWriter, ...] = ()  # the newest ones, in order; see `lineage`
+    tombstones: Tombstones = field(default_factory=Tombstones)
+    older_accepted_epoch: int = NO_EPOCH  # the newest controller that may go on with an older log; see `lineage`
     brokers: Mapping[int, BrokerState] = field(default_factory=lambda: MappingProxyType({}))
     topics: Mapping[str, TopicState] = field(default_factory=lambda: MappingProxyType({}))  # by topic id
     topic_ids: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))  # name to topic id
 
     def apply(self, records: Sequence[MetadataRecord]) -> MetadataImage:
-        """The image after these records. The first of them has the offset `next_offset`."""
+        """The image after these records. The first of them has the offset `next_offset`.
+
+        Each has the offset after the one before it, but for what an OffsetRecord skips.
+        """
         builder = _Builder(self)
         for record in records:
             builder.replay(record)
-        return replace(builder.build(), next_offset=self.next_offset + len(records))
+        return builder.build()
 
     def topic(self, name: str) -> TopicState | None:
         topic_id = self.topic_ids.get(name)
@@ -181,22 +232,32 @@ def to_records(image: MetadataImage) -> list[MetadataRecord]:
     """A snapshot: records that rebuild an equal image with `image_from_snapshot`."""
     records: list[MetadataRecord] = [
         ClusterRecord(image.cluster_id),
-        ControllerEpochRecord(
-            image.controller_epoch,
-            image.controller_writer,
-            image.controller_host,
-            image.controller_pid,
-            image.controller_started_ms,
-        ),
+        *_writer_records(image),
         LaunchRecord(image.last_launch),
         BrokerIdsRecord(image.next_broker_id),
         ProducerIdsRecord(image.next_producer_id),
+        TombstonesRecord(list(image.tombstones)),
     ]
+    if image.older_accepted_epoch != NO_EPOCH:
+        records.append(OlderMetadataRecord(image.older_accepted_epoch))
     for broker in image.brokers.values():
         records += [_registration(broker), _liveness(broker)]
     for topic in image.topics.values():
         records += _topic_records(topic)
     return records
+
+
+def _writer_records(image: MetadataImage) -> list[MetadataRecord]:
+    current = ControllerEpochRecord(
+        image.controller_epoch,
+        image.controller_writer,
+        image.controller_host,
+        image.controller_pid,
+        image.controller_started_ms,
+        begins=image.writers[-1].begins if image.writers else 0,
+    )
+    earlier = [ControllerEpochRecord(w.epoch, w.name, begins=w.begins) for w in image.writers[:-1]]
+    return [*earlier, current]
 
 
 def _registration(broker: BrokerState) -> RegisterBrokerRecord:
@@ -277,6 +338,7 @@ class _Builder:
 
     def __init__(self, image: MetadataImage) -> None:
         self._image = image
+        self._offset = image.next_offset
         self._brokers: dict[int, BrokerState] | None = None
         self._topics: dict[str, TopicState] | None = None
         self._topic_ids: dict[str, str] | None = None
@@ -288,6 +350,7 @@ class _Builder:
         image = self._image
         return replace(
             image,
+            next_offset=self._offset,
             brokers=image.brokers if self._brokers is None else MappingProxyType(self._brokers),
             topics=image.topics if self._topics is None else MappingProxyType(self._topics),
             topic_ids=image.topic_ids if self._topic_ids is None else MappingProxyType(self._topic_ids),
@@ -345,8 +408,14 @@ class _Builder:
                 self._replay_history(record)
             case LogStartsRecord():
                 self._raise_log_starts(record)
+            case OffsetRecord():
+                invariant(record.next_offset > self._offset, "the metadata offset never falls")
+                self._offset = record.next_offset - 1
+            case ControllerEpochRecord():
+                self._image = _begun(self._image, record, self._offset)
             case _:
                 self._image = _replay_scalar(self._image, record)
+        self._offset += 1
 
     def _register(self, record: RegisterBrokerRecord) -> None:
         self.brokers[record.broker_id] = _registered(record)
@@ -380,6 +449,7 @@ class _Builder:
                 del self.topic_ids[self._topic(record.topic_id).name]
                 del self.topics[record.topic_id]
                 self._partitions.pop(record.topic_id, None)
+                self._image = replace(self._image, tombstones=self._image.tombstones.with_one(record.topic_id))
 
     def _replay_history(self, record: HistoryRecord | HistoryStatusRecord) -> None:
         topic = self._topic(record.topic_id)
@@ -427,19 +497,21 @@ class _Builder:
 
 def changed_partition(state: PartitionRegistration, record: PartitionChangeRecord) -> PartitionRegistration:
     """The partition after the change: its partition epoch rises, and with an election its leader epoch."""
+    next_leader_epoch = state.leader_epoch + 1 if record.leader_epoch is None else record.leader_epoch
+    invariant(next_leader_epoch > state.leader_epoch, "%s falls", next_leader_epoch)
     return _checked(
         PartitionRegistration(
             replicas=state.replicas if record.replicas is None else tuple(record.replicas),
             isr=state.isr if record.isr is None else tuple(record.isr),
             leader=state.leader if record.leader is None else record.leader,
-            leader_epoch=state.leader_epoch + (record.leader is not None),
+            leader_epoch=state.leader_epoch if record.leader is None else next_leader_epoch,
             partition_epoch=state.partition_epoch + 1,
             adding=state.adding if record.adding is None else tuple(record.adding),
             removing=state.removing if record.removing is None else tuple(record.removing),
             damaged=state.damaged if record.damaged is None else tuple(record.damaged),
             elr=state.elr if record.elr is None else tuple(record.elr),
             last_known_elr=state.last_known_elr if record.last_known_elr is None else tuple(record.last_known_elr),
-            unclean_epoch=state.leader_epoch + 1 if record.unclean else state.unclean_epoch,
+            unclean_epoch=next_leader_epoch if record.unclean else state.unclean_epoch,
         )
     )
 
@@ -474,21 +546,26 @@ def _without_damaged_members(state: PartitionRegistration) -> PartitionRegistrat
     )
 
 
+def _begun(image: MetadataImage, record: ControllerEpochRecord, offset: int) -> MetadataImage:
+    """A controller took over. Images from snapshots of earlier versions know only that one, from the beginning on."""
+    invariant(record.epoch >= image.controller_epoch, "the controller epoch never falls")
+    writer = MetadataWriter(record.epoch, record.writer, offset if record.begins < 0 else record.begins)
+    return replace(
+        image,
+        controller_epoch=record.epoch,
+        controller_writer=record.writer,
+        controller_host=record.host,
+        controller_pid=record.pid,
+        controller_started_ms=record.started_ms,
+        writers=(*image.writers, writer)[-WRITERS_MAX:],
+    )
+
+
 def _replay_scalar(image: MetadataImage, record: MetadataRecord) -> MetadataImage:
     match record:
         case ClusterRecord():
             invariant(image.cluster_id in ("", record.cluster_id), "a cluster's id never changes")
             return replace(image, cluster_id=record.cluster_id)
-        case ControllerEpochRecord():
-            invariant(record.epoch >= image.controller_epoch, "the controller epoch never falls")
-            return replace(
-                image,
-                controller_epoch=record.epoch,
-                controller_writer=record.writer,
-                controller_host=record.host,
-                controller_pid=record.pid,
-                controller_started_ms=record.started_ms,
-            )
         case LaunchRecord():
             return replace(image, last_launch=max(image.last_launch, record.launch))
         case BrokerIdsRecord():
@@ -496,5 +573,9 @@ def _replay_scalar(image: MetadataImage, record: MetadataRecord) -> MetadataImag
         case ProducerIdsRecord():
             invariant(record.next_producer_id >= image.next_producer_id, "producer ids are given out once")
             return replace(image, next_producer_id=record.next_producer_id)
+        case TombstonesRecord():
+            return replace(image, tombstones=Tombstones(record.topic_ids))
+        case OlderMetadataRecord():
+            return replace(image, older_accepted_epoch=record.epoch)
         case _:
             raise InvariantError(f"no rule for the record {type(record).__name__}")

@@ -47,7 +47,8 @@ class ClusterRecord(Record, frozen=True, tag=0):
 class ControllerEpochRecord(Record, frozen=True, tag=1):
     """A controller took over; `writer` is the UUID that its files carry.
 
-    `host`, `pid`: of its driver; `started_ms`: when it took over, by its own clock (UTC).
+    `host`, `pid`: of its driver; `started_ms`: when it took over, by its own clock (UTC). `begins`: the offset of this
+    record, in snapshots; -1: it is where it was written.
     """
 
     epoch: Epoch
@@ -55,6 +56,7 @@ class ControllerEpochRecord(Record, frozen=True, tag=1):
     host: Name = ""
     pid: int = -1
     started_ms: int = 0
+    begins: Offset = -1
 
 
 class LaunchRecord(Record, frozen=True, tag=2):
@@ -155,6 +157,7 @@ class PartitionChangeRecord(Record, frozen=True, tag=11):
 
     A `leader` that is not None is an election: it raises the leader epoch even if the same broker wins (KAFKA-7164).
     `unclean`: the elected leader is not known to have everything that was committed; the loss was accepted.
+    `leader_epoch`: the one that the election begins, where the next may have been given out already.
     """
 
     topic_id: TopicId
@@ -168,6 +171,25 @@ class PartitionChangeRecord(Record, frozen=True, tag=11):
     elr: Brokers | None = None
     last_known_elr: Brokers | None = None
     unclean: bool = False
+    leader_epoch: Epoch | None = None
+
+
+class OlderMetadataRecord(Record, frozen=True, tag=17):
+    """An operator has accepted that this log may lack what brokers have seen, while the controller of `epoch` runs."""
+
+    epoch: Epoch
+
+
+class OffsetRecord(Record, frozen=True, tag=18):
+    """The next record has this offset: those before it may have been given to records that this log lacks."""
+
+    next_offset: Offset
+
+
+class TombstonesRecord(Record, frozen=True, tag=19):
+    """Ids of deleted topics, in the order of their deletion (in snapshots)."""
+
+    topic_ids: Annotated[list[TopicId], Meta(max_length=100_000)]
 
 
 class ProducerIdsRecord(Record, frozen=True, tag=12):
@@ -233,6 +255,9 @@ MetadataRecord = (
     | HistoryRecord
     | HistoryStatusRecord
     | LogStartsRecord
+    | OlderMetadataRecord
+    | OffsetRecord
+    | TombstonesRecord
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from spark_broker.controller import lineage
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.election import Election, elect
 from spark_broker.controller.identity import BrokerIdentity, identify
@@ -57,11 +58,12 @@ class Registration:
 
 def register(image: MetadataImage, request: RegisterBrokerRequest, rules: RegistrationRules) -> Registration:
     """Register a process. Raises UnsupportedVersionError, InvalidRequestError, InconsistentClusterIdError,
-    StaleLaunchError or DuplicateBrokerRegistrationError; then nothing changed."""
+    StaleLaunchError, DuplicateBrokerRegistrationError or OlderMetadataError; then nothing changed."""
     _check_request(image, request)
     if request.launch in rules.lost_launches:
         raise StaleLaunchError(f"Spark reported launch {request.launch} as lost")
-    identity = identify(image, request, rules.lost_brokers)
+    newer = lineage.newer_than(image, request.seen)
+    identity = identify(image, request, rules.lost_brokers, forgotten=newer is not None)
     previous = image.brokers.get(identity.broker_id)
     if previous is not None and _is_same_process(previous, request):
         return Registration(previous.id, previous.epoch, resumed=True)
@@ -69,7 +71,8 @@ def register(image: MetadataImage, request: RegisterBrokerRequest, rules: Regist
         _check_launch(previous, request, rules)
     if not rules.shared_executor:
         _check_executor(image, identity.broker_id, request, rules)
-    record = _record(image, identity, request)
+    beyond = () if newer is None else tuple(lineage.beyond(image, newer))
+    record = _record(image.apply(beyond), identity, request)
     older_copy = previous is not None and _is_older_copy(previous, request)
     lost = identity.new_directory or older_copy or request.start_kind == "machine_crash"
     changes = _end_previous_incarnation(image, identity.broker_id, rules.disks, lost=lost)
@@ -79,7 +82,7 @@ def register(image: MetadataImage, request: RegisterBrokerRequest, rules: Regist
         resumed=False,
         new_id=previous is None,
         older_copy=older_copy,
-        records=(record, *changes),
+        records=(*beyond, record, *changes),
     )
 
 

@@ -80,14 +80,17 @@ class BrokerCluster:
         config: LogConfig = None,
         *,
         take_over: bool = False,
+        accept_older_metadata: bool = False,
         on_progress: Progress | None = None,
     ) -> Self:
         """Start `brokers` brokers on the session's executors and wait until all of them are live.
 
         `config` is a TOML file or a mapping of dotted names. `take_over`: start even if another live cluster uses the
-        directories, and end that one. Raises UnsupportedSparkError where the session cannot host brokers,
-        ClusterStartError where there are too few executors or brokers do not come up in time, InvalidConfigError,
-        ClusterInUseError, and InconsistentClusterIdError where the directories are another cluster's.
+        directories, and end that one. `accept_older_metadata`: start even if metadata.dir lacks what brokers have seen;
+        then all replicas are compared, and what the metadata does not know is set aside. Raises UnsupportedSparkError
+        where the session cannot host brokers, ClusterStartError where there are too few executors or brokers do not
+        come up in time, InvalidConfigError, ClusterInUseError, OlderMetadataError, and InconsistentClusterIdError where
+        the directories are another cluster's.
         """
         check_session(spark)
         settings = load_cluster_settings(config)
@@ -96,7 +99,7 @@ class BrokerCluster:
         check_resource(sc, settings.cluster)
         if is_local(sc.master):
             logger.warning("%s has one executor: all %d brokers share it and fail together with it", sc.master, brokers)
-        cluster = cls._open(spark, settings, take_over=take_over)
+        cluster = cls._open(spark, settings, take_over=take_over, accept_older_metadata=accept_older_metadata)
         try:
             cluster._launch(brokers, on_progress or _silent)
             cluster._begin_tiering()
@@ -112,14 +115,21 @@ class BrokerCluster:
         return [cluster for cluster in _started if not cluster.stopped]
 
     @classmethod
-    def _open(cls, spark: SparkSession, settings: ClusterSettings, *, take_over: bool) -> Self:
+    def _open(
+        cls, spark: SparkSession, settings: ClusterSettings, *, take_over: bool, accept_older_metadata: bool
+    ) -> Self:
         sc = spark.sparkContext
         address = _driver_address(spark, settings)
         with ExitStack() as undo:
             directories = choose_directories(settings.cluster, sc.applicationId)
             undo.callback(directories.remove_temporary)
             controller = ControllerLink.start(
-                settings, directories, host=address, shared_executor=is_local(sc.master), take_over=take_over
+                settings,
+                directories,
+                host=address,
+                shared_executor=is_local(sc.master),
+                take_over=take_over,
+                accept_older_metadata=accept_older_metadata,
             )
             undo.callback(controller.close)
             host = KeeperHost(sc, address, resource=settings.cluster.broker_executor_resource)

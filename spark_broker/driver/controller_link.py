@@ -35,7 +35,8 @@ class ControllerLink:
     def __init__(self, client: ControllerClient, config: ControllerConfig, settings: ClusterConfig) -> None:
         self._client = client
         # Only the first start may take the directory over. A restart must not: another cluster may have taken it since.
-        self._config = msgspec.structs.replace(config, port=client.port, take_over=False)
+        # Nor may it accept older metadata: what was there at the first start is what the operator has looked at.
+        self._config = msgspec.structs.replace(config, port=client.port, take_over=False, accept_older_metadata=False)
         self._on_failure: Callable[[SparkBrokerError], None] = _unwatched
         self._request_timeout_ms = settings.request_timeout_ms
         self._shutdown_timeout_s = settings.controlled_shutdown_timeout_ms / 1000
@@ -56,6 +57,7 @@ class ControllerLink:
         host: str,
         shared_executor: bool,
         take_over: bool = False,
+        accept_older_metadata: bool = False,
     ) -> Self:
         """Start the controller's process. Raises the error that kept it from serving: ClusterInUseError (unless
         `take_over`), InconsistentClusterIdError, and others."""
@@ -69,6 +71,7 @@ class ControllerLink:
             log_level=settings.cluster.controller_log_level,
             run=uuid.uuid4().hex,
             take_over=take_over,
+            accept_older_metadata=accept_older_metadata,
         )
         client = ControllerClient.start(config)
         try:

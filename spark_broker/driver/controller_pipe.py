@@ -25,6 +25,7 @@ class ControllerConfig(Struct, frozen=True, kw_only=True):
     and given to brokers; `port` 0: any free one. `known_cluster_ids`: what the log directories carry.
     `shared_executor`: brokers may share one executor (plain `local[N]`). `run`: a uuid of this run of the cluster, the
     same when its controller is started again. `take_over`: take the directory from another run, even if that is alive.
+    `accept_older_metadata`: see `controller.lineage`.
     """
 
     cluster: dict[str, str]
@@ -37,6 +38,7 @@ class ControllerConfig(Struct, frozen=True, kw_only=True):
     log_level: str = "INFO"
     run: str = ""
     take_over: bool = False
+    accept_older_metadata: bool = False
 
 
 class Started(Struct, frozen=True, kw_only=True, tag=True):

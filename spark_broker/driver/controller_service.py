@@ -114,10 +114,12 @@ class ControllerService:
         self._loop = ControllerLoop(self._controller, log, self, self._fail)
         self._server: Server | None = None
 
-    def start(self, host: str, port: int, owner: Owner) -> None:
+    def start(self, host: str, port: int, owner: Owner, *, accept_older_metadata: bool = False) -> None:
         """Take over the metadata log for this owner, and serve. Raises StaleControllerEpochError, MetadataStoreError
         or, when the address cannot be bound, ClusterStartError."""
-        started = ControllerStarted(self._log.writer, uuid.uuid4().hex, owner.host, owner.pid, owner.since_ms)
+        started = ControllerStarted(
+            self._log.writer, uuid.uuid4().hex, owner.host, owner.pid, owner.since_ms, accept_older_metadata
+        )
         self._loop.step([started], patience_s=START_PATIENCE_S)
         try:
             self._server = Server(host, port, self._call, {SESSION_STREAM: self._session}, self._fail)

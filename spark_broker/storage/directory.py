@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from spark_broker.errors import (
     DamagedLogError,
     InconsistentClusterIdError,
@@ -25,25 +27,32 @@ from spark_broker.errors import (
     SparkBrokerError,
     StorageRefusedError,
 )
-from spark_broker.protocol.messages import ANY_INCARNATION, UNRECORDED
+from spark_broker.protocol.messages import ANY_INCARNATION, UNRECORDED, MetadataSeen
 from spark_broker.storage.checkpoints import (
     read_checkpoint_as,
     read_high_watermarks,
     write_checkpoint,
     write_high_watermarks,
 )
-from spark_broker.storage.directory_names import PartitionDirectory, PartitionName, derived_name
+from spark_broker.storage.directory_names import (
+    PARTITION_FILE,
+    PartitionDirectory,
+    PartitionName,
+    derived_name,
+    read_partition,
+)
 from spark_broker.storage.files import TEMPORARY_SUFFIX, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
+from spark_broker.storage.strays import DAMAGED, DIVERGED, Stray, set_aside_in, stray_suffix, strays_in
 
 META_FILE = "meta.json"
-PARTITION_FILE = "partition.json"
+SEEN_FILE = "metadata-seen.json"
 CLEAN_FILE = ".clean"
 DELETED_SUFFIX = ".deleted"
-DAMAGED_SUFFIX = ".damaged"
-DIVERGED_SUFFIX = ".diverged"
+DAMAGED_SUFFIX = f".{DAMAGED}"
+DIVERGED_SUFFIX = f".{DIVERGED}"
 SLOT_PREFIX = "broker-"
 MAX_SLOTS = 1000
 INCARNATIONS_MAX = 1000
@@ -87,7 +96,9 @@ class LogDirectory:
         self._lock = lock
         self._meta = meta
         self._names_unsynced = False
-        self._doomed: list[Path] = []  # renamed by `unname_partitions`, and not synced
+        # Renamed, and their new names are not synced.
+        self._doomed: list[Path] = []
+        self._aside: list[Path] = []
 
     @property
     def meta(self) -> DirectoryMeta:
@@ -222,7 +233,7 @@ class LogDirectory:
         """
         path = self.path / f"{topic}-{partition}"
         with self._errors_at(path):
-            existing = _read_partition(self.fs, path)
+            existing = read_partition(path, fs=self.fs)
             if existing is None:
                 self._names_unsynced = True
                 if not self.fs.is_directory(path):
@@ -256,7 +267,7 @@ class LogDirectory:
 
     def _readable(self, path: Path) -> PartitionDirectory | None:
         try:
-            return _read_partition(self.fs, path)
+            return read_partition(path, fs=self.fs)
         except (DamagedLogError, OSError) as error:
             # Only this directory is left out. `partition_directory` raises the error to a broker that wants to use it.
             logger.error("%s: %s", path, error.message if isinstance(error, DamagedLogError) else error)
@@ -271,30 +282,43 @@ class LogDirectory:
         the new paths, for `remove` (a start finds those that were not removed), and why partitions have kept their
         names. Raises SyncFailedError.
         """
+        return self._rename(partitions, lambda: f".{self.fs.unique_id()}{DELETED_SUFFIX}", self._doomed)
+
+    def set_aside(
+        self, partitions: Iterable[PartitionName], now_ms: int
+    ) -> tuple[list[Path], dict[PartitionName, SparkBrokerError]]:
+        """As `unname_partitions`, but nothing finds the directories and removes them: they are strays from now on."""
+        return self._rename(partitions, lambda: stray_suffix(now_ms), self._aside)
+
+    def _rename(
+        self, partitions: Iterable[PartitionName], suffix: Callable[[], str], renamed: list[Path]
+    ) -> tuple[list[Path], dict[PartitionName, SparkBrokerError]]:
+        """`renamed`: where the new paths are kept until they are durable."""
         partitions = list(partitions)
         kept: dict[PartitionName, SparkBrokerError] = {}
         for partition in partitions:
             path = self.path / f"{partition.topic}-{partition.number}"
             try:
                 if self.fs.is_directory(path) and self._belongs_to(path, partition.topic_id):
-                    target = path.with_name(derived_name(path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}"))
+                    target = path.with_name(derived_name(path.name, suffix()))
                     self.fs.rename(path, target)
-                    self._doomed.append(target)
+                    renamed.append(target)
             except OSError as error:
                 kept[partition] = storage_error(error, str(path))
-        if self._doomed:
+        if renamed:
             try:
                 with self._errors_at(self.path):
                     self.fs.sync_directory(self.path)
             except StorageRefusedError as error:  # Nothing of them is removed before their new names are durable.
                 return [], dict.fromkeys(partitions, error)
-        doomed, self._doomed = self._doomed, []
-        return doomed, kept
+        done = renamed[:]
+        renamed.clear()
+        return done, kept
 
     def _belongs_to(self, path: Path, topic_id: str) -> bool:
         """Whether the directory is of this topic, or of none: its making was not finished."""
         try:
-            owner = _read_partition(self.fs, path)
+            owner = read_partition(path, fs=self.fs)
         except DamagedLogError as error:
             logger.error("%s stays: %s", path, error.message)  # `partition_directory` quarantines it, if it is needed.
             return False
@@ -304,6 +328,39 @@ class LogDirectory:
         """What `unname_partitions` has left behind."""
         with self._errors_at(self.path):
             return [path for path in _entries(self.fs, self.path) if path.name.endswith(DELETED_SUFFIX)]
+
+    def strays(self) -> list[Stray]:
+        """The replicas that were set aside here, the oldest first. Raises KafkaStorageError, StorageRefusedError."""
+        with self._errors_at(self.path):
+            return strays_in(self.path, fs=self.fs)
+
+    def all_set_aside(self) -> list[Stray]:
+        """As `strays`, with damaged and diverged replicas."""
+        with self._errors_at(self.path):
+            return set_aside_in(self.path, fs=self.fs)
+
+    def unname_stray(self, stray: Stray) -> Path:
+        """Give a replica that was set aside the name of a deleted one, durably. Returns its path, for `remove`."""
+        path = stray.replica.path
+        with self._errors_at(path):
+            target = path.with_name(derived_name(path.name, f".{self.fs.unique_id()}{DELETED_SUFFIX}"))
+            self.fs.rename(path, target)
+            self.fs.sync_directory(self.path)
+        return target
+
+    def read_seen(self) -> MetadataSeen | None:
+        """The newest metadata that this directory is known to have had; None: none is."""
+        try:
+            with self._errors_at(self.path):
+                return read_checkpoint_as(self.path / SEEN_FILE, MetadataSeen, fs=self.fs)
+        except DamagedLogError as error:
+            logger.warning("%s: %s; it is not known which metadata was seen", self.path, error.message)
+            return None
+
+    def write_seen(self, seen: MetadataSeen) -> None:
+        """Remember the newest metadata that was applied."""
+        with self._errors_at(self.path):
+            write_checkpoint(self.path / SEEN_FILE, msgspec.to_builtins(seen), fs=self.fs)
 
     def remove(self, doomed: Path) -> None:
         """Remove a directory that `unname_partitions` has renamed, if it is still there."""
@@ -465,11 +522,6 @@ def _remove_leftovers(fs: FileSystem, path: Path) -> None:
     for leftover in _entries(fs, path):
         if leftover.name.endswith(TEMPORARY_SUFFIX) and not fs.is_directory(leftover):
             fs.unlink(leftover)
-
-
-def _read_partition(fs: FileSystem, path: Path) -> PartitionDirectory | None:
-    saved = read_checkpoint_as(path / PARTITION_FILE, tuple[str, str, int], fs=fs)
-    return None if saved is None else PartitionDirectory(*saved, path)
 
 
 def _check_fresh(fs: FileSystem, path: Path) -> None:

@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_broker.model import FILE_NAME_BYTES_MAX
+from spark_broker.storage.checkpoints import read_checkpoint_as
+from spark_broker.storage.filesystem import LOCAL, FileSystem
+
+PARTITION_FILE = "partition.json"
 
 
 class PartitionName(NamedTuple):
@@ -26,6 +30,12 @@ class PartitionDirectory:
     topic_id: str
     partition: int
     path: Path
+
+
+def read_partition(path: Path, *, fs: FileSystem = LOCAL) -> PartitionDirectory | None:
+    """Whose directory this is; None: it does not say. Raises DamagedLogError, OSError."""
+    saved = read_checkpoint_as(path / PARTITION_FILE, tuple[str, str, int], fs=fs)
+    return None if saved is None else PartitionDirectory(*saved, path)
 
 
 def derived_name(name: str, suffix: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_broker.protocol.messages import HistoryMetadata
+from spark_broker.protocol.messages import HistoryMetadata, ReplicaSetAside
 from spark_broker.spark import delta_session
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
@@ -109,12 +109,15 @@ def test_a_cluster_is_looked_at(run: Run, cluster: FakeCluster) -> None:
     cluster.create("leaderless", 2)
     cluster.topics["t"].history = HistoryMetadata("a-table", 4, 7, [0], [5], "the table is gone")
     cluster.topics["leaderless"].partitions[1].leader = -1
+    kinds = enumerate(("stray", "damaged", "stray"))
+    cluster.set_aside[1] = [ReplicaSetAside("t", number, kind, "/logs/path") for number, kind in kinds]
     ended = run("doctor", "-b", cluster.bootstrap, "-o", "json")
     assert ended.status == 1
     wrong = {finding["what"]: finding["found"] for finding in ended.json if finding["state"] == "wrong"}
     assert wrong == {
         "topic t": "tiering has stopped: the table is gone",
         "topic leaderless": "partitions without a leader: 1",
+        "broker 1": "replicas set aside: 1 damaged, 2 stray",
     }
 
 

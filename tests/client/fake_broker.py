@@ -51,6 +51,8 @@ from spark_broker.protocol.messages import (
     CreatePartitionsRequest,
     CreateTopicRequest,
     DeleteTopicRequest,
+    DescribeLogDirRequest,
+    DescribeLogDirResponse,
     ElectionResult,
     ElectLeadersRequest,
     ElectLeadersResponse,
@@ -76,6 +78,8 @@ from spark_broker.protocol.messages import (
     OffsetFetchResponse,
     PartitionMetadata,
     ReassignPartitionRequest,
+    ReplicaSetAside,
+    StoredReplica,
     TopicMetadata,
 )
 from spark_broker.protocol.murmur2 import group_partition
@@ -200,6 +204,7 @@ class FakeCluster:
         self.fenced: set[int] = set()
         self.controller = ControllerMetadata()
         self.logs: dict[int, str] = {}  # by broker id
+        self.set_aside: dict[int, list[ReplicaSetAside]] = {}  # by broker id
         self.controller_epoch = 1
         self.metadata_offset = -1
         self.append_hook: AppendHook = lambda broker, request, header: None
@@ -481,6 +486,8 @@ class FakeCluster:
                 return ListOffsetsResponse([self._offset_info(broker, spec) for spec in request.partitions])
             case OffsetCommitRequest() | OffsetFetchRequest():
                 return self._group(broker, request)
+            case DescribeLogDirRequest():
+                return self._log_dir(broker)
             case _:
                 coordinated = coordinated_id(request)
                 if coordinated is not None:
@@ -489,6 +496,12 @@ class FakeCluster:
                     check_coordinator(leaders, group_partition(coordinated, len(leaders) or 1), broker)
                 answer = self.transactions.answer(request)
                 return self._administer(request) if answer is None else answer
+
+    def _log_dir(self, broker: int) -> DescribeLogDirResponse:
+        replicas = [
+            StoredReplica(name, number, 100) for name, t in self.topics.items() for number in range(len(t.partitions))
+        ]
+        return DescribeLogDirResponse(f"/logs/broker-{broker}", replicas, self.set_aside.get(broker, []))
 
     def _administer(self, request: CallRequest) -> Message:
         match request:

@@ -38,7 +38,7 @@ class ProcessCluster:
 
     `places`: one for each broker, which then has a `log.dirs` of its own: a bootstrap list survives the end of all
     of them. `controller_host`: what the controller binds; `output`: where brokers' output goes.
-    `entry`: what a broker's process runs, as module:function.
+    `entry`: what a broker's process runs, as module:function. `live`: how many brokers the start waits for, if not all.
     """
 
     def __init__(
@@ -51,6 +51,8 @@ class ProcessCluster:
         controller_host: str = LOOPBACK,
         output: Path | None = None,
         entry: str = RUN_BROKER,
+        live: int | None = None,
+        accept_older_metadata: bool = False,
     ) -> None:
         self.base = base
         self.log_dirs = base / "logs"
@@ -63,12 +65,12 @@ class ProcessCluster:
         self._lock = threading.RLock()
         self._brokers: dict[int, KeptBroker] = {}  # by slot
         self._all: list[KeptBroker] = []
-        self.controller = self._start_controller()
+        self.controller = self._start_controller(accept_older_metadata=accept_older_metadata)
         for slot in range(brokers):
             self.launch(slot)
-        self.await_live(brokers)
+        self.await_live(brokers if live is None else live)
 
-    def _start_controller(self, port: int = 0) -> ControllerClient:
+    def _start_controller(self, port: int = 0, *, accept_older_metadata: bool = False) -> ControllerClient:
         config = ControllerConfig(
             cluster=self.settings.cluster.to_dict(),
             topic=self.settings.topic.to_dict(),
@@ -76,6 +78,7 @@ class ProcessCluster:
             host=self._controller_host,
             port=port,
             shared_executor=True,
+            accept_older_metadata=accept_older_metadata,
         )
         return ControllerClient.start(config)
 
@@ -126,10 +129,15 @@ class ProcessCluster:
     def launch_ended(self) -> list[int]:
         """Launch every broker whose process has ended, as Spark's launcher would; returns their slots."""
         with self._lock:
-            ended = [slot for slot, broker in self._brokers.items() if broker.has_ended]
+            ended = self.ended()
             for slot in ended:
                 self.launch(slot)
             return ended
+
+    def ended(self) -> list[int]:
+        """The slots of brokers whose process has ended."""
+        with self._lock:
+            return [slot for slot, broker in self._brokers.items() if broker.has_ended]
 
     def await_live(self, count: int, timeout_s: float = START_TIMEOUT_S) -> None:
         """Wait until this many brokers are unfenced."""

@@ -30,6 +30,8 @@ from spark_broker.protocol.messages.calls import (
     DeleteRecordsPartition,
     DeleteRecordsRequest,
     DeleteRecordsResponse,
+    DescribeLogDirRequest,
+    DescribeLogDirResponse,
     EmptyResponse,
     HistoryMetadata,
     InitProducerIdRequest,
@@ -44,6 +46,8 @@ from spark_broker.protocol.messages.calls import (
     OffsetFetchRequest,
     OffsetFetchResponse,
     PartitionMetadata,
+    ReplicaSetAside,
+    StoredReplica,
     TopicMetadata,
 )
 from spark_broker.protocol.messages.common import (
@@ -68,6 +72,7 @@ from spark_broker.protocol.messages.control import (
     HeartbeatResponse,
     IsrMember,
     LogEnd,
+    MetadataSeen,
     MetadataUpdate,
     ProducerStateEntry,
     RegisterBrokerRequest,
@@ -112,6 +117,7 @@ CallRequest = (
     MetadataRequest
     | ListOffsetsRequest
     | DeleteRecordsRequest
+    | DescribeLogDirRequest
     | InitProducerIdRequest
     | OffsetCommitRequest
     | OffsetFetchRequest
@@ -145,6 +151,7 @@ CallResponse = (
     | MetadataResponse
     | ListOffsetsResponse
     | DeleteRecordsResponse
+    | DescribeLogDirResponse
     | InitProducerIdResponse
     | OffsetFetchResponse
     | EmptyResponse
@@ -202,6 +209,8 @@ __all__ = [
     "DeleteRecordsPartition",
     "DeleteRecordsRequest",
     "DeleteRecordsResponse",
+    "DescribeLogDirRequest",
+    "DescribeLogDirResponse",
     "DeleteTopicRequest",
     "DescribeTransactionsRequest",
     "EARLIEST_TIMESTAMP_MS",
@@ -233,6 +242,7 @@ __all__ = [
     "WriteTransactionMarkersResponse",
     "Message",
     "MetadataResponse",
+    "MetadataSeen",
     "MetadataUpdate",
     "OffsetCommitRequest",
     "OffsetFetchRequest",
@@ -255,8 +265,10 @@ __all__ = [
     "ReplicaFetched",
     "ReplicaPartition",
     "ReplicaStateRequest",
+    "ReplicaSetAside",
     "ReplicaStateResponse",
     "StopBroker",
+    "StoredReplica",
     "StreamMessage",
     "TopicMetadata",
     "TransactionDescription",

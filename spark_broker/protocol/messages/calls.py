@@ -38,6 +38,34 @@ class MetadataRequest(Message, frozen=True):
     certain: bool = False
 
 
+class DescribeLogDirRequest(Message, frozen=True):
+    """What a broker has in its log directory."""
+
+
+class StoredReplica(Message, frozen=True):
+    """A replica that is open: the bytes of its segments."""
+
+    topic: Name
+    partition: PartitionId
+    size_bytes: Offset
+
+
+class ReplicaSetAside(Message, frozen=True):
+    """A replica that was set aside. kind: "stray", "damaged" or "diverged". `since_ms`: UTC, by the broker's clock."""
+
+    topic: Name
+    partition: PartitionId
+    kind: Name
+    path: LogPlace
+    since_ms: Int64 = -1
+
+
+class DescribeLogDirResponse(Message, frozen=True):
+    path: LogPlace
+    replicas: list[StoredReplica]
+    set_aside: list[ReplicaSetAside]
+
+
 class BrokerMetadata(Message, frozen=True):
     id: BrokerId
     host: Name

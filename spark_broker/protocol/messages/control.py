@@ -31,12 +31,26 @@ UNRECORDED = "unrecorded-"
 """Begins an incarnation that could not be saved in its log directory."""
 
 
+class MetadataSeen(Message, frozen=True):
+    """A place in the metadata log, and the numbers that were given out up to there.
+
+    Everything before `next_offset` had been applied; `writer` was the controller of `controller_epoch` there.
+    """
+
+    next_offset: Offset
+    controller_epoch: Epoch
+    writer: Name
+    last_launch: Count
+    next_broker_id: Count
+    next_producer_id: Offset
+
+
 class RegisterBrokerRequest(Message, frozen=True):
     """First message of a session. `broker_id` -1: the directory has no id yet.
 
     start_kind: "clean", "process_crash" or "machine_crash". `incarnation`: UUID of this process. `earlier`: those
     incarnations of which the log directory knows that they may have registered; empty, or with `ANY_INCARNATION`: it
-    does not know them all.
+    does not know them all. `seen`: the newest metadata that this directory is known to have had; None: it knows none.
     """
 
     version: Int64
@@ -56,6 +70,7 @@ class RegisterBrokerRequest(Message, frozen=True):
     pid_start_time: Int64
     log: LogPlace = ""
     earlier: Annotated[list[Name], Meta(max_length=10_000)] = msgspec.field(default_factory=list)
+    seen: MetadataSeen | None = None
 
 
 class RegisterBrokerResponse(Message, frozen=True):
@@ -104,7 +119,7 @@ class HeartbeatRequest(Message, frozen=True):
     sent_ms: Int64
     ready: bool
     wants_shutdown: bool = False
-    damaged: Annotated[list[tuple[TopicId, PartitionId, int]], Meta(max_length=100_000)] = msgspec.field(
+    damaged: Annotated[list[tuple[TopicId, PartitionId, Int64]], Meta(max_length=100_000)] = msgspec.field(
         default_factory=list
     )
     log_ends: Annotated[list[LogEnd], Meta(max_length=100_000)] = msgspec.field(default_factory=list)
@@ -214,12 +229,12 @@ class ProducerStateEntry(Message, frozen=True):
     producer_id: Int64
     producer_epoch: Int64
     last_append_ms: Int64
-    batches: list[tuple[int, int, int, int]]
+    batches: list[tuple[Int64, Int64, Int64, Int64]]
     transaction_start: Offset = -1
 
 
 class ReplicaStateResponse(Message, frozen=True):
     log_start_offset: Offset
-    epochs: list[tuple[int, int]]
+    epochs: list[tuple[Epoch, Offset]]
     producers: list[ProducerStateEntry]
     purge_offset: Offset = 0

@@ -197,6 +197,7 @@ class BrokerProcess(NetworkNode):
             pid=self.launch,
             pid_start_time=1,
             earlier=self._earlier,
+            seen=self.manager.seen,
         )
 
     def _received(self, message: object) -> None:

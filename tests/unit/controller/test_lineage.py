@@ -1,0 +1,165 @@
+"""A metadata log that lacks what brokers have seen: nobody is let in, unless an operator accepts it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from spark_broker.controller import lineage
+from spark_broker.controller.events import ControllerStarted
+from spark_broker.controller.image import WRITERS_MAX, MetadataImage, image_from_snapshot, to_records
+from spark_broker.controller.lineage import NewestBatch
+from spark_broker.controller.records import ControllerEpochRecord, LaunchRecord
+from spark_broker.errors import OlderMetadataError, SparkBrokerError
+from spark_broker.model import NO_LEADER
+from spark_broker.protocol.messages import DeleteTopicRequest, MetadataSeen, RegisterBrokerResponse
+from tests.unit.controller.cluster import CLUSTER_ID, Cluster, registration
+
+
+def image_of(*runs: tuple[str, int]) -> MetadataImage:
+    """Controllers, one after the other, with so many records each."""
+    image = MetadataImage()
+    for epoch, (writer, records) in enumerate(runs):
+        image = image.apply([ControllerEpochRecord(epoch, writer), *[LaunchRecord(1)] * (records - 1)])
+    return image
+
+
+def place(next_offset: int, epoch: int, writer: str) -> MetadataSeen:
+    return MetadataSeen(next_offset, epoch, writer, -1, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("known", "contained"),
+    [
+        (place(3, 0, "a"), True),
+        (place(10, 0, "a"), True),
+        (place(11, 0, "a"), False),  # The copy lacks its newest records, and another controller has gone on.
+        (place(11, 1, "b"), True),
+        (place(15, 1, "b"), True),
+        (place(16, 1, "b"), False),
+        (place(11, 1, "c"), False),  # Another controller had the epoch.
+        (place(11, 2, "c"), False),
+    ],
+)
+def test_a_place_is_in_the_log_or_is_not(known: MetadataSeen, contained: bool) -> None:
+    image = image_of(("a", 10), ("b", 5))
+    assert lineage.has(image, known) is contained
+    restored = image_from_snapshot(to_records(image), image.next_offset)
+    assert lineage.has(restored, known) is contained
+
+
+def test_what_is_seen_of_an_image_is_in_each_image_that_follows() -> None:
+    image = image_of(("a", 10))
+    for writer in "bcd":
+        seen = lineage.seen(image)
+        image = image.apply([LaunchRecord(1), ControllerEpochRecord(image.controller_epoch + 1, writer)])
+        assert lineage.has(image, seen)
+
+
+def test_a_controller_that_the_image_has_forgotten_proves_nothing() -> None:
+    image = image_of(("a", 2))
+    seen = place(3, 0, "other")
+    assert not lineage.has(image, seen)
+    for epoch in range(1, WRITERS_MAX + 1):
+        image = image.apply([ControllerEpochRecord(epoch, "b")])
+    assert len(image.writers) == WRITERS_MAX
+    assert lineage.has(image, seen)
+
+
+def _same(newest: NewestBatch | None) -> NewestBatch | None:
+    return newest
+
+
+class Story:
+    """A cluster of three, its image in an older copy, and what its brokers saw after the copy was made."""
+
+    def __init__(self) -> None:
+        cluster = Cluster()
+        cluster.start_brokers(3)
+        cluster.create_topic("t", 2, 3)
+        self.older = cluster.image
+        cluster.create_topic("u", 1, 3)
+        broker = cluster.start_broker("directory-3")
+        assert broker == 3
+        self.newest = cluster.image
+        self.seen = lineage.seen(self.newest)
+
+    def restored(self, *, accept: bool) -> Cluster:
+        """A cluster on the older copy, with a new controller."""
+        cluster = Cluster(self.older)
+        cluster.handle(ControllerStarted("v" * 32, CLUSTER_ID, accept_older_metadata=accept))
+        return cluster
+
+    def register(self, cluster: Cluster, directory: int) -> RegisterBrokerResponse | SparkBrokerError:
+        request = registration(
+            cluster.new_launch(), f"directory-{directory}", broker_id=directory, cluster_id=CLUSTER_ID, seen=self.seen
+        )
+        return cluster.register(request)
+
+
+def test_a_broker_that_has_seen_more_is_refused_and_nothing_changes() -> None:
+    story = Story()
+    cluster = story.restored(accept=False)
+    for directory in (0, 3):  # The copy does not know the directory of broker 3.
+        launched = cluster.image.last_launch + 1
+        answer = story.register(cluster, directory)
+        assert isinstance(answer, OlderMetadataError), answer
+        assert cluster.image.last_launch == launched
+        assert cluster.image.brokers == story.restored(accept=False).image.brokers
+
+
+def test_accepted_metadata_goes_on_above_every_number_that_was_given_out() -> None:
+    story = Story()
+    cluster = story.restored(accept=True)
+    for directory in range(4):
+        answer = story.register(cluster, directory)
+        assert isinstance(answer, RegisterBrokerResponse), answer
+        assert answer.broker_id == directory
+        assert answer.broker_epoch > story.newest.next_offset
+    assert cluster.image.next_broker_id == 4
+    assert cluster.image.last_launch >= story.newest.last_launch
+    assert cluster.image.next_producer_id > story.newest.next_producer_id
+    assert lineage.has(cluster.image, lineage.seen(cluster.image))
+    assert not lineage.has(cluster.image, story.seen), "what was lost stays unknown"
+
+
+def test_accepted_metadata_elects_nobody_before_all_replicas_were_compared() -> None:
+    story = Story()
+    cluster = story.restored(accept=True)
+    before = story.older.topic("t")
+    assert before is not None
+    for number, was in enumerate(before.partitions):
+        state = cluster.partition("t", number)
+        assert (state.leader, state.isr, state.elr) == (NO_LEADER, (), ())
+        assert state.leader_epoch > was.leader_epoch + 1
+        assert state.unclean_epoch == state.leader_epoch
+
+
+def test_the_acceptance_ends_with_its_controller() -> None:
+    story = Story()
+    cluster = story.restored(accept=True)
+    cluster.handle(ControllerStarted("u" * 32, CLUSTER_ID))
+    assert isinstance(story.register(cluster, 0), OlderMetadataError)
+
+
+def test_only_what_the_metadata_says_is_deleted() -> None:
+    cluster = Cluster()
+    cluster.start_brokers(3)
+    cluster.create_topic("t", 1, 2)
+    cluster.create_topic("gone", 1, 2)
+    gone, topic = cluster.topic("gone").topic_id, cluster.topic("t").topic_id
+    assert not lineage.may_be_deleted(cluster.image, "f" * 32, 0, lambda: NewestBatch(-1, is_empty=True))
+    cluster.call(DeleteTopicRequest("gone"))
+    restored = image_from_snapshot(to_records(cluster.image), cluster.image.next_offset)
+    for image in (cluster.image, restored):
+        assert lineage.may_be_deleted(image, gone, 0, lambda: None)
+    epoch = cluster.partition("t").leader_epoch
+    for newest, deleted in (
+        (NewestBatch(epoch, is_empty=False), True),
+        (NewestBatch(epoch + 1, is_empty=False), False),  # A leader has written it that this metadata does not know.
+        (NewestBatch(epoch + 1, is_empty=True), True),
+        (None, False),  # Its files cannot be read.
+    ):
+        assert lineage.may_be_deleted(cluster.image, topic, 0, partial(_same, newest)) is deleted
+    assert not lineage.may_be_deleted(cluster.image, topic, 1, lambda: NewestBatch(-1, is_empty=True))

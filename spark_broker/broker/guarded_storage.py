@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import partial
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 from spark_broker.broker.partition_events import PartitionEvents, PartitionKey
 from spark_broker.broker.replica_log import ReplicaLog
+from spark_broker.broker.state_lock import StateLock
 from spark_broker.core.replica import Replica, Role
 from spark_broker.errors import (
     DamagedLogError,
@@ -31,7 +31,7 @@ class GuardedStorage(ABC):
     def __init__(self, key: PartitionKey, log: ReplicaLog, replica: Replica, events: PartitionEvents) -> None:
         self.key = key
         self.replica = replica
-        self.lock = threading.RLock()
+        self.lock = StateLock()
         self._log = log
         self._events = events
 

@@ -289,7 +289,7 @@ class Partition(GuardedStorage):
             return diverging
 
     def read_for_follower(self, leader_epoch: int, offset: int, max_bytes: int) -> PartitionRead:
-        with self.lock:
+        with self.lock.reading:
             self.replica.check_leader(leader_epoch)
             read = self.position(self.replica.log_end_offset)
             within = self.replica.log_start_offset <= offset < read[0]  # below the log start, the follower is rebuilt
@@ -299,13 +299,13 @@ class Partition(GuardedStorage):
 
     def leader_position(self, leader_epoch: int) -> PartitionRead:
         """What the leader knows, without records."""
-        with self.lock:
+        with self.lock.reading:
             self.replica.check_leader(leader_epoch)
             return PartitionRead([], *self.position(0)[1:])
 
     def replica_state(self, leader_epoch: int) -> ReplicaStateResponse:
         """The state that a follower needs to begin at this log's start."""
-        with self.lock:
+        with self.lock.reading:
             self.replica.check_leader(leader_epoch)
             producers = self.guard_storage(self._log.producers_at_log_start)
             start, epochs = self.replica.log_start_offset, self.replica.epochs.to_pairs()

@@ -77,7 +77,7 @@ class PartitionReader:
 
     def __init__(self, partition: Partition) -> None:
         self._partition = partition
-        self._lock = partition.lock
+        self._lock = partition.lock.reading
         self._replica = partition.replica
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:

@@ -7,7 +7,6 @@ Nothing here waits or starts a thread, so that simulated brokers run the same cl
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -17,6 +16,7 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.marker_queue import MarkerQueue, Round
 from spark_broker.broker.marker_writer import MarkerWriter
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.state_lock import StateLock
 from spark_broker.broker.transaction_shard import LedShard
 from spark_broker.config import ClusterConfig
 from spark_broker.controller.image import BrokerState, TopicState
@@ -97,7 +97,7 @@ class TransactionCoordinator:
         self._markers = markers
         self._wake = wake
         self._clock = clock
-        self._lock = threading.RLock()
+        self._lock = StateLock()
         self._events: deque[Callable[[], None]] = deque()
         self._outbox: deque[Callable[[], None]] = deque()
         self._shards: dict[int, LedShard] = {}
@@ -183,8 +183,18 @@ class TransactionCoordinator:
                 self._run_events()
                 self._send_markers()
                 leaving, self._outbox = self._outbox, deque()
-            for continuation in leaving:
-                continuation()
+            self._send_out(leaving)
+
+    def _send_out(self, leaving: deque[Callable[[], None]]) -> None:
+        """Run what leaves this coordinator. An error ends the call in hand; what belongs to others is sent by the next
+        one who pumps."""
+        try:
+            while leaving:
+                leaving.popleft()()
+        finally:
+            if leaving:
+                with self._lock:
+                    self._outbox.extendleft(reversed(leaving))
 
     def _run_events(self) -> None:
         while self._events:

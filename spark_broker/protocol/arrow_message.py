@@ -20,6 +20,7 @@ import pyarrow.ipc
 from spark_broker.errors import (
     CorruptMessageError,
     InvalidDataError,
+    InvalidRequestError,
     MessageTooLargeError,
     SchemaMismatchError,
     invariant,
@@ -35,6 +36,7 @@ from spark_broker.protocol.frame import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     NO_TIMESTAMP,
+    OFFSET_MAX,
     ROW_OFFSETS,
     TRANSACTIONAL,
     BatchHeader,
@@ -234,10 +236,13 @@ def assign(
     """Fill the leader's fields into a *validated* message, and compute the CRC.
 
     `max_timestamp_us` is the running maximum of the partition, this batch included. A bytearray is changed in place and
-    returned; anything else is copied once.
+    returned; anything else is copied once. Raises InvalidRequestError if the partition has too few offsets left: any
+    peer can have its records deleted up to the last offset that there is.
     """
     target = message if isinstance(message, bytearray) else bytearray(message)
     head = _read_head(target)
+    if base_offset + head.header.last_offset_delta + 1 > OFFSET_MAX:
+        raise InvalidRequestError(f"the partition has no offsets left for {head.header.last_offset_delta + 1} records")
     attributes = head.header.attributes & ~FIRST_OF_SEGMENT
     header = head.header._replace(
         base_offset=base_offset,

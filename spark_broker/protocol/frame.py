@@ -22,6 +22,9 @@ FIELDS_BYTES = 64
 HEADER_BYTES = 72
 ENTRY_BYTES = 80
 
+OFFSET_MAX = 2**63 - 1
+"""Also of the offset after the last record."""
+
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1

@@ -19,6 +19,7 @@ import pyarrow.flight as flight
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import (
     InvalidRequestError,
+    InvariantError,
     NetworkError,
     SparkBrokerError,
     UnknownServerError,
@@ -174,8 +175,9 @@ StreamHandler = Callable[[ServerStream], None]
 class Server(flight.FlightServerBase):  # type: ignore[misc]
     """Serves calls and streams on `host:port` (0: any free port) from the moment it is made.
 
-    A handler's typed errors go to its client. Anything else is our own bug: `on_bug` is called, and the client gets
-    UnknownServerError.
+    A handler's typed errors go to its client. Anything else is our own bug. The client gets UnknownServerError, and
+    only its call or stream ends: any peer may send a value that nobody has thought of. But after a broken invariant
+    nothing that this process holds can be relied on: `on_bug` is called. `StateLock` raises InvariantError, too.
     """
 
     def __init__(
@@ -212,9 +214,8 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         except SparkBrokerError as error:
             return wire.error_response(error)
         except Exception as error:
-            logger.exception("a call failed")
-            self._on_bug(error)
-            return wire.error_response(UnknownServerError(f"{type(error).__name__}: {error}"))
+            logger.exception("a call failed on a bug")
+            return wire.error_response(self._bug(error))
 
     def do_exchange(self, context: object, descriptor: flight.FlightDescriptor, reader: object, writer: object) -> None:
         """One stream: its handler runs in this thread until the client leaves."""
@@ -228,12 +229,17 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
         except SparkBrokerError as error:
             _send_last(stream, error)
         except Exception as error:
-            logger.exception("a stream failed")
-            self._on_bug(error)
-            _send_last(stream, UnknownServerError(f"{type(error).__name__}: {error}"))
+            logger.exception("a stream failed on a bug")
+            _send_last(stream, self._bug(error))
         finally:
             stream.close()
             self._watch.remove(stream)
+
+    def _bug(self, error: Exception) -> UnknownServerError:
+        """End the process if an invariant is broken. Returns the client's error."""
+        if isinstance(error, InvariantError):
+            self._on_bug(error)
+        return UnknownServerError(f"{type(error).__name__}: {error}")
 
     def _stream_handler(self, stream: ServerStream, command: bytes) -> StreamHandler:
         kind, _, version = command.decode("ascii", errors="replace").partition("/")

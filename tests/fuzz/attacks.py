@@ -41,7 +41,13 @@ CALL_TIMEOUT_S = 20.0
 STREAM_TIMEOUT_S = 4.0
 """A damaged fetch may ask to wait for days: its stream is given up."""
 STREAMS = ("append", "fetch", "replica", "session", "nonsense")
-ADMINISTRATION = ("AlterPartition", "AlterTopicConfig", "DeleteTopic", "ReassignPartition", "WriteTransactionMarkers")
+ADMINISTRATION = (
+    "AlterPartitionRequest",
+    "AlterTopicConfigRequest",
+    "DeleteTopicRequest",
+    "ReassignPartitionRequest",
+    "WriteTransactionMarkersRequest",
+)
 """With names and epochs that are right, these do what they say: that is no attack but administration."""
 
 _CLOSED = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
@@ -259,7 +265,7 @@ _BELONGS = {
     "append": ("AppendRequest",),
     "fetch": ("FetchRequest",),
     "replica": ("ReplicaFetchRequest",),
-    "session": ("RegisterBroker", "Heartbeat"),
+    "session": ("RegisterBrokerRequest", "HeartbeatRequest"),
 }
 
 

@@ -9,11 +9,12 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import pytest
 
-from spark_broker.errors import NetworkError
-from spark_broker.protocol.messages import EmptyResponse, FetchRequest, FetchResponse
+from spark_broker.errors import InvariantError, NetworkError, UnknownServerError
+from spark_broker.protocol.messages import EmptyResponse, FetchRequest, FetchResponse, MetadataRequest
 from spark_broker.transport.client import ClientStream, Connection
 from spark_broker.transport.server import Server, ServerStream
 from tests.support.waiting import eventually
@@ -167,3 +168,24 @@ def test_a_stream_that_is_over_and_forgotten_is_freed() -> None:
             return not any(reference() for reference in left)
 
         eventually(freed, 30, "the end of every stream")
+
+
+@pytest.mark.parametrize(("error", "ends"), [(TypeError("nobody thought of it"), False), (InvariantError("x"), True)])
+def test_an_error_that_nobody_expects_ends_the_call_and_a_broken_invariant_the_process(
+    error: Exception, ends: bool
+) -> None:
+    """Story: what one peer sent ended a broker for everybody."""
+    bugs: list[BaseException] = []
+
+    def fail(_: object) -> NoReturn:
+        raise error
+
+    server = Server(HOST, 0, fail, {"s": fail}, bugs.append)
+    connection = Connection(HOST, server.port)
+    with pytest.raises(UnknownServerError, match=type(error).__name__):
+        connection.call(MetadataRequest(None), timeout_ms=30_000)
+    stream = connection.open_stream("s")
+    with pytest.raises(UnknownServerError, match=type(error).__name__):
+        stream.receive(timeout_ms=30_000)
+    connection.close()
+    assert bugs == [error, error][: 2 * ends]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ import pytest
 from spark_broker.errors import (
     CorruptMessageError,
     InvalidDataError,
+    InvalidRequestError,
     MessageTooLargeError,
     SchemaMismatchError,
     SparkBrokerError,
@@ -317,3 +319,15 @@ def test_random_bytes_are_refused() -> None:
         )
         with pytest.raises(CorruptMessageError):
             check(data)
+
+
+@pytest.mark.parametrize(("last", "fits"), [(2**63 - 2, True), (2**63 - 1, False), (2**63, False)])
+def test_no_batch_goes_beyond_the_last_offset_that_there_is(last: int, fits: bool) -> None:
+    """Story: records were deleted up to 2**63 - 1. The second append after that ended the leader."""
+    message = encode_batch(pa.record_batch({"n": [1, 2]}))
+    append = partial(assign, message, base_offset=last - 1, leader_epoch=0, append_time_ms=0, max_timestamp_us=0)
+    if fits:
+        assert append()[0].last_offset == last
+    else:
+        with pytest.raises(InvalidRequestError, match="no offsets left for 2 records"):
+            append()

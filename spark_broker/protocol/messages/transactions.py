@@ -167,7 +167,7 @@ class TransactionDescription(Message, frozen=True):
     last_committed: Int64
     timeout_ms: Milliseconds
     idle_ms: Int64
-    writers: list[tuple[int, int]]
+    writers: list[tuple[Int64, Int64]]
     partitions: list[tuple[TopicId, PartitionId]]
     coordinator_epoch: Epoch = -1
 

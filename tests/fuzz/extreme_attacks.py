@@ -1,0 +1,336 @@
+"""Sends messages with extreme values to brokers and to the controller, as any peer can.
+
+`right_messages` has each message once, right in every field, so that an extreme value meets the code behind the first
+checks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from spark_broker import Admin, NewTopic
+from spark_broker.client.local_files import this_boot_id
+from spark_broker.errors import error_from_code
+from spark_broker.protocol import wire
+from spark_broker.protocol.arrow_message import encode_batch
+from spark_broker.protocol.messages import (
+    CALL_ACTION,
+    PROTOCOL_VERSION,
+    AbortTransactionRequest,
+    AddPartitionToTransactionRequest,
+    AllocateProducerIdsRequest,
+    AlterIsr,
+    AlterPartitionRequest,
+    AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
+    AppendRequest,
+    CallRequest,
+    CallResponse,
+    CommittedOffset,
+    CommitTransactionRequest,
+    ConfirmHistoryRequest,
+    CreatePartitionsRequest,
+    CreateTopicRequest,
+    DeleteRecordsPartition,
+    DeleteRecordsRequest,
+    DeleteTopicRequest,
+    DescribeTransactionsRequest,
+    ElectLeadersRequest,
+    EndTransactionRequest,
+    EnsureOffsetsTopicRequest,
+    EnsureTransactionsTopicRequest,
+    FetchPartition,
+    FetchRequest,
+    HeartbeatRequest,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    InitTransactionsRequest,
+    IsrMember,
+    JoinTransactionRequest,
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    LogEnd,
+    Message,
+    MetadataRequest,
+    MetadataUpdate,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    RaiseLogStartsRequest,
+    ReassignPartitionRequest,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    ReplicaFetchRequest,
+    ReplicaPartition,
+    ReplicaStateRequest,
+    ReportTieringRequest,
+    StreamMessage,
+    TransactionalOffsetCommitRequest,
+    TransactionMarker,
+    WriteTransactionMarkersRequest,
+)
+from spark_broker.protocol.schema import schema_to_bytes
+from tests.broker.raw_client import RawClient
+from tests.fuzz.extremes import Case, cases
+from tests.fuzz.samples import sample
+
+STREAMS: dict[type[Message], str] = {
+    AppendRequest: "append",
+    FetchRequest: "fetch",
+    ReplicaFetchRequest: "replica",
+    RegisterBrokerRequest: "session",
+    HeartbeatRequest: "session",
+}
+TRANSACTIONAL_ID = "extreme"
+ANSWER_TIMEOUT_S = 60.0
+WAIT_TIMEOUT_S = 0.5
+WAITS = {"AppendRequest.acks", "FetchRequest.max_wait_ms", "ReplicaFetchRequest.max_wait_ms"}
+"""No answer comes to acks=0, and none at once to a peer that is ready to wait."""
+NO_ANSWER = "no answer"
+
+_numbers = itertools.count()
+_responses = msgspec.msgpack.Decoder(CallResponse)
+_CLOSED = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
+
+
+@dataclass(frozen=True)
+class Victim:
+    """What anybody can learn of a topic with one partition. `leader`, `leader_at`: id, epoch and address."""
+
+    topic: str
+    topic_id: str
+    schema: pa.Schema
+    leader: IsrMember
+    leader_at: tuple[str, int]
+    leader_epoch: int
+    cluster_id: str
+    controller_epoch: int
+    producer: InitProducerIdResponse
+
+
+def learn(bootstrap: str, topic: NewTopic, schema: pa.Schema) -> Victim:
+    """Create the topic if it does not exist, and learn what there is to know of it."""
+    with Admin(bootstrap) as admin:
+        if topic.name not in admin.list_topics():
+            admin.create_topic(topic)
+        description, cluster = admin.describe_topic(topic.name), admin.describe_cluster()
+    client = RawClient(bootstrap)
+    client.ensure_internal()
+    partition = description.partitions[0]
+    leader = next(broker for broker in cluster.brokers if broker.id == partition.leader)
+    return Victim(
+        topic.name,
+        description.topic_id,
+        schema,
+        IsrMember(leader.id, leader.epoch),
+        (leader.host, leader.port),
+        partition.leader_epoch,
+        cluster.cluster_id,
+        cluster.controller_epoch,
+        client.init(TRANSACTIONAL_ID),
+    )
+
+
+def right_messages(of: Victim) -> list[Message]:
+    """Every message that a server takes, with values that are right for this topic."""
+    return [*_clients(of), *_transactions(of), *_administration(of), *_brokers(of)]
+
+
+def _clients(of: Victim) -> list[Message]:
+    at = (of.topic_id, 0, of.leader_epoch)
+    committed = [CommittedOffset(of.topic, 0, 1, of.leader_epoch, "m")]
+    return [
+        MetadataRequest([of.topic], certain=True),
+        ListOffsetsRequest([ListOffsetsPartition(*at, 0, start=0, max_bytes=1000)]),
+        DeleteRecordsRequest([DeleteRecordsPartition(*at, 0)]),
+        InitProducerIdRequest(),
+        OffsetCommitRequest("extreme", committed),
+        OffsetFetchRequest("extreme", [(of.topic, 0)]),
+        AppendRequest(1, *at, -1, 1000),
+        FetchRequest(
+            1, 0, 1, 1 << 20, [FetchPartition(*at, 0, 1 << 20, of.leader_epoch, -1)], ["n"], boot_id=this_boot_id()
+        ),
+    ]
+
+
+def _transactions(of: Victim) -> list[Message]:
+    producer = (of.producer.producer_id, of.producer.producer_epoch)
+    marker = TransactionMarker(*producer, committed=True, partitions=[(of.topic_id, 0)])
+    committed = [CommittedOffset(of.topic, 0, 1, of.leader_epoch, "m")]
+    return [
+        EnsureTransactionsTopicRequest(),
+        InitTransactionsRequest("other", 1000),
+        AddPartitionToTransactionRequest(TRANSACTIONAL_ID, *producer, of.topic_id, 0),
+        EndTransactionRequest(TRANSACTIONAL_ID, *producer, committed=True),
+        JoinTransactionRequest("application", 0, "execution", 1000),
+        CommitTransactionRequest("application", 0, "execution", [producer[0]]),
+        AbortTransactionRequest("application", 0, "execution"),
+        WriteTransactionMarkersRequest([marker]),
+        TransactionalOffsetCommitRequest("extreme", committed, TRANSACTIONAL_ID, *producer, 0),
+        DescribeTransactionsRequest([TRANSACTIONAL_ID]),
+    ]
+
+
+def _administration(of: Victim) -> list[Message]:
+    schema = schema_to_bytes(of.schema)
+    return [
+        CreateTopicRequest("created", 1, 1, schema, {"min.insync.replicas": "1"}, [[of.leader.broker_id]]),
+        DeleteTopicRequest(of.topic),
+        CreatePartitionsRequest(of.topic, 2),
+        AlterTopicConfigRequest(of.topic, {"retention.ms": "1000000"}),
+        AlterTopicSchemaRequest(of.topic, schema),
+        ElectLeadersRequest([(of.topic, 0)]),
+        ReassignPartitionRequest(of.topic, 0, [of.leader.broker_id]),
+        ConfirmHistoryRequest(of.topic_id, of.controller_epoch, "t", 0, 0, [0], [0], 0, [of.leader_epoch], [-1]),
+        RaiseLogStartsRequest(of.topic_id, [(0, 0)]),
+        ReportTieringRequest(of.topic_id, ""),
+        EnsureOffsetsTopicRequest(),
+    ]
+
+
+def _brokers(of: Victim) -> list[Message]:
+    """A registration is of a broker that does not exist. The rest is what the leader would say."""
+    leader = (of.leader.broker_id, of.leader.broker_epoch)
+    change = AlterIsr(of.topic_id, 0, of.leader_epoch, 0, [of.leader], [])
+    position = ReplicaPartition(of.topic_id, 0, of.leader_epoch, 0, -1)
+    now_ms = time.time_ns() // 1_000_000
+    return [
+        AlterPartitionRequest(*leader, [change]),
+        AllocateProducerIdsRequest(*leader),
+        ReplicaStateRequest(of.topic_id, 0, of.leader_epoch),
+        ReplicaFetchRequest(1, *leader, 0, 1 << 20, [position], [(of.topic_id, 1)]),
+        RegisterBrokerRequest(
+            version=PROTOCOL_VERSION,
+            cluster_id=of.cluster_id,
+            launch=1,
+            broker_id=-1,
+            directory_id="extreme",
+            incarnation="extreme",
+            start_kind="clean",
+            host="127.0.0.1",
+            port=1,
+            rack="r",
+            machine="m",
+            executor_id="e",
+            executor_pid=0,
+            pid=0,
+            pid_start_time=0,
+            log="l",
+            earlier=["extreme"],
+        ),
+        HeartbeatRequest(
+            0,
+            2**62,
+            1,
+            ready=True,
+            damaged=[(of.topic_id, 0, 1)],
+            log_ends=[LogEnd(of.topic_id, 0, of.leader_epoch, -1, 0, 0)],
+            wall_ms=now_ms,
+            ahead_max_ms=0,
+            offline={of.topic_id: [0]},
+        ),
+    ]
+
+
+def all_cases(of: Victim) -> Iterator[Case]:
+    """Every extreme of every field of every message. One that has no right values yet is tried with drawn ones."""
+    messages = {type(message): message for message in right_messages(of)}
+    for kind in (*CallRequest.__args__, *STREAMS):
+        yield from cases(messages.get(kind) or sample(random.Random(kind.__name__), kind))
+
+
+class ExtremePeer:
+    """A hostile client of one server."""
+
+    def __init__(self, host: str, port: int, of: Victim) -> None:
+        self._client = flight.FlightClient(f"grpc://{host}:{port}")
+        self._payload = encode_batch(pa.record_batch({"n": [1], "s": ["x"]}, schema=of.schema))
+        register = next(message for message in right_messages(of) if isinstance(message, RegisterBrokerRequest))
+        self._register = wire.encode(register)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def send(self, case: Case) -> str:
+        """The name of the answer's type, or of the error that came back."""
+        if case.message == CreateTopicRequest.__name__ and case.field != "name":
+            case = case.with_value((1,), f"created-{next(_numbers)}")
+        kind = next((kind for kind in STREAMS if kind.__name__ == case.message), None)
+        return self._call(case.encoded) if kind is None else self._stream(case, kind)
+
+    def _call(self, body: bytes) -> str:
+        options = flight.FlightCallOptions(timeout=ANSWER_TIMEOUT_S)
+        try:
+            answer = next(iter(self._client.do_action(flight.Action(CALL_ACTION, body), options))).body
+        except flight.FlightTimedOutError:
+            return NO_ANSWER
+        except _CLOSED as error:
+            return f"closed: {error}"
+        return _name_of(_responses.decode(answer))
+
+    def _stream(self, case: Case, kind: type[Message]) -> str:
+        timeout_s = WAIT_TIMEOUT_S if f"{case.message}.{case.field}" in WAITS else ANSWER_TIMEOUT_S
+        descriptor = flight.FlightDescriptor.for_command(f"{STREAMS[kind]}/{PROTOCOL_VERSION}".encode())
+        writer, reader = self._client.do_exchange(descriptor, flight.FlightCallOptions(timeout=timeout_s))
+        try:
+            if kind is HeartbeatRequest:
+                self._write(writer, self._register)
+                registered = self._read(reader)
+                if not isinstance(registered, RegisterBrokerResponse):
+                    return _name_of(registered)
+                case = self._with_epoch(case, registered.broker_epoch)
+            head = case.encoded
+            payload = self._payload if kind is AppendRequest else b""
+            self._write(writer, len(head).to_bytes(4, "little") + head + payload)
+            return _name_of(self._read(reader))
+        except flight.FlightTimedOutError:
+            return NO_ANSWER
+        except _CLOSED as error:
+            return f"closed: {error}"
+        finally:
+            reader.cancel()
+            with contextlib.suppress(*_CLOSED):
+                writer.close()
+
+    def _with_epoch(self, case: Case, epoch: int) -> Case:
+        at = 1 + HeartbeatRequest.__struct_fields__.index("broker_epoch")
+        return case if case.field == "broker_epoch" else case.with_value((at,), epoch)
+
+    def _write(self, writer: Any, data: bytes) -> None:
+        writer.write_metadata(pa.py_buffer(data))
+
+    def _read(self, reader: Any) -> StreamMessage:
+        """The first answer that is no news of the cluster."""
+        while True:
+            chunk = reader.read_chunk().app_metadata
+            message, _ = wire.decode(memoryview(chunk))
+            if not isinstance(message, MetadataUpdate):
+                return message
+
+
+def _name_of(answer: Message) -> str:
+    """The error in an answer (of the first partition that has one), or its type."""
+    code = next(_error_codes(answer), 0)
+    return type(error_from_code(code, "")).__name__ if code else type(answer).__name__
+
+
+def _error_codes(value: object) -> Iterator[int]:
+    """Every error code within."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _error_codes(item)
+    elif isinstance(value, msgspec.Struct):
+        code = getattr(value, "error_code", 0)
+        if code:
+            yield code
+        for name in value.__struct_fields__:
+            yield from _error_codes(getattr(value, name))

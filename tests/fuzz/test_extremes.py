@@ -1,0 +1,111 @@
+"""Every field of every message with extreme values of its type, sent to brokers and to the controller.
+
+Every call gets a good answer or a typed error. No process ends, and everybody else is served as before.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from spark_broker import Admin, NewTopic
+from spark_broker.protocol.messages import CallRequest
+from tests.fuzz.extreme_attacks import NO_ANSWER, STREAMS, WAITS, ExtremePeer, Victim, all_cases, learn
+from tests.fuzz.extremes import Case
+from tests.fuzz.witness import Cost, Witness
+from tests.support.process_cluster import ProcessCluster
+from tests.support.waiting import eventually
+
+BROKERS = 3
+SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("s", pa.string())])
+SEED = int(os.environ.get("SEED", "1"))
+CASES = 400
+ROUND = 100
+"""After so many cases, what the attacker knows is learned anew: some cases move, cut or delete the topic."""
+OUR_BUGS = ("UnknownServerError", "InvariantError")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessCluster]:
+    config = {
+        "broker.session.timeout.ms": 5000,
+        "offsets.topic.num.partitions": 4,
+        "socket.request.max.bytes": 8_000_000,
+        "request.timeout.ms": 5000,
+    }
+    with ProcessCluster(tmp_path_factory.mktemp("extremes"), BROKERS, config) as cluster:
+        with Admin(cluster.bootstrap_servers) as admin:
+            settings = {"min.insync.replicas": 2}
+            admin.create_topic(NewTopic("witness", 1, BROKERS, schema=SCHEMA, config=settings))
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def cost(cluster: ProcessCluster) -> Cost:
+    return Cost(cluster, BROKERS)
+
+
+@pytest.fixture(scope="module")
+def bootstrap(cluster: ProcessCluster) -> str:
+    """From the start: later, a broker that does not exist may be in the list as well."""
+    return cluster.bootstrap_servers
+
+
+def victim(bootstrap: str) -> Victim:
+    return learn(bootstrap, NewTopic("victim", 1, BROKERS, schema=SCHEMA), SCHEMA)
+
+
+def attack(cluster: ProcessCluster, bootstrap: str, cost: Cost, seed: int, count: int | None) -> int:
+    """Try this many cases (None: all) in the seed's order, each on every server. Returns how many there are."""
+    servers = [(host, int(port)) for host, _, port in (address.partition(":") for address in bootstrap.split(","))]
+    servers.append(("127.0.0.1", cluster.controller.port))
+    first, end = 0, 1
+    while first < end:
+        known = victim(bootstrap)
+        deck = list(all_cases(known))
+        random.Random(seed).shuffle(deck)
+        end = len(deck) if count is None else min(count, len(deck))
+        peers = [ExtremePeer(host, port, known) for host, port in servers]
+        for number, case in enumerate(deck[first : min(first + ROUND, end)], first):
+            for server, peer in enumerate(peers):
+                answer = peer.send(case)
+                again = f"server {server}, case {number} of seed {seed}: {case}: {answer}"
+                assert cost.gone() == [], again
+                assert is_answer(case, answer), again
+        for peer in peers:
+            peer.close()
+        first += ROUND
+    return end
+
+
+def is_answer(case: Case, answer: str) -> bool:
+    """A peer that asks for no answer, or to wait for one, need not get one."""
+    if answer == NO_ANSWER:
+        return f"{case.message}.{case.field}" in WAITS
+    return answer not in OUR_BUGS and not answer.startswith("closed")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("seed", "count"), [(SEED, CASES), pytest.param(SEED + 1, None, marks=pytest.mark.full)], ids=["some", "all"]
+)
+def test_every_extreme_gets_an_answer_and_everybody_else_is_served(
+    cluster: ProcessCluster, bootstrap: str, cost: Cost, seed: int, count: int | None
+) -> None:
+    witness = Witness(bootstrap, "witness")
+    before = witness.read_back()
+    with witness:
+        assert attack(cluster, bootstrap, cost, seed, count) >= CASES
+        acknowledged = witness.acknowledged
+        eventually(lambda: witness.acknowledged > acknowledged, 60, "an acknowledgement after the attack")
+    assert cost.gone() == []
+    assert witness.read_back() == [*before, *range(witness.acknowledged)]
+
+
+def test_every_message_that_a_server_takes_is_tried(bootstrap: str) -> None:
+    tried = {case.message for case in all_cases(victim(bootstrap))}
+    assert {kind.__name__ for kind in (*CallRequest.__args__, *STREAMS)} <= tried

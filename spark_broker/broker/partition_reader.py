@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,12 @@ from spark_broker.errors import (
     PolicyViolationError,
 )
 from spark_broker.protocol.arrow_message import decode_batch, row_deltas
-from spark_broker.protocol.frame import TRANSACTIONAL, BatchHeader, Frame
+from spark_broker.protocol.frame import COMPRESSED, TRANSACTIONAL, BatchHeader, Frame
 from spark_broker.storage.stored_run import StoredRun
 
 if TYPE_CHECKING:
     from spark_broker.broker.partition import Partition
+    from spark_broker.broker.topic import Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,19 @@ class PartitionGrant:
 
     runs: list[StoredRun]
     read: PartitionRead
+
+
+class LogBounds(NamedTuple):
+    """What the leader knows at one moment. `latest`: high watermark or last stable offset, as the reader is isolated.
+
+    `sealed`: the end of the sealed segments, or the last stable offset where it is lower: what may be tiered.
+    """
+
+    log_start: int
+    high_watermark: int
+    latest: int
+    sealed: int
+    leader_epoch: int
 
 
 def is_left_out(header: BatchHeader, replica: Replica, *, read_committed: bool) -> bool:
@@ -79,6 +93,8 @@ class PartitionReader:
         self._partition = partition
         self._lock = partition.lock.reading
         self._replica = partition.replica
+        # By time, first batch to look at, first offset and topic: the answer. Many clients ask for the same time.
+        self._last_lookup: tuple[tuple[int, BatchHeader, int, Topic], tuple[int, int]] | None = None
 
     def check_lineage(self, leader_epoch: int, offset: int, last_epoch: int) -> None:
         """Raises LogTruncationError when the record before `offset` is no longer of epoch `last_epoch` (KIP-320)."""
@@ -149,30 +165,52 @@ class PartitionReader:
 
     def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
         """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""
+        replica = self._replica
         with self._lock:
             self._partition.check_lease(writing=False)
-            end = self._replica.latest_offset(leader_epoch, read_committed=read_committed)
-            leader_epoch = self._replica.assignment.leader_epoch
-            position = self._partition.guard_storage(
-                lambda: self._partition.log.offset_for_timestamp(timestamp_ms * 1000)
+            end = replica.latest_offset(leader_epoch, read_committed=read_committed)
+            leader_epoch = replica.assignment.leader_epoch
+            header = self._partition.guard_storage(
+                lambda: self._partition.log.header_for_timestamp(timestamp_ms * 1000)
             )
+            if header is None or header.base_offset >= end:
+                return None
+            position = header.base_offset
+            lookup = (timestamp_ms, header, replica.first_offset, self._partition.topic)
+            known = self._last_lookup
+            if known is not None and known[0] == lookup and self._shows(header, leader_epoch, read_committed):
+                return known[1]
         # The running maximum may stem from a batch that retention has removed: look at the rows, and go on if need be.
-        while position is not None and position < end:
+        while position < end:
             frame = self._partition.read_log(position, 1, end)[0]
             position = frame.header.next_offset
             with self._lock:
-                self._replica.check_leader(leader_epoch)
-                judgeable = can_judge(frame.header, self._replica, leader_epoch)
-                if not judgeable or is_left_out(frame.header, self._replica, read_committed=read_committed):
+                replica.check_leader(leader_epoch)
+                if not self._shows(frame.header, leader_epoch, read_committed):
                     continue
-                first_offset = self._replica.first_offset
-            offsets = frame.header.base_offset + row_deltas(*frame)
-            deleted = int(np.searchsorted(offsets, first_offset))
-            batch = self.decode(frame).slice(deleted)
-            record = self._partition.topic.first_since(timestamp_ms, batch, frame.header.append_time_ms)
+                first_offset = replica.first_offset
+            record = self._first_since(timestamp_ms, frame, first_offset)
             if record is not None:
-                return int(offsets[deleted + record[0]]), record[1]
+                if (frame.header, first_offset) == lookup[1:3]:
+                    self._last_lookup = (lookup, record)
+                return record
         return None
+
+    def _shows(self, header: BatchHeader, leader_epoch: int, read_committed: bool) -> bool:
+        """Under the lock: whether a reader gets this batch."""
+        judgeable = can_judge(header, self._replica, leader_epoch)
+        return judgeable and not is_left_out(header, self._replica, read_committed=read_committed)
+
+    def _first_since(self, timestamp_ms: int, frame: Frame, first_offset: int) -> tuple[int, int] | None:
+        """Offset and timestamp (ms) of the batch's first record from `first_offset` on that is at or after the time."""
+        topic, header = self._partition.topic, frame.header
+        offsets = header.base_offset + row_deltas(*frame)
+        deleted = int(np.searchsorted(offsets, first_offset))
+        # Of a compressed batch, only this column is inflated.
+        columns = [topic.timestamp_column] if header.attributes & COMPRESSED and topic.timestamp_column else None
+        batch = decode_batch(frame.message, topic.schemas[header.schema_id], columns).slice(deleted)
+        found = topic.first_since(timestamp_ms, batch, header.append_time_ms)
+        return None if found is None else (int(offsets[deleted + found[0]]), found[1])
 
     def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:
         """The first offset, and high watermark or last stable offset, as the leader knows them."""
@@ -199,11 +237,15 @@ class PartitionReader:
             )
         return high_watermark if offset < 0 else offset
 
-    def sealed_offset(self, leader_epoch: int) -> int:
-        """The end of the sealed segments, or the last stable offset where it is lower: what may be tiered."""
+    def bounds(self, leader_epoch: int, *, read_committed: bool) -> LogBounds:
+        """What the leader knows now. Raises as `offsets`."""
         with self._lock:
-            log_start, stable = self.offsets(leader_epoch, read_committed=True)
-            return max(min(self._partition.log.sealed_offset, stable), log_start)
+            self._partition.check_lease(writing=False)
+            replica = self._replica
+            latest = replica.latest_offset(leader_epoch, read_committed=read_committed)
+            start, stable = replica.first_offset, replica.last_stable_offset
+            sealed = max(min(self._partition.log.sealed_offset, stable), start)
+            return LogBounds(start, replica.high_watermark, latest, sealed, replica.assignment.leader_epoch)
 
     def decode(self, frame: Frame) -> pa.RecordBatch:
         return decode_batch(frame.message, self._partition.topic.schemas[frame.header.schema_id])

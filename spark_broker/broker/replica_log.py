@@ -251,10 +251,10 @@ class ReplicaLog:
         """Headers of all batches from the one that holds `from_offset` on."""
         return self._log.headers(from_offset)
 
-    def offset_for_timestamp(self, timestamp_us: int) -> int | None:
-        """Base offset of the first batch that holds a record at or after the time."""
-        position = self._log.offset_for_timestamp(timestamp_us)
-        return None if position is None else position[0]
+    def header_for_timestamp(self, timestamp_us: int) -> BatchHeader | None:
+        """Of the first batch that holds a record at or after the time, or did before retention or compaction."""
+        found = self._log.offset_for_timestamp(timestamp_us)
+        return None if found is None else found[1]
 
     def extent(self, start: int, end: int, max_bytes: int) -> tuple[int, int]:
         """Bytes stored from `start` to `end` (exclusive), and how far `max_bytes` of them reach."""

@@ -147,15 +147,13 @@ class BrokerRequests:
         try:
             partition = self._manager.partition(*key)
             reader = partition.reader
-            log_start, high_watermark = reader.offsets(spec.leader_epoch)
-            _, offset = reader.offsets(spec.leader_epoch, read_committed=spec.read_committed)
-            timestamp_ms = -1
+            bounds = reader.bounds(spec.leader_epoch, read_committed=spec.read_committed)
+            offset, timestamp_ms = bounds.latest, -1
             if spec.timestamp_ms == EARLIEST_TIMESTAMP_MS:
-                offset = log_start
+                offset = bounds.log_start
             elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
-                record = reader.offset_at(spec.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
+                record = reader.offset_at(bounds.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
                 offset, timestamp_ms = record if record is not None else (-1, -1)
-            sealed = reader.sealed_offset(spec.leader_epoch)
             size, fitting = reader.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
         except SparkBrokerError as error:
             return ListedOffset(*key, error.code, error.message[:1000])
@@ -164,14 +162,14 @@ class BrokerRequests:
             0,
             offset=offset,
             timestamp_ms=timestamp_ms,
-            leader_epoch=partition.leader_epoch(),
-            log_start_offset=log_start,
-            high_watermark=high_watermark,
+            leader_epoch=bounds.leader_epoch,
+            log_start_offset=bounds.log_start,
+            high_watermark=bounds.high_watermark,
             last_epoch=reader.epoch_before(offset),
-            start_epoch=reader.epoch_before(spec.start),
+            start_epoch=reader.epoch_before(spec.start) if spec.start >= 0 else -1,
             size_bytes=size,
             fitting_offset=fitting,
-            sealed_offset=sealed,
+            sealed_offset=bounds.sealed,
             history_end_offset=partition.topic.history_end(spec.partition),
         )
 

@@ -7,6 +7,7 @@ brokers or clients before they are.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,8 +61,10 @@ from spark_broker.core.machine import Machine
 from spark_broker.core.machine import event as event_of_machine
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
+    InvariantError,
     SparkBrokerError,
     StaleLaunchError,
+    UnknownServerError,
     invariant,
 )
 from spark_broker.model import NO_LEADER
@@ -74,6 +77,12 @@ from spark_broker.protocol.messages import (
 )
 
 MAX_LOST_LAUNCHES = 10_000
+
+
+def _as_typed(bug: Exception) -> UnknownServerError:
+    """The error for a peer, with the place of the bug: the note of it is all that the log has."""
+    place = traceback.extract_tb(bug.__traceback__)[-1]
+    return UnknownServerError(f"{type(bug).__name__}: {bug} ({place.filename}:{place.lineno})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +320,10 @@ class Controller(Machine[ControllerStanding]):
     def _register(self, event: BrokerRegisters, now_ms: int) -> None:
         try:
             registration = self._registration(event.request, now_ms)
-        except SparkBrokerError as error:
+        except InvariantError:
+            raise
+        except Exception as found:  # noqa: BLE001 (nothing has been decided yet; the note says where it came from)
+            error = found if isinstance(found, SparkBrokerError) else _as_typed(found)
             self._effects.append(CloseSession(event.session_id, error))
             text = f"launch {event.request.launch} may not register: {error}"
             self._note(text, expected=False, launch=event.request.launch, session_id=event.session_id)
@@ -503,6 +515,12 @@ class Controller(Machine[ControllerStanding]):
             context = CallContext(self._settings, event.new_topic, expected, self._log_ends, self._disks)
             decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:
+            self._effects.append(Reply(event.call_id, error))
+            return
+        except InvariantError:
+            raise
+        except Exception as error:  # noqa: BLE001 (the caller's thread logs it)
+            # Nothing has been decided yet: only this call ends, whatever its sender has found.
             self._effects.append(Reply(event.call_id, error))
             return
         self._certain = decision.certain

@@ -27,10 +27,10 @@ class StoppedBrokers:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Answer a call."""
+    """Answer a call. An exception that is no SparkBrokerError is a bug that ends this call alone."""
 
     call_id: int
-    result: Message | LaunchNumber | StoppedBrokers | SparkBrokerError
+    result: Message | LaunchNumber | StoppedBrokers | Exception
 
 
 @dataclass(frozen=True, slots=True)

@@ -297,7 +297,7 @@ class ControllerService:
             future = self._calls.get(effect.call_id)
         if future is None or future.done():
             return  # its caller has given up, or the controller failed
-        if isinstance(effect.result, SparkBrokerError):
+        if isinstance(effect.result, Exception):
             future.set_exception(effect.result)
         else:
             future.set_result(effect.result)

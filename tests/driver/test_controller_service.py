@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pyarrow as pa
 import pytest
@@ -28,6 +29,7 @@ from spark_broker.errors import (
     StaleControllerEpochError,
     StaleLaunchError,
     TopicAlreadyExistsError,
+    UnknownServerError,
 )
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
@@ -443,3 +445,21 @@ def test_a_broker_an_hour_behind_is_fenced_with_the_reason_until_its_clock_is_ri
     assert wrong.answers[-1].reason == ""
     for broker, count in zip(others, answered, strict=True):
         assert not any(answer.fenced for answer in broker.answers[count:])
+
+
+def test_a_bug_in_a_call_is_answered_and_the_controller_goes_on(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Story: what one peer sent ended the controller for everybody."""
+    running = start()
+
+    def raise_bug(*_: object) -> NoReturn:
+        raise TypeError("nobody has thought of this value")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("spark_broker.controller.controller.answer", raise_bug)
+        with pytest.raises(UnknownServerError, match="TypeError: nobody has thought"):
+            running.connection.call(MetadataRequest(None), timeout_ms=30_000)
+    assert "raise_bug" in caplog.text, "the log has the traceback"
+    assert isinstance(running.connection.call(MetadataRequest(None), timeout_ms=30_000), MetadataResponse)
+    assert not running.failures

@@ -181,6 +181,8 @@ class SimulatedController(NetworkNode):
                 self._probe(effect)
             case Reply():
                 reply = self._replies.pop(effect.call_id, None)
+                if isinstance(effect.result, Exception) and not isinstance(effect.result, SparkBrokerError):
+                    raise effect.result  # in production, such a bug ends the call alone
                 if reply is not None:
                     reply(effect.result)
             case Note() | PartitionChanged() if self._world.trace.wants_notes:

@@ -25,6 +25,7 @@ from spark_broker.errors import (
     NetworkError,
     NotControllerError,
     SparkBrokerError,
+    UnknownServerError,
 )
 from spark_broker.protocol.messages import (
     EARLIEST_TIMESTAMP_MS,
@@ -208,9 +209,13 @@ class _ProducerIds:
             self._ask()
 
     def _ask(self) -> None:
-        self._ask_controller(
-            AllocateProducerIdsRequest(self._manager.broker_id, self._manager.broker_epoch), self._answered
-        )
+        """Ask for a block, for everybody who waits. A bug ends the call that asks; the others would wait for ever."""
+        request = AllocateProducerIdsRequest(self._manager.broker_id, self._manager.broker_epoch)
+        try:
+            self._ask_controller(request, self._answered)
+        except Exception as error:
+            self._answered(UnknownServerError(f"no producer id: {type(error).__name__}: {error}"))
+            raise
 
     def _answered(self, block: Answer) -> None:
         """Each waiting request gets an id of the block, or the error. If some are left, another block is asked for."""

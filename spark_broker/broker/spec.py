@@ -13,8 +13,8 @@ from spark_broker.protocol.wire import UNDECODABLE
 
 
 def new_secret() -> str:
-    """A secret for one launch. Its name can be read by every user of the machine while the broker runs: another launch
-    must have another one."""
+    """What nobody can guess: a token for a keeper's job, or a part of a launch's name. Every user of the machine can
+    read the name while the broker runs, so another launch has another secret."""
     return secrets.token_hex(16)
 
 

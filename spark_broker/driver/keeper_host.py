@@ -22,7 +22,7 @@ from pyspark.resource import ResourceProfile, ResourceProfileBuilder, TaskResour
 
 from spark_broker.broker import hosting
 from spark_broker.broker.hosting import KEEPER_VARIABLE
-from spark_broker.broker.spec import LOST, BrokerOutcome, BrokerSpec
+from spark_broker.broker.spec import LOST, BrokerOutcome, BrokerSpec, new_secret
 from spark_broker.driver.executors import (
     LOCAL_EXECUTOR_ID,
     Executor,
@@ -92,7 +92,7 @@ class _Post:
 
     executor: Executor
     launches: dict[int, _Launch] = field(default_factory=dict)
-    token: str = ""
+    token: str = field(default_factory=new_secret)  # nobody knows it before a job has it
     connection: KeeperConnection | None = None
     lost_at_s: float | None = None
     why_lost: str = ""
@@ -245,7 +245,7 @@ class KeeperHost:
         """Run a keeper until its task ends; returns why it did."""
         executor = post.executor
         with self._changed:
-            post.token = secrets.token_hex(16)
+            post.token = new_secret()
         order = KeeperOrder(self._address, self._connections.port, post.token, executor.id, self._entry)
         what = "brokers" if self.shared_executor else "a broker"
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,8 +11,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from spark_broker.broker.hosting import MAX_LINE_BYTES
+from spark_broker.broker.spec import LOST, BrokerOutcome
+from spark_broker.driver.executors import Executor
 from spark_broker.driver.keeper_connections import KeeperConnection, KeeperConnections
-from spark_broker.driver.keeper_task import FromKeeper, KeeperHello, to_line
+from spark_broker.driver.keeper_host import _Post
+from spark_broker.driver.keeper_task import BrokerEnded, FromKeeper, KeeperHello, Kept, to_line
+from tests.fuzz.extremes import json_cases
 from tests.support.waiting import eventually
 
 TOKEN = "of this cluster"
@@ -85,3 +90,29 @@ def test_bytes_that_are_no_message_end_their_connection_alone(
         bystander.sendall(hello())
         eventually(lambda: listener.messages, what="the bystander is still heard")
     assert connections.is_alive()
+
+
+def test_a_place_that_has_no_job_yet_takes_no_keeper() -> None:
+    """Story: until the first job had its token, a stranger with an empty one was taken for the keeper."""
+    tokens = {_Post(Executor("1", "127.0.0.1", 1)).token for _ in range(3)}
+    assert len(tokens) == 3
+    assert "" not in tokens
+
+
+MESSAGES = (KeeperHello(TOKEN, 1), Kept(1, 1, adopted=True), BrokerEnded(1, BrokerOutcome(reason=LOST)))
+
+
+@pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
+def test_every_extreme_of_every_field_ends_its_connection_at_most(
+    connections: KeeperConnections, listener: Listener, message: FromKeeper
+) -> None:
+    for case in json_cases(message):
+        with connect(connections) as peer:
+            peer.sendall(b"" if isinstance(message, KeeperHello) else hello())
+            peer.sendall(json.dumps(case.tree).encode() + b"\n")
+            peer.shutdown(socket.SHUT_WR)
+            assert peer.recv(100) == b"", f"{case}: its connection ends"
+    assert connections.is_alive()
+    with connect(connections) as later:
+        later.sendall(hello() + to_line(Kept(2**40, 1, adopted=False)))
+        eventually(lambda: Kept(2**40, 1, adopted=False) in listener.messages, what="a later keeper is heard")

@@ -17,7 +17,7 @@ from tests.fuzz.samples import type_info
 
 INTEGERS = (-(2**63), -1, 0, 1, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 2**64 - 1, float(2**64))
 """msgpack ends at 2**64 - 1. JSON does not: see `JSON_INTEGERS`."""
-JSON_INTEGERS = (2**64, -(2**64), 10**5000)
+JSON_INTEGERS = (2**64, -(2**64), 10**4000)
 
 NAMES = (
     "",
@@ -78,6 +78,15 @@ def cases(base: msgspec.Struct) -> Iterator[Case]:
     for path, text, kind in _fields(type_info(type(base)), tree, (), ""):
         for value in extremes(kind, _at(tree, path)):
             yield Case(name, text, value, _with(tree, path, value))
+
+
+def json_cases(message: msgspec.Struct) -> Iterator[Case]:
+    """Every extreme of the fields of a message that is sent as a JSON object."""
+    tree, name = msgspec.to_builtins(message), type(message).__name__
+    for field in msgspec.structs.fields(message):
+        values = extremes(type_info(field.type), tree[field.name])
+        for value in (*values, *JSON_INTEGERS):
+            yield Case(name, field.name, value, {**tree, field.name: value})
 
 
 def _fields(kind: types.Type, value: Any, path: Path, text: str) -> Iterator[tuple[Path, str, types.Type]]:
@@ -145,6 +154,15 @@ def _dicts(kind: types.DictType, value: Any) -> list[Any]:
     ]
 
 
+def _dataclasses(kind: types.DataclassType, value: Any) -> list[Any]:
+    """Sent as JSON objects: each field's extremes as well."""
+    return [
+        {},
+        value,
+        *({**value, field.name: v} for field in kind.fields for v in (*extremes(field.type, None), *JSON_INTEGERS)),
+    ]
+
+
 def _unions(kind: types.UnionType, value: Any) -> list[Any]:
     return [extreme for member in kind.types for extreme in extremes(member, value)]
 
@@ -161,6 +179,7 @@ _EXTREMES: dict[type, Callable[[Any, Any], list[Any]]] = {
     types.TupleType: lambda kind, value: [[], [*(value or ()), None], list(value or ())[:-1]],
     types.DictType: _dicts,
     types.UnionType: _unions,
+    types.DataclassType: _dataclasses,
     types.StructType: lambda kind, value: [[], value, list(value or ())[:-1]],
     types.EnumType: lambda kind, value: [*(member.value for member in kind.cls), -1, "x"],
     types.LiteralType: lambda kind, value: [*kind.values, "x"],

@@ -545,6 +545,27 @@ class ProcessLimitError(StorageRefusedError):
     hint = "Raise the limit that the message names (`ulimit -n`, memory), or close clients that are not needed."
 
 
+class NoMemoryError(ProcessLimitError):
+    """The process has no memory for this; nothing of it was done, and nothing is broken."""
+
+    code = 1026
+    hint = "Raise the limit that the message names, or free memory: docs/hosting.md says what takes a broker's."
+
+
+class NoThreadError(ProcessLimitError):
+    """The process can start no thread for this; nothing of it was done, and nothing is broken."""
+
+    code = 1027
+    hint = "Raise the limit that the message names (`ulimit -u`, pids.max, kernel.threads-max), or have fewer clients."
+
+
+class ClientEndedError(SparkBrokerError):
+    """A thread of this client ended on an unexpected error, so the client cannot go on."""
+
+    code = 1028
+    hint = "Close it and open a new one. This is a bug of spark-broker: please report it with your program's log."
+
+
 class ClosedError(SparkBrokerError):
     """The client is closed."""
 

@@ -25,6 +25,7 @@ from spark_broker.broker.repeats import Repeats
 from spark_broker.broker.spec import FAILED, BrokerOutcome, BrokerSpec
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidRequestError, KafkaStorageError, SparkBrokerError, UnknownServerError
+from spark_broker.process_limits import limit_reached
 from spark_broker.storage.descriptors import DESCRIPTORS
 from spark_broker.storage.filesystem import PRIVATE_UMASK
 
@@ -67,8 +68,11 @@ def serve(spec: BrokerSpec, entry: str, leave: LeaveRequest) -> BrokerOutcome:
     except SparkBrokerError as error:
         return _failed(error)
     except OSError as error:
-        return _failed(KafkaStorageError(str(error)))
+        return _failed(limit_reached(error) or KafkaStorageError(str(error)))
     except Exception as error:
+        limit = limit_reached(error)
+        if limit is not None:
+            return _failed(limit)
         # A bug of our own. If it were raised, the reason would be lost with the process.
         logger.exception("the broker ended on an unexpected error")
         return _failed(UnknownServerError(f"{type(error).__name__}: {error}"))

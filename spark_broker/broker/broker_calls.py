@@ -12,6 +12,7 @@ from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.controller.image import BrokerState
 from spark_broker.errors import NetworkError, SparkBrokerError
 from spark_broker.protocol.messages import AllocateProducerIdsRequest, Message
+from spark_broker.threads import Worker
 from spark_broker.transport.client import Connection
 
 QUEUED_CALLS_MAX = 100
@@ -84,13 +85,12 @@ class BrokerCalls:
             return connection
 
 
-class _Caller(threading.Thread):
+class _Caller(Worker):
     """Makes the calls to one destination, one after the other."""
 
     def __init__(self, name: str, connection: Connection, on_bug: Callable[[BaseException], None]) -> None:
-        super().__init__(name=name, daemon=True)
+        super().__init__(name, on_bug)
         self.connection = connection
-        self._on_bug = on_bug
         self._stopping = threading.Event()
         self._queue: queue.Queue[tuple[Message, int, Reply]] = queue.Queue(QUEUED_CALLS_MAX)
 
@@ -103,18 +103,14 @@ class _Caller(threading.Thread):
     def stop(self) -> None:
         self._stopping.set()
 
-    def run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                try:
-                    question = self._queue.get(timeout=0.5)
-                except queue.Empty:
-                    continue
-                self._make(*question)
-            self._refuse_rest()
-        except BaseException as error:
-            self._on_bug(error)
-            raise
+    def work(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                question = self._queue.get(timeout=0.5)
+            except queue.Empty:
+                continue
+            self._make(*question)
+        self._refuse_rest()
 
     def _make(self, request: Message, timeout_ms: int, answered: Reply) -> None:
         try:

@@ -22,6 +22,7 @@ from spark_broker.broker.executor import LOOK_S, WatchedProcess, peer_of
 from spark_broker.broker.spec import LOST, STOPPED, BrokerOutcome
 from spark_broker.errors import invariant
 from spark_broker.storage.filesystem import ProcessIdentity
+from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +153,7 @@ class LeaveRequest:
             subscriber(why)
 
 
-class CustodyThread(threading.Thread):
+class CustodyThread(Worker):
     """Accepts keepers, watches the executor, and asks the broker to leave. Ends the process if the broker does not."""
 
     def __init__(
@@ -164,7 +165,8 @@ class CustodyThread(threading.Thread):
         *,
         end_process: Callable[[int], object] = os._exit,
     ) -> None:
-        super().__init__(name="custody", daemon=True)
+        # Without this thread, the broker would outlive its executor for ever.
+        super().__init__("custody", lambda _: end_process(ENDED_BY_FORCE))
         self.leave = LeaveRequest()
         self._listener = listener
         self._executor = executor
@@ -181,18 +183,12 @@ class CustodyThread(threading.Thread):
         self._watched: WatchedProcess | None = None  # the executor's JVM, until it has ended
         self._admit(first_keeper)
 
-    def run(self) -> None:
-        try:
-            self._watch_executor()
-            while self._custody.state is not CustodyState.OVER:
-                self._look()
-            logger.error("did not leave in time: %s", self._custody.why)
-        except BaseException:
-            # Without this thread, the broker would outlive its executor for ever.
-            logger.critical("a bug in looking after this broker ends it", exc_info=True)
-            raise
-        finally:
-            self._end_process(ENDED_BY_FORCE)
+    def work(self) -> None:
+        self._watch_executor()
+        while self._custody.state is not CustodyState.OVER:
+            self._look()
+        logger.error("did not leave in time: %s", self._custody.why)
+        self._end_process(ENDED_BY_FORCE)
 
     def _look(self) -> None:
         """Wait for the next event, and act on it."""

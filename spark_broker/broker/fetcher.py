@@ -12,19 +12,19 @@ from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_fetcher import FetcherState, ReplicaFetcher
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import ReplicaStateRequest
+from spark_broker.threads import Worker
 from spark_broker.transport.client import ClientStream, Connection
 
 
-class ReplicaFetcherThread(threading.Thread):
+class ReplicaFetcherThread(Worker):
     """Runs a `ReplicaFetcher`: its sessions' requests, one after the other. Other threads interrupt a long poll."""
 
     def __init__(
         self, host: str, port: int, settings: FetcherSettings, on_bug: Callable[[BaseException], None]
     ) -> None:
-        super().__init__(name=f"fetcher-{host}:{port}", daemon=True)
+        super().__init__(f"fetcher-{host}:{port}", on_bug)
         self._connection = Connection(host, port)
         self._timeout_ms = settings.request_timeout_ms
-        self._on_bug = on_bug
         self._changed = threading.Condition()
         # Guarded by _changed.
         self._fetcher = ReplicaFetcher(self._connection.address, settings)
@@ -55,7 +55,7 @@ class ReplicaFetcherThread(threading.Thread):
             self._stream.close()
             self._stream = None
 
-    def run(self) -> None:
+    def work(self) -> None:
         try:
             while (session := self._await_session()) is not None:
                 try:
@@ -63,9 +63,6 @@ class ReplicaFetcherThread(threading.Thread):
                 except SparkBrokerError as error:
                     with self._changed:
                         self._fetcher.failed(session, error)
-        except BaseException as error:
-            self._on_bug(error)
-            raise
         finally:
             self._connection.close()
 

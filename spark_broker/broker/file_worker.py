@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable
 
 from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.threads import Worker
 
 
-class FileWorker(threading.Thread):
+class FileWorker(Worker):
     """Works whenever it is told that there is something to do, until `stop`."""
 
     def __init__(self, on_bug: Callable[[BaseException], None]) -> None:
-        super().__init__(name="replica-files", daemon=True)
-        self._on_bug = on_bug
+        super().__init__("replica-files", on_bug)
         self._due = threading.Event()
         self._stopped = False
         self.manager: ReplicaManager  # set once, before the thread starts
@@ -27,15 +27,11 @@ class FileWorker(threading.Thread):
         self._stopped = True
         self._due.set()
 
-    def run(self) -> None:
-        try:
-            while not self._stopped:
-                self._due.wait()
-                self._due.clear()
-                self._work_off()
-        except BaseException as error:
-            self._on_bug(error)
-            raise
+    def work(self) -> None:
+        while not self._stopped:
+            self._due.wait()
+            self._due.clear()
+            self._work_off()
 
     def _work_off(self) -> None:
         while self.manager.work():

@@ -20,19 +20,19 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.slow import SLOW
 from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import SparkBrokerError
+from spark_broker.threads import Worker
 from spark_broker.transport.client import Connection
 
 logger = logging.getLogger(__name__)
 
 
-class IsrProposals(threading.Thread):
+class IsrProposals(Worker):
     """One request at a time; while its outcome is unknown, its proposals are repeated (see `proposal_queue`)."""
 
     def __init__(self, controller: Connection, timeout_ms: int, on_bug: Callable[[BaseException], None]) -> None:
-        super().__init__(name="isr-proposals", daemon=True)
+        super().__init__("isr-proposals", on_bug)
         self._controller = controller
         self._timeout_ms = timeout_ms
-        self._on_bug = on_bug
         self._condition = threading.Condition()
         self._queue = ProposalQueue()
         self._stopped = False
@@ -49,13 +49,9 @@ class IsrProposals(threading.Thread):
             self._stopped = True
             self._condition.notify()
 
-    def run(self) -> None:
-        try:
-            while (proposals := self._take()) is not None:
-                self._send(proposals)
-        except BaseException as error:
-            self._on_bug(error)
-            raise
+    def work(self) -> None:
+        while (proposals := self._take()) is not None:
+            self._send(proposals)
 
     def _take(self) -> Proposals | None:
         with self._condition:

@@ -13,6 +13,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
+from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -74,17 +75,16 @@ class Pace:
             raise AbandonedError("the broker stops")
 
 
-class LogCleanerThread(threading.Thread):
+class LogCleanerThread(Worker):
     """Runs until `stop`."""
 
     def __init__(self, manager: ReplicaManager, config: ClusterConfig, on_bug: Callable[[BaseException], None]) -> None:
-        super().__init__(name="log-cleaner", daemon=True)
+        super().__init__("log-cleaner", on_bug)
         self._stopped = threading.Event()
         pace = Pace(config.log_cleaner_io_max_bytes_per_second, self._stopped)
         self._cleaner = LogCleaner(manager, config, pace=pace)
         self._backoff_s = config.log_cleaner_backoff_ms / 1000
         self._enabled = config.log_cleaner_enable
-        self._on_bug = on_bug
 
     def stop(self) -> None:
         """End the pass that is under way."""
@@ -92,13 +92,9 @@ class LogCleanerThread(threading.Thread):
         if self.is_alive():
             self.join(JOIN_S)
 
-    def run(self) -> None:
-        try:
-            while self._enabled and not self._stopped.wait(self._backoff_s):
-                self._clean_all()
-        except BaseException as error:
-            self._on_bug(error)
-            raise
+    def work(self) -> None:
+        while self._enabled and not self._stopped.wait(self._backoff_s):
+            self._clean_all()
 
     def _clean_all(self) -> None:
         """Compact what is due, each replica at most once: one that cannot be compacted must not stop the others."""

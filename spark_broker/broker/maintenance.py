@@ -15,6 +15,7 @@ from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.room import LOOK_MS
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
+from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ class _Chore:
     due_s: float = 0.0
 
 
-class Maintenance(threading.Thread):
+class Maintenance(Worker):
     """Runs until `stop`. A replica whose disk fails stops itself; the others are looked after as before."""
 
     def __init__(
@@ -41,13 +42,12 @@ class Maintenance(threading.Thread):
         write_snapshots: Callable[[], None] = lambda: None,
         give_back_memory: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(name="maintenance", daemon=True)
+        super().__init__("maintenance", on_bug)
         self._manager = manager
         # Of two brokers that are not fenced, one clock may be behind by the limit, and the other ahead by it.
         self._clock_skew_max_ms = 2 * config.controller_clock_skew_fence_ms
         self._producer_id_expiration_ms = config.producer_id_expiration_ms + self._clock_skew_max_ms
         self._stray_retention_ms = config.log_stray_retention_ms
-        self._on_bug = on_bug
         self._stopped = threading.Event()
         self._chores = [
             _Chore(TICK_S, manager.quarantine_damaged),
@@ -66,14 +66,10 @@ class Maintenance(threading.Thread):
     def stop(self) -> None:
         self._stopped.set()
 
-    def run(self) -> None:
+    def work(self) -> None:
         self.begin(time.monotonic())
-        try:
-            while not self._stopped.wait(TICK_S):
-                self.run_due(time.monotonic())
-        except BaseException as error:
-            self._on_bug(error)
-            raise
+        while not self._stopped.wait(TICK_S):
+            self.run_due(time.monotonic())
 
     def begin(self, now: float) -> None:
         """Every chore is due one interval from now (seconds of any clock)."""

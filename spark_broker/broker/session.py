@@ -11,6 +11,7 @@ from spark_broker.broker.membership import RECONNECT_MS, Membership, SessionEven
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.errors import NetworkError, RequestTimedOutError, SparkBrokerError
 from spark_broker.protocol.messages import RegisterBrokerRequest
+from spark_broker.threads import Fate, Worker
 from spark_broker.transport.client import ClientStream, Connection
 
 __all__ = ["ControllerSession", "SessionEvents"]
@@ -18,7 +19,7 @@ __all__ = ["ControllerSession", "SessionEvents"]
 logger = logging.getLogger(__name__)
 
 
-class ControllerSession(threading.Thread):
+class ControllerSession(Worker):
     """Keeps one session open, opens the next when it breaks, and applies metadata in this thread."""
 
     def __init__(
@@ -29,7 +30,7 @@ class ControllerSession(threading.Thread):
         lease: Lease,
         events: SessionEvents,
     ) -> None:
-        super().__init__(name="controller-session", daemon=True)
+        super().__init__("controller-session", events.on_bug)
         self._controller = controller
         self._registration = registration
         self._membership = Membership(manager, lease, events)
@@ -51,13 +52,9 @@ class ControllerSession(threading.Thread):
         self._membership.shutting_down = True
         self.beat_now()
 
-    def run(self) -> None:
-        try:
-            while not (self._stopped.is_set() or self._membership.over):
-                self._run_once()
-        except BaseException as error:
-            self._on_bug(error)
-            raise
+    def work(self) -> None:
+        while not (self._stopped.is_set() or self._membership.over):
+            self._run_once()
 
     def _run_once(self) -> None:
         try:
@@ -73,7 +70,7 @@ class ControllerSession(threading.Thread):
         try:
             stream.send(self._registration())
             self._receive(stream)
-            heartbeats = self._heartbeats = _Heartbeats(stream, self._membership)
+            heartbeats = self._heartbeats = _Heartbeats(stream, self._membership, self._on_bug)
             heartbeats.start()
             try:
                 while not (self._stopped.is_set() or self._membership.over):
@@ -89,11 +86,11 @@ class ControllerSession(threading.Thread):
         return self._membership.received(message)
 
 
-class _Heartbeats(threading.Thread):
+class _Heartbeats(Worker):
     """Sends heartbeats on one session's stream, at the interval and whenever metadata was applied."""
 
-    def __init__(self, stream: ClientStream, membership: Membership) -> None:
-        super().__init__(name="heartbeats", daemon=True)
+    def __init__(self, stream: ClientStream, membership: Membership, on_bug: Fate) -> None:
+        super().__init__("heartbeats", on_bug)
         self._stream = stream
         self._interval_ms = membership.heartbeat_interval_ms
         self._membership = membership
@@ -107,7 +104,7 @@ class _Heartbeats(threading.Thread):
         self._stopped = True
         self._due.set()
 
-    def run(self) -> None:
+    def work(self) -> None:
         while self._interval_ms is not None:
             self._due.wait(self._interval_ms / 1000)
             self._due.clear()

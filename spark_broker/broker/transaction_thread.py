@@ -7,16 +7,16 @@ import time
 from collections.abc import Callable
 
 from spark_broker.broker.transaction_coordinator import TransactionCoordinator
+from spark_broker.threads import Worker
 
 TICK_S = 0.1
 
 
-class TransactionThread(threading.Thread):
+class TransactionThread(Worker):
     """Pumps when it is woken, and ticks from time to time, until `stop`."""
 
     def __init__(self, on_bug: Callable[[BaseException], None]) -> None:
-        super().__init__(name="transactions", daemon=True)
-        self._on_bug = on_bug
+        super().__init__("transactions", on_bug)
         self._news = threading.Event()
         self._stopped = False
         self.coordinator: TransactionCoordinator | None = None
@@ -29,14 +29,7 @@ class TransactionThread(threading.Thread):
         self._stopped = True
         self._news.set()
 
-    def run(self) -> None:
-        try:
-            self._run()
-        except BaseException as error:
-            self._on_bug(error)
-            raise
-
-    def _run(self) -> None:
+    def work(self) -> None:
         tick_due_s = 0.0
         while not self._stopped and self.coordinator is not None:
             self._news.wait(max(tick_due_s - time.monotonic(), 0))

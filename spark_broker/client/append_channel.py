@@ -15,6 +15,7 @@ from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.errors import InvalidRequestError, SparkBrokerError
 from spark_broker.protocol.messages import AppendRequest, AppendResponse
+from spark_broker.threads import begin
 from spark_broker.transport.client import ClientStream, Connection
 
 DIRECT_WRITES = 4
@@ -37,6 +38,9 @@ class ChannelOwner(Protocol):
 
     def broke(self, channel: LeaderChannel, error: SparkBrokerError) -> None:
         """The stream is broken. Batches that were in flight on it may be stored or not."""
+
+    def died(self, error: BaseException) -> None:
+        """A thread of the channel has ended by an error of our own."""
 
 
 class AppendChannel:
@@ -132,4 +136,4 @@ class AppendChannel:
             self._connection.close()
 
     def _start(self, target: Callable[[], None], what: str) -> None:
-        threading.Thread(target=target, name=f"{self._name}-{what}-{self._leader.broker_id}", daemon=True).start()
+        begin(f"{self._name}-{what}-{self._leader.broker_id}", self._owner.died, target)

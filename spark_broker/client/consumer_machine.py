@@ -30,6 +30,7 @@ from spark_broker.client.partition_position import POLL_BATCHES_MAX, PartitionPo
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, RecoveryPace
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
+    ClientEndedError,
     InconsistentTopicIdError,
     InvariantError,
     OffsetOutOfRangeError,
@@ -62,6 +63,10 @@ class _Tries:
     def ended(self, now_ms: float, *, recovered: bool) -> None:
         attempt = self._pace.after_round(recovered=recovered)
         self.next_ms = 0.0 if recovered else now_ms + self._backoff.wait_s(attempt) * 1000
+
+
+LASTING = (InvariantError, ClientEndedError)
+"""Failures of the consumer itself: poll raises them again and again."""
 
 
 class ConsumerMachine:
@@ -200,7 +205,7 @@ class ConsumerMachine:
         error = self._next_error()
         if error is None:
             return
-        if error is self.failure and not isinstance(error, InvariantError):
+        if error is self.failure and not isinstance(error, LASTING):
             self.failure = None
         raise error
 
@@ -349,7 +354,7 @@ class ConsumerMachine:
         """New metadata: topics were created or deleted or got partitions, or leaders moved."""
         self.leaders.view = view
         self._refreshed_ms = now_ms
-        if not isinstance(self.failure, InvariantError):
+        if not isinstance(self.failure, LASTING):
             self.failure = None
         for name in sorted(self.topics):
             self._assign_all(name, view.topic(name))

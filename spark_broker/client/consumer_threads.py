@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.consumer_effects import (
@@ -35,6 +34,7 @@ from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import ClosedError, InvariantError, SparkBrokerError
+from spark_broker.threads import Worker, begin, client_ended
 
 _log = logging.getLogger(__name__)
 
@@ -102,21 +102,14 @@ class ConsumerThreads:
         for thread in self._threads:
             thread.join(JOIN_TIMEOUT_S)
 
-    @contextmanager
-    def watch(self, name: str) -> Iterator[None]:
-        """If a thread ends by an error of our own, poll raises that error."""
-        try:
-            yield
-        except Exception as error:
-            with self.changed:
-                self.machine.failure = InvariantError(f"{name} ended: {type(error).__name__}: {error}")
-                self.changed.notify_all()
-            raise
+    def died(self, error: BaseException) -> None:
+        """A thread has ended by an error of our own: from now on, poll raises it."""
+        with self.changed:
+            self.machine.failure = client_ended(error)
+            self.changed.notify_all()
 
-    def _start(self, name: str, asked: deque[Effect]) -> threading.Thread:
-        thread = threading.Thread(target=self._run, args=(name, asked), name=name, daemon=True)
-        thread.start()
-        return thread
+    def _start(self, name: str, asked: deque[Effect]) -> Worker:
+        return begin(name, self.died, partial(self._run, asked))
 
     def _begin(self, effect: Effect) -> None:
         match effect:
@@ -142,17 +135,16 @@ class ConsumerThreads:
     def _as_recorded(self, topic: TopicView) -> TopicView:
         return self._metadata.as_recorded(topic, Deadline.after_ms(self._config.request_timeout_ms))
 
-    def _run(self, name: str, asked: deque[Effect]) -> None:
-        with self.watch(name):
-            while True:
-                with self.changed:
-                    while not asked and not self.machine.closed:
-                        self.wait()
-                        self.advance(news=False)
-                    if self.machine.closed:
-                        return
-                    effect = asked.popleft()
-                self._carry_out(effect)
+    def _run(self, asked: deque[Effect]) -> None:
+        while True:
+            with self.changed:
+                while not asked and not self.machine.closed:
+                    self.wait()
+                    self.advance(news=False)
+                if self.machine.closed:
+                    return
+                effect = asked.popleft()
+            self._carry_out(effect)
 
     def _carry_out(self, effect: Effect) -> None:
         try:

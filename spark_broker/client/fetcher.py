@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from spark_broker.client.fetch_machine import Fetch, FetchAnswer
 from spark_broker.client.settings import Address
 from spark_broker.errors import NetworkError, SparkBrokerError
+from spark_broker.threads import begin
 from spark_broker.transport.client import ClientStream, Connection
 
 if TYPE_CHECKING:
@@ -25,8 +25,7 @@ class LeaderFetcher:
         self._connection: Connection | None = None
         self._stream: ClientStream | None = None
         self._left = False
-        self._thread = threading.Thread(target=self._run, name=f"fetch-{broker_id}", daemon=True)
-        self._thread.start()
+        self._thread = begin(f"fetch-{broker_id}", consumer.died, self._run)
 
     def interrupt(self) -> None:
         """Break a long poll. The caller holds the consumer's lock."""
@@ -42,13 +41,12 @@ class LeaderFetcher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
-        with self._consumer.watch(self._thread.name):
-            try:
-                while (fetch := self._next()) is not None:
-                    self._carry_out(fetch)
-            finally:
-                self._drop_stream()
-                self._drop_connection()
+        try:
+            while (fetch := self._next()) is not None:
+                self._carry_out(fetch)
+        finally:
+            self._drop_stream()
+            self._drop_connection()
 
     def _next(self) -> Fetch | None:
         """Wait until there is something to fetch; None: the leader was left."""

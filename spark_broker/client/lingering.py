@@ -9,6 +9,7 @@ from collections.abc import Callable
 from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
 from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.model import TopicPartition
+from spark_broker.threads import Fate, Worker, begin, client_ended
 
 Dispatch = Callable[[TopicPartition, RecordBuilder], None]
 """Hands a full builder on. It never raises: an error goes into the builder's result."""
@@ -17,7 +18,9 @@ Dispatch = Callable[[TopicPartition, RecordBuilder], None]
 class Lingering:
     """The records of `send` that are not in a micro-batch yet. Safe for use by many threads."""
 
-    def __init__(self, dispatch: Dispatch, *, linger_ms: int, name: str) -> None:
+    def __init__(self, dispatch: Dispatch, *, linger_ms: int, name: str, died: Fate) -> None:
+        """`died` is called if the thread has ended by an error of our own."""
+        self._died = died
         self._dispatch = dispatch
         self._linger_s = linger_ms / 1000
         self._name = name
@@ -25,7 +28,7 @@ class Lingering:
         self._slots: dict[TopicPartition, Slot] = {}
         self._waiting = threading.Condition(self._lock)
         self._due: dict[Slot, float] = {}  # oldest first: every slot waits equally long
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
         self._idle = True  # whether the thread waits until it is notified
         self._closed = False
 
@@ -90,7 +93,12 @@ class Lingering:
                 slot.builder = None
                 with self._lock:
                     self._due.pop(slot, None)
-            self._dispatch(slot.topic_partition, builder)
+            try:
+                self._dispatch(slot.topic_partition, builder)
+            except BaseException as error:
+                if builder.result.outcome is None:  # Nobody else knows these records: their Futures would never end.
+                    builder.result.complete(client_ended(error))
+                raise
 
     def _expect(self, slot: Slot) -> bool:
         """Whether the thread will hand on the slot's new builder when it is due. If not, the caller does so at once."""
@@ -101,12 +109,15 @@ class Lingering:
                 return False
             self._due[slot] = time.monotonic() + self._linger_s
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=f"{self._name}-linger", daemon=True)
-                self._thread.start()
+                self._thread = begin(f"{self._name}-linger", self._ended, self._run)
             # If it is not idle, it waits for an older slot and wakes up before this one is due.
             if self._idle:
                 self._waiting.notify_all()
             return True
+
+    def _ended(self, error: BaseException) -> None:
+        self._died(error)
+        self.close()  # what waits gets the error, and so does what comes
 
     def _run(self) -> None:
         while True:

@@ -111,6 +111,7 @@ class Producer:
             self._dispatch,
             linger_ms=self._config.linger_ms,
             name=self._config.client_id or "producer",
+            died=self._sender.died,
         )
         self._transactions = self._open_transactions()
         self._sticky_counter = count()
@@ -228,6 +229,7 @@ class Producer:
         limit_s = self._config.delivery_timeout_ms / 1000 + 5.0 if timeout is None else timeout
         if not self._sender.drain(Deadline.after_ms(limit_s * 1000)):
             raise RequestTimedOutError(f"flush: not everything was acknowledged within {limit_s} s")
+        self._sender.check()
 
     @contextmanager
     def transaction(self) -> Iterator[None]:

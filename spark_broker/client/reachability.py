@@ -7,7 +7,6 @@ or frozen. It refuses them where there is no process. So a client tries to conne
 from __future__ import annotations
 
 import socket
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +18,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     ThrottlingQuotaExceededError,
 )
+from spark_broker.threads import Worker
 
 CONNECT_TIMEOUT_S = 0.5
 
@@ -65,7 +65,7 @@ class _Probe:
     def __init__(self, asked: Unanswered) -> None:
         self._asked = asked
         self._found = AWAY
-        self._thread = threading.Thread(target=self._look, name="probe", daemon=True)
+        self._thread = Worker("probe", self._died, self._look)
         if self._is_open:
             self._thread.start()
 
@@ -80,6 +80,9 @@ class _Probe:
             return _named(self._asked.address, message)
         self._thread.join(2 * CONNECT_TIMEOUT_S)
         return f"{self._asked.address} {self._found} ({message})"
+
+    def _died(self, error: BaseException) -> None:
+        self._found = f"could not be probed: {error!r}"
 
     def _look(self) -> None:
         address = self._asked.address

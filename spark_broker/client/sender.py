@@ -28,8 +28,15 @@ from spark_broker.client.sender_effects import (
 from spark_broker.client.sender_machine import SenderMachine
 from spark_broker.config import ProducerConfig
 from spark_broker.core.transaction_state import ProducerIdentity
-from spark_broker.errors import BufferExhaustedError, ClosedError, SparkBrokerError, UnknownServerError
+from spark_broker.errors import (
+    BufferExhaustedError,
+    ClientEndedError,
+    ClosedError,
+    SparkBrokerError,
+    UnknownServerError,
+)
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerIdRequest, InitProducerIdResponse
+from spark_broker.threads import begin, client_ended
 
 
 class Sender:
@@ -57,16 +64,16 @@ class Sender:
         self._sooner = threading.Condition(self.lock)
         self._wakes_at_ms = math.inf  # until when the thread of the deadlines sleeps
         self._incomplete: set[OutgoingBatch] = set()
+        self._completing: set[OutgoingBatch] = set()  # of these, the ones whose outcome is being reported
+        self._failure: ClientEndedError | None = None  # set: a thread has died
         self._buffered_bytes = 0
         self._identity_lock = threading.Lock()
         self._closed = False
         self._name = config.client_id or "producer"
         self._threads = [
-            threading.Thread(target=target, name=f"{self._name}-{what}", daemon=True)
+            begin(f"{self._name}-{what}", self.died, target)
             for target, what in ((self._keep_deadlines, "deadlines"), (self._ask_brokers, "recovery"))
         ]
-        for thread in self._threads:
-            thread.start()
 
     @property
     def acknowledged_rows(self) -> int:
@@ -83,6 +90,7 @@ class Sender:
 
     def prepare(self, deadline: Deadline) -> None:
         """Get a producer id, once. Raises typed errors when no broker gives one in time."""
+        self.check()
         if not self._machine.numbered or self._machine.identity is not None:
             return
         with self._identity_lock:
@@ -95,11 +103,10 @@ class Sender:
         with self._changed:
             room = self._changed.wait_for(
                 # A batch that is larger than the whole buffer goes alone.
-                lambda: self._closed or not self._buffered_bytes or self._buffered_bytes + size_bytes <= limit,
+                lambda: self._is_over or not self._buffered_bytes or self._buffered_bytes + size_bytes <= limit,
                 deadline.remaining_s,
             )
-            if self._closed:
-                raise ClosedError("the producer is closed")
+            self._check_open()
             if not room:
                 raise BufferExhaustedError(
                     f"{self._buffered_bytes} of {limit} bytes wait to be acknowledged; "
@@ -114,6 +121,7 @@ class Sender:
         """
         with self._changed:
             try:
+                self._check_open()
                 effects = self._machine.enqueue(batch, self._metadata.view, _now_ms())
             except SparkBrokerError:
                 self._buffered_bytes -= batch.size_bytes
@@ -132,6 +140,36 @@ class Sender:
             awaited = set(self._incomplete)
             return self._changed.wait_for(lambda: awaited.isdisjoint(self._incomplete), deadline.remaining_s)
 
+    def check(self) -> None:
+        """Raises ClientEndedError if a thread of this sender has died."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _check_open(self) -> None:
+        self.check()
+        if self._closed:
+            raise ClosedError("the producer is closed")
+
+    def died(self, error: BaseException) -> None:
+        """A thread has ended by an error of our own, and the machine cannot be relied on any more: what waits fails,
+        and so does whatever is asked from now on."""
+        with self._changed:
+            if self._failure is not None:
+                return
+            self._failure = failure = client_ended(error)
+            left = self._incomplete - self._completing
+            streams = list(self._streams.items())
+            for channel, _ in streams:
+                channel.broken = True
+            for condition in (self._asked, self._changed, self._sooner):
+                condition.notify_all()
+        for batch in left:
+            self._on_failure(failure)
+            batch.complete(failure)
+        for _, stream in streams:
+            stream.close()
+        self._forget(left)
+
     def take_identity(self, identity: ProducerIdentity) -> None:
         """Number from 0 on, in every partition, under this identity. Every batch has its outcome."""
         with self.lock:
@@ -148,6 +186,7 @@ class Sender:
         with self.lock:
             self._closed = True
             effects = self._machine.close()
+            self._notify(effects, wake_streams=False)
             for condition in (self._asked, self._changed, self._sooner):
                 condition.notify_all()
         self._finish(effects)
@@ -188,13 +227,15 @@ class Sender:
             elif isinstance(effect, RefreshMetadata | RequestProducerIds):
                 self._question = effect
                 self._asked.notify()
+            elif isinstance(effect, CompleteBatch) and self._failure is None:
+                self._completing.add(effect.batch)
         if self._machine.due_ms < self._wakes_at_ms:
             self._wakes_at_ms = self._machine.due_ms
             self._sooner.notify()
 
     def _finish(self, effects: list[SenderEffect]) -> None:
         """Outside the lock: complete the Futures (their callbacks may append), and then count the batches as done."""
-        done = [effect for effect in effects if isinstance(effect, CompleteBatch)]
+        done = [e for e in effects if isinstance(e, CompleteBatch) and e.batch in self._completing]
         for effect in effects:
             if isinstance(effect, CloseChannel):
                 self._close_stream(effect)
@@ -203,11 +244,16 @@ class Sender:
                 self._on_failure(outcome)
             batch.complete(outcome)
         if done:
-            with self._changed:
-                for effect in done:
-                    self._incomplete.discard(effect.batch)
-                    self._buffered_bytes -= effect.batch.size_bytes
-                self._changed.notify_all()
+            self._forget([effect.batch for effect in done])
+
+    def _forget(self, done: Iterable[OutgoingBatch]) -> None:
+        """These batches have their outcomes, and their callbacks have run."""
+        with self._changed:
+            for batch in done:
+                self._incomplete.discard(batch)
+                self._completing.discard(batch)
+                self._buffered_bytes -= batch.size_bytes
+            self._changed.notify_all()
 
     def _stream(self, channel: LeaderChannel) -> AppendChannel:
         """Under the lock: the channel's stream."""
@@ -225,15 +271,19 @@ class Sender:
         if stream is not None:
             stream.close()
 
+    @property
+    def _is_over(self) -> bool:
+        return self._closed or self._failure is not None
+
     def _keep_deadlines(self) -> None:
         """Sleeps until the earliest deadline. A producer that does nothing costs nothing."""
         machine = self._machine
         while True:
             with self._sooner:
-                while not self._closed and (left_ms := machine.due_ms - _now_ms()) > 0:
+                while not self._is_over and (left_ms := machine.due_ms - _now_ms()) > 0:
                     self._wakes_at_ms = machine.due_ms
                     self._sooner.wait(None if left_ms == math.inf else left_ms / 1000)
-                if self._closed:
+                if self._is_over:
                     return
                 self._wakes_at_ms = -math.inf  # awake: it looks at `due_ms` again before it sleeps
                 effects = machine.tick(_now_ms(), self._metadata.age_s * 1000)
@@ -243,8 +293,8 @@ class Sender:
     def _ask_brokers(self) -> None:
         while True:
             with self._asked:
-                self._asked.wait_for(lambda: self._closed or self._question is not None)
-                if self._closed:
+                self._asked.wait_for(lambda: self._is_over or self._question is not None)
+                if self._is_over:
                     return
                 question, self._question = self._question, None
             event = self._ask(question)

@@ -8,6 +8,7 @@ import threading
 
 from spark_broker.errors import NetworkError
 from spark_broker.protocol.messages import Message
+from spark_broker.threads import Fate, begin
 from spark_broker.transport.server import ServerStream
 
 logger = logging.getLogger(__name__)
@@ -19,13 +20,12 @@ MAX_WAITING_MESSAGES = 10_000
 class BrokerSession:
     """A stream and the thread that sends on it. A stopped broker blocks that thread, and nothing else."""
 
-    def __init__(self, session_id: int, stream: ServerStream) -> None:
+    def __init__(self, session_id: int, stream: ServerStream, on_bug: Fate) -> None:
         self.session_id = session_id
         self._stream = stream
         self._waiting: queue.Queue[Message | None] = queue.Queue(MAX_WAITING_MESSAGES)
         self._closed = threading.Event()
-        self._sender = threading.Thread(target=self._send_all, name=f"session-{session_id}", daemon=True)
-        self._sender.start()
+        self._sender = begin(f"session-{session_id}", on_bug, self._send_all)
 
     @property
     def closed(self) -> bool:

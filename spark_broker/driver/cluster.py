@@ -25,8 +25,10 @@ from spark_broker.driver.launcher import BrokerLauncher
 from spark_broker.driver.room import check_resource, check_settings_for_room, check_slots, wait_for_executors
 from spark_broker.driver.session import LOOPBACK, check_session
 from spark_broker.driver.view import ClusterStatus, cluster_status, to_html
-from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError
+from spark_broker.errors import ClosedError, ClusterStartError, SparkBrokerError, UnknownServerError
 from spark_broker.model import ClusterDescription
+from spark_broker.process_limits import limit_reached
+from spark_broker.threads import begin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -284,14 +286,18 @@ class BrokerCluster:
         if not self._stopped:
             logger.warning("the Spark session has ended, and the cluster with it; stop the cluster before the session")
             timeout_s = self._settings.cluster.controlled_shutdown_timeout_ms / 1000
-            threading.Thread(target=self._end, args=(timeout_s,), name="cluster-end", daemon=True).start()
+            begin("cluster-end", self._end_failed, lambda: self._end(timeout_s))
 
     def _controller_failed(self, error: SparkBrokerError) -> None:
         """End the cluster: its controller was deposed, or has a bug. If it were started again, two controllers would
         depose each other for ever."""
         logger.error("the cluster ends: its controller cannot go on: %s", error)
         self._failure = error
-        threading.Thread(target=self._end, args=(0.0,), name="cluster-end", daemon=True).start()
+        begin("cluster-end", self._end_failed, lambda: self._end(0.0))
+
+    def _end_failed(self, error: BaseException) -> None:
+        """Whoever uses the cluster next is told. What is left ends with the session, and with this process."""
+        self._failure = limit_reached(error) or UnknownServerError(f"the cluster's end failed: {error!r}")
 
     def _check_open(self) -> None:
         if self._stopped:

@@ -34,6 +34,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
 )
+from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
 controller_logger = logging.getLogger("spark_broker.controller")
@@ -60,7 +61,8 @@ class ControllerClient:
         self._next_id = 0
         self._ended = False
         self._closed = False
-        self._reader = threading.Thread(target=self._read, name="controller-answers", daemon=True)
+        # Without its answers the controller is of no use. Where it is killed, another one is started.
+        self._reader = Worker("controller-answers", lambda _: process.kill(), self._read)
 
     @classmethod
     def start(cls, config: ControllerConfig, *, timeout_s: float = START_TIMEOUT_S) -> Self:

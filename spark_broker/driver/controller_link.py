@@ -22,6 +22,7 @@ from spark_broker.driver.directories import Directories, cluster_ids_in
 from spark_broker.driver.metadata_claim import end_claim_of
 from spark_broker.errors import ClusterInUseError, InvariantError, SparkBrokerError
 from spark_broker.protocol.messages import MetadataRequest, MetadataResponse
+from spark_broker.threads import BeginAgain, Worker
 from spark_broker.transport.client import Connection
 
 logger = logging.getLogger(__name__)
@@ -42,7 +43,7 @@ class ControllerLink:
         self._shutdown_timeout_s = settings.controlled_shutdown_timeout_ms / 1000
         self._closed = threading.Event()
         self._lock = threading.Lock()  # held while the process is replaced or closed
-        self._watch = threading.Thread(target=self._keep, name="controller-watch", daemon=True)
+        self._watch = Worker("controller-watch", BeginAgain(self._closed.is_set), self._keep)
         self._connection = Connection(client.host, client.port)
         # The log may show brokers of an earlier run as live. Whether they are is not known yet.
         brokers = client.status().brokers

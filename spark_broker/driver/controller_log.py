@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import logging.handlers
 import queue
-import threading
 from collections.abc import Callable
 
 from spark_broker.broker.log_format import fields_of
 from spark_broker.driver.controller_pipe import LogLine
+from spark_broker.threads import BeginAgain, begin
 
 MAX_WAITING_LINES = 10_000
 """At most this many lines wait while the driver does not read: it is frozen, or in a call that lets no thread run."""
@@ -26,8 +26,7 @@ class PipeHandler(logging.handlers.QueueHandler):
         self.setFormatter(logging.Formatter("%(message)s"))
         self._write = write
         self._left_out = 0
-        self._writer = threading.Thread(target=self._write_all, name="log", daemon=True)
-        self._writer.start()
+        self._writer = begin("log", BeginAgain(), self._write_all)
 
     def prepare(self, record: logging.LogRecord) -> LogLine:
         fields = {name: value for name, value in fields_of(record).items() if name != "message"}

@@ -23,7 +23,8 @@ from spark_broker.controller.effects import Effect
 from spark_broker.controller.events import CallReceived, Event, Tick
 from spark_broker.controller.records import MetadataRecord
 from spark_broker.driver.metadata_log import MetadataLog
-from spark_broker.errors import MetadataStoreError, NotControllerError
+from spark_broker.errors import MetadataStoreError, NotControllerError, SparkBrokerError
+from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class ControllerLoop(threading.Thread):
+class ControllerLoop(Worker):
     """Runs until `stop` or the first failure, with which `on_failure` is called."""
 
     def __init__(
@@ -67,7 +68,7 @@ class ControllerLoop(threading.Thread):
         carrier: Carrier,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(name="controller", daemon=True)
+        super().__init__("controller", self._failed)
         self._log = log
         self._carrier = carrier
         self._on_failure = on_failure
@@ -95,20 +96,23 @@ class ControllerLoop(threading.Thread):
         if not self.is_alive():
             self._store.shutdown(wait=False)
 
-    def run(self) -> None:
+    def work(self) -> None:
         try:
             while not self._stopped.is_set():
                 self.step(self._next_events())
                 self._look_for_another()
-        except BaseException as error:  # noqa: BLE001 (it is handed on, and ends this process)
-            # Whatever the error is: no effect of an uncommitted decision may be carried out, so the loop ends.
+        except SparkBrokerError as error:
             if self._stopped.is_set() and isinstance(error, MetadataStoreError):
                 logger.info("a decision was given up: %s", error)
-                return
-            self._stopped.set()
-            self._on_failure(error)
+            else:
+                self._failed(error)
         finally:
             self._store.shutdown(wait=False)
+
+    def _failed(self, error: BaseException) -> None:
+        """Whatever the error is: no effect of an uncommitted decision may be carried out, so the loop ends."""
+        self._stopped.set()
+        self._on_failure(error)
 
     def _next_events(self) -> list[Event]:
         """The events that wait, up to a bound, then a tick that is due: heartbeats count before their time-outs do."""

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+from functools import partial
 from typing import BinaryIO, NoReturn
 
 from spark_broker.broker.repeats import Repeats
@@ -37,12 +38,15 @@ from spark_broker.driver.metadata_store import open_store
 from spark_broker.errors import (
     InvalidRequestError,
     MetadataStoreError,
+    NoThreadError,
     SparkBrokerError,
     StaleControllerEpochError,
     UnknownServerError,
 )
 from spark_broker.model import NO_EPOCH, NO_LEADER
+from spark_broker.process_limits import limit_reached
 from spark_broker.storage.filesystem import PRIVATE_UMASK
+from spark_broker.threads import begin
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +83,7 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     os.umask(PRIVATE_UMASK)
     process = ControllerProcess(output, parent)
-    threading.Thread(target=process.end_with_parent, name="parent-watch", daemon=True).start()
+    begin("parent-watch", process.fail, process.end_with_parent)
     config = from_line(source.readline(MAX_LINE_BYTES), ControllerConfig)
     process.log_to_driver(config.log_level)
     try:
@@ -147,8 +151,7 @@ class ControllerProcess:
             self._output.write(Answer(id=-1, error_code=error.code, error_message=error.message))
             return
         if command.cmd in WAITING_COMMANDS:
-            name = f"command-{command.id}"
-            threading.Thread(target=self._answer, args=(service, command), name=name, daemon=True).start()
+            begin(f"command-{command.id}", self.fail, partial(self._answer, service, command))
         else:
             self._answer(service, command)
 
@@ -164,8 +167,8 @@ class ControllerProcess:
 
     def fail(self, error: BaseException) -> NoReturn:
         """End the process: it is deposed, has no metadata store or has a bug. Nothing that it still sends may count."""
-        is_bug = not isinstance(error, SparkBrokerError)
-        if is_bug:
+        error = limit_reached(error) or error
+        if not isinstance(error, SparkBrokerError):
             logger.critical("the controller ends on a bug: %s", error, exc_info=error)
         else:
             logger.error("the controller, pid %d, epoch %d, cannot go on: %s", os.getpid(), self.epoch, error)
@@ -191,11 +194,14 @@ class ControllerProcess:
 
         An ordinary exit would wait for the Flight server, which cannot be shut down while a stream is idle.
         """
-        words = threading.Thread(target=self._last_words, args=(status, last), name="end", daemon=True)
-        words.start()
-        words.join(END_TIMEOUT_S)
-        if words.is_alive():
-            _say(f"the controller, pid {os.getpid()}, epoch {self.epoch}, is ended by force after {END_TIMEOUT_S} s")
+        me = f"the controller, pid {os.getpid()}, epoch {self.epoch}"
+        try:
+            words = begin("end", lambda _: os._exit(1), partial(self._last_words, status, last))
+            words.join(END_TIMEOUT_S)
+            if words.is_alive():
+                _say(f"{me}, is ended by force after {END_TIMEOUT_S} s")
+        except NoThreadError as error:
+            _say(f"{me}, is ended by force: {error}")
         os._exit(status)
 
     def _last_words(self, status: int, last: ControllerFailed | None) -> None:

@@ -224,7 +224,7 @@ class ControllerService:
             return
         if not isinstance(received[0], RegisterBrokerRequest):
             raise InvalidRequestError("a session begins with RegisterBroker")
-        session = BrokerSession(next(self._ids), stream)
+        session = BrokerSession(next(self._ids), stream, self._fail)
         with self._lock:
             self._sessions[session.session_id] = session
         try:
@@ -265,7 +265,7 @@ class ControllerService:
             case CloseSession():
                 self._close_session(effect.session_id, effect.error)
             case ProbePort():
-                self._probes.submit(self._probe, effect)
+                self._probes.submit(self._probe, effect).add_done_callback(self._probed)
             case Reply():
                 self._reply(effect)
             case Note() | PartitionChanged():
@@ -291,6 +291,11 @@ class ControllerService:
     def _probe(self, effect: ProbePort) -> None:
         refused = port_refuses(effect.host, effect.port)
         self._loop.submit(PortProbed(effect.broker_id, effect.session_id, refused))
+
+    def _probed(self, probe: Future[None]) -> None:
+        """A probe that has failed leaves the controller waiting for its result: the controller ends."""
+        if not probe.cancelled() and (error := probe.exception()) is not None:
+            self._fail(error)
 
     def _reply(self, effect: Reply) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ from spark_broker.broker.hosting import Lines
 from spark_broker.driver.keeper_task import FromDriver, FromKeeper, KeeperHello, to_line
 from spark_broker.errors import ClusterStartError, InvalidRequestError
 from spark_broker.protocol.wire import UNDECODABLE
+from spark_broker.threads import BeginAgain, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +69,12 @@ class KeeperListener(Protocol):
         """A welcome keeper's connection ended."""
 
 
-class KeeperConnections(threading.Thread):
+class KeeperConnections(Worker):
     """Accepts keepers at `address` until `close`."""
 
     def __init__(self, address: str, listener: KeeperListener) -> None:
-        super().__init__(name="keepers", daemon=True)
+        self._closed = threading.Event()
+        super().__init__("keepers", BeginAgain(self._closed.is_set))
         self._listener = listener
         try:
             self._server = socket.create_server((address, 0), family=_family(address))
@@ -81,7 +83,6 @@ class KeeperConnections(threading.Thread):
         self._decoder = msgspec.json.Decoder(FromKeeper)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, None)
-        self._closed = threading.Event()
         self._waker, self._wakes = socket.socketpair()
         self._selector.register(self._wakes, selectors.EVENT_READ, None)
 
@@ -96,7 +97,7 @@ class KeeperConnections(threading.Thread):
         if self.is_alive():
             self.join(CLOSE_TIMEOUT_S)
 
-    def run(self) -> None:
+    def work(self) -> None:
         while not self._closed.is_set():
             for key, _ in self._selector.select(SELECT_S):
                 if key.data is not None:

@@ -51,6 +51,7 @@ from spark_broker.driver.keeper_task import (
     keeper_task,
 )
 from spark_broker.errors import SparkBrokerError
+from spark_broker.threads import BeginAgain, Worker, begin
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ class KeeperHost:
         self._closing = False
         self._closed = threading.Event()
         self._connections = KeeperConnections(address, self)
-        self._watch = threading.Thread(target=self._watch_executors, name="executors", daemon=True)
+        self._watch = Worker("executors", BeginAgain(self._closed.is_set), self._watch_executors)
 
     def open(self, listener: HostListener) -> None:
         """Begin to watch executors and to accept keepers."""
@@ -206,7 +207,7 @@ class KeeperHost:
     def _open_post(self, executor: Executor) -> _Post:
         post = _Post(executor)
         self._posts[executor.id] = post
-        threading.Thread(target=self._man, args=(post,), name=f"keeper-{executor.id}", daemon=True).start()
+        begin(f"keeper-{executor.id}", BeginAgain(lambda: self._is_closed(post)), lambda: self._man(post))
         return post
 
     def _man(self, post: _Post) -> None:

@@ -13,7 +13,6 @@ import os
 import selectors
 import signal
 import socket
-import threading
 from collections.abc import Callable, Iterable, Iterator
 
 import msgspec
@@ -23,6 +22,7 @@ from spark_broker.broker.executor import ExecutorIdentity, executor_identity
 from spark_broker.broker.hosting import KeptBroker, Lines
 from spark_broker.broker.spec import FAILED, LOST, BrokerOutcome, BrokerSpec
 from spark_broker.errors import KafkaStorageError, SparkBrokerError
+from spark_broker.threads import begin
 
 logger = logging.getLogger(__name__)
 
@@ -120,8 +120,8 @@ def run_keeper(rows: Iterable[bytes]) -> Iterator[bytes]:
     driver.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     driver.sendall(to_line(KeeperHello(order.token, executor.jvm.pid)))
     if Keeper(driver, executor, order).run() and executor.daemon_pid is not None:
-        arguments = (driver, executor.daemon_pid)
-        threading.Thread(target=_end_daemon, args=arguments, name="end-daemon", daemon=True).start()
+        pid = executor.daemon_pid
+        begin("end-daemon", lambda _: _terminate(pid), lambda: _end_daemon(driver, pid))
     else:
         driver.close()
     yield LEFT
@@ -140,6 +140,10 @@ def _end_daemon(driver: socket.socket, daemon_pid: int) -> None:
                 continue
         except OSError as error:
             logger.info("the driver's connection broke: %s", error)
+    _terminate(daemon_pid)
+
+
+def _terminate(daemon_pid: int) -> None:
     if os.getppid() == daemon_pid:
         os.kill(daemon_pid, signal.SIGTERM)
 

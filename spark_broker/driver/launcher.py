@@ -19,6 +19,7 @@ from spark_broker.broker.spec import FAILED, MOVED, STOPPED, BrokerOutcome, Brok
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.hosts import BrokerHost
 from spark_broker.errors import SparkBrokerError, error_from_code, invariant
+from spark_broker.threads import BeginAgain, Worker, begin
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,7 @@ class BrokerLauncher:
         self._changed = threading.Condition()
         self._stopping = False
         self._session_over = False
-        self._slots: list[threading.Thread] = []
+        self._slots: list[Worker] = []
         self._taken: dict[int, Executor] = {}  # by slot; invariant: distinct executors, unless the host shares one
         self._running: dict[int, Placement] = {}  # by slot
         self._moving: set[int] = set()  # running launches that leave an executor which Spark takes away
@@ -112,7 +113,7 @@ class BrokerLauncher:
         logger.warning("launch %d leaves in order: Spark is about to take its executor away", launch)
         with self._changed:
             self._moving.add(launch)
-        threading.Thread(target=self._stop_broker, args=(launch,), name=f"leave-{launch}", daemon=True).start()
+        begin(f"leave-{launch}", BeginAgain(self._is_over), lambda: self._stop_broker(launch))
 
     def session_ended(self) -> None:
         with self._changed:
@@ -127,7 +128,7 @@ class BrokerLauncher:
         with self._changed:
             invariant(not self._stopping, "a slot is added to a launcher that stops")
             slot = len(self._slots)
-            thread = threading.Thread(target=self._keep, args=(slot,), name=f"broker-slot-{slot}", daemon=True)
+            thread = Worker(f"broker-slot-{slot}", BeginAgain(self._is_over), lambda: self._keep(slot))
             self._slots.append(thread)
         thread.start()
         return slot

@@ -27,6 +27,7 @@ from spark_broker.errors import ClusterInUseError, MetadataStoreError
 from spark_broker.model import local_time
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.filesystem import LOCAL, process_start_time
+from spark_broker.threads import BeginAgain, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -115,17 +116,17 @@ def read_claim(store: ClaimStore) -> Claim | None:
         return None
 
 
-class ClaimKeeper(threading.Thread):
+class ClaimKeeper(Worker):
     """Writes the claim, beat after beat, until `end`, or until another owner has it."""
 
     def __init__(self, store: ClaimStore, owner: Owner, *, beat_s: float = BEAT_S) -> None:
-        super().__init__(name="claim", daemon=True)
+        self._changed = threading.Event()
+        super().__init__("claim", BeginAgain(self._changed.is_set))
         self._store = store
         self._claim = Claim(owner)
         self._beat_s = beat_s
         self._lock = threading.Lock()
         self._over = False
-        self._changed = threading.Event()
 
     def take(self) -> None:
         """Claim the directory, even if another owner has it, and keep it. Raises OSError."""
@@ -147,7 +148,7 @@ class ClaimKeeper(threading.Thread):
             self._over = True
             end_claim(self._store, self._claim.owner.run)
 
-    def run(self) -> None:
+    def work(self) -> None:
         failed = False
         while not self._changed.wait(self._beat_s):
             try:

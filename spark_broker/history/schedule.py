@@ -22,6 +22,7 @@ from spark_broker.history.attempt import TieredTopic
 from spark_broker.history.tierer import Tierer, report_tiering
 from spark_broker.protocol.messages import MetadataResponse, TopicMetadata
 from spark_broker.spark.delta_session import check_delta
+from spark_broker.threads import BeginAgain, Worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +59,7 @@ class TieringSchedule:
         self._client: ClusterMetadata | None = None  # of the round that runs; guarded by the lock
         # What was logged last of a topic whose runs fail; under the empty name: of all topics.
         self._said: dict[str, str] = {}
-        self._thread = threading.Thread(target=self._run, name="tiering", daemon=True)
+        self._thread = Worker("tiering", BeginAgain(self._stopping.is_set), self._run)
 
     def start(self) -> None:
         self._thread.start()

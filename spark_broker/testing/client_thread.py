@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from spark_broker.errors import RequestTimedOutError, SparkBrokerError
+from spark_broker.threads import Worker
 
 STOP_S = 120.0
 BLOCK_END_S = 10.0
@@ -26,7 +27,7 @@ class ClientThread(ABC):
         self.errors: list[SparkBrokerError] = []
         self._stopping = threading.Event()
         self._fatal: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Worker(name, self._died, self._run)
 
     @abstractmethod
     def step(self) -> None:
@@ -57,11 +58,11 @@ class ClientThread(ABC):
                 except SparkBrokerError as error:
                     self.errors.append(error)
                     self.renew()
-        except BaseException as error:
-            self._fatal = error
-            raise
         finally:
             self.renew()
+
+    def _died(self, error: BaseException) -> None:
+        self._fatal = error
 
     def __enter__(self) -> Self:
         return self.start()

@@ -18,6 +18,7 @@ from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.crc32c import crc32c
 from spark_broker.testing.history import Isolation, Run, Stored
 from spark_broker.testing.recorder import HistoryRecorder
+from spark_broker.threads import Worker
 
 POLL_S = 0.2
 JOIN_S = 10.0
@@ -59,7 +60,7 @@ class RecordingWriter:
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._gaps = _Gaps(self._partitions)
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Worker(name, self._died, self._run)
 
     @property
     def longest_gap_s(self) -> float:
@@ -93,15 +94,14 @@ class RecordingWriter:
             raise self._error
 
     def _run(self) -> None:
-        try:
-            number = 0
-            while not self._stopping.wait(self.interval_s):
-                if self._room.acquire(timeout=self.interval_s):
-                    self._append(number)
-                    number += 1
-        except BaseException as error:
-            self._error = error
-            raise
+        number = 0
+        while not self._stopping.wait(self.interval_s):
+            if self._room.acquire(timeout=self.interval_s):
+                self._append(number)
+                number += 1
+
+    def _died(self, error: BaseException) -> None:
+        self._error = error
 
     def _append(self, number: int) -> None:
         partition = TopicPartition(self._topic, number % self._partitions)
@@ -172,7 +172,7 @@ class RecordingReader:
         self._consumer = Consumer(bootstrap_servers, auto_offset_reset="earliest", isolation_level=isolation.value)
         self._stopping = threading.Event()
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = Worker(name, self._died, self._run)
 
     def start(self) -> Self:
         self._thread.start()
@@ -187,16 +187,15 @@ class RecordingReader:
             raise self._error
 
     def _run(self) -> None:
-        try:
-            self._recorder.opened(self._name, isolation=self._isolation)
-            for partition in self._partitions:
-                self._recorder.positioned(self._name, partition)
-            self._consumer.assign(self._partitions)
-            while not self._stopping.is_set():
-                record_poll(self._consumer, self._recorder, self._name)
-        except BaseException as error:
-            self._error = error
-            raise
+        self._recorder.opened(self._name, isolation=self._isolation)
+        for partition in self._partitions:
+            self._recorder.positioned(self._name, partition)
+        self._consumer.assign(self._partitions)
+        while not self._stopping.is_set():
+            record_poll(self._consumer, self._recorder, self._name)
+
+    def _died(self, error: BaseException) -> None:
+        self._error = error
 
     def __enter__(self) -> Self:
         return self.start()

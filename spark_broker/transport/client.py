@@ -27,6 +27,7 @@ from spark_broker.protocol.messages import (
     Message,
     StreamMessage,
 )
+from spark_broker.threads import BeginAgain, Worker, begin
 
 END_TIMEOUT_S = 2.0
 """How long the end of the process waits for calls, which cannot be cancelled."""
@@ -207,14 +208,13 @@ class _Reaper:
         self._lock = threading.Lock()
         self._sooner = threading.Condition(self._lock)
         self._next_look_s = math.inf
-        self._thread: threading.Thread | None = None
+        self._thread: Worker | None = None
 
     def watch(self, stream: ClientStream) -> None:
         with self._lock:
             self._streams.add(stream)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._run, name="stream-deadlines", daemon=True)
-                self._thread.start()
+                self._thread = begin("stream-deadlines", BeginAgain(), self._run)
 
     def look_at(self, deadline_s: float) -> None:
         """Look at the streams when this deadline has passed, or sooner."""

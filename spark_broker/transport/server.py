@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -21,12 +22,15 @@ from spark_broker.errors import (
     InvalidRequestError,
     InvariantError,
     NetworkError,
+    NoThreadError,
     SparkBrokerError,
     UnknownServerError,
     UnsupportedVersionError,
 )
+from spark_broker.process_limits import limit_reached
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import CALL_ACTION, PROTOCOL_VERSION, CallRequest, Message, StreamMessage
+from spark_broker.threads import Fate, begin
 from spark_broker.transport.stream_watch import StreamWatch
 
 logger = logging.getLogger(__name__)
@@ -48,10 +52,11 @@ class ServerStream:
     another thread and perhaps several times.
     """
 
-    def __init__(self, context: object, reader: object, writer: object, max_bytes: int) -> None:
+    def __init__(self, context: object, reader: object, writer: object, max_bytes: int, on_bug: Fate) -> None:
         self.kind = ""
         self.peer: str = context.peer()  # type: ignore[attr-defined]
         self.on_gone: Callable[[], object] | None = None
+        self._on_bug = on_bug
         self._max_bytes = max_bytes
         self._context = context
         self._reader = reader
@@ -113,11 +118,22 @@ class ServerStream:
         if the client is gone. `post` never waits for the client: the caller counts `sent` to bound what it posts."""
         with self._context_lock:
             if self._served and self._posts is None:
-                self._posts = queue.SimpleQueue()
-                threading.Thread(target=self._send_posts, args=(self._posts,), name="answers", daemon=True).start()
+                self._posts = self._begin_posts()
             posts = self._posts
-        if posts is not None:
+        if posts is None:
+            sent()
+        else:
             posts.put((message, sent))
+
+    def _begin_posts(self) -> queue.SimpleQueue[_Post | None] | None:
+        """None: the process can have no more threads. The answer is lost then, and its client asks again in time."""
+        posts: queue.SimpleQueue[_Post | None] = queue.SimpleQueue()
+        try:
+            begin("answers", self._on_bug, partial(self._send_posts, posts))
+        except NoThreadError as error:
+            logger.warning("%s gets no answer: %s", self.peer, error)
+            return None
+        return posts
 
     def _send_posts(self, posts: queue.SimpleQueue[_Post | None]) -> None:
         while (post := posts.get()) is not None:
@@ -213,13 +229,12 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             return self._calls(wire.decode_request(memoryview(action.body)))
         except SparkBrokerError as error:
             return wire.error_response(error)
-        except Exception as error:
-            logger.exception("a call failed on a bug")
-            return wire.error_response(self._bug(error))
+        except Exception as error:  # noqa: BLE001 (it is logged, and perhaps ends the process)
+            return wire.error_response(self._failed("a call", error))
 
     def do_exchange(self, context: object, descriptor: flight.FlightDescriptor, reader: object, writer: object) -> None:
         """One stream: its handler runs in this thread until the client leaves."""
-        stream = ServerStream(context, reader, writer, self._max_request_bytes)
+        stream = ServerStream(context, reader, writer, self._max_request_bytes, self._on_bug)
         self._watch.add(stream)
         try:
             handler = self._stream_handler(stream, bytes(descriptor.command or b""))
@@ -228,18 +243,22 @@ class Server(flight.FlightServerBase):  # type: ignore[misc]
             return
         except SparkBrokerError as error:
             _send_last(stream, error)
-        except Exception as error:
-            logger.exception("a stream failed on a bug")
-            _send_last(stream, self._bug(error))
+        except Exception as error:  # noqa: BLE001 (it is logged, and perhaps ends the process)
+            _send_last(stream, self._failed("a stream", error))
         finally:
             stream.close()
             self._watch.remove(stream)
 
-    def _bug(self, error: Exception) -> UnknownServerError:
-        """End the process if an invariant is broken. Returns the client's error."""
+    def _failed(self, what: str, error: Exception) -> SparkBrokerError:
+        """Log it, and end the process if an invariant is broken. Returns the client's error."""
+        limit = limit_reached(error)
+        if limit is None:
+            logger.error("%s failed on a bug", what, exc_info=error)
+        else:
+            logger.error("%s failed: %s", what, limit)
         if isinstance(error, InvariantError):
             self._on_bug(error)
-        return UnknownServerError(f"{type(error).__name__}: {error}")
+        return limit or UnknownServerError(f"{type(error).__name__}: {error}")
 
     def _stream_handler(self, stream: ServerStream, command: bytes) -> StreamHandler:
         kind, _, version = command.decode("ascii", errors="replace").partition("/")

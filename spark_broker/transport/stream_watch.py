@@ -16,6 +16,8 @@ import threading
 from pathlib import Path
 from typing import Protocol
 
+from spark_broker.threads import BeginAgain, Worker
+
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
@@ -38,11 +40,11 @@ class Watched(Protocol):
         """Wake the handler that waits on this stream, if its client has left."""
 
 
-class StreamWatch(threading.Thread):
+class StreamWatch(Worker):
     """Looks twice a second, while there are streams. `send_timeout_s`: how long a client may take nothing."""
 
     def __init__(self, send_timeout_s: float) -> None:
-        super().__init__(name="stream-watch", daemon=True)
+        super().__init__("stream-watch", BeginAgain())
         self.port = 0  # the server's port, by which its connections are recognised
         self._send_timeout_s = send_timeout_s
         self._streams: set[Watched] = set()
@@ -61,7 +63,7 @@ class StreamWatch(threading.Thread):
         with self._changed:
             self._streams.discard(stream)
 
-    def run(self) -> None:
+    def work(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._streams))

@@ -26,7 +26,8 @@ class Sends:
 
     def __init__(self, linger_ms: int = NEVER_MS, dispatch: Dispatch | None = None) -> None:
         self.handed_on: list[list[bytes | None]] = []
-        self.lingering = Lingering(dispatch or self._dispatch, linger_ms=linger_ms, name="test")
+        self.died = list[BaseException]()
+        self.lingering = Lingering(dispatch or self._dispatch, linger_ms=linger_ms, name="test", died=self.died.append)
         self._slot = self.lingering.slot(TopicPartition("t", 0))
 
     def send(self, value: bytes, size_bytes: int, batch_bytes: int = 100) -> None:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GROUPS = (
-    ("errors", "model", "times", "native_calls"),
+    ("errors", "model", "times", "native_calls", "process_limits", "threads"),
     ("config", "protocol"),
     ("core", "controller"),
     ("storage", "transport"),
@@ -29,6 +29,8 @@ GROUPS = (
 WITHIN_GROUP = {
     # A model may name errors and have times; a message may carry a setting; the controller may use core's values.
     "model": {"errors", "times"},
+    "process_limits": {"errors"},
+    "threads": {"errors", "process_limits"},
     "protocol": {"config"},
     "controller": {"core"},
     # The driver ships the broker's entry function to executors. The only import across the three shells.

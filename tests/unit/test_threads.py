@@ -1,0 +1,123 @@
+"""A thread that dies is the end of its process or its client, or it begins again; and it is an ERROR in the log."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from spark_broker.errors import NoThreadError
+from spark_broker.threads import BeginAgain, begin, client_ended
+
+PACKAGE = Path(__file__).parents[2] / "spark_broker"
+ROOTS = (PACKAGE, PACKAGE.parent / "jobs", PACKAGE.parent / "pyspark_spark_broker")
+STARTERS = {"Thread", "Timer", "start_new_thread", "ThreadPoolExecutor"}
+POOLS = {
+    # Their work's results are taken, each of them, so nothing that it raises is lost.
+    "broker/log_opener.py": "list(pool.map(...))",
+    "driver/controller_loop.py": "the loop waits for each result",
+    "driver/controller_service.py": "_probed",
+}
+
+
+def starts(source: str) -> list[str]:
+    """What in this module starts a thread by itself. `x.Thread` counts where x is a name: Java has a Thread, too."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.append(node.attr)
+        elif isinstance(node, ast.Name):
+            found.append(node.id)
+        elif isinstance(node, ast.ImportFrom):
+            found += [alias.name for alias in node.names]
+    return sorted(set(found) & STARTERS)
+
+
+def test_the_finder_finds_each_way_to_start_a_thread() -> None:
+    assert starts("import threading\nthreading.Thread(target=f).start()") == ["Thread"]
+    assert starts("from threading import Thread\nclass A(Thread): ...") == ["Thread"]
+    assert starts("from threading import Thread as T") == ["Thread"]
+    assert starts("pool = ThreadPoolExecutor(1)") == ["ThreadPoolExecutor"]
+    assert starts("Worker('a', f)") == []
+
+
+def test_every_thread_of_ours_is_a_worker() -> None:
+    found = {
+        str(path.relative_to(PACKAGE)) if root is PACKAGE else str(path): names
+        for root in ROOTS
+        for path in root.rglob("*.py")
+        if path != PACKAGE / "threads.py"
+        and "simulation" not in path.parts  # it has no threads, and a Timer of its own
+        and (names := starts(path.read_text(encoding="utf-8")))
+    }
+    assert {path: set(names) for path, names in found.items()} == {path: {"ThreadPoolExecutor"} for path in POOLS}
+
+
+class Failing:
+    """Work that raises `error` the first `times` times."""
+
+    def __init__(self, error: BaseException, times: int = 1) -> None:
+        self.error, self.times, self.runs = error, times, 0
+
+    def __call__(self) -> None:
+        self.runs += 1
+        if self.runs <= self.times:
+            raise self.error
+
+
+def errors_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+def test_what_the_work_raises_is_logged_and_its_fate_is_called_once(caplog: pytest.LogCaptureFixture) -> None:
+    fates, bug = list[BaseException](), ValueError("a bug")
+    begin("one", fates.append, Failing(bug)).join(10)
+    assert fates == [bug]
+    assert errors_of(caplog) == ["thread one ended on an unexpected error: ValueError('a bug')"]
+
+
+def test_work_that_begins_again_goes_on_and_each_time_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    work = Failing(ValueError("a bug"), times=2)
+    begin("two", BeginAgain(pause_s=0.0), work).join(10)
+    assert work.runs == 3
+    assert errors_of(caplog).count("thread two begins again") == 2
+
+
+def test_work_that_is_over_does_not_begin_again() -> None:
+    work = Failing(ValueError("a bug"), times=9)
+    begin("three", BeginAgain(lambda: True, pause_s=0.0), work).join(10)
+    assert work.runs == 1
+
+
+def test_the_end_of_the_process_ends_a_thread_in_silence(caplog: pytest.LogCaptureFixture) -> None:
+    fates = list[BaseException]()
+    begin("four", fates.append, Failing(SystemExit())).join(10)
+    assert (fates, errors_of(caplog)) == ([], [])
+
+
+def test_a_limit_of_the_process_is_no_bug(caplog: pytest.LogCaptureFixture) -> None:
+    begin("five", lambda _: None, Failing(MemoryError())).join(10)
+    (line,) = errors_of(caplog)
+    assert line.startswith("thread five ended on a limit of the process: [NO_MEMORY] MemoryError; ")
+
+
+def test_a_thread_that_cannot_start_is_a_typed_error_that_names_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(NoThreadError, match=r"this process has .* threads; .*kernel\.threads-max"):
+        begin("six", lambda _: None, lambda: None)
+
+
+def test_the_error_of_a_client_names_its_thread() -> None:
+    ended = list[str]()
+    begin("seven", lambda error: ended.append(str(client_ended(error))), Failing(ValueError("a bug"))).join(10)
+    assert ended[0].startswith("[CLIENT_ENDED] seven ended: ValueError: a bug -> ")
+    assert "report" in ended[0]
+    begin("eight", lambda error: ended.append(str(client_ended(error))), Failing(MemoryError())).join(10)
+    assert "MemoryError" in ended[1]
+    assert "report" not in ended[1]

@@ -36,6 +36,7 @@ from spark_broker.broker.spec import STOPPED, BrokerSpec
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
 from spark_broker.errors import InvalidConfigError, InvariantError, SparkBrokerError
+from spark_broker.process_limits import limit_reached
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest, RegisterBrokerResponse
 from spark_broker.storage.directory import LogDirectory
 from spark_broker.storage.filesystem import process_start_time
@@ -224,6 +225,10 @@ class Broker:
         self._session.beat_now()
 
     def _on_bug(self, error: BaseException) -> None:
-        logger.critical("a bug: %s", error, exc_info=error)
+        limit = limit_reached(error)
+        if limit is None:
+            logger.critical("a bug: %s", error, exc_info=error)
+        else:
+            logger.critical("this broker ends at a limit of its process: %s", limit, exc_info=error)
         self._lease.drop()
         self._ends.put(error)

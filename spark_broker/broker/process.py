@@ -203,6 +203,7 @@ class Broker:
             pid_start_time=process_start_time(os.getpid()) or 0,
             log=ExecutorLog.of(spec.executor_pid).shown,
             earlier=self._earlier,
+            directory=str(self._directory.path),
             seen=self._manager.seen,
         )
 

@@ -7,6 +7,7 @@ OSError and not a SIGBUS.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -32,20 +33,28 @@ def this_boot_id() -> str:
     return ""
 
 
-class LocalFiles:
-    """The file that a reader has open: the one of its last extent. For one thread."""
+class ForeignExtentError(UnusableExtentError):
+    """What the leader names is no file of its log directory. No leader of ours does that."""
 
-    def __init__(self, fs: FileSystem = LOCAL) -> None:
+
+class LocalFiles:
+    """The file that a reader has open: the one of its last extent. For one thread.
+
+    `directory`: the leader's log directory, as the cluster's metadata names it. No file outside of it is opened.
+    """
+
+    def __init__(self, directory: str, fs: FileSystem = LOCAL) -> None:
+        self._directory = Path(directory)
         self._fs = fs
         self._fd = -1
         self._file: tuple[str, int, int] | None = None
 
     def frames(self, headers: Buffer, extents: Sequence[FileExtent]) -> list[Frame]:
         """The batches of an answer, with checked CRCs. Raises UnusableExtentError."""
-        messages = pa.allocate_buffer(sum(extent.length for extent in extents))
-        view = memoryview(messages).cast("B")
         at = 0
         try:
+            messages = pa.allocate_buffer(sum(extent.length for extent in extents))
+            view = memoryview(messages).cast("B")
             for extent in extents:
                 self._open(extent)
                 self._read(extent, view[at : at + extent.length])
@@ -54,7 +63,7 @@ class LocalFiles:
             if sum(header.length for header in batches) != at:
                 raise UnusableExtentError("the files' pieces and the batches' sizes differ")
             return verified_frames(batches, messages)
-        except (OSError, CorruptMessageError) as error:
+        except (OSError, ValueError, MemoryError, CorruptMessageError) as error:
             raise UnusableExtentError(str(error)) from error
 
     def _open(self, extent: FileExtent) -> None:
@@ -64,12 +73,23 @@ class LocalFiles:
             return
         self.close()
         # A leader names the file: it may be anything. To open a FIFO would wait for its writer.
-        self._fd = self._fs.open(Path(extent.path), os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            self._fd = self._fs.open_beneath(self._directory, self._within(extent), os.O_RDONLY | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                raise ForeignExtentError(f"{extent.path} leads through a symbolic link") from error
+            raise
         if not self._fs.is_regular_file(self._fd):
-            raise UnusableExtentError(f"{extent.path} is no regular file")
+            raise ForeignExtentError(f"{extent.path} is no regular file")
         if self._fs.open_file_id(self._fd) != (extent.device, extent.inode):
             raise UnusableExtentError(f"{extent.path} is another file than the leader's")
         self._file = file
+
+    def _within(self, extent: FileExtent) -> Path:
+        path = Path(extent.path)
+        if not path.is_relative_to(self._directory) or ".." in path.parts:
+            raise ForeignExtentError(f"{extent.path} is not in the leader's log directory, {self._directory}")
+        return path.relative_to(self._directory)
 
     def _read(self, extent: FileExtent, target: memoryview) -> None:
         position = extent.position

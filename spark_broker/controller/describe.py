@@ -51,6 +51,7 @@ def _broker(broker: BrokerState) -> BrokerMetadata:
         executor_pid=broker.executor_pid,
         fenced=broker.fenced,
         log=broker.log,
+        directory=broker.directory,
     )
 
 

@@ -98,6 +98,7 @@ class BrokerState:
     pid_start_time: int
     start_kind: str
     log: str = ""
+    directory: str = ""
     fenced: bool = True
     in_controlled_shutdown: bool = False
 
@@ -277,6 +278,7 @@ def _registration(broker: BrokerState) -> RegisterBrokerRecord:
         pid_start_time=broker.pid_start_time,
         start_kind=broker.start_kind,
         log=broker.log,
+        directory=broker.directory,
     )
 
 
@@ -297,6 +299,7 @@ def _registered(record: RegisterBrokerRecord) -> BrokerState:
         pid_start_time=record.pid_start_time,
         start_kind=record.start_kind,
         log=record.log,
+        directory=record.directory,
     )
 
 

@@ -86,6 +86,7 @@ class RegisterBrokerRecord(Record, frozen=True, tag=3):
     pid_start_time: int
     start_kind: Name
     log: LogPlace = ""
+    directory: LogPlace = ""
 
 
 class BrokerChangeRecord(Record, frozen=True, tag=4):

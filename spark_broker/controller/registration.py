@@ -25,6 +25,9 @@ from spark_broker.protocol.messages import ANY_INCARNATION, PROTOCOL_VERSION, UN
 _HOST = re.compile(r"[A-Za-z0-9._:%\[\]-]{1,255}")
 """Names and addresses, also of IPv6."""
 
+_DIRECTORY = re.compile(r"(/(?!\.{0,2}/)[^/\0\n]+)*/broker-[0-9]+")
+"""An absolute path without `.`, `..` or an empty part, to the directory of a slot (`storage.directory.SLOT_PREFIX`)."""
+
 START_KINDS = ("clean", "process_crash", "machine_crash")
 
 
@@ -96,6 +99,9 @@ def _check_request(image: MetadataImage, request: RegisterBrokerRequest) -> None
     if not _HOST.fullmatch(request.host) or not request.port:
         # Every broker and client would try to connect to it, and not every text can be an address.
         raise InvalidRequestError(f"a broker cannot be reached at host {request.host!r}, port {request.port}")
+    if request.directory and not _DIRECTORY.fullmatch(request.directory):
+        # Readers on the broker's machine open what is in there.
+        raise InvalidRequestError(f"{request.directory!r} is the log directory of no broker")
     if not request.directory_id or not request.incarnation:
         raise InvalidRequestError("a registration without a directory id or an incarnation")
     if not 1 <= request.launch <= image.last_launch:
@@ -149,6 +155,7 @@ def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBro
         pid_start_time=request.pid_start_time,
         start_kind=request.start_kind,
         log=request.log,
+        directory=request.directory,
     )
 
 

@@ -15,12 +15,14 @@ from spark_broker.transport.client import Connection
 class RangeSession:
     """Fetches from the leader at `address`. Close it after an error."""
 
-    def __init__(self, address: Address, target: FetchTarget, fetches: FetchMachine, settings: ConsumerConfig) -> None:
-        """`target`: what to fetch, from offset to offset."""
+    def __init__(
+        self, address: Address, directory: str, target: FetchTarget, fetches: FetchMachine, settings: ConsumerConfig
+    ) -> None:
+        """`directory`: the leader's log directory, where its files may be read. `target`: what to fetch."""
         self._target = target
         self._fetches = fetches
         self._settings = settings
-        self._files = LocalFiles()
+        self._files = LocalFiles(directory)
         self._connection = Connection(address.host, address.port)
         self._stream = self._connection.open_stream("fetch")
         self._fetch: Fetch | None = None

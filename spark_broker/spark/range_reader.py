@@ -10,7 +10,7 @@ from functools import cache
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.fetch_machine import FetchMachine, FetchTarget, Meaning, meaning_of
 from spark_broker.client.history_reader import HistoryReader, check_start
-from spark_broker.client.local_files import UnusableExtentError, this_boot_id
+from spark_broker.client.local_files import ForeignExtentError, UnusableExtentError, this_boot_id
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import lookup_offsets
 from spark_broker.client.partition_position import FetchRetry
@@ -95,7 +95,8 @@ class RangeReader:
                 except UnusableExtentError as error:
                     if isinstance(error.__cause__, PermissionError):
                         _warn_of_rights(current_user())
-                    _log.info("%s: offset %d: %s; it comes from the leader", self._part.tp, self._position, error)
+                    level = logging.WARNING if isinstance(error, ForeignExtentError) else logging.INFO
+                    _log.log(level, "%s: offset %d: %s; it comes from the leader", self._part.tp, self._position, error)
                     self._drop_session()
                     self._fetches = self._fetch_machine("")
                     continue
@@ -178,7 +179,9 @@ class RangeReader:
         target = FetchTarget(
             topic, part.partition, state.leader_epoch, self._position, read_epoch=part.read_epoch, read_to=part.read_to
         )
-        return RangeSession(address_of(broker), target, self._fetches, self._settings)
+        if not broker.directory:
+            self._fetches = self._fetch_machine("")  # a reader opens no file of which only the leader speaks
+        return RangeSession(address_of(broker), broker.directory, target, self._fetches, self._settings)
 
     def _recover(self, error: SparkBrokerError) -> None:
         """Go on from the same position with fresh metadata. Raises an error that every leader would answer."""

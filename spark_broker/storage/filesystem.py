@@ -7,6 +7,7 @@ every other module of `storage/` from bypassing the protocol.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pwd
@@ -53,6 +54,10 @@ class FileSystem(Protocol):
 
     def open(self, path: Path, flags: int) -> int:
         """A handle, not inherited by children; `flags` are of `os.O_*`."""
+        ...
+
+    def open_beneath(self, directory: Path, relative: Path, flags: int) -> int:
+        """The same for a file below a directory. No part of `relative` may be `..` or a symbolic link: then OSError."""
         ...
 
     def close(self, fd: int, /) -> None:
@@ -168,6 +173,22 @@ class FileSystem(Protocol):
         ...
 
 
+def _open_beneath(directory: Path, relative: Path, flags: int) -> int:
+    """One part after the other, each from the directory that is open: nobody can put a link there in between."""
+    *parts, name = relative.parts or ("",)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise OSError(errno.EINVAL, f"a path that leads out of {directory}", str(relative))
+    to_directory = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    at = os.open(directory, to_directory)
+    try:
+        for part in parts:
+            above, at = at, os.open(part, to_directory | os.O_NOFOLLOW, dir_fd=at)
+            os.close(above)
+        return os.open(name, flags | os.O_NOFOLLOW, dir_fd=at)
+    finally:
+        os.close(at)
+
+
 class LocalFileSystem:
     """The real machine. It has no state: one instance, `LOCAL`, serves every thread."""
 
@@ -182,6 +203,9 @@ class LocalFileSystem:
 
     def open(self, path: Path, flags: int) -> int:
         return DESCRIPTORS.spared(lambda: os.open(path, flags | os.O_CLOEXEC, 0o644))
+
+    def open_beneath(self, directory: Path, relative: Path, flags: int) -> int:
+        return DESCRIPTORS.spared(lambda: _open_beneath(directory, relative, flags | os.O_CLOEXEC))
 
     def pread_into(self, fd: int, target: memoryview, position: int) -> int:
         return os.preadv(fd, [target], position)

@@ -487,3 +487,18 @@ def test_a_line_without_an_end_is_refused_before_it_fills_the_memory() -> None:
 
     with pytest.raises(InvalidRequestError):
         lines.feed(b"x")
+
+
+def test_whatever_comes_on_its_socket_a_broker_goes_on(host: Host) -> None:
+    broker = host.start(1)
+    host.await_announced(1)
+    for data in (b"", b"\0" * 100_000, b"\xff\n", b"[" * 100_000 + b"\n", b'{"launch":' + b"9" * 5000 + b"}\n"):
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.connect(socket_name(host.spec(1)))
+            peer.sendall(data)
+            peer.shutdown(socket.SHUT_WR)
+            peer.settimeout(20)
+            assert peer.recv(100) == b"", "its connection ends"
+    again = host.adopt(1)
+    assert again is not None
+    assert again.pid == broker.pid

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -17,7 +19,7 @@ from spark_broker.config import ConsumerConfig
 from spark_broker.model import ConsumedBatch
 from spark_broker.protocol.crc32c import Buffer
 from spark_broker.protocol.frame import Frame
-from spark_broker.protocol.messages import FileExtent
+from spark_broker.protocol.messages import BrokerMetadata, FileExtent
 from spark_broker.spark import range_reader
 from spark_broker.spark.cluster import connected
 from spark_broker.spark.range_reader import RangeReader
@@ -171,22 +173,21 @@ def test_on_another_machine_the_leader_sends_the_batches(
 
 
 def not_permitted(patch: pytest.MonkeyPatch) -> None:
-    def refuse(_: LocalFileSystem, path: Path, flags: int) -> int:
-        raise PermissionError(errno.EACCES, f"not yours, with flags {flags}", str(path))
+    def refuse(_: LocalFileSystem, directory: Path, relative: Path, flags: int) -> int:
+        raise PermissionError(errno.EACCES, f"not yours, with flags {flags}", str(directory / relative))
 
-    patch.setattr(LocalFileSystem, "open", refuse)
+    patch.setattr(LocalFileSystem, "open_beneath", refuse)
 
 
 def another_file(patch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of the same name and size, as in a container of the same machine."""
-    real = LocalFileSystem.open
 
-    def copied(fs: LocalFileSystem, path: Path, flags: int) -> int:
+    def copied(fs: LocalFileSystem, directory: Path, relative: Path, flags: int) -> int:
         copy = tmp_path / "copy"
-        copy.write_bytes(path.read_bytes())
-        return real(fs, copy, flags)
+        copy.write_bytes((directory / relative).read_bytes())
+        return fs.open(copy, flags)
 
-    patch.setattr(LocalFileSystem, "open", copied)
+    patch.setattr(LocalFileSystem, "open_beneath", copied)
 
 
 def broken_disk(patch: pytest.MonkeyPatch) -> None:
@@ -233,6 +234,33 @@ def test_a_file_of_the_same_name_is_not_read(
     another_file(monkeypatch, tmp_path)
     assert len(read(topics, "plain")) == BATCHES
     assert (extents.read, extents.refused) == ([], 1)
+
+
+def test_a_leader_that_names_other_files_is_noted_and_sends_the_batches(
+    topics: str, extents: Extents, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = LocalFiles.frames
+    passwd = Path("/etc/passwd").stat()
+
+    def hostile(self: LocalFiles, headers: Buffer, named: Sequence[FileExtent]) -> list[Frame]:
+        place = {"path": "/etc/passwd", "device": passwd.st_dev, "inode": passwd.st_ino}
+        return real(self, headers, [msgspec.structs.replace(extent, **place) for extent in named])
+
+    sent = read(topics, "plain", local=False)
+    monkeypatch.setattr(LocalFiles, "frames", hostile)
+    assert read(topics, "plain") == sent
+    assert (extents.read, extents.refused) == ([], 1)
+    (warning,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "/etc/passwd is not in the leader's log directory" in warning.getMessage()
+
+
+def test_of_a_leader_whose_directory_is_not_known_no_file_is_read(
+    topics: str, extents: Extents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a broker of an earlier version."""
+    monkeypatch.setattr(BrokerMetadata, "directory", "")
+    assert len(read(topics, "plain")) == BATCHES
+    assert (extents.read, extents.refused) == ([], 0)
 
 
 def test_a_read_may_come_in_pieces(topics: str, extents: Extents, monkeypatch: pytest.MonkeyPatch) -> None:

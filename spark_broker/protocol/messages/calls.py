@@ -67,6 +67,8 @@ class DescribeLogDirResponse(Message, frozen=True):
 
 
 class BrokerMetadata(Message, frozen=True):
+    """`directory`: the path of its log directory on its machine, where readers may read its files; empty: not known."""
+
     id: BrokerId
     host: Name
     port: Count
@@ -77,6 +79,7 @@ class BrokerMetadata(Message, frozen=True):
     executor_pid: Count
     fenced: bool
     log: LogPlace = ""
+    directory: LogPlace = ""
 
     def to_info(self) -> BrokerInfo:
         """The same as a value of the public interface."""

@@ -50,7 +50,8 @@ class RegisterBrokerRequest(Message, frozen=True):
 
     start_kind: "clean", "process_crash" or "machine_crash". `incarnation`: UUID of this process. `earlier`: those
     incarnations of which the log directory knows that they may have registered; empty, or with `ANY_INCARNATION`: it
-    does not know them all. `seen`: the newest metadata that this directory is known to have had; None: it knows none.
+    does not know them all. `directory`: the path of the broker's log directory on its machine; empty: it does not say.
+    `seen`: the newest metadata that this directory is known to have had; None: it knows none.
     """
 
     version: Int64
@@ -71,6 +72,7 @@ class RegisterBrokerRequest(Message, frozen=True):
     log: LogPlace = ""
     earlier: Annotated[list[Name], Meta(max_length=10_000)] = msgspec.field(default_factory=list)
     seen: MetadataSeen | None = None
+    directory: LogPlace = ""
 
 
 class RegisterBrokerResponse(Message, frozen=True):

@@ -45,6 +45,7 @@ from spark_broker.protocol.messages import (
     MetadataResponse,
 )
 from spark_broker.testing.history import Truncated
+from spark_broker.testing.simulation.broker import LOG_DIRS
 from spark_broker.testing.simulation.fetches import Record, SimFetches, Values
 from spark_broker.testing.simulation.filesystem import SimFileSystem
 from spark_broker.testing.simulation.lookups import look_up
@@ -96,7 +97,7 @@ class _LocalReads:
         fs, files = self._processes.get(address) or (None, None)
         if fs is None or files is None or not fs.alive:  # It died with its machine.
             fs = self._machine(address).fs.another_process()
-            files = LocalFiles(fs)
+            files = LocalFiles(str(LOG_DIRS), fs)
             self._processes[address] = fs, files
         self._world.trace.count("answers read from leaders' files")
         with fs.undisturbed():

@@ -244,6 +244,9 @@ class SimFileSystem:
         if fault.errno:
             raise system_error(fault.errno, operation.path, sync=operation.kind in ("fsync", "sync_directory"))
 
+    def open_beneath(self, directory: Path, relative: Path, flags: int) -> int:
+        return self.open(directory / relative, flags)  # there are no symbolic links
+
     def open(self, path: Path, flags: int) -> int:
         name = str(path)
         directory, last = self._place(name)

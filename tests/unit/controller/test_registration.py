@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from spark_broker.controller.describe import describe
 from spark_broker.controller.effects import CloseSession, Send
 from spark_broker.controller.events import SparkLost
 from spark_broker.controller.identity import BrokerIdentity, identify
@@ -15,7 +17,7 @@ from spark_broker.errors import (
     StaleLaunchError,
     UnsupportedVersionError,
 )
-from spark_broker.protocol.messages import RegisterBrokerResponse, StopBroker
+from spark_broker.protocol.messages import RegisterBrokerRequest, RegisterBrokerResponse, StopBroker
 from tests.unit.controller.cluster import CLUSTER_ID, Cluster, registration
 
 
@@ -246,6 +248,43 @@ def test_a_broker_that_nobody_can_reach_is_refused(host: str, port: int) -> None
 def test_names_and_addresses_are_hosts(host: str) -> None:
     cluster = Cluster()
     assert isinstance(cluster.register(registration(cluster.new_launch(), "d", host=host)), RegisterBrokerResponse)
+
+
+def placed(cluster: Cluster, directory: str) -> RegisterBrokerRequest:
+    """A registration of a broker whose log directory has this path."""
+    return msgspec.structs.replace(registration(cluster.new_launch(), "d"), directory=directory)
+
+
+@pytest.mark.parametrize("directory", ["/data/broker-0", "/a b/.c/broker-12", "/broker-3", ""])
+def test_clients_get_the_path_of_a_brokers_log_directory(directory: str) -> None:
+    cluster = Cluster()
+    registered(cluster.register(placed(cluster, directory)))
+    assert [broker.directory for broker in describe(cluster.image).brokers] == [directory]
+
+
+@pytest.mark.parametrize(
+    "directory",
+    [
+        "/",
+        "/etc",
+        "broker-0",
+        "/data/../broker-0",
+        "/data/./broker-0",
+        "/data//broker-0",
+        "/data/broker-0/",
+        "/data/broker-0/..",
+        "/data/broker-x",
+        "/data/broker-",
+        "/data/b\0/broker-0",
+        "/data/broker-0\n",
+    ],
+)
+def test_a_path_that_is_no_log_directory_of_a_broker_is_refused(directory: str) -> None:
+    """Readers on the broker's machine open what is in there."""
+    cluster = Cluster()
+    answer = cluster.register(placed(cluster, directory))
+    assert isinstance(answer, InvalidRequestError)
+    assert not cluster.image.brokers
 
 
 def stays_in_sync(earlier: list[str], registered_as: str = "first") -> bool:

@@ -73,6 +73,7 @@ class ControllerLink:
             run=uuid.uuid4().hex,
             take_over=take_over,
             accept_older_metadata=accept_older_metadata,
+            log_dirs=directories.log_dirs,
         )
         client = ControllerClient.start(config)
         try:

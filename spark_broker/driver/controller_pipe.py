@@ -25,7 +25,8 @@ class ControllerConfig(Struct, frozen=True, kw_only=True):
     and given to brokers; `port` 0: any free one. `known_cluster_ids`: what the log directories carry.
     `shared_executor`: brokers may share one executor (plain `local[N]`). `run`: a uuid of this run of the cluster, the
     same when its controller is started again. `take_over`: take the directory from another run, even if that is alive.
-    `accept_older_metadata`: see `controller.lineage`.
+    `accept_older_metadata`: see `controller.lineage`. `log_dirs`: the absolute directory of the brokers' directories.
+    Empty: each broker may have its own.
     """
 
     cluster: dict[str, str]
@@ -39,6 +40,7 @@ class ControllerConfig(Struct, frozen=True, kw_only=True):
     run: str = ""
     take_over: bool = False
     accept_older_metadata: bool = False
+    log_dirs: str = ""
 
 
 class Started(Struct, frozen=True, kw_only=True, tag=True):

@@ -136,7 +136,9 @@ class ControllerProcess:
             self._claim.take()
         except OSError as error:
             raise MetadataStoreError(f"{config.metadata_dir}: {error}") from error
-        service = self._service = ControllerService(settings, log, self.fail, shared_executor=config.shared_executor)
+        service = self._service = ControllerService(
+            settings, log, self.fail, shared_executor=config.shared_executor, log_dirs=config.log_dirs
+        )
         service.start(config.host, config.port, owner, accept_older_metadata=config.accept_older_metadata)
         image = service.image
         started = Started(port=service.port, cluster_id=image.cluster_id, controller_epoch=image.controller_epoch)

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -99,8 +100,10 @@ class ControllerService:
         on_failure: Callable[[BaseException], None],
         *,
         shared_executor: bool = False,
+        log_dirs: str = "",
     ) -> None:
         self._settings = settings
+        self._log_dirs = log_dirs
         self._log = log
         self._on_failure = on_failure
         self._ids = itertools.count(1)
@@ -224,6 +227,7 @@ class ControllerService:
             return
         if not isinstance(received[0], RegisterBrokerRequest):
             raise InvalidRequestError("a session begins with RegisterBroker")
+        self._check_directory(received[0])
         session = BrokerSession(next(self._ids), stream, self._fail)
         with self._lock:
             self._sessions[session.session_id] = session
@@ -239,6 +243,12 @@ class ControllerService:
             # The stream ends with this method. Before that the broker has to read why its session was closed.
             session.wait_sent(CLOSE_TIMEOUT_S)
             stream.drain()
+
+    def _check_directory(self, request: RegisterBrokerRequest) -> None:
+        """Readers on the broker's machine open what is in its directory: no process may name another one."""
+        where = Path(request.directory).parent
+        if self._log_dirs and request.directory and where != Path(self._log_dirs):
+            raise InvalidRequestError(f"{request.directory!r} is not in log.dirs, {self._log_dirs}")
 
     def _listen(self, session: BrokerSession, stream: ServerStream) -> bool:
         """Take heartbeats until the session ends. Returns whether the broker is still connected."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -40,6 +41,7 @@ from spark_broker.protocol.messages import (
     Message,
     MetadataRequest,
     MetadataResponse,
+    RegisterBrokerResponse,
     StopBroker,
 )
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -54,12 +56,13 @@ HOST = "127.0.0.1"
 class Running:
     """A service on loopback, and the brokers that were started on it."""
 
-    def __init__(self, path: Path, **values: object) -> None:
+    def __init__(self, path: Path, *, log_dirs: str = "", **values: object) -> None:
         self.path = path
         self.failures: list[BaseException] = []
         self.failed = threading.Event()
         named = {name.replace("_", "."): value for name, value in values.items()}
-        self.service = ControllerService(load_cluster_settings(named), MetadataLog.open(str(path)), self._fail)
+        settings, log = load_cluster_settings(named), MetadataLog.open(str(path))
+        self.service = ControllerService(settings, log, self._fail, log_dirs=log_dirs)
         self.service.start(HOST, 0, Owner.here("test", os.getpid()))
         self.connection = Connection(HOST, self.service.port)
         self.brokers: list[FakeBroker] = []
@@ -102,8 +105,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     """Start a controller on the test's metadata directory."""
     running: list[Running] = []
 
-    def begin(**values: object) -> Running:
-        running.append(Running(tmp_path / "metadata", **values))
+    def begin(log_dirs: str = "", **values: object) -> Running:
+        running.append(Running(tmp_path / "metadata", log_dirs=log_dirs, **values))
         return running[-1]
 
     yield begin
@@ -463,3 +466,24 @@ def test_a_bug_in_a_call_is_answered_and_the_controller_goes_on(
     assert "raise_bug" in caplog.text, "the log has the traceback"
     assert isinstance(running.connection.call(MetadataRequest(None), timeout_ms=30_000), MetadataResponse)
     assert not running.failures
+
+
+@pytest.mark.parametrize(
+    ("directory", "taken"),
+    [("/data/logs/broker-7", True), ("", True), ("/data/logs/x/broker-7", False), ("/home/other/broker-7", False)],
+)
+def test_a_broker_names_a_directory_in_log_dirs_as_its_own_and_no_other(
+    start: Start, directory: str, taken: bool
+) -> None:
+    """Readers on the broker's machine open what is in there."""
+    running = start(log_dirs="/data/logs")
+    request = msgspec.structs.replace(running.broker().request, launch=running.service.new_launch(10))
+    request = msgspec.structs.replace(request, directory_id="another", executor_id="other", directory=directory)
+    stream = running.connection.open_stream("session")
+    stream.send(request)
+    if taken:
+        assert isinstance(stream.receive(timeout_ms=30_000)[0], RegisterBrokerResponse)
+    else:
+        with pytest.raises(InvalidRequestError, match=r"is not in log\.dirs, /data/logs"):
+            stream.receive(timeout_ms=30_000)
+    stream.close()

@@ -22,8 +22,9 @@ from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.lease import Lease
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.broker.spec import STOPPED, SUPERSEDED
-from spark_broker.controller.image import MetadataImage, image_from_snapshot
+from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import decode_records
+from spark_broker.controller.snapshot import image_from_snapshot
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
     NetworkError,

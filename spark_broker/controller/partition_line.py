@@ -33,7 +33,7 @@ class PartitionChanged:
         """`t-0: leader 0 -> 1, leader epoch 3 -> 4, ISR 0, 1 -> 1, ...: why`."""
         parts = [_part(name, self._was(name), getattr(self.after, name)) for name in self._shown()]
         made = "" if self.before is not None else "created: "
-        unclean = "unclean election: " if self.unclean else ""
+        unclean = "unclean election: " if self.unclean and self.after.leader != NO_LEADER else ""
         return f"{self.topic_partition}: {made}{unclean}{', '.join(parts)}: {self.why}"
 
     @property

@@ -88,7 +88,7 @@ def _changes(before: MetadataImage, after: MetadataImage, records: Iterable[Meta
 def _kind_of(change: _Change) -> _Kind | None:
     before, after = change.before, change.after
     if change.unclean:
-        return UNCLEAN
+        return UNCLEAN if after.leader != NO_LEADER else COMPARED
     if after.leader == NO_LEADER and before.leader != NO_LEADER:
         return LEADERLESS
     if after.leader != NO_LEADER and after.leader_epoch != before.leader_epoch:
@@ -109,6 +109,10 @@ def _many_unclean(changes: Sequence[_Change]) -> str:
         return f"{elected}; acknowledged records that it does not have are lost"
     elected = f"{len(changes)} unclean elections: {_leaders(changes)}"
     return f"{elected}; acknowledged records that the new leaders do not have are lost"
+
+
+def _many_compared(changes: Sequence[_Change]) -> str:
+    return f"{len(changes)} partitions wait until all their replicas were compared"
 
 
 def _many_leaderless(changes: Sequence[_Change]) -> str:
@@ -137,9 +141,10 @@ def _leaders(changes: Sequence[_Change]) -> str:
 
 
 UNCLEAN = _Kind(_many_unclean, expected=False)
+COMPARED = _Kind(_many_compared)
 LEADERLESS = _Kind(_many_leaderless, expected=False)
 ELECTED = _Kind(_many_elected)
 LED_ON = _Kind(_many_led_on)
 ISR = _Kind(_many_isr)
 
-KINDS = (UNCLEAN, LEADERLESS, ELECTED, LED_ON, ISR)
+KINDS = (UNCLEAN, COMPARED, LEADERLESS, ELECTED, LED_ON, ISR)

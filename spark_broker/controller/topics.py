@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.disks import ALL_WELL, Disks
 from spark_broker.controller.effects import Decision
-from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState, partition_record
+from spark_broker.controller.image import MetadataImage, PartitionRegistration, TopicState
 from spark_broker.controller.partition_change import change
 from spark_broker.controller.placement import loads_of, place
 from spark_broker.controller.reassignment import check_assignment
@@ -20,6 +20,7 @@ from spark_broker.controller.records import (
     TopicConfigRecord,
     TopicRecord,
 )
+from spark_broker.controller.snapshot import partition_record
 from spark_broker.controller.topic_config import altered_config, stored_config
 from spark_broker.errors import (
     CoordinatorNotAvailableError,

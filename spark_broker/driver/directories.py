@@ -10,7 +10,8 @@ from pathlib import Path
 
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import InvalidConfigError, LogDirectoryNotUsableError
-from spark_broker.storage.directory import SLOT_PREFIX, read_meta
+from spark_broker.storage.directory import SLOT_PREFIX
+from spark_broker.storage.directory_meta import read_meta
 from spark_broker.storage.filesystem import current_user
 
 logger = logging.getLogger(__name__)

@@ -14,8 +14,9 @@ import uuid
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, image_from_snapshot, to_records
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage
 from spark_broker.controller.records import MetadataRecord
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.driver.metadata_file import MetadataFile, decode_file, encode_file, file_name, file_number
 from spark_broker.driver.metadata_store import MetadataStore, open_store
 from spark_broker.driver.store_health import StoreHealth

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_broker.controller.image import MetadataImage, to_records
+from spark_broker.controller.image import MetadataImage
 from spark_broker.controller.records import MetadataRecord, encode_records
+from spark_broker.controller.snapshot import to_records
 from spark_broker.protocol.messages import MetadataUpdate
 
 

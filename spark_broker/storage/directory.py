@@ -12,14 +12,13 @@ import errno
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import msgspec
 
 from spark_broker.errors import (
     DamagedLogError,
-    InconsistentClusterIdError,
     InconsistentTopicIdError,
     KafkaStorageError,
     LogDirectoryLockedError,
@@ -34,6 +33,7 @@ from spark_broker.storage.checkpoints import (
     write_checkpoint,
     write_high_watermarks,
 )
+from spark_broker.storage.directory_meta import META_FILE, DirectoryMeta, check_cluster
 from spark_broker.storage.directory_names import (
     PARTITION_FILE,
     PartitionDirectory,
@@ -41,13 +41,12 @@ from spark_broker.storage.directory_names import (
     derived_name,
     read_partition,
 )
-from spark_broker.storage.files import TEMPORARY_SUFFIX, storage_error
+from spark_broker.storage.files import TEMPORARY_SUFFIX, make_directories, storage_error
 from spark_broker.storage.filesystem import LOCAL, FileSystem, current_user
 from spark_broker.storage.lock import DirectoryLock, Holder, is_locked, kill_holder, read_holder
 from spark_broker.storage.start_kind import StartKind
 from spark_broker.storage.strays import DAMAGED, DIVERGED, Stray, set_aside_in, stray_suffix, strays_in
 
-META_FILE = "meta.json"
 SEEN_FILE = "metadata-seen.json"
 CLEAN_FILE = ".clean"
 DELETED_SUFFIX = ".deleted"
@@ -57,23 +56,9 @@ SLOT_PREFIX = "broker-"
 MAX_SLOTS = 1000
 INCARNATIONS_MAX = 1000
 """Processes that ended before they heard of their registration. Beyond, the directory knows nothing of its past."""
-NO_BROKER_ID = -1
 _NOT_USABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR})
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryMeta:
-    """The content of `meta.json`. `broker_id` is -1 and `port` is 0 until the broker has them."""
-
-    cluster_id: str
-    directory_id: str
-    boot_id: str
-    broker_id: int = NO_BROKER_ID
-    port: int = 0
-    incarnations: tuple[str, ...] = ()
-    """The last process that is known to have registered, and all later ones. Empty: an earlier version wrote none."""
 
 
 class LogDirectory:
@@ -125,10 +110,10 @@ class LogDirectory:
         LogDirectoryNotUsableError, LogDirectoryLockedError and KafkaStorageError.
         """
         with _storage_errors(base_directory), _usable(base_directory):
-            _make_directories(fs, base_directory)
+            make_directories(fs, base_directory)
             slots = sorted(_slots(fs, base_directory), key=_slot_number)
             for path in slots:
-                _check_cluster(fs, path, cluster_id)
+                check_cluster(fs, path, cluster_id)
             for path in slots:
                 claimed = _try_claim(fs, path, cluster_id, launch)
                 if claimed is not None:
@@ -421,15 +406,6 @@ def _sync_names(fs: FileSystem, path: Path) -> None:
         fs.sync_directory(path.parent.parent)
 
 
-def _make_directories(fs: FileSystem, path: Path) -> None:
-    """Make a directory and its missing parents, durably."""
-    if not fs.is_directory(path):
-        _make_directories(fs, path.parent)
-        with contextlib.suppress(FileExistsError):  # Another broker was quicker.
-            fs.mkdir(path)
-        fs.sync_directory(path.parent)
-
-
 def _entries(fs: FileSystem, directory: Path) -> list[Path]:
     return [directory / name for name in fs.list_directory(directory)]
 
@@ -443,18 +419,6 @@ def _slots(fs: FileSystem, base_directory: Path) -> Iterator[Path]:
 
 def _slot_number(path: Path) -> int:
     return int(path.name.removeprefix(SLOT_PREFIX))
-
-
-def _check_cluster(fs: FileSystem, path: Path, cluster_id: str) -> DirectoryMeta | None:
-    meta = read_meta(path, fs=fs)
-    if meta is not None and meta.cluster_id != cluster_id:
-        raise InconsistentClusterIdError(f"{path} belongs to cluster {meta.cluster_id}, not {cluster_id}")
-    return meta
-
-
-def read_meta(path: Path, *, fs: FileSystem = LOCAL) -> DirectoryMeta | None:
-    """The directory's own description; None when it has none yet. Raises DamagedLogError."""
-    return read_checkpoint_as(path / META_FILE, DirectoryMeta, fs=fs)
 
 
 def _try_claim(fs: FileSystem, path: Path, cluster_id: str, launch: int) -> LogDirectory | None:
@@ -482,7 +446,7 @@ def _claim_new(fs: FileSystem, base_directory: Path, cluster_id: str, launch: in
 def _open(fs: FileSystem, path: Path, lock: DirectoryLock, cluster_id: str) -> LogDirectory:
     """Determine how the directory was left, before any of its partitions is opened."""
     try:
-        meta = _check_cluster(fs, path, cluster_id)
+        meta = check_cluster(fs, path, cluster_id)
         _remove_leftovers(fs, path)
         if meta is None:
             if any(fs.exists(entry / PARTITION_FILE) for entry in _entries(fs, path)):

@@ -160,3 +160,12 @@ class SharedFile:
             self._users -= 1
             if self._users == 0:
                 self._fs.close(self._fd)
+
+
+def make_directories(fs: FileSystem, path: Path) -> None:
+    """Make a directory and its missing parents, durably."""
+    if not fs.is_directory(path):
+        make_directories(fs, path.parent)
+        with contextlib.suppress(FileExistsError):  # Another broker was quicker.
+            fs.mkdir(path)
+        fs.sync_directory(path.parent)

@@ -165,8 +165,8 @@ class PartitionLog:
     def append_many(self, frames: Sequence[Frame]) -> None:
         """Append consecutive batches at the log end, unchanged. They are written when this returns.
 
-        A batch with FIRST_OF_SEGMENT begins a segment. Raises StorageRefusedError (nothing is left of the batches that
-        did not fit, and the log stays usable) or KafkaStorageError (the log refuses every later call).
+        A batch with FIRST_OF_SEGMENT begins a segment. Raises StorageRefusedError: nothing is left of the batches that
+        did not fit. After one by a limit of the process, and after KafkaStorageError, every later call is refused.
         """
         self._check_usable()
         self._check_contiguous(frames)
@@ -483,8 +483,8 @@ class PartitionLog:
         """A full disk refuses one action, which has changed nothing. The log goes on. After other errors every call is
         refused. Where the action was only refused half-way (a restart, or by a limit), the log can be opened anew."""
         refused = storage_error(error, f"{action} in {self.directory}")
-        is_limit = isinstance(refused, ProcessLimitError)
-        if not (is_refusal(error) and action != "restart" and (not is_limit or action == "read")):
+        changes_nothing = action == "read" or (action != "restart" and not isinstance(refused, ProcessLimitError))
+        if not (is_refusal(error) and changes_nothing):
             self._unusable = refused
         raise refused from error
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from spark_broker.client.admin import Admin
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import BrokerInfo, PartitionInfo, TopicPartition
-from spark_broker.storage.directory import read_meta
+from spark_broker.storage.directory_meta import read_meta
 
 POLL_S = 0.1
 BROKERS = 3

@@ -9,8 +9,9 @@ import uuid
 from collections.abc import Callable
 from typing import Self
 
-from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration, image_from_snapshot
+from spark_broker.controller.image import EMPTY_IMAGE, MetadataImage, PartitionRegistration
 from spark_broker.controller.records import decode_records
+from spark_broker.controller.snapshot import image_from_snapshot
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     PROTOCOL_VERSION,

@@ -470,7 +470,7 @@ def test_a_bug_in_a_call_is_answered_and_the_controller_goes_on(
 
 @pytest.mark.parametrize(
     ("directory", "taken"),
-    [("/data/logs/broker-7", True), ("", True), ("/data/logs/x/broker-7", False), ("/home/other/broker-7", False)],
+    [("/data/logs/broker-7", True), ("", True), ("/data/logs/x/broker-7", False), ("/srv/other/broker-7", False)],
 )
 def test_a_broker_names_a_directory_in_log_dirs_as_its_own_and_no_other(
     start: Start, directory: str, taken: bool

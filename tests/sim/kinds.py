@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import random
 
-from spark_broker.testing.simulation import bit_flips, clock_jumps, compaction, disk_faults, store, tiering, unclean
+from spark_broker.testing.simulation import (
+    bit_flips,
+    clock_jumps,
+    compaction,
+    disk_faults,
+    older_metadata,
+    store,
+    tiering,
+    unclean,
+)
 from spark_broker.testing.simulation.group_draw import GroupDraw
 from spark_broker.testing.simulation.transaction_draw import TransactionDraw
 
@@ -39,6 +48,11 @@ def has_bit_flips(seed: int) -> bool:
 def has_disk_faults(seed: int) -> bool:
     """Topics that come and go, disks without room or descriptors, older copies, files that are gone."""
     return random.Random(f"{seed}/disk faults draw").random() < disk_faults.SHARE
+
+
+def has_older_metadata(seed: int) -> bool:
+    """A metadata store that is replaced by an older copy."""
+    return random.Random(f"{seed}/older metadata draw").random() < older_metadata.SHARE
 
 
 def may_have_unclean_elections(seed: int) -> bool:

@@ -22,7 +22,8 @@ from spark_broker.errors import (
     LogDirectoryLockedError,
 )
 from spark_broker.storage.checkpoints import write_checkpoint
-from spark_broker.storage.directory import LogDirectory, read_meta
+from spark_broker.storage.directory import LogDirectory
+from spark_broker.storage.directory_meta import read_meta
 from spark_broker.storage.directory_names import PartitionName
 from spark_broker.storage.filesystem import LocalFileSystem, process_start_time
 from spark_broker.storage.lock import DirectoryLock, Holder, read_holder

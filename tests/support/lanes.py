@@ -41,6 +41,7 @@ PATHS: Mapping[str, tuple[str, ...]] = {
     APPLICATIONS: (
         *HISTORY_PATHS,
         "tests/chaos/",
+        "tests/spark/test_backup_page.py",
         "tests/spark/test_cluster_job.py",
         "tests/spark/test_connect.py",
         "tests/spark/test_local_session.py",

@@ -25,6 +25,7 @@ from spark_broker.core.effects import ProposeIsr
 from spark_broker.errors import (
     InvariantError,
     KafkaStorageError,
+    OlderMetadataError,
     RequestTimedOutError,
     SparkBrokerError,
     StorageRefusedError,
@@ -264,6 +265,7 @@ class BrokerProcess(NetworkNode):
         self.directory.registered(registered.broker_id, self._incarnation)
         self.machine.broker_id = registered.broker_id
         self.registered = True
+        self.world.older_metadata.registered(self.name)
         self.manager.registered(registered.broker_id, registered.broker_epoch)
 
     def _propose(self, key: PartitionKey, proposal: ProposeIsr) -> None:
@@ -341,6 +343,8 @@ class BrokerProcess(NetworkNode):
         """The process ends. What was refused for want of room, or by a limit, is no reason to end."""
         invariant(not isinstance(error, StorageRefusedError), "%s ends: %s", self.name, error)
         self.world.note(self.name, trace.TraceKind.PROCESS, f"ends: {error}")
+        if isinstance(error, OlderMetadataError):
+            self.world.older_metadata.refused()
         self.world.invariants.interrupted(self.machine)
         self.world.scheduler.after(0, self, "failed", lambda: self._end("failed"))
 

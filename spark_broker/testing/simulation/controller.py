@@ -88,7 +88,8 @@ class SimulatedController(NetworkNode):
     def start(self) -> None:
         """Take the metadata log over and serve."""
         self._world.network.listeners[CONTROLLER_ADDRESS] = self
-        self._submit(ControllerStarted(self.log.writer, "simulated"))
+        accepts = self._world.older_metadata.accepted()
+        self._submit(ControllerStarted(self.log.writer, "simulated", accept_older_metadata=accepts))
         self._tick()
 
     def _tick(self) -> None:
@@ -141,7 +142,7 @@ class SimulatedController(NetworkNode):
             return -1
         finally:
             self._retry_ms, self._world.store.waited_ms = self._world.store.waited_ms, 0.0
-        if records:
+        if records and not self._world.older_metadata.on_trial:
             self._world.invariants.metadata_committed(self.log.image)
         return offset
 

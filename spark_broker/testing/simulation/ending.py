@@ -53,6 +53,7 @@ def end(world: World) -> None:
                 raise ViolationError("the cluster comes to rest", f"{ENDING_EVENTS_MAX:,} events while it healed")
         missing = _missing(world)
     _compare_all(world)
+    world.older_metadata.check()
     if world.tiering is not None:
         world.tiering.check_all()
     _judge(world)

@@ -18,6 +18,7 @@ from spark_broker.testing.simulation.clock_jumps import jump, set_right
 from spark_broker.testing.simulation.disk_faults import DiskFaults
 from spark_broker.testing.simulation.filesystem import Fault, Operation
 from spark_broker.testing.simulation.groups import STRANDED_MS, Stranded
+from spark_broker.testing.simulation.older_metadata import FAULT as OLDER_METADATA
 from spark_broker.testing.simulation.shadow import Key
 from spark_broker.testing.simulation.trace import TraceKind
 
@@ -49,6 +50,8 @@ class Faults:
         """The first fault comes after a while."""
         if "older copy" in self._names:
             self._world.lost_files.back_up(self._rng)
+        if OLDER_METADATA in self._names:
+            self._world.older_metadata.back_up(self._rng)
         if self._names:
             self._later()
 
@@ -58,6 +61,9 @@ class Faults:
 
     def _strike(self) -> None:
         if self.over:
+            return
+        if self._world.older_metadata.on_trial:
+            self._later()
             return
         name = self._rng.choices(self._names, self._weights)[0]
         told = self._method(name)()
@@ -313,6 +319,9 @@ class Faults:
             if self._rng.random() < 0.7 and not end.closed:
                 end.broke(NetworkError("connection reset"))
         return f"streams of {machine} break"
+
+    def _older_metadata(self) -> str:
+        return self._world.older_metadata.strike(self._rng)
 
     def _bit_flip(self) -> str:
         return self._world.bit_flips.strike(self._rng)

@@ -139,6 +139,17 @@ class Invariants:
                 self._check_partition(key, before.partition(*key), state)
                 check_joined(self._name(key), key, before, image)
 
+    def metadata_replaced(self, image: MetadataImage) -> None:
+        """An operator goes on with a metadata log that is this old. What it does not know counts as gone."""
+        self.image = image
+        self._images = {}
+        for number, key in list(self.shadows):
+            state, machine = image.partition(*key), self._world.machines[number]
+            if state is None or machine.broker_id not in state.replicas:
+                self.forget(machine, key)
+        for key in [key for key in self.committed if image.partition(*key) is None]:
+            del self.committed[key]
+
     def _note_unclean(self, key: Key, before: PartitionRegistration | None, state: PartitionRegistration) -> None:
         """Known bug 16: only an unclean election may lose records; in any other the winner has all of them."""
         unclean = self._world.unclean

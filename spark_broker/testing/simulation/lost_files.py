@@ -50,6 +50,7 @@ class LostFiles:
         self._world.kill(machine, restart_ms=None)
         machine.fs.replace_disk(copied(disk))
         machine.incomplete = machine.restored = True
+        self._world.older_metadata.lost_disk(machine)
         self._world.invariants.forget_all(machine)
         return f"{machine} gets the disk that it had under {who}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from spark_broker.testing.simulation.swarm import Swarm
@@ -61,6 +61,14 @@ class SimStore:
         self._check_outage()
         if self.fault_rate and self._rng.random() < self.fault_rate:
             raise OSError("the store's answer was lost")
+
+    def copy(self) -> dict[str, bytes]:
+        """The files as they are."""
+        return dict(self._files)
+
+    def replace(self, files: Mapping[str, bytes]) -> None:
+        """Somebody puts these files in the place of all others."""
+        self._files = dict(files)
 
     def fail_for(self, ms: float) -> str:
         """Begin an outage, perhaps longer than brokers' leases last: live brokers must go on."""

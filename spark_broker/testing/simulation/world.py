@@ -39,6 +39,7 @@ from spark_broker.testing.simulation.invariants import Invariants
 from spark_broker.testing.simulation.lost_files import LostFiles
 from spark_broker.testing.simulation.machine import SimulatedMachine
 from spark_broker.testing.simulation.network import Network, NetworkNode
+from spark_broker.testing.simulation.older_metadata import OlderMetadata
 from spark_broker.testing.simulation.producer import SimProducer
 from spark_broker.testing.simulation.scheduler import Scheduler
 from spark_broker.testing.simulation.shadow import Key
@@ -99,10 +100,11 @@ class World:
         self.transactional = Transactional(self, drawn.transactions) if drawn.transactions is not None else None
         self.groups = Groups(self, drawn.groups) if drawn.groups is not None else None
         self.tiering = Tiering(self, drawn.tiering) if drawn.tiering is not None else None
-        self._controllers = 0
+        self._controllers: list[SimulatedController] = []
         self._topics = 0  # requested so far
         self.aside = AsideTopics(self.swarm)
         self.lost_files = LostFiles(self)
+        self.older_metadata = OlderMetadata(self)
         self._topic_ids = 0
         self._batches = 0
         self._described: dict[int, tuple[MetadataImage, MetadataResponse]] = {}
@@ -145,9 +147,9 @@ class World:
 
     def start_controller(self) -> None:
         """A (further) controller takes over. One that is still there is deposed, and notices it when it writes."""
-        self._controllers += 1
         try:
-            self.controller = SimulatedController(self, self._controllers)
+            self.controller = SimulatedController(self, len(self._controllers) + 1)
+            self._controllers.append(self.controller)
         except SparkBrokerError as error:
             self.note("operator", TraceKind.METADATA, f"the controller does not start: {error.message}")
             self.controller = None
@@ -172,6 +174,16 @@ class World:
         if self.controller is not None and self.controller.alive:
             self._kill(self.controller, silently=False)
             self.scheduler.after(restart_ms, self.operator, "start controller", self._restart_controller)
+
+    def end_controllers(self) -> None:
+        """kill -9 of every controller, also of those that were deposed and do not know it."""
+        for controller in self._controllers:
+            if controller.alive:
+                self._kill(controller, silently=False)
+
+    def start_controller_soon(self, after_ms: float) -> None:
+        """Start a controller, unless another one is quicker."""
+        self.scheduler.after(after_ms, self.operator, "start controller", self._restart_controller)
 
     def launch(self, machine: SimulatedMachine, after_ms: float) -> None:
         """Start a broker on the machine: a launch number first, then the process."""

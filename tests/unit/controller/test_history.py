@@ -8,8 +8,8 @@ from spark_broker.controller.decisions import Decisions
 from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.effects import Reply
 from spark_broker.controller.events import CallReceived
-from spark_broker.controller.image import image_from_snapshot, to_records
 from spark_broker.controller.records import HistoryRecord, decode_records, encode_records
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.errors import (
     HistoryConflictError,

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from spark_broker.controller.delta import MetadataDelta
-from spark_broker.controller.image import EMPTY_IMAGE, image_from_snapshot, to_records
+from spark_broker.controller.image import EMPTY_IMAGE
 from spark_broker.controller.records import (
     BrokerChangeRecord,
     ClusterRecord,
@@ -16,6 +16,7 @@ from spark_broker.controller.records import (
     decode_records,
     encode_records,
 )
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.errors import InvalidRequestError, InvariantError
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,

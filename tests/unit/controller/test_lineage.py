@@ -8,9 +8,10 @@ import pytest
 
 from spark_broker.controller import lineage
 from spark_broker.controller.events import ControllerStarted
-from spark_broker.controller.image import WRITERS_MAX, MetadataImage, image_from_snapshot, to_records
+from spark_broker.controller.image import WRITERS_MAX, MetadataImage
 from spark_broker.controller.lineage import NewestBatch
 from spark_broker.controller.records import ControllerEpochRecord, LaunchRecord
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.errors import OlderMetadataError, SparkBrokerError
 from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import DeleteTopicRequest, MetadataSeen, RegisterBrokerResponse

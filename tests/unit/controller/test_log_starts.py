@@ -6,8 +6,8 @@ import pytest
 
 from spark_broker.controller.delta import MetadataDelta
 from spark_broker.controller.describe import describe
-from spark_broker.controller.image import image_from_snapshot, to_records
 from spark_broker.controller.records import LogStartsRecord, decode_records, encode_records
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.errors import (
     InvalidTopicError,
     InvariantError,

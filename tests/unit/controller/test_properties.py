@@ -8,8 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spark_broker.controller.effects import ProbePort
 from spark_broker.controller.events import PortProbed, SparkLost
-from spark_broker.controller.image import PartitionRegistration, image_from_snapshot, to_records
+from spark_broker.controller.image import PartitionRegistration
 from spark_broker.controller.records import decode_records, encode_records
+from spark_broker.controller.snapshot import image_from_snapshot, to_records
 from spark_broker.errors import SparkBrokerError
 from spark_broker.protocol.messages import (
     AlterIsr,

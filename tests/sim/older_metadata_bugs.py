@@ -1,0 +1,55 @@
+"""A metadata log that is older than what brokers have seen: what notices it and keeps records, taken away again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+
+import msgspec
+import pytest
+
+from spark_broker.controller import lineage
+from spark_broker.controller.image import MetadataImage
+from spark_broker.controller.records import PartitionChangeRecord
+from tests.sim import bugs
+from tests.sim.kinds import has_older_metadata
+
+Patch = pytest.MonkeyPatch
+
+bug = partial(bugs.bug, "F3", shows=has_older_metadata)
+
+
+@bug()
+def let_brokers_in_that_have_seen_more(patch: Patch) -> None:
+    """A broker registers although the metadata lacks what it has seen."""
+    patch.setattr(lineage, "newer_than", lambda *_: None)
+
+
+@bug()
+def delete_what_the_metadata_does_not_know(patch: Patch) -> None:
+    """A replica is deleted because its topic is not in the metadata, which may be an older copy."""
+    patch.setattr(lineage, "may_be_deleted", lambda *_: True)
+
+
+@bug()
+def trust_the_isr_of_older_metadata(patch: Patch) -> None:
+    """Accepted metadata keeps its ISRs: a member may lack what was committed after the copy was made."""
+    patch.setattr(lineage, "_compare_all", lambda *_: ())
+
+
+@bug()
+def give_leader_epochs_twice(patch: Patch) -> None:
+    """After older metadata was accepted, leader epochs go on where the copy has them."""
+    compare_all = lineage._compare_all
+
+    def buggy(image: MetadataImage) -> Iterable[PartitionChangeRecord]:
+        for record in compare_all(image):
+            yield msgspec.structs.replace(record, leader_epoch=None)
+
+    patch.setattr(lineage, "_compare_all", buggy)
+
+
+@bug()
+def give_numbers_twice(patch: Patch) -> None:
+    """Producer ids, launches and offsets of the metadata go on where the copy has them."""
+    patch.setattr(lineage, "beyond", lambda *_: ())

@@ -13,6 +13,7 @@ from spark_broker.broker.partition import Partition
 from spark_broker.broker.replica_manager import ReplicaManager
 from spark_broker.config import ClusterConfig
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, StorageRefusedError
+from spark_broker.process_limits import limit_reached
 from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ class LogCleaner:
             return  # The replica has gone offline, damaged or not, and the broker was notified.
         except StorageRefusedError as error:
             logger.warning("%s", error)
+        except MemoryError as error:  # Nothing was changed: under the partition's lock it is an InvariantError.
+            logger.warning("%s is compacted later: %s", partition, limit_reached(error))
 
     def _compaction(self, partition: Partition) -> PartitionCompaction:
         return PartitionCompaction(partition, self._limits, self._clock)

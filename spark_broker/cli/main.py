@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from spark_broker.cli.output import print_error
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
+from spark_broker.process_limits import limit_reached
 
 NEEDED = ("typer", "rich")
 
@@ -22,6 +23,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         app(args=None if arguments is None else list(arguments), prog_name="spark-broker")
     except SparkBrokerError as error:
         print_error(str(error))
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        limit = limit_reached(error)
+        if limit is None:
+            raise
+        print_error(str(limit))
         sys.exit(1)
     except BrokenPipeError:
         # The reader of our output has left (`| head`). Python would complain once more when it flushes at exit.

@@ -34,6 +34,7 @@ from spark_broker.errors import (
     RequestTimedOutError,
     SparkBrokerError,
 )
+from spark_broker.process_limits import limit_reached
 from spark_broker.threads import Worker
 
 logger = logging.getLogger(__name__)
@@ -71,13 +72,17 @@ class ControllerClient:
         Raises the error that kept it from serving (InconsistentClusterIdError, MetadataStoreError, ...) or
         ClusterStartError.
         """
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spark_broker.driver.controller_process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_environment(),
-            start_new_session=True,  # Ctrl-C in the terminal reaches only the driver, which then stops the cluster
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "spark_broker.driver.controller_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C in the terminal reaches only the driver, which then stops the cluster
+            )
+        except OSError as error:
+            reason = limit_reached(error) or ClusterStartError(f"the controller's process cannot be started: {error}")
+            raise reason from error
         client = cls(process, config)
         try:
             client._begin(timeout_s)

@@ -22,6 +22,7 @@ from spark_broker.broker.executor import ExecutorIdentity, executor_identity
 from spark_broker.broker.hosting import KeptBroker, Lines
 from spark_broker.broker.spec import FAILED, LOST, BrokerOutcome, BrokerSpec
 from spark_broker.errors import KafkaStorageError, SparkBrokerError
+from spark_broker.process_limits import limit_reached
 from spark_broker.threads import begin
 
 logger = logging.getLogger(__name__)
@@ -205,7 +206,7 @@ class Keeper:
         except SparkBrokerError as error:
             self._tell_failure(spec.launch, error)
         except OSError as error:
-            self._tell_failure(spec.launch, KafkaStorageError(str(error)))
+            self._tell_failure(spec.launch, limit_reached(error) or KafkaStorageError(str(error)))
         else:
             if broker is None:
                 self._tell(BrokerEnded(spec.launch, BrokerOutcome(reason=LOST, error_message="its process is gone")))

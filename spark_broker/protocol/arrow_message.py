@@ -273,7 +273,9 @@ def validate(message: Buffer, schema: pa.Schema, *, max_uncompressed_bytes: int)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(message), schema)
         batch.validate(full=True)
-    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+    except MemoryError:
+        raise  # It says nothing of the bytes. ArrowMemoryError is an ArrowException, too.
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptMessageError(f"not a valid Arrow batch: {error}") from None
     for field, column in zip(schema, batch.columns, strict=True):
         if not field.nullable and column.null_count:
@@ -295,7 +297,9 @@ def decode_batch(message: Buffer, schema: pa.Schema, columns: Sequence[str] | No
         if columns is None:
             return pa.ipc.read_record_batch(buffer, schema)
         return _decode_columns(buffer, schema, columns)
-    except (pa.ArrowException, OSError, MemoryError, ValueError) as error:
+    except MemoryError:
+        raise  # It says nothing of the bytes. ArrowMemoryError is an ArrowException, too.
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise CorruptMessageError(f"a stored batch does not decode: {error}") from None
 
 

@@ -63,7 +63,9 @@ def schema_from_bytes(data: bytes) -> pa.Schema:
         for field in schema:
             _check_text(field, 0)
         return schema
-    except (pa.ArrowException, OSError, MemoryError, ValueError, TypeError) as error:
+    except MemoryError:
+        raise  # It says nothing of the bytes. ArrowMemoryError is an ArrowException, too.
+    except (pa.ArrowException, OSError, ValueError, TypeError) as error:
         raise InvalidSchemaError(f"not an Arrow schema message: {error}") from None
 
 

@@ -248,6 +248,24 @@ def all_cases(of: Victim) -> Iterator[Case]:
         yield from cases(messages.get(kind) or sample(random.Random(kind.__name__), kind))
 
 
+def drawn_pairs(of: Victim, rng: random.Random, count: int) -> Iterator[Case]:
+    """Messages of which two fields are extreme."""
+    by_message: dict[str, list[Case]] = {}
+    for case in all_cases(of):
+        by_message.setdefault(case.message, []).append(case)
+    wide = [those for those in by_message.values() if len({case.path[:1] for case in those if case.path}) > 1]
+    while count:
+        one, other = rng.sample(rng.choice(wide), 2)
+        if not one.meets(other):
+            count -= 1
+            yield one.and_also(other)
+
+
+def may_wait(case: Case) -> bool:
+    """Whether the peer asks for no answer, or is ready to wait for one."""
+    return any(f"{case.message}.{field}" in WAITS for field in case.field.split(", "))
+
+
 class ExtremePeer:
     """A hostile client of one server."""
 
@@ -278,7 +296,7 @@ class ExtremePeer:
         return _name_of(_responses.decode(answer))
 
     def _stream(self, case: Case, kind: type[Message]) -> str:
-        timeout_s = WAIT_TIMEOUT_S if f"{case.message}.{case.field}" in WAITS else ANSWER_TIMEOUT_S
+        timeout_s = WAIT_TIMEOUT_S if may_wait(case) else ANSWER_TIMEOUT_S
         descriptor = flight.FlightDescriptor.for_command(f"{STREAMS[kind]}/{PROTOCOL_VERSION}".encode())
         writer, reader = self._client.do_exchange(descriptor, flight.FlightCallOptions(timeout=timeout_s))
         try:

@@ -50,16 +50,28 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One field of a message has an extreme value. `tree`: the message as msgpack's plain values."""
+    """One field of a message, or two, has an extreme value. `tree`: the message as msgpack's plain values; `path`: the
+    field's place in it."""
 
     message: str
     field: str
     value: object
     tree: Any
+    path: Path = ()
 
     def with_value(self, path: Path, value: object) -> Case:
         """The same with another value at a place of the tree."""
         return replace(self, tree=_with(self.tree, path, value))
+
+    def and_also(self, other: Case) -> Case:
+        """The same with another case's extreme as well, which is of another field of such a message."""
+        field, value = f"{self.field}, {other.field}", (self.value, other.value)
+        return Case(self.message, field, value, _with(self.tree, other.path, other.value))
+
+    def meets(self, other: Case) -> bool:
+        """Whether one of the two fields is, or is within, the other one, or a field is none."""
+        shorter = min(len(self.path), len(other.path))
+        return self.path[:shorter] == other.path[:shorter]
 
     @property
     def encoded(self) -> bytes:
@@ -77,7 +89,7 @@ def cases(base: msgspec.Struct) -> Iterator[Case]:
     yield Case(name, "", "as it is", tree)
     for path, text, kind in _fields(type_info(type(base)), tree, (), ""):
         for value in extremes(kind, _at(tree, path)):
-            yield Case(name, text, value, _with(tree, path, value))
+            yield Case(name, text, value, _with(tree, path, value), path)
 
 
 def json_cases(message: msgspec.Struct) -> Iterator[Case]:

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from spark_broker.broker.clock import Clock
 from spark_broker.broker.partition import Partition
+from spark_broker.broker.state_lock import ForeseenError
 from spark_broker.core.compaction import CompactionRules, Dirt, PlacesKept, is_due
 from spark_broker.core.replica import Role
 from spark_broker.errors import DamagedLogError, KafkaStorageError, SparkBrokerError, StorageRefusedError
@@ -21,7 +22,7 @@ from spark_broker.storage.segment_swap import discard_compacted
 logger = logging.getLogger(__name__)
 
 
-class AbandonedError(Exception):
+class AbandonedError(ForeseenError):
     """The pass ends without a result: the broker stops, or the log is not what it was."""
 
 

@@ -8,7 +8,12 @@ from typing import Final
 
 from spark_broker.errors import InvariantError, SparkBrokerError
 
-EXPECTED: Final = (SparkBrokerError, InvariantError)
+
+class ForeseenError(Exception):
+    """Base of errors that are no SparkBrokerError, and are raised under a lock on purpose: nothing is half changed."""
+
+
+EXPECTED: Final = (SparkBrokerError, InvariantError, ForeseenError)
 """Code under a lock raises these when it has left the state as it has to be, or says itself that it has not."""
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from spark_broker.broker.compaction import AbandonedError
 from spark_broker.broker.state_lock import StateLock
 from spark_broker.errors import InvariantError, KafkaStorageError
 
@@ -18,7 +19,10 @@ def test_a_change_that_fails_half_way_is_a_broken_invariant() -> None:
     assert is_free(lock)
 
 
-@pytest.mark.parametrize("error", [KafkaStorageError("full"), InvariantError("broken"), KeyboardInterrupt()])
+@pytest.mark.parametrize(
+    "error",
+    [KafkaStorageError("full"), InvariantError("broken"), AbandonedError("stopped"), KeyboardInterrupt()],
+)
 def test_what_code_under_a_lock_means_to_raise_stays_what_it_is(error: BaseException) -> None:
     lock = StateLock()
     with pytest.raises(type(error)) as raised, lock:

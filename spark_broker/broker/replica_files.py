@@ -33,6 +33,7 @@ from spark_broker.errors import (
     DamagedLogError,
     DivergedLogError,
     KafkaStorageError,
+    OlderMetadataError,
     SparkBrokerError,
     StorageFullError,
     StorageRefusedError,
@@ -171,6 +172,9 @@ class ReplicaFiles(HostedReplicas):
                     outcome.log.close(clean=False)
                 if not gone:  # It was moved away and back: it begins anew once its old files are deleted.
                     offline[key] = KafkaStorageError("the files of an earlier replica are to be deleted first")
+            elif isinstance(outcome, OpenedLog) and (newer := self._is_newer(key, outcome)):
+                outcome.log.close(clean=False)
+                self._cannot_open(key, newer, offline)
             elif isinstance(outcome, OpenedLog):
                 offline.pop(key, None)
                 partitions[key] = self._partition_of(key, outcome)
@@ -179,6 +183,13 @@ class ReplicaFiles(HostedReplicas):
         twice = self._partitions.keys() & partitions.keys()
         invariant(not twice, "replicas are opened that are open: %s", twice)
         self._partitions, self._offline = {**self._partitions, **partitions}, offline
+
+    def _is_newer(self, key: PartitionKey, opened: OpenedLog) -> OlderMetadataError | None:
+        """The error where a log has leader epochs that the metadata has not given out: it would give them out twice."""
+        state, epoch = self.image.partition(*key), opened.state.epochs.latest_epoch
+        if state is None or epoch <= state.leader_epoch:
+            return None
+        return OlderMetadataError(f"its log has leader epoch {epoch}, and metadata.dir knows {state.leader_epoch}")
 
     def _wanted(self, key: PartitionKey) -> WantedLog:
         state = self.image.partition(*key)

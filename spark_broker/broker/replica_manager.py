@@ -25,6 +25,7 @@ from spark_broker.controller.log_ends import is_asked_for
 from spark_broker.errors import (
     DamagedLogError,
     NotLeaderOrFollowerError,
+    OlderMetadataError,
     SparkBrokerError,
     StorageRefusedError,
     UnknownTopicOrPartitionError,
@@ -71,7 +72,10 @@ class ReplicaManager(ReplicaFiles):
         return [partitions[key].log_end() for key in sorted(self._asked_for) if key in partitions]
 
     def apply(self, image: MetadataImage) -> None:
-        """Make this broker's replicas what the image says. The first time, this opens every log, and takes its time."""
+        """Make this broker's replicas what the image says. The first time, this opens every log, and takes its time.
+
+        Raises OlderMetadataError, the first time, where a log has seen more than the metadata. It is not touched then.
+        """
         with self._lock:
             applied_offset, next_offset = self.applied_offset, image.next_offset
             invariant(
@@ -80,6 +84,9 @@ class ReplicaManager(ReplicaFiles):
             starts, self._started = not self._started, True
             self._apply(image)
         self._have_worked(starts=starts)
+        older = [error for error in self._offline.values() if isinstance(error, OlderMetadataError)]
+        if starts and older:
+            raise older[0]
         self.applied_offset = next_offset
 
     def _apply(self, image: MetadataImage) -> None:

@@ -21,8 +21,7 @@ class BrokerIdentity:
 def identify(
     image: MetadataImage, request: RegisterBrokerRequest, lost: Collection[int], *, forgotten: bool = False
 ) -> BrokerIdentity:
-    """The id of the directory that asks. `forgotten`: the metadata is older than what the directory has seen, so it may
-    not know the directory's id.
+    """The id of the directory that asks. `forgotten`: the metadata may be older than the directory, and not know its id.
 
     `lost`: brokers whose directories count as lost; an empty directory may take such an id over. Raises
     InconsistentClusterIdError for a directory that claims an id that is not its own; the directory is kept.

@@ -22,7 +22,7 @@ from spark_broker.controller.records import (
     ProducerIdsRecord,
 )
 from spark_broker.errors import OlderMetadataError
-from spark_broker.model import NO_LEADER
+from spark_broker.model import NO_EPOCH, NO_LEADER
 from spark_broker.protocol.messages import MetadataSeen
 
 NUMBERS_SPARED = 1_000_000
@@ -52,6 +52,11 @@ def has(image: MetadataImage, known: MetadataSeen) -> bool:
     return False
 
 
+def is_accepted(image: MetadataImage) -> bool:
+    """Whether an operator has accepted, for this controller, that the log may lack what brokers have seen."""
+    return NO_EPOCH < image.older_accepted_epoch == image.controller_epoch
+
+
 def newer_than(image: MetadataImage, known: MetadataSeen | None) -> MetadataSeen | None:
     """What a broker that registers has seen, where this log does not have it; else None.
 
@@ -59,7 +64,7 @@ def newer_than(image: MetadataImage, known: MetadataSeen | None) -> MetadataSeen
     """
     if known is None or has(image, known):
         return None
-    if image.older_accepted_epoch != image.controller_epoch:
+    if not is_accepted(image):
         raise OlderMetadataError(
             f"the broker has seen metadata up to offset {known.next_offset} of controller epoch "
             f"{known.controller_epoch}, and metadata.dir has no such records: it is an older copy"

@@ -66,7 +66,7 @@ def register(image: MetadataImage, request: RegisterBrokerRequest, rules: Regist
     if request.launch in rules.lost_launches:
         raise StaleLaunchError(f"Spark reported launch {request.launch} as lost")
     newer = lineage.newer_than(image, request.seen)
-    identity = identify(image, request, rules.lost_brokers, forgotten=newer is not None)
+    identity = identify(image, request, rules.lost_brokers, forgotten=lineage.is_accepted(image))
     previous = image.brokers.get(identity.broker_id)
     if previous is not None and _is_same_process(previous, request):
         return Registration(previous.id, previous.epoch, resumed=True)

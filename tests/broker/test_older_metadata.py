@@ -110,6 +110,30 @@ def _has_changed(path: Path, before: bytes) -> bool:
 
 
 @pytest.mark.full
+def test_a_log_with_newer_leader_epochs_is_not_touched_though_nothing_was_saved(
+    site: Site, wait_until: WaitUntil
+) -> None:
+    with site.cluster() as cluster:
+        create(cluster, "t")
+        append(cluster, "t")
+        site.copy_metadata("older")
+        cluster.restart_controller()  # Every leader gets a new epoch.
+        append(cluster, "t")
+    site.copy_metadata("newest")
+    for path in site.directories():
+        (path / SEEN).unlink(missing_ok=True)
+    site.restore_metadata("older")
+    with site.cluster(live=0) as cluster:
+        wait_until(lambda: len(cluster.ended()) == 3, "the brokers to end")
+    assert "its log has leader epoch" in site.said()
+    site.restore_metadata("newest")
+    for path in site.directories():
+        (path / SEEN).unlink(missing_ok=True)
+    with site.cluster() as cluster:
+        assert read_all(cluster, "t") == 2 * RECORDS
+
+
+@pytest.mark.full
 def test_replicas_that_the_metadata_does_not_know_are_set_aside_and_can_be_brought_back(
     site: Site, wait_until: WaitUntil
 ) -> None:

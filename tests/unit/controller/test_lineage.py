@@ -125,6 +125,14 @@ def test_accepted_metadata_goes_on_above_every_number_that_was_given_out() -> No
     assert not lineage.has(cluster.image, story.seen), "what was lost stays unknown"
 
 
+def test_a_directory_that_has_saved_nothing_keeps_its_id_though_accepted_metadata_does_not_know_it() -> None:
+    cluster = Story().restored(accept=True)
+    request = registration(cluster.new_launch(), "directory-3", broker_id=3, cluster_id=CLUSTER_ID)
+    answer = cluster.register(request)
+    assert isinstance(answer, RegisterBrokerResponse), answer
+    assert (answer.broker_id, cluster.image.next_broker_id) == (3, 4)
+
+
 def test_accepted_metadata_elects_nobody_before_all_replicas_were_compared() -> None:
     story = Story()
     cluster = story.restored(accept=True)

@@ -18,7 +18,14 @@ from spark_broker.broker.lease import Lease
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
-from spark_broker.controller.image import EMPTY_IMAGE, BrokerState, MetadataImage, PartitionRegistration, TopicState
+from spark_broker.controller.image import (
+    EMPTY_IMAGE,
+    BrokerState,
+    MetadataImage,
+    PartitionRegistration,
+    Tombstones,
+    TopicState,
+)
 from spark_broker.errors import KafkaStorageError, NotLeaderOrFollowerError, SparkBrokerError, SyncFailedError
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_to_bytes
@@ -43,6 +50,9 @@ class Broker:
         self.topics: dict[str, int] = dict(before.topics) if before else {}
         self.ids: dict[str, int] = dict(before.ids) if before else {}
         self.elsewhere: set[str] = set()
+        self.deleted: list[str] = []  # ids of topics
+        self.ahead_ms = 0  # of the wall clock
+        self.fenced = False
         self.failures: list[SparkBrokerError] = []
         self.beats = 0
         self.asked_to_work = 0
@@ -55,8 +65,14 @@ class Broker:
         outward = Outward(
             lambda *_: None, lambda _, error: self.failures.append(error), _raise, self._beat, self._beat, self._ask
         )
-        self.manager = ReplicaManager(settings, self.directory, self.lease, outward)
+        self.manager = ReplicaManager(settings, self.directory, self.lease, outward, clock=self)
         self.manager.registered(0, 1)
+
+    def boottime_ms(self) -> int:
+        return SYSTEM_CLOCK.boottime_ms()
+
+    def wall_ms(self) -> int:
+        return SYSTEM_CLOCK.wall_ms() + self.ahead_ms
 
     def _beat(self) -> None:
         self.beats += 1
@@ -73,11 +89,12 @@ class Broker:
             schemas = (schema_to_bytes(DEFAULT_SCHEMA),)
             config = MappingProxyType(TopicConfig().to_dict())
             topics[topic_id] = TopicState(name, topic_id, config, schemas=schemas, partitions=(state,) * count)
-        brokers = {id_: _broker_state(id_) for id_ in (0, OTHER)}
+        brokers = {id_: _broker_state(id_, fenced=self.fenced) for id_ in (0, OTHER)}
         return dataclasses.replace(
             EMPTY_IMAGE,
             cluster_id=CLUSTER_ID,
             next_offset=self.offset,
+            tombstones=Tombstones(self.deleted),
             brokers=MappingProxyType(brokers),
             topics=MappingProxyType(topics),
             topic_ids=MappingProxyType({state.name: topic_id for topic_id, state in topics.items()}),
@@ -118,7 +135,7 @@ class Broker:
         return [name for name in self.fs.list_directory(path) if self.fs.is_directory(path / name)]
 
 
-def _broker_state(broker_id: int) -> BrokerState:
+def _broker_state(broker_id: int, *, fenced: bool = False) -> BrokerState:
     return BrokerState(
         id=broker_id,
         epoch=1,
@@ -134,7 +151,7 @@ def _broker_state(broker_id: int) -> BrokerState:
         pid=0,
         pid_start_time=0,
         start_kind="clean",
-        fenced=False,
+        fenced=fenced,
     )
 
 

@@ -1,0 +1,127 @@
+"""What a start finds and the metadata does not have: it is deleted if the metadata says so, and else set aside."""
+
+from __future__ import annotations
+
+import errno
+import logging
+
+import pytest
+
+from spark_broker.storage.strays import bring_back
+from spark_broker.testing.simulation.operations import Fault, Operation
+from tests.broker.test_offline_replicas import Broker
+
+WEEK_MS = 7 * 24 * 3_600_000
+
+
+@pytest.fixture
+def first() -> Broker:
+    """A process that has ended. It had a topic with one record."""
+    broker = Broker()
+    broker.topics["t"] = 1
+    broker.apply()
+    broker.write("t", b"a")
+    return broker
+
+
+def next_process(before: Broker) -> Broker:
+    return Broker(before.fs.crash_process(), before)
+
+
+def forget(broker: Broker) -> None:
+    """The metadata does not know the topic."""
+    del broker.topics["t"]
+
+
+def strays(broker: Broker) -> list[str]:
+    return [stray.replica.topic for stray in broker.directory.strays()]
+
+
+def test_a_replica_of_an_unknown_topic_is_set_aside(first: Broker, caplog: pytest.LogCaptureFixture) -> None:
+    broker = next_process(first)
+    forget(broker)
+    with caplog.at_level(logging.WARNING):
+        broker.apply()
+        broker.work()
+    assert strays(broker) == ["t"]
+    assert "t-0 is set aside" in caplog.text
+    assert "log-dirs" in caplog.text
+
+
+def test_a_replica_of_a_topic_with_a_tombstone_is_deleted(first: Broker) -> None:
+    broker = next_process(first)
+    forget(broker)
+    broker.deleted = [first.id_of("t")]
+    broker.apply()
+    broker.work()
+    assert broker.directories() == []
+
+
+@pytest.mark.parametrize(("raised", "kept"), [(1, []), (-1, ["t"])])
+def test_a_replica_that_was_moved_away_is_deleted_only_by_a_newer_decision(
+    first: Broker, raised: int, kept: list[str]
+) -> None:
+    first.epoch += 5
+    first.apply()
+    first.write("t", b"b")
+    broker = next_process(first)
+    broker.elsewhere.add("t")
+    broker.epoch += raised - 1
+    broker.apply()
+    broker.work()
+    assert strays(broker) == kept
+    assert broker.directories() == [stray.replica.path.name for stray in broker.directory.strays()]
+
+
+def test_a_stray_that_cannot_be_renamed_stays_and_is_tried_again(first: Broker) -> None:
+    broker = next_process(first)
+    forget(broker)
+    broker.fs.on_operation = lambda operation: _refused_rename(operation)
+    broker.apply()
+    broker.work()
+    assert broker.directories() == ["t-0"]
+    broker.fs.heal()
+    broker.retry()
+    assert strays(broker) == ["t"]
+
+
+def _refused_rename(operation: Operation) -> Fault | None:
+    return Fault(errno.ENOSPC) if operation.kind == "rename" and "t-0" in operation.path else None
+
+
+def test_a_stray_is_deleted_after_a_while_by_a_broker_whose_clock_is_believed(first: Broker) -> None:
+    broker = next_process(first)
+    forget(broker)
+    broker.apply()
+    broker.work()
+
+    def stays_after(ms: int) -> bool:
+        broker.manager.delete_old_strays(WEEK_MS if ms else -1)
+        broker.work()
+        return strays(broker) == ["t"]
+
+    assert stays_after(1), "it is young"
+    broker.ahead_ms = WEEK_MS + 1
+    assert stays_after(0), "-1: never"
+    broker.fenced = True
+    broker.apply()
+    assert stays_after(1), "the clock of a fenced broker may be wrong"
+    broker.fenced = False
+    broker.apply()
+    assert not stays_after(1)
+    assert broker.directories() == []
+
+
+def test_a_stray_that_is_brought_back_is_the_replica_again(first: Broker) -> None:
+    broker = next_process(first)
+    forget(broker)
+    broker.apply()
+    broker.work()
+    (stray,) = broker.directory.strays()
+    broker.directory.release()
+    again_fs = broker.fs.crash_process()
+    bring_back(stray, fs=again_fs)
+    again = Broker(again_fs.another_process(), first)
+    again.apply()
+    again.work()
+    assert again.rows("t") == 1

@@ -21,7 +21,7 @@ class BrokerIdentity:
 def identify(
     image: MetadataImage, request: RegisterBrokerRequest, lost: Collection[int], *, forgotten: bool = False
 ) -> BrokerIdentity:
-    """The id of the directory that asks. `forgotten`: the metadata may be older than the directory, and not know its id.
+    """The id of the directory that asks. `forgotten`: the metadata may be older than the directory, and not know it.
 
     `lost`: brokers whose directories count as lost; an empty directory may take such an id over. Raises
     InconsistentClusterIdError for a directory that claims an id that is not its own; the directory is kept.

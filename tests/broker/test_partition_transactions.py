@@ -473,6 +473,9 @@ class OnePartition:
     def save_high_watermarks(self) -> None:
         """They are not saved."""
 
+    def delete_old_strays(self, retention_ms: int) -> None:
+        """There are none."""
+
 
 def test_maintenance_forgets_idle_producers_when_it_is_time_to_look(lone: LonePartition) -> None:
     lone.write(b"a", transactional=False)

@@ -30,9 +30,8 @@ class BeginAgain:
     `unless`: it is over, so that nothing is begun again.
     """
 
-    def __init__(self, unless: Callable[[], bool] = lambda: False, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, unless: Callable[[], bool] = lambda: False) -> None:
         self.unless = unless
-        self.pause_s = pause_s
 
     def __call__(self, error: BaseException) -> None:
         """Nobody needs to be told."""
@@ -59,7 +58,7 @@ class Worker(threading.Thread):
             self._fate(error)
             if not isinstance(self._fate, BeginAgain) or self._fate.unless():
                 return
-            threading.Event().wait(self._fate.pause_s)
+            threading.Event().wait(PAUSE_S)
             logger.error("thread %s begins again", self.name)
 
     def _outcome(self) -> BaseException | None:

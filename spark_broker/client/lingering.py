@@ -96,6 +96,8 @@ class Lingering:
             try:
                 self._dispatch(slot.topic_partition, builder)
             except BaseException as error:
+                if threading.current_thread() is self._thread:
+                    self._died(error)  # before anybody learns of it
                 if builder.result.outcome is None:  # Nobody else knows these records: their Futures would never end.
                     builder.result.complete(client_ended(error))
                 raise

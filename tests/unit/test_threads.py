@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_broker import threads
 from spark_broker.errors import NoThreadError
 from spark_broker.threads import BeginAgain, begin, client_ended
 
@@ -56,6 +57,11 @@ def test_every_thread_of_ours_is_a_worker() -> None:
     assert {path: set(names) for path, names in found.items()} == {path: {"ThreadPoolExecutor"} for path in POOLS}
 
 
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PAUSE_S", 0.0)
+
+
 class Failing:
     """Work that raises `error` the first `times` times."""
 
@@ -81,14 +87,14 @@ def test_what_the_work_raises_is_logged_and_its_fate_is_called_once(caplog: pyte
 
 def test_work_that_begins_again_goes_on_and_each_time_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     work = Failing(ValueError("a bug"), times=2)
-    begin("two", BeginAgain(pause_s=0.0), work).join(10)
+    begin("two", BeginAgain(), work).join(10)
     assert work.runs == 3
     assert errors_of(caplog).count("thread two begins again") == 2
 
 
 def test_work_that_is_over_does_not_begin_again() -> None:
     work = Failing(ValueError("a bug"), times=9)
-    begin("three", BeginAgain(lambda: True, pause_s=0.0), work).join(10)
+    begin("three", BeginAgain(lambda: True), work).join(10)
     assert work.runs == 1
 
 

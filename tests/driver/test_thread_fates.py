@@ -1,0 +1,338 @@
+"""What an exception that nobody expects does in each kind of thread of a broker, a controller and a driver."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import cast
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_broker import threads
+from spark_broker.broker.broker_calls import _Caller
+from spark_broker.broker.custody import ENDED_BY_FORCE, Custody, CustodyThread
+from spark_broker.broker.fetch_session import FetcherSettings
+from spark_broker.broker.fetcher import ReplicaFetcherThread
+from spark_broker.broker.file_worker import FileWorker
+from spark_broker.broker.isr_proposals import IsrProposals
+from spark_broker.broker.log_cleaner import LogCleanerThread
+from spark_broker.broker.maintenance import Maintenance
+from spark_broker.broker.membership import Membership
+from spark_broker.broker.replica_manager import ReplicaManager
+from spark_broker.broker.session import ControllerSession, SessionEvents, _Heartbeats
+from spark_broker.broker.transaction_thread import TransactionThread
+from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
+from spark_broker.controller.controller import Controller
+from spark_broker.controller.effects import ProbePort
+from spark_broker.controller.image import EMPTY_IMAGE
+from spark_broker.driver import controller_service
+from spark_broker.driver.broker_session import BrokerSession
+from spark_broker.driver.controller_client import ControllerClient
+from spark_broker.driver.controller_link import ControllerLink
+from spark_broker.driver.controller_log import PipeHandler
+from spark_broker.driver.controller_loop import Carrier, ControllerLoop
+from spark_broker.driver.controller_pipe import ControllerConfig
+from spark_broker.driver.controller_service import ControllerService
+from spark_broker.driver.keeper_connections import KeeperConnections, KeeperListener
+from spark_broker.driver.launcher import BrokerLauncher
+from spark_broker.driver.metadata_claim import ClaimKeeper, Owner
+from spark_broker.driver.metadata_log import MetadataLog
+from spark_broker.driver.metadata_store import LocalStore
+from spark_broker.history.schedule import TieringSchedule
+from spark_broker.protocol.messages import EmptyResponse, FetchRequest
+from spark_broker.storage.filesystem import ProcessIdentity
+from spark_broker.threads import Worker
+from spark_broker.transport import client as transport_client
+from spark_broker.transport.client import ClientStream, Connection
+from spark_broker.transport.server import Server, ServerStream
+from spark_broker.transport.stream_watch import StreamWatch, Watched
+from tests.broker.rig import Rig
+from tests.support.waiting import eventually
+
+BUG = ValueError("nobody expects this")
+WAIT_S = 20.0
+
+
+class Ends:
+    """What a process or a client is told when a thread of its own has died."""
+
+    def __init__(self) -> None:
+        self._ends: queue.SimpleQueue[BaseException] = queue.SimpleQueue()
+
+    def __call__(self, error: BaseException) -> None:
+        self._ends.put(error)
+
+    def bug(self) -> BaseException:
+        return self._ends.get(timeout=WAIT_S)
+
+
+class Once:
+    """Raises the first time, and then does what is to be done."""
+
+    def __init__(self, act: Callable[..., object] = lambda *_: None) -> None:
+        self._act = act
+        self.calls = 0
+        self.done = threading.Event()
+
+    def __call__(self, *arguments: object) -> object:
+        self.calls += 1
+        if self.calls == 1:
+            raise BUG
+        self.done.set()
+        return self._act(*arguments)
+
+
+def fail(*_: object, **__: object) -> None:
+    raise BUG
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[ReplicaManager]:
+    rig = Rig(tmp_path, 1)
+    yield rig.brokers[0].manager
+    rig.stop()
+
+
+CONFIG = ClusterConfig(log_cleaner_backoff_ms=10)
+NOWHERE = ("127.0.0.1", 1)
+
+
+def heartbeats(manager: ReplicaManager, ends: Ends) -> Worker:
+    events = SessionEvents(lambda _: None, lambda _: None, lambda _: None, ends)
+    membership = Membership(manager, manager._lease, events)
+    worker = _Heartbeats(cast("ClientStream", None), membership, ends)
+    worker._interval_ms = 1
+    return worker
+
+
+def session(manager: ReplicaManager, ends: Ends) -> Worker:
+    events = SessionEvents(lambda _: None, lambda _: None, lambda _: None, ends)
+    return ControllerSession(Connection(*NOWHERE), cast("Callable[[], object]", None), manager, manager._lease, events)  # type: ignore[arg-type]
+
+
+def of_files(manager: ReplicaManager, ends: Ends) -> Worker:
+    worker = FileWorker(ends)
+    worker.manager = manager
+    worker.begin()
+    return worker
+
+
+def of_calls(manager: ReplicaManager, ends: Ends) -> Worker:
+    del manager
+    worker = _Caller("calls", Connection(*NOWHERE), ends)
+    worker.put(EmptyResponse(), 1, lambda _: None)
+    return worker
+
+
+def of_transactions(manager: ReplicaManager, ends: Ends) -> Worker:
+    worker = TransactionThread(ends)
+    worker.coordinator = cast("object", manager)  # type: ignore[assignment]
+    return worker
+
+
+BROKERS_THREADS: dict[str, tuple[Callable[[ReplicaManager, Ends], Worker], str]] = {
+    "isr-proposals": (lambda _, ends: IsrProposals(Connection(*NOWHERE), 1, ends), "_take"),
+    "replica-files": (of_files, "_work_off"),
+    "transactions": (of_transactions, "_news"),
+    "maintenance": (lambda manager, ends: Maintenance(manager, CONFIG, ends), "run_due"),
+    "log-cleaner": (lambda manager, ends: LogCleanerThread(manager, CONFIG, ends), "_clean_all"),
+    "fetcher": (lambda _, ends: ReplicaFetcherThread(*NOWHERE, FetcherSettings(0, 1, 1, 1, 1), ends), "_await_session"),
+    "controller-session": (session, "_run_once"),
+    "heartbeats": (heartbeats, "_membership"),
+    "calls": (of_calls, "_make"),
+}
+
+
+@pytest.mark.parametrize("name", BROKERS_THREADS)
+def test_a_thread_of_a_broker_that_dies_ends_the_broker(manager: ReplicaManager, name: str) -> None:
+    ends = Ends()
+    make, broken = BROKERS_THREADS[name]
+    worker = make(manager, ends)
+    if callable(getattr(worker, broken)):
+        setattr(worker, broken, fail)
+    else:
+        setattr(worker, broken, None)  # an AttributeError
+    worker.start()
+    assert isinstance(ends.bug(), ValueError | AttributeError)
+    worker.join(WAIT_S)
+    assert not worker.is_alive()
+
+
+def test_the_thread_that_looks_after_a_broker_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses: queue.SimpleQueue[int] = queue.SimpleQueue()
+    listener, (peer, keeper) = socket.socket(socket.AF_UNIX), socket.socketpair()
+    custody = Custody(0, adoption_timeout_ms=1000, shutdown_timeout_ms=1000)
+    worker = CustodyThread(
+        listener, keeper, ProcessIdentity(os.getpid(), 0), custody, end_process=lambda status: statuses.put(status)
+    )
+    monkeypatch.setattr(worker, "_look", fail)
+    monkeypatch.setattr(worker, "_watch_executor", lambda: None)
+    worker.start()
+    assert statuses.get(timeout=WAIT_S) == ENDED_BY_FORCE
+    worker.join(WAIT_S)
+    worker._selector.close()
+    for end in (listener, peer, keeper):
+        end.close()
+
+
+def test_the_thread_of_a_streams_answers_ends_the_broker() -> None:
+    ends, posted = Ends(), threading.Event()
+
+    def handler(stream: ServerStream) -> None:
+        stream.post(EmptyResponse(), fail)
+        posted.set()
+        stream.receive()
+
+    server = Server("127.0.0.1", 0, lambda _: EmptyResponse(), {"s": handler}, ends)
+    stream = Connection("127.0.0.1", server.port).open_stream("s")
+    stream.send(FetchRequest(1, max_wait_ms=0, min_bytes=0, max_bytes=1, partitions=[]))
+    assert ends.bug() is BUG
+    stream.close()
+
+
+def test_the_watch_over_streams_begins_again() -> None:
+    class Stream:
+        peer = kind = ""
+        sending_for_s = 0.0
+        look = Once()
+
+    watch = StreamWatch(60.0)
+    watch.add(cast("Watched", Stream))
+    watch.start()
+    assert Stream.look.done.wait(WAIT_S)
+
+
+def test_the_watch_over_deadlines_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    reaper = transport_client._Reaper()
+    look = Once(lambda: 1e18)
+    monkeypatch.setattr(reaper, "_look", look)
+    reaper.watch(cast("ClientStream", Ends()))
+    reaper.look_at(0.001)
+    eventually(lambda: look.calls == 1)
+    reaper.look_at(0.001)
+    assert look.done.wait(WAIT_S)
+
+
+def test_the_thread_that_sends_to_a_broker_ends_the_controller() -> None:
+    class Stream:
+        send = staticmethod(fail)
+
+    ends = Ends()
+    BrokerSession(1, cast("ServerStream", Stream()), ends).send(EmptyResponse())
+    assert ends.bug() is BUG
+
+
+def test_the_controllers_loop_ends_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends()
+    log = MetadataLog(LocalStore(str(tmp_path)), records_between_snapshots=100, snapshots_kept=1)
+    settings = ClusterSettings(cluster=ClusterConfig(), topic=TopicConfig())
+    loop = ControllerLoop(Controller(EMPTY_IMAGE, settings), log, cast("Carrier", None), ends)
+    monkeypatch.setattr(loop, "step", fail)
+    loop.start()
+    assert ends.bug() is BUG
+    assert loop._stopped.is_set()
+
+
+def test_a_probe_of_a_port_that_fails_ends_the_controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = Ends()
+    log = MetadataLog(LocalStore(str(tmp_path)), records_between_snapshots=100, snapshots_kept=1)
+    service = ControllerService(ClusterSettings(cluster=ClusterConfig(), topic=TopicConfig()), log, ends)
+    monkeypatch.setattr(controller_service, "port_refuses", fail)
+    service.carry(ProbePort(0, 1, *NOWHERE))
+    assert ends.bug() is BUG
+
+
+def test_the_log_of_a_controller_goes_on_after_a_line_that_failed() -> None:
+    write = Once()
+    handler = PipeHandler(lambda line: cast("None", write(line)))
+    for number in range(2):
+        handler._lines.put(cast("object", number))  # type: ignore[arg-type]
+    assert write.done.wait(WAIT_S)
+
+
+def test_a_claim_is_renewed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = ClaimKeeper(LocalStore(str(tmp_path)), Owner.here("run", os.getpid()), beat_s=0.001)
+    beat = Once()
+    monkeypatch.setattr(keeper, "_beat", beat)
+    keeper.take()
+    assert beat.done.wait(WAIT_S)
+    keeper.end()
+
+
+def test_keepers_are_accepted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = KeeperConnections("127.0.0.1", cast("KeeperListener", None))
+    accept = Once(connections._accept)
+    monkeypatch.setattr(connections, "_accept", accept)
+    connections.start()
+    with socket.create_connection(("127.0.0.1", connections.port), timeout=WAIT_S):
+        assert accept.done.wait(WAIT_S)
+    connections.close()
+
+
+def test_a_controller_that_nobody_hears_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        client = ControllerClient(process, ControllerConfig(cluster={}, topic={}, metadata_dir=""))
+        monkeypatch.setattr(client._reader, "_given", fail)
+        client._reader.start()
+        assert process.wait(WAIT_S) < 0
+
+
+class NoController:
+    host, port, pid, alive = "127.0.0.1", 1, 1, False
+    brokers: tuple[()] = ()
+
+    def status(self) -> NoController:
+        return self
+
+
+def test_the_watch_over_the_controller_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = ControllerConfig(cluster={}, topic={}, metadata_dir="")
+    link = ControllerLink(cast("ControllerClient", NoController()), config, ClusterConfig())
+    keep = Once()
+    monkeypatch.setattr(link._watch, "_given", keep)
+    link.watch(lambda _: None)
+    assert keep.done.wait(WAIT_S)
+
+
+def test_a_schedule_of_tiering_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = TieringSchedule(cast("SparkSession", None), 1, lambda: None, lambda: "")  # type: ignore[arg-type,return-value]
+    a_round = Once(lambda: schedule._stopping.set())
+    monkeypatch.setattr(schedule, "_round", a_round)
+    schedule.start()
+    assert a_round.done.wait(WAIT_S)
+
+
+class NoHost:
+    shared_executor = True
+    trouble = ""
+
+    def open(self, listener: object) -> None:
+        del listener
+
+
+def test_a_slot_of_the_launcher_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = BrokerLauncher(cast("object", NoHost()), cast("object", None), cast("object", None))  # type: ignore[arg-type]
+    claim = Once(lambda _: launcher.begin_stop())
+    monkeypatch.setattr(launcher, "_claim", claim)
+    launcher.add_slot()
+    assert claim.done.wait(WAIT_S)
+
+
+def test_a_broker_is_asked_again_to_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = BrokerLauncher(cast("object", NoHost()), cast("object", None), cast("object", None))  # type: ignore[arg-type]
+    stop = Once()
+    monkeypatch.setattr(launcher, "_stop_broker", stop)
+    launcher.executor_leaving(1)
+    assert stop.done.wait(WAIT_S)

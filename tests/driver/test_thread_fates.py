@@ -34,6 +34,7 @@ from spark_broker.controller.effects import ProbePort
 from spark_broker.controller.image import EMPTY_IMAGE
 from spark_broker.driver import controller_service
 from spark_broker.driver.broker_session import BrokerSession
+from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.driver.controller_client import ControllerClient
 from spark_broker.driver.controller_link import ControllerLink
 from spark_broker.driver.controller_log import PipeHandler
@@ -45,6 +46,7 @@ from spark_broker.driver.launcher import BrokerLauncher
 from spark_broker.driver.metadata_claim import ClaimKeeper, Owner
 from spark_broker.driver.metadata_log import MetadataLog
 from spark_broker.driver.metadata_store import LocalStore
+from spark_broker.errors import ClosedError
 from spark_broker.history.schedule import TieringSchedule
 from spark_broker.protocol.messages import EmptyResponse, FetchRequest
 from spark_broker.storage.filesystem import ProcessIdentity
@@ -336,3 +338,11 @@ def test_a_broker_is_asked_again_to_leave(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(launcher, "_stop_broker", stop)
     launcher.executor_leaving(1)
     assert stop.done.wait(WAIT_S)
+
+
+def test_a_cluster_whose_end_has_failed_says_so_to_its_next_user() -> None:
+    cluster = BrokerCluster.__new__(BrokerCluster)
+    cluster._stopped = True
+    cluster._end_failed(BUG)
+    with pytest.raises(ClosedError, match="the cluster's end failed: ValueError"):
+        cluster.status()

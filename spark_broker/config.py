@@ -313,15 +313,15 @@ class ClusterConfig(Config):
     controller_clock_skew_warn_ms: int = setting(
         5000,
         "Warn when a broker's clock is further than this from most of the cluster's. Synchronized clocks (NTP) differ by milliseconds.",
-        at_least(1000),
+        between(1000, INT32_MAX),
     )
     controller_clock_skew_fence_ms: int = setting(
         60_000,
         "Fence a broker whose clock is further than this from most of the cluster's, until it is within controller.clock.skew.warn.ms. Leaders' clocks give records their times, and retention goes by them.",
-        at_least(1000),
+        between(1000, INT32_MAX),
     )
     replica_lag_time_max_ms: int = setting(
-        30_000, "Remove a follower from the ISR when it has not caught up for this long.", at_least(100)
+        30_000, "Remove a follower from the ISR when it has not caught up for this long.", between(100, INT32_MAX)
     )
     replica_fetch_wait_max_ms: int = setting(500, "Longest wait of a follower's fetch.", between(1, 60_000))
     replica_fetch_max_bytes: int = setting(
@@ -336,15 +336,17 @@ class ClusterConfig(Config):
         at_least(0),
     )
     replica_high_watermark_checkpoint_interval_ms: int = setting(
-        5000, "How often high watermarks are saved.", at_least(10)
+        5000, "How often high watermarks are saved.", between(10, INT32_MAX)
     )
     replica_reassignment_delay_ms: int = setting(
-        30_000, "Move the replicas of a broker that is gone for this long to live brokers; -1: never.", at_least(-1)
+        30_000,
+        "Move the replicas of a broker that is gone for this long to live brokers; -1: never.",
+        between(-1, INT32_MAX),
     )
     cluster_loss_delay_ms: int = setting(
         60_000,
         "When none of the brokers that had replicas is back this long after a start, while others are live, their disks count as lost: topics with a history go on at its end, and internal topics begin empty. Other topics wait for an operator. -1: all do.",
-        at_least(-1),
+        between(-1, INT32_MAX),
     )
     replica_reassignment_max_partitions: int = setting(
         10, "Self-healing moves at most this many partitions at once (throttle).", at_least(1)
@@ -354,7 +356,7 @@ class ClusterConfig(Config):
         "Threads that make the logs of a new topic, or open those that are there after a crash. Kafka's default is 2.",
         between(1, 64),
     )
-    log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", at_least(10))
+    log_retention_check_interval_ms: int = setting(300_000, "How often retention is applied.", between(10, INT32_MAX))
     log_stray_retention_ms: int = setting(
         604_800_000,
         "How long a broker keeps a replica that it has set aside, because the metadata does not know it. "
@@ -363,7 +365,7 @@ class ClusterConfig(Config):
     )
     log_cleaner_enable: bool = setting(True, "Whether brokers compact topics with `cleanup.policy=compact`.")
     log_cleaner_backoff_ms: int = setting(
-        15_000, "How long a broker that has nothing to compact waits before it looks again.", at_least(10)
+        15_000, "How long a broker that has nothing to compact waits before it looks again.", between(10, INT32_MAX)
     )
     log_cleaner_dedupe_buffer_size: int = setting(
         134_217_728,
@@ -376,15 +378,17 @@ class ClusterConfig(Config):
     tiering_interval_ms: int = setting(
         300_000,
         "How long after a round of tiering the cluster begins the next one: it appends what is sealed of each topic with a `delta.path` to its table. -1: the cluster has no schedule of its own.",
-        at_least(-1),
+        between(-1, INT32_MAX),
     )
     log_flush_interval_ms: int = setting(
-        60_000, "How often open segments are synced in the background. Kafka leaves this to the system.", at_least(10)
+        60_000,
+        "How often open segments are synced in the background. Kafka leaves this to the system.",
+        between(10, INT32_MAX),
     )
     leader_imbalance_check_interval_ms: int = setting(
         300_000,
         "How often the controller considers preferred-leader election (Kafka: leader.imbalance.check.interval.seconds).",
-        at_least(10),
+        between(10, INT32_MAX),
     )
     auto_leader_rebalance_enable: bool = setting(
         True, "Give partitions back to their preferred leaders from time to time."
@@ -418,7 +422,7 @@ class ClusterConfig(Config):
         at_least(1),
     )
     transaction_max_timeout_ms: int = setting(
-        900_000, "Largest transaction.timeout.ms that a client may ask for.", at_least(1)
+        900_000, "Largest transaction.timeout.ms that a client may ask for.", between(1, INT32_MAX)
     )
     transactional_id_expiration_ms: int = setting(
         -1,
@@ -431,13 +435,15 @@ class ClusterConfig(Config):
         at_least(120_000),  # core.leadership: a coordinator's confirmation lasts a minute, and must end before this
     )
     producer_id_expiration_check_interval_ms: int = setting(
-        600_000, "How often partitions look for producers to forget.", at_least(1)
+        600_000, "How often partitions look for producers to forget.", between(1, INT32_MAX)
     )
     metadata_log_max_records_between_snapshots: int = setting(
         1000, "Records of the metadata log after which a snapshot is written.", at_least(1)
     )
     metadata_max_snapshots: int = setting(2, "Snapshots of the metadata log that are kept.", at_least(1))
-    request_timeout_ms: int = setting(30_000, "Deadline of requests between brokers and controller.", at_least(100))
+    request_timeout_ms: int = setting(
+        30_000, "Deadline of requests between brokers and controller.", between(100, INT32_MAX)
+    )
     fetch_max_bytes: int = setting(
         57_671_680,
         "Bytes of the answer to one fetch, whatever the client asks for; one batch is returned even if larger.",
@@ -449,7 +455,7 @@ class ClusterConfig(Config):
         at_least(1024),
     )
     socket_send_timeout_ms: int = setting(
-        30_000, "A client that takes nothing of an answer for this long is disconnected.", at_least(100)
+        30_000, "A client that takes nothing of an answer for this long is disconnected.", between(100, INT32_MAX)
     )
     fetch_answers_max_bytes: int = setting(
         134_217_728,
@@ -467,12 +473,12 @@ class ClusterConfig(Config):
         at_least(1),
     )
     broker_start_timeout_ms: int = setting(
-        120_000, "How long BrokerCluster.start waits for its brokers.", at_least(1000)
+        120_000, "How long BrokerCluster.start waits for its brokers.", between(1000, INT32_MAX)
     )
     broker_adoption_timeout_ms: int = setting(
         300_000,
         "How long a broker goes on without the Spark task that keeps it, which Spark or a user may cancel at any time; then it stops in order. -1: for ever.",
-        at_least(-1),
+        between(-1, INT32_MAX),
     )
     log_level: str = setting(
         "",
@@ -489,7 +495,7 @@ class ClusterConfig(Config):
         "Ask for one `broker` resource per broker (only where the workers declare it; otherwise no executor starts).",
     )
     controlled_shutdown_timeout_ms: int = setting(
-        15_000, "How long a controlled shutdown may take before the broker is ended by force.", at_least(100)
+        15_000, "How long a controlled shutdown may take before the broker is ended by force.", between(100, INT32_MAX)
     )
 
     @property
@@ -519,9 +525,13 @@ class ProducerConfig(Config):
         "", "Name of the producer's transactions. One process at a time may use it: a newer one fences the older."
     )
     transaction_timeout_ms: int = setting(
-        60_000, "The coordinator aborts a transaction in which nothing has happened for this long.", at_least(1)
+        60_000,
+        "The coordinator aborts a transaction in which nothing has happened for this long.",
+        between(1, INT32_MAX),
     )
-    linger_ms: int = setting(5, "`send` waits this long for more records before it appends a batch.", at_least(0))
+    linger_ms: int = setting(
+        5, "`send` waits this long for more records before it appends a batch.", between(0, INT32_MAX)
+    )
     batch_size: int = setting(
         262_144,
         "`send` appends a batch when its records reach this many bytes. Kafka's default is 16384; here a batch costs more "
@@ -531,18 +541,20 @@ class ProducerConfig(Config):
     buffer_memory: int = setting(
         33_554_432, "Bytes that may wait to be acknowledged; then append blocks.", at_least(1024)
     )
-    max_block_ms: int = setting(60_000, "How long append may block for the buffer or for metadata.", at_least(0))
+    max_block_ms: int = setting(
+        60_000, "How long append may block for the buffer or for metadata.", between(0, INT32_MAX)
+    )
     max_in_flight_requests_per_connection: int = setting(5, "Unacknowledged batches of one partition.", between(1, 5))
     compression_type: str = setting("none", "Compression of the Arrow buffers.", one_of("none", "lz4", "zstd"))
     delivery_timeout_ms: int = setting(
-        120_000, "Time after which an append that is not acknowledged fails.", at_least(1)
+        120_000, "Time after which an append that is not acknowledged fails.", between(1, INT32_MAX)
     )
-    request_timeout_ms: int = setting(30_000, "Deadline of one request; then it is sent again.", at_least(1))
+    request_timeout_ms: int = setting(30_000, "Deadline of one request; then it is sent again.", between(1, INT32_MAX))
     retry_backoff_ms: int = setting(
-        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", at_least(1)
+        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", between(1, INT32_MAX)
     )
-    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
-    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", at_least(1))
+    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", between(1, INT32_MAX))
+    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", between(1, INT32_MAX))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -567,7 +579,9 @@ class ConsumerConfig(Config):
     enable_auto_commit: bool = setting(
         True, "Commit the positions of what poll handed out, from time to time and at close."
     )
-    auto_commit_interval_ms: int = setting(5000, "How often positions are committed automatically.", at_least(1))
+    auto_commit_interval_ms: int = setting(
+        5000, "How often positions are committed automatically.", between(1, INT32_MAX)
+    )
     fetch_min_bytes: int = setting(1, "A fetch waits for this many bytes, up to fetch.max.wait.ms.", at_least(1))
     fetch_max_wait_ms: int = setting(500, "Longest wait of a fetch.", between(0, 60_000))
     fetch_max_bytes: int = setting(52_428_800, "Bytes of one fetch; one batch is returned even if larger.", at_least(1))
@@ -576,13 +590,15 @@ class ConsumerConfig(Config):
         "Bytes of one partition in a fetch; one batch is returned even if larger. Kafka's default is 1 MiB.",
         at_least(1),
     )
-    request_timeout_ms: int = setting(30_000, "Deadline of one request; then it is sent again.", at_least(1))
-    default_api_timeout_ms: int = setting(60_000, "Deadline of commit, position and other calls.", at_least(1))
-    retry_backoff_ms: int = setting(
-        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", at_least(1)
+    request_timeout_ms: int = setting(30_000, "Deadline of one request; then it is sent again.", between(1, INT32_MAX))
+    default_api_timeout_ms: int = setting(
+        60_000, "Deadline of commit, position and other calls.", between(1, INT32_MAX)
     )
-    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
-    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", at_least(1))
+    retry_backoff_ms: int = setting(
+        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", between(1, INT32_MAX)
+    )
+    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", between(1, INT32_MAX))
+    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", between(1, INT32_MAX))
 
     @property
     def read_committed(self) -> bool:
@@ -594,13 +610,13 @@ class AdminConfig(Config):
     """Settings of an Admin."""
 
     bootstrap_servers: tuple[str, ...] = setting((), "Brokers to ask first, `host:port`; any one is enough.")
-    request_timeout_ms: int = setting(30_000, "Deadline of one request.", at_least(1))
-    default_api_timeout_ms: int = setting(60_000, "Deadline of a call, with its retries.", at_least(1))
+    request_timeout_ms: int = setting(30_000, "Deadline of one request.", between(1, INT32_MAX))
+    default_api_timeout_ms: int = setting(60_000, "Deadline of a call, with its retries.", between(1, INT32_MAX))
     retry_backoff_ms: int = setting(
-        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", at_least(1)
+        50, "Wait before a retry; it doubles up to retry.backoff.max.ms. Kafka's default is 100.", between(1, INT32_MAX)
     )
-    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", at_least(1))
-    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", at_least(1))
+    retry_backoff_max_ms: int = setting(1000, "Longest wait before a retry.", between(1, INT32_MAX))
+    metadata_max_age_ms: int = setting(300_000, "Metadata older than this is fetched again.", between(1, INT32_MAX))
 
 
 @dataclass(frozen=True, kw_only=True)

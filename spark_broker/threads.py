@@ -17,6 +17,9 @@ from spark_broker.process_limits import limit_reached
 
 logger = logging.getLogger(__name__)
 
+LONGEST_WAIT_S = 1e9
+"""Thirty years. Beyond a few hundred, the system's clocks overflow, and a wait is an error."""
+
 PAUSE_S = 1.0
 """How long a worker pauses before it begins again."""
 

@@ -15,7 +15,7 @@ from spark_broker.controller.image import TopicState
 from spark_broker.controller.topic_history import TopicHistory
 from spark_broker.core.compaction import CompactionPolicy
 from spark_broker.core.events import Beginning
-from spark_broker.protocol.arrays import scalar_of
+from spark_broker.protocol.arrays import scalar_of, to_numpy
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes
 from spark_broker.storage.keyed_rows import KeyedRows
 
@@ -128,7 +128,7 @@ class Topic:
         times = column.view(pa.int64())
         if column.null_count:
             times = pc.fill_null(times, scalar_of(append_time_ms * 1000, pa.int64()))
-        in_us: Timestamps = times.to_numpy()
+        in_us: Timestamps = to_numpy(times)
         return in_us
 
     def first_since(self, timestamp_ms: int, batch: pa.RecordBatch, append_time_ms: int) -> tuple[int, int] | None:

@@ -34,7 +34,7 @@ from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import Address
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import ClosedError, InvariantError, SparkBrokerError
-from spark_broker.threads import Worker, begin, client_ended
+from spark_broker.threads import LONGEST_WAIT_S, Worker, begin, client_ended
 
 _log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class ConsumerThreads:
         now_ms = self.now_ms()
         wake_ms = self.machine.wake_ms(now_ms)
         wake_s = max((wake_ms - now_ms) / 1000, WAIT_MIN_S) if wake_ms < float("inf") else None
-        return self.changed.wait(min((s for s in (wake_s, timeout_s) if s is not None), default=None))
+        return self.changed.wait(min(s for s in (wake_s, timeout_s, LONGEST_WAIT_S) if s is not None))
 
     def suspect(self, address: Address) -> None:
         """A stream to this broker broke. It is the last to be asked for a while."""

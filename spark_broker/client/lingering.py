@@ -9,7 +9,7 @@ from collections.abc import Callable
 from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
 from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.model import TopicPartition
-from spark_broker.threads import Fate, Worker, begin, client_ended
+from spark_broker.threads import LONGEST_WAIT_S, Fate, Worker, begin, client_ended
 
 Dispatch = Callable[[TopicPartition, RecordBuilder], None]
 """Hands a full builder on. It never raises: an error goes into the builder's result."""
@@ -133,7 +133,7 @@ class Lingering:
                 slot, due_s = next(iter(self._due.items()))
                 left_s = due_s - time.monotonic()
                 if left_s > 0:
-                    self._waiting.wait(left_s)
+                    self._waiting.wait(min(left_s, LONGEST_WAIT_S))
                     continue
             # Another thread may have handed it on meanwhile, and begun a new one.
             self._hand_on(slot, due_s=due_s - self._linger_s)

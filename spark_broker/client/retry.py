@@ -9,6 +9,7 @@ from threading import Event
 from typing import TypeVar
 
 from spark_broker.errors import ClosedError, SparkBrokerError, UnknownTopicOrPartitionError
+from spark_broker.threads import LONGEST_WAIT_S
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        return max(0.0, self.at_s - time.monotonic())
+        return min(max(0.0, self.at_s - time.monotonic()), LONGEST_WAIT_S)
 
     @property
     def remaining_ms(self) -> int:

@@ -36,7 +36,7 @@ from spark_broker.errors import (
     UnknownServerError,
 )
 from spark_broker.protocol.messages import AppendRequest, AppendResponse, InitProducerIdRequest, InitProducerIdResponse
-from spark_broker.threads import begin, client_ended
+from spark_broker.threads import LONGEST_WAIT_S, begin, client_ended
 
 
 class Sender:
@@ -282,7 +282,7 @@ class Sender:
             with self._sooner:
                 while not self._is_over and (left_ms := machine.due_ms - _now_ms()) > 0:
                     self._wakes_at_ms = machine.due_ms
-                    self._sooner.wait(None if left_ms == math.inf else left_ms / 1000)
+                    self._sooner.wait(min(left_ms / 1000, LONGEST_WAIT_S))
                 if self._is_over:
                     return
                 self._wakes_at_ms = -math.inf  # awake: it looks at `due_ms` again before it sleeps

@@ -43,6 +43,7 @@ from spark_broker.protocol.messages import (
     InitTransactionsRequest,
     TransactionalOffsetCommitRequest,
 )
+from spark_broker.threads import LONGEST_WAIT_S
 
 Offsets = Mapping[TopicPartition, "int | OffsetAndMetadata"]
 
@@ -128,7 +129,7 @@ class TransactionManager:
         """Abort an open transaction. Otherwise readers would wait for its time-out. Raises what `abort` raises."""
         if self._state.phase not in (Phase.OPEN, Phase.ABORTABLE):
             return
-        if not self._control.acquire(timeout=timeout_ms / 1000):
+        if not self._control.acquire(timeout=min(timeout_ms / 1000, LONGEST_WAIT_S)):
             raise RequestTimedOutError("another thread is still ending the transaction")
         try:
             self._abort(timeout_ms)

@@ -27,7 +27,7 @@ from spark_broker.protocol.messages import (
     Message,
     StreamMessage,
 )
-from spark_broker.threads import BeginAgain, Worker, begin
+from spark_broker.threads import LONGEST_WAIT_S, BeginAgain, Worker, begin
 
 END_TIMEOUT_S = 2.0
 """How long the end of the process waits for calls, which cannot be cancelled."""
@@ -231,7 +231,7 @@ class _Reaper:
         while True:
             with self._sooner:
                 while (left_s := self._next_look_s - time.monotonic()) > 0:
-                    self._sooner.wait(None if left_s == math.inf else left_s)
+                    self._sooner.wait(min(left_s, LONGEST_WAIT_S))
                 self._next_look_s = math.inf
             self.look_at(self._look())
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 
-from spark_broker.errors import InvariantError, NetworkError, UnknownServerError
+from spark_broker.errors import InvariantError, NetworkError, RequestTimedOutError, UnknownServerError
 from spark_broker.protocol.messages import EmptyResponse, FetchRequest, FetchResponse, MetadataRequest
 from spark_broker.transport.client import ClientStream, Connection
 from spark_broker.transport.server import Server, ServerStream
@@ -189,3 +189,24 @@ def test_an_error_that_nobody_expects_ends_the_call_and_a_broken_invariant_the_p
         stream.receive(timeout_ms=30_000)
     connection.close()
     assert bugs == [error, error][: 2 * ends]
+
+
+def test_a_deadline_beyond_every_clock_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    """Story: the thread that looks at deadlines ended with an OverflowError, and no call of the process timed out."""
+    received: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+    def handler(stream: ServerStream) -> None:
+        while stream.receive() is not None:
+            stream.send(FetchResponse(1, []))
+
+    with serving(handler) as connection:
+        patient, stream = connection.open_stream("s"), connection.open_stream("s")
+        waiting = threading.Thread(target=lambda: received.put(patient.receive(timeout_ms=1 << 62)))
+        waiting.start()
+        eventually(lambda: patient.receive_deadline > 0, 30, "a wait with a deadline beyond every clock")
+        with pytest.raises(RequestTimedOutError):
+            stream.receive(timeout_ms=200)
+        patient.send(REQUEST)
+        waiting.join(30)
+        assert not received.empty()
+    assert "stream-deadlines" not in caplog.text

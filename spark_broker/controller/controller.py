@@ -62,6 +62,7 @@ from spark_broker.core.machine import event as event_of_machine
 from spark_broker.errors import (
     BrokerIdNotRegisteredError,
     InvariantError,
+    NoMemoryError,
     SparkBrokerError,
     StaleLaunchError,
     UnknownServerError,
@@ -79,8 +80,10 @@ from spark_broker.protocol.messages import (
 MAX_LOST_LAUNCHES = 10_000
 
 
-def _as_typed(bug: Exception) -> UnknownServerError:
+def _as_typed(bug: Exception) -> SparkBrokerError:
     """The error for a peer, with the place of the bug: the note of it is all that the log has."""
+    if isinstance(bug, MemoryError):
+        return NoMemoryError("the controller has no memory for this")
     place = traceback.extract_tb(bug.__traceback__)[-1]
     return UnknownServerError(f"{type(bug).__name__}: {bug} ({place.filename}:{place.lineno})")
 

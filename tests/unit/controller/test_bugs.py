@@ -9,7 +9,7 @@ import pytest
 from spark_broker.controller import controller
 from spark_broker.controller.effects import CloseSession, Reply
 from spark_broker.controller.events import BrokerRegisters, CallReceived
-from spark_broker.errors import InvariantError, UnknownServerError
+from spark_broker.errors import InvariantError, NoMemoryError, UnknownServerError
 from spark_broker.protocol.messages import MetadataRequest
 from tests.unit.controller.cluster import Cluster, registration
 
@@ -52,3 +52,13 @@ def test_a_broken_invariant_ends_the_controller(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(controller, "answer", break_invariant)
     with pytest.raises(InvariantError, match="broken"):
         cluster.handle(CallReceived(1, MetadataRequest(None), None))
+
+
+def test_no_memory_for_a_registration_is_no_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    def exhausted(*_: object) -> NoReturn:
+        raise MemoryError
+
+    cluster = Cluster()
+    request = registration(cluster.new_launch(), "d")
+    monkeypatch.setattr(controller, "register", exhausted)
+    assert isinstance(cluster.register(request), NoMemoryError)

@@ -161,6 +161,7 @@ def test_replicas_that_the_metadata_does_not_know_are_set_aside_and_can_be_broug
         append(cluster, "t")
 
 
+@pytest.mark.full
 def test_an_operator_accepts_the_older_metadata(site: Site, wait_until: WaitUntil) -> None:
     with site.cluster() as cluster:
         create(cluster, "t")

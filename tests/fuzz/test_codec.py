@@ -14,7 +14,7 @@ from tests.fuzz.runner import Outcome, run
 from tests.fuzz.samples import message_types, type_info
 from tests.fuzz.targets import ALL, MAX_INPUT_BYTES, TARGETS, input_of
 
-SEEDS = 3000
+SEEDS = 2000
 FULL_FIRST_SEED = 1_000_000
 FULL_SEEDS = {"batch": 15_000}
 """Where an input takes long. About fifteen seconds, as for the others."""

@@ -104,8 +104,8 @@ def is_answer(case: Case, answer: str) -> bool:
 @pytest.mark.parametrize(
     ("deck", "most"),
     [
-        pytest.param(shuffled, 400, marks=pytest.mark.quick),
-        pytest.param(pairs, 200, marks=pytest.mark.quick),
+        pytest.param(shuffled, 200, marks=pytest.mark.quick),
+        pytest.param(pairs, 100, marks=pytest.mark.quick),
         pytest.param(shuffled, 10_000, marks=pytest.mark.full),
         pytest.param(pairs, PAIRS, marks=pytest.mark.full),
     ],

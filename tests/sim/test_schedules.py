@@ -20,6 +20,7 @@ from tests.sim.kinds import (
     has_compaction_and_tiering,
     has_disk_faults,
     has_groups,
+    has_older_metadata,
     has_store_outages,
     has_tiering,
     has_tiering_and_unclean_elections,
@@ -28,7 +29,7 @@ from tests.sim.kinds import (
 )
 from tests.sim.regressions import REGRESSIONS, Regression
 
-SCHEDULES = 200
+SCHEDULES = 150
 ALL_SCHEDULES = 700
 STORIES = 6
 
@@ -82,7 +83,7 @@ FEATURES = {
     "clocks jump": Feature(has_clock_jumps, {"fault: clock jumps": 12}),
     "compaction": Feature(
         has_compaction,
-        {"passes of compaction": 130, "replicas rebuilt": 3, "fault: leave a follower behind": 30},
+        {"passes of compaction": 130, "replicas rebuilt": 1, "fault: leave a follower behind": 30},
     ),
     "groups commit, resume and change coordinators": Feature(
         has_groups,
@@ -95,14 +96,17 @@ FEATURES = {
         },
     ),
     "the metadata store fails": Feature(
-        has_store_outages, {"fault: store fails": 25, "heartbeats answered while the store failed": 20}
+        has_store_outages, {"fault: store fails": 15, "heartbeats answered while the store failed": 12}
+    ),
+    "the metadata is an older copy": Feature(
+        has_older_metadata, {"older metadata accepted": 0, "newest metadata put back": 0}
     ),
     "tables": Feature(
         has_tiering,
         {
-            "tries of tiering": 700,
+            "tries of tiering": 500,
             "tries of tiering that failed": 50,
-            "commits of tierers recorded": 100,
+            "commits of tierers recorded": 70,
             "parts of tables read": 50,
             "fault: kill tierer": 50,
             "fault: late reader": 10,
@@ -161,6 +165,18 @@ MANY = {
         50,
         91_000_000,
         Feature(has_compaction_and_tiering, {"passes of compaction": 300, "commits of tierers recorded": 175}),
+    ),
+    "older metadata": (
+        150,
+        92_000_000,
+        Feature(
+            has_older_metadata,
+            {
+                "older metadata accepted": 12,
+                "newest metadata put back": 30,
+                "replicas that older metadata does not know": 5,
+            },
+        ),
     ),
     "tables and unclean elections": (60, 91_000_000, Feature(TABLES_CUT_BACK.shows, {"tables cut back": 6})),
 }

@@ -94,6 +94,7 @@ def test_a_file_that_is_put_again_and_again_does_not_use_it_up(disk: Path) -> No
     create_all(store, PIECES // 2)
 
 
+@pytest.mark.parametrize("disk", ["tmpfs", pytest.param("ext4", marks=pytest.mark.full)], indirect=True)
 def test_a_file_that_could_not_be_put_is_not_written_over(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its blocks go to the reserve only with its name: until then, the file is in use."""
 

@@ -101,6 +101,7 @@ class BrokerState:
     start_kind: str
     log: str = ""
     directory: str = ""
+    recorded: str = ""  # the newest incarnation that the directory is known to know
     fenced: bool = True
     in_controlled_shutdown: bool = False
 
@@ -244,6 +245,7 @@ def _registered(record: RegisterBrokerRecord) -> BrokerState:
         start_kind=record.start_kind,
         log=record.log,
         directory=record.directory,
+        recorded=record.recorded,
     )
 
 

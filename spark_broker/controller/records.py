@@ -69,6 +69,7 @@ class RegisterBrokerRecord(Record, frozen=True, tag=3):
     """A broker's process registered. It is fenced until a heartbeat says that it is ready.
 
     `broker_epoch` is this record's offset in the metadata log. start_kind: "clean", "process_crash" or "machine_crash".
+    `recorded`: the newest incarnation that its directory is known to know; empty: none is.
     """
 
     broker_id: BrokerId
@@ -87,6 +88,7 @@ class RegisterBrokerRecord(Record, frozen=True, tag=3):
     start_kind: Name
     log: LogPlace = ""
     directory: LogPlace = ""
+    recorded: Name = ""
 
 
 class BrokerChangeRecord(Record, frozen=True, tag=4):

@@ -138,6 +138,13 @@ def _check_executor(
             )
 
 
+def _recorded(previous: BrokerState | None, request: RegisterBrokerRequest) -> str:
+    """The newest incarnation that the directory is known to know. One whose disk was full could not be recorded."""
+    if not request.incarnation.startswith(UNRECORDED):
+        return request.incarnation
+    return previous.recorded if previous is not None and previous.directory_id == request.directory_id else ""
+
+
 def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBrokerRequest) -> RegisterBrokerRecord:
     return RegisterBrokerRecord(
         broker_id=identity.broker_id,
@@ -156,6 +163,7 @@ def _record(image: MetadataImage, identity: BrokerIdentity, request: RegisterBro
         start_kind=request.start_kind,
         log=request.log,
         directory=request.directory,
+        recorded=_recorded(image.brokers.get(identity.broker_id), request),
     )
 
 
@@ -167,7 +175,7 @@ def _is_older_copy(previous: BrokerState, request: RegisterBrokerRequest) -> boo
     """
     if previous.directory_id != request.directory_id or not request.earlier or ANY_INCARNATION in request.earlier:
         return False
-    return previous.incarnation not in request.earlier and not previous.incarnation.startswith(UNRECORDED)
+    return bool(previous.recorded) and previous.recorded not in request.earlier
 
 
 def _end_previous_incarnation(

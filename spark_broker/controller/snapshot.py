@@ -81,6 +81,7 @@ def _registration(broker: BrokerState) -> RegisterBrokerRecord:
         start_kind=broker.start_kind,
         log=broker.log,
         directory=broker.directory,
+        recorded=broker.recorded,
     )
 
 

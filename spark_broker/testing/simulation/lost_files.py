@@ -29,7 +29,8 @@ class LostFiles:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._backups: dict[int, tuple[str, Directory]] = {}  # by machine: who had registered, and the disk
+        # By machine: the newest incarnation that its directory knew, and the disk.
+        self._backups: dict[int, tuple[str, Directory]] = {}
         self._shortened: set[tuple[int, Key]] = set()
 
     def back_up(self, rng: random.Random) -> None:
@@ -39,13 +40,13 @@ class LostFiles:
             world.scheduler.after(BACKUP_MS * (0.5 + rng.random()), world.operator, "backup", lambda: self.back_up(rng))
         machine = rng.choice(world.machines)
         if machine.running and machine.process is not None and machine.process.registered:
-            self._backups[machine.number] = (machine.process.name, copied(machine.fs.root))
+            self._backups[machine.number] = (self._recorded(machine), copied(machine.fs.root))
 
     def restore(self, machine: SimulatedMachine) -> str:
         """Kill the broker, and start it on the copy. Empty where no copy is older than its registration."""
         process = machine.process
         who, disk = self._backups.get(machine.number, ("", None))
-        if process is None or disk is None or not process.registered or who == process.name:
+        if process is None or disk is None or not process.registered or who == self._recorded(machine):
             return ""
         self._world.kill(machine, restart_ms=None)
         machine.fs.replace_disk(copied(disk))
@@ -53,6 +54,11 @@ class LostFiles:
         self._world.older_metadata.lost_disk(machine)
         self._world.invariants.forget_all(machine)
         return f"{machine} gets the disk that it had under {who}"
+
+    def _recorded(self, machine: SimulatedMachine) -> str:
+        """The newest incarnation that the directory knows, as the controller has it."""
+        broker = self._world.invariants.image.brokers.get(machine.broker_id)
+        return "" if broker is None else broker.recorded
 
     def shorten(self, machine: SimulatedMachine, partition: Partition, rng: random.Random) -> str:
         """Kill the broker, and delete the newest segments of a replica: it then ends below what it has committed."""

@@ -317,3 +317,27 @@ def test_a_directory_that_does_not_know_its_last_process_is_an_older_copy(earlie
 
 def test_a_process_that_could_not_be_recorded_proves_nothing() -> None:
     assert stays_in_sync(["older"], registered_as="unrecorded-first")
+
+
+def test_a_copy_that_is_older_than_the_last_recorded_process_is_noticed_though_later_ones_could_not_be_recorded() -> (
+    None
+):
+    """Story: a broker was started on a full disk, and then on an older copy. It led without what it had committed."""
+    cluster = Cluster()
+    cluster.start_brokers(2)
+    cluster.create_topic("t", 1, 2)
+    for launch in ("recorded", "unrecorded-next"):
+        request = registration(
+            cluster.new_launch(), "directory-0", broker_id=0, cluster_id=CLUSTER_ID, incarnation=launch, earlier=["*"]
+        )
+        cluster.end_session(0)
+        cluster.register(request)
+    assert cluster.image.brokers[0].recorded == "recorded"
+    cluster.end_session(0)
+    restored = registration(
+        cluster.new_launch(), "directory-0", broker_id=0, cluster_id=CLUSTER_ID, incarnation="new", earlier=["older"]
+    )
+    cluster.register(restored)
+    state = cluster.partition()
+    assert 0 not in (*state.isr, *state.elr)
+    assert "is an older copy" in "".join(cluster.notes)

@@ -673,6 +673,13 @@ class TieringStoppedError(SparkBrokerError):
     hint = "Mend what the message says and tier again. Until then nothing of the topic is deleted for being in history."
 
 
+class RecordNotShowableError(SparkBrokerError):
+    """A record has a value that Python cannot show, such as a time after the year 9999. It is stored as it is."""
+
+    code = 1029
+    hint = "Read it as Arrow (the batches of `poll`) or as a DataFrame, or seek past it."
+
+
 class StaleMetadataError(SparkBrokerError):
     """A leader's answer rests on metadata that this client does not have yet."""
 

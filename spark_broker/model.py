@@ -9,6 +9,7 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from spark_broker.errors import RecordNotShowableError
 from spark_broker.times import from_us
 
 if TYPE_CHECKING:
@@ -314,6 +315,9 @@ class ConsumedRecord(NamedTuple):
     headers: tuple[tuple[str, bytes | None], ...]
 
 
+NOT_SHOWABLE = (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError)
+"""What Arrow and `datetime` raise for a value that has no form in Python."""
+
 RECORDS_AT_ONCE = 1000
 """How many rows of a batch are converted to Python objects at a time."""
 
@@ -384,14 +388,47 @@ class ConsumedBatch:
                 yield replace(self.slice(first, end - first), sparse=None)
 
     def records(self) -> Iterator[ConsumedRecord]:
-        """The records one at a time. Where columns are enough, `data` is a hundred times faster."""
+        """The records one at a time. Where columns are enough, `data` is a hundred times faster.
+
+        Raises RecordNotShowableError at a record that has no form in Python.
+        """
         for start in range(0, self.data.num_rows, RECORDS_AT_ONCE):
             part = self.slice(start, RECORDS_AT_ONCE)
-            times = part.timestamps.cast("int64").to_pylist()
-            rows = part.data.to_pylist()
-            for offset, row, time_us in zip(part.offsets.tolist(), rows, times, strict=True):
-                record = _typed_record if self.typed else _kafka_record
-                yield record(self.topic, self.partition, offset, from_us(time_us), row)
+            try:
+                records = part._shown()
+            except NOT_SHOWABLE:
+                for number in range(part.data.num_rows):
+                    yield part.slice(number, 1)._shown_alone()
+            else:
+                yield from records
+
+    def _shown(self) -> list[ConsumedRecord]:
+        times = self.timestamps.cast("int64").to_pylist()
+        rows = self.data.to_pylist()
+        record = _typed_record if self.typed else _kafka_record
+        topic, partition = self.topic, self.partition
+        return [
+            record(topic, partition, offset, from_us(time_us), row)
+            for offset, row, time_us in zip(self.offsets.tolist(), rows, times, strict=True)
+        ]
+
+    def _shown_alone(self) -> ConsumedRecord:
+        """The record of a batch of one. Raises RecordNotShowableError, which names its offset and the column."""
+        try:
+            return self._shown()[0]
+        except NOT_SHOWABLE as error:
+            columns = dict(zip(self.data.schema.names, self.data.columns, strict=True))
+            name = next((name for name, column in columns.items() if not _is_showable(column)), "timestamp")
+            where = f"{self.topic}-{self.partition} offset {self.base_offset}, column {name}"
+            raise RecordNotShowableError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+def _is_showable(column: pa.Array) -> bool:
+    try:
+        column.to_pylist()
+    except NOT_SHOWABLE:
+        return False
+    return True
 
 
 def _typed_record(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import msgspec
 
-from spark_broker.model import ConsumedBatch
+from spark_broker.cli.output import print_error
+from spark_broker.errors import RecordNotShowableError
+from spark_broker.model import NOT_SHOWABLE, ConsumedBatch
 from spark_broker.times import from_us
 
 
@@ -19,8 +22,32 @@ def is_default(batch: ConsumedBatch) -> bool:
     return bool(batch.data.schema.equals(DEFAULT_SCHEMA))
 
 
+Shown = TypeVar("Shown")
+
+
 def records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
     """The records with their places, under the names that the DataFrame uses."""
+    return _shown(batch, _records)
+
+
+def _shown(batch: ConsumedBatch, show: Callable[[ConsumedBatch], Iterator[Shown]]) -> Iterator[Shown]:
+    """All that can be shown. Each record that cannot is named on standard error."""
+    try:
+        shown = list(show(batch))
+    except NOT_SHOWABLE:
+        for number in range(batch.data.num_rows):
+            alone = batch.slice(number, 1)
+            try:
+                next(alone.records())
+            except RecordNotShowableError as error:
+                print_error(str(error))
+            else:
+                yield from show(alone)
+    else:
+        yield from shown
+
+
+def _records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
     prefix = "" if is_default(batch) else "_"
     rows = batch.data.to_pylist()
     times = batch.timestamps.cast("int64").to_pylist()
@@ -37,6 +64,10 @@ def records(batch: ConsumedBatch) -> Iterator[dict[str, object]]:
 
 def values(batch: ConsumedBatch) -> Iterator[bytes]:
     """What was sent, without its place: the value of a Kafka record, the columns of a typed one as JSON."""
+    return _shown(batch, _values)
+
+
+def _values(batch: ConsumedBatch) -> Iterator[bytes]:
     if is_default(batch):
         yield from (value or b"" for value in batch.data.column("value").to_pylist())
     else:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_broker.client.consumer_effects import CommitOffsets, Offsets
-from spark_broker.errors import SparkBrokerError, invariant
+from spark_broker.client.partition_position import PartitionPosition
+from spark_broker.errors import OffsetOutOfRangeError, PolicyViolationError, SparkBrokerError, invariant
 from spark_broker.model import OffsetAndMetadata, TopicPartition
 
 
@@ -44,3 +46,16 @@ class CommitQueue:
         commit.done, commit.error = True, error
         if error is None:
             self.known.update(commit.offsets)
+
+
+def check_commit(partitions: Mapping[TopicPartition, PartitionPosition], offsets: Offsets) -> None:
+    """Raises OffsetOutOfRangeError and PolicyViolationError: a commit never passes records not handed out."""
+    for tp, offset in offsets.items():
+        position = partitions.get(tp)
+        if offset.offset < 0:
+            raise OffsetOutOfRangeError(f"{tp}: a commit of offset {offset.offset}")
+        if position is not None and position.has_position and offset.offset > position.position:
+            raise PolicyViolationError(
+                f"{tp}: a commit of {offset.offset} would pass records from {position.position} on, "
+                "which were not handed out"
+            )

@@ -31,13 +31,18 @@ from spark_broker.errors import (
     NetworkError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
+    SparkBrokerError,
     ThrottlingQuotaExceededError,
 )
 from spark_broker.model import ConsumedBatch, ConsumedRecord, OffsetAndMetadata, TopicPartition, known_epoch
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
+from spark_broker.threads import LONGEST_WAIT_S
 from spark_broker.times import to_ms_rounded_up
 
 CLOSE_TIMEOUT_S = 10.0
+
+ERROR_AFTER_S = 1.0
+"""How long an iteration has no record before it raises the error of a partition that stands still."""
 
 _log = logging.getLogger(__name__)
 
@@ -97,6 +102,7 @@ class Consumer:
         self._changed = self._threads.changed
         self._close_lock = threading.Lock()
         self._auto_committed_s = time.monotonic()
+        self._told: dict[TopicPartition, str] = {}  # of which partitions that stand still the log has told, and why
         if topics:
             self._subscribe(check_topic_names([topics] if isinstance(topics, str) else topics))
 
@@ -125,14 +131,28 @@ class Consumer:
         self._change(partition, lambda: self._machine.seek(partition, to))
 
     def seek_to_beginning(self, *partitions: TopicPartition) -> None:
-        """Read on from the log start; of every assigned partition when none is named."""
-        for tp in partitions or self.assignment():
-            self._change(tp, partial(self._machine.seek_to, tp, Start.EARLIEST))
+        """Read on from the log start; of every partition when none is named, also of those that are not known yet."""
+        self._seek_to(partitions, Start.EARLIEST)
 
     def seek_to_end(self, *partitions: TopicPartition) -> None:
-        """Read on from the end (see `end_offsets`); of every assigned partition when none is named."""
-        for tp in partitions or self.assignment():
-            self._change(tp, partial(self._machine.seek_to, tp, Start.LATEST))
+        """Read on from the end (see `end_offsets`); of every partition when none is named, also of those to come."""
+        self._seek_to(partitions, Start.LATEST)
+
+    def _seek_to(self, partitions: Sequence[TopicPartition], start: Start) -> None:
+        if not partitions:
+            with self._open():
+                self._machine.seek_all_to(start)
+                self._threads.advance()
+        for tp in partitions:
+            self._change(tp, partial(self._machine.seek_to, tp, start))
+
+    def errors(self) -> dict[TopicPartition, SparkBrokerError]:
+        """The partitions that stand still, and why. `poll` raises these errors when it has nothing else to hand out.
+
+        A `seek` lets a partition go on.
+        """
+        with self._changed:
+            return self._machine.errors()
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these until `resume`."""
@@ -158,13 +178,37 @@ class Consumer:
         """
         self._commit_when_due()
         deadline = Deadline.after_ms(timeout * 1000)
+        try:
+            batches = self._polled(deadline)
+            # From here to the return no signal is handled: either the caller gets the batches, or they are taken back.
+            self._machine.handed = ()
+            return batches
+        except BaseException:
+            with self._changed:
+                self._machine.take_back()
+            raise
+
+    def _polled(self, deadline: Deadline) -> list[ConsumedBatch]:
         with self._open():
             while True:
                 batches, moved = self._poll_now()
-                if moved or deadline.expired:
+                if moved:
+                    self._tell_of_errors()
+                    return batches
+                if deadline.expired or self._machine.stands_still:
+                    self._machine.raise_error()
+                if deadline.expired:
                     return batches
                 self._threads.wait(deadline.remaining_s)
                 self._check_open()
+
+    def _tell_of_errors(self) -> None:
+        """Under the lock. Log each partition that stands still while others are read, once."""
+        errors = self._machine.errors()
+        for tp, error in errors.items():
+            if self._told.get(tp) != error.message:
+                _log.warning("%s stands still, and others are read on: %s", tp, error)
+        self._told = {tp: error.message for tp, error in errors.items()}
 
     def _poll_now(self) -> tuple[list[ConsumedBatch], bool]:
         """Under the lock. What was handed out, or a truncation that was notified of, makes room for fetches."""
@@ -183,15 +227,23 @@ class Consumer:
         Positions move record by record: a commit never passes a record that was not handed out. Raises as `poll` does.
         """
         self._check_open()
+        record = None
         while not self._machine.closed:
             self._commit_when_due()
-            with self._changed:
-                record = self._next_record()
+            last = record
+            try:
+                with self._changed:
+                    record = self._next_record()
+            except BaseException:
+                with self._changed:
+                    self._machine.take_record_back(last)
+                raise
             if record is not None:
                 yield record
 
     def _next_record(self) -> ConsumedRecord | None:
         """Under the lock. None: the consumer was closed, or only offsets without records were passed."""
+        idle = Deadline.after_ms(ERROR_AFTER_S * 1000)
         while not self._machine.closed:
             try:
                 record, has_room = self._machine.next_record()
@@ -205,7 +257,10 @@ class Consumer:
             due_in_s = self._commit_due_in_s()
             if due_in_s == 0:
                 return None
-            self._threads.wait(due_in_s)
+            if idle.expired or self._machine.stands_still:
+                self._machine.raise_error()
+            soon_s = ERROR_AFTER_S if self._machine.errors() else LONGEST_WAIT_S
+            self._threads.wait(min(soon_s, LONGEST_WAIT_S if due_in_s is None else due_in_s))
         return None
 
     def position(self, partition: TopicPartition) -> int:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 
+from spark_broker.client import consumer_errors
 from spark_broker.client.cluster_view import ClusterView, TopicView
-from spark_broker.client.commit_queue import CommitQueue
+from spark_broker.client.commit_queue import CommitQueue, check_commit
 from spark_broker.client.consumer_effects import (
     CommitOffsets,
     Effect,
@@ -23,14 +24,14 @@ from spark_broker.client.consumer_effects import (
     RefreshMetadata,
     Round,
 )
+from spark_broker.client.consumer_errors import LASTING, again
 from spark_broker.client.fetch_machine import FetchMachine
 from spark_broker.client.history_turns import HistoryTurns
 from spark_broker.client.leader_fetches import LeaderFetches
-from spark_broker.client.partition_position import POLL_BATCHES_MAX, PartitionPosition, Prefetched, Start
-from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, RecoveryPace
+from spark_broker.client.partition_position import POLL_BATCHES_MAX, HandedOut, PartitionPosition, Prefetched, Start
+from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Backoff, Tries
 from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
-    ClientEndedError,
     InconsistentTopicIdError,
     InvariantError,
     OffsetOutOfRangeError,
@@ -50,23 +51,6 @@ from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTA
 
 STALLED_MS = 500
 """When a long poll is overdue by this much, the consumer asks whether the leader still leads."""
-
-
-class _Tries:
-    """When the next round of one kind may begin. A recovery that has ended does not slow down the next one."""
-
-    def __init__(self, backoff: Backoff) -> None:
-        self._backoff = backoff
-        self._pace = RecoveryPace()
-        self.next_ms = 0.0
-
-    def ended(self, now_ms: float, *, recovered: bool) -> None:
-        attempt = self._pace.after_round(recovered=recovered)
-        self.next_ms = 0.0 if recovered else now_ms + self._backoff.wait_s(attempt) * 1000
-
-
-LASTING = (InvariantError, ClientEndedError)
-"""Failures of the consumer itself: poll raises them again and again."""
 
 
 class ConsumerMachine:
@@ -91,12 +75,14 @@ class ConsumerMachine:
         self._reset = Start(config.auto_offset_reset)
         self._first_start = Start.COMMITTED if config.group_id else self._reset
         self._commits = CommitQueue()
+        self.handed: Sequence[HandedOut] = ()  # by the poll that has not returned yet
+        self._sought: dict[str, Start] = {}  # by topic: where its partitions begin, once they are known
         self._turn: PartitionPosition | None = None  # whose batch is handed out record by record
         self._turns: deque[PartitionPosition] = deque()
         self._round: Round | None = None
         self._history = HistoryTurns(config)
-        self._refreshes = _Tries(backoff)
-        self._lookups = _Tries(backoff)  # own tries: a missing topic does not delay other topics' first positions
+        self._refreshes = Tries(backoff)
+        self._lookups = Tries(backoff)  # own tries: a missing topic does not delay other topics' first positions
         self._refreshed_ms = float("-inf")
         self._missing_since_ms: dict[str, float] = {}
 
@@ -107,7 +93,7 @@ class ConsumerMachine:
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that stay keep their positions."""
-        self.topics = set()
+        self.topics, self._sought = set(), {}
         assigned = dict.fromkeys(partitions)
         for tp in [tp for tp in self.partitions if tp not in assigned]:
             self.leaders.break_fetch(tp)
@@ -136,13 +122,20 @@ class ConsumerMachine:
 
     def seek(self, tp: TopicPartition, offset: OffsetAndMetadata) -> None:
         """Read on from this offset. Raises PolicyViolationError."""
-        self.partition(tp).move_to(offset.offset, offset.leader_epoch)
+        self.partition(tp).move_to(offset.offset, offset.leader_epoch, chosen=True)
         self._moved_by_caller(tp)
 
     def seek_to(self, tp: TopicPartition, start: Start) -> None:
         """Read on from the log start or the end. Raises PolicyViolationError."""
-        self.partition(tp).find_start(start)
+        self.partition(tp).find_start(start, chosen=True)
         self._moved_by_caller(tp)
+
+    def seek_all_to(self, start: Start) -> None:
+        """The same for every partition, also for those that are not known yet."""
+        known = {tp.topic for tp in self.partitions}
+        self._sought.update(dict.fromkeys(self.topics - known, start))
+        for tp in self.partitions:
+            self.seek_to(tp, start)
 
     def _moved_by_caller(self, tp: TopicPartition) -> None:
         """The caller chose a position. In a topic that was deleted and created again, it is one in the new topic."""
@@ -164,58 +157,78 @@ class ConsumerMachine:
     def poll(self) -> tuple[list[ConsumedBatch], bool]:
         """The batches fetched ahead, an equal share of each partition, and whether any position moved.
 
-        A position also moves past offsets without records. Raises the consumer's error. A truncation is raised once,
-        and a failure of the whole consumer once. Any other error is raised as long as its cause lasts.
+        A position also moves past offsets without records. What has failed stands still (`raise_error`). Raises at
+        once, and once, that a log was truncated or that the whole consumer failed. `take_back` undoes it.
         """
-        self.raise_error()
+        self._raise_at_once()
         batches: list[ConsumedBatch] = []
-        ready = {p: p.position for p in self.partitions.values() if not p.paused and p.buffer}
-        for position in ready:
-            batches += position.take(max(POLL_BATCHES_MAX // len(ready), 1))
-        return batches, any(position.position > before for position, before in ready.items())
+        ready = [p for p in self.partitions.values() if p.buffer and self._may_hand_out(p)]
+        handed = self.handed = [position.about_to_hand_out() for position in ready]
+        for of in handed:
+            batches += of.of.take(max(POLL_BATCHES_MAX // len(ready), 1), of)
+        return batches, any(of.of.position > of.position for of in handed)
+
+    def take_back(self) -> None:
+        """The caller of the last poll did not get its batches."""
+        handed, self.handed = self.handed, ()
+        for of in handed:
+            of.of.take_back(of)
+
+    def take_record_back(self, handed_out: ConsumedRecord | None) -> None:
+        """The caller did not get the newest record, unless it is this one."""
+        if self._turn is not None:
+            self._turn.take_record_back(handed_out)
+
+    def _may_hand_out(self, position: PartitionPosition) -> bool:
+        return not position.paused and position.error is None and position.tp.topic not in self.topic_errors
 
     def next_record(self) -> tuple[ConsumedRecord | None, bool]:
         """The next record fetched ahead, and whether there is room to fetch more. Partitions take turns by batches.
 
         Raises as `poll` does.
         """
-        self.raise_error()
+        self._raise_at_once()
         position = self._turn
-        if position is None or not position.is_inside_a_batch or position.paused or not self._is_assigned(position):
+        if position is None or not position.is_inside_a_batch or not self._is_readable(position):
             position = self._turn = self._next_turn()
         if position is None:
             return None, False
         buffered = len(position.buffer)
         record = position.take_record()
-        return record, len(position.buffer) < buffered
+        return record, len(position.buffer) < buffered or position.error is not None
 
     def _next_turn(self) -> PartitionPosition | None:
         while self._turns:
             position = self._turns.popleft()
-            if position.buffer and not position.paused and self._is_assigned(position):
+            if position.buffer and self._is_readable(position):
                 return position
-        self._turns.extend(p for p in self.partitions.values() if p.buffer and not p.paused)
+        self._turns.extend(p for p in self.partitions.values() if p.buffer and self._may_hand_out(p))
         return self._turns.popleft() if self._turns else None
 
-    def _is_assigned(self, position: PartitionPosition) -> bool:
-        return self.partitions.get(position.tp) is position
+    def _is_readable(self, position: PartitionPosition) -> bool:
+        return self.partitions.get(position.tp) is position and self._may_hand_out(position)
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether nothing can be handed out before a caller acts: each partition has failed."""
+        return consumer_errors.stands_still(self.partitions, self.topic_errors)
+
+    def errors(self) -> dict[TopicPartition, SparkBrokerError]:
+        """The partitions that stand still, and why."""
+        return consumer_errors.errors_of(self.partitions, self.topic_errors)
 
     def raise_error(self) -> None:
-        """Raises the error that poll has to raise, if there is one."""
-        error = self._next_error()
-        if error is None:
-            return
-        if error is self.failure and not isinstance(error, LASTING):
-            self.failure = None
-        raise error
+        """Raises the error of a partition, where there is one, as long as its cause lasts."""
+        self._raise_at_once()
+        consumer_errors.raise_first(self.partitions, self.topic_errors)
 
-    def _next_error(self) -> SparkBrokerError | InvariantError | None:
-        for error in self.topic_errors.values():
-            return error
-        for position in self.partitions.values():
-            if position.truncation is not None:
-                return position.notify_truncation()
-        return next((p.error for p in self.partitions.values() if p.error is not None), self.failure)
+    def _raise_at_once(self) -> None:
+        """Raises what concerns the whole consumer, and that a log was truncated: what was read is not there."""
+        consumer_errors.raise_truncation(self.partitions)
+        failure = self.failure
+        self.failure = failure if isinstance(failure, LASTING) else None
+        if failure is not None:
+            raise again(failure)
 
     @property
     def committed(self) -> Offsets:
@@ -223,8 +236,11 @@ class ConsumerMachine:
         return self._commits.known
 
     def positions_to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Positions after what was handed out. A truncation that poll has not raised yet has moved none of them."""
-        return {tp: position.to_commit for tp, position in self.partitions.items() if position.has_position}
+        """Positions after what was handed out, and those that a caller chose; none that was only looked up.
+
+        A truncation that poll has not raised yet has moved none of them.
+        """
+        return {tp: p.to_commit for tp, p in self.partitions.items() if p.has_position and p.chosen}
 
     def uncommitted_positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The positions to commit, without those that the coordinator is known to have."""
@@ -232,15 +248,7 @@ class ConsumerMachine:
 
     def check_commit(self, offsets: Offsets) -> None:
         """Raises OffsetOutOfRangeError and PolicyViolationError: a commit never passes records not handed out."""
-        for tp, offset in offsets.items():
-            position = self.partitions.get(tp)
-            if offset.offset < 0:
-                raise OffsetOutOfRangeError(f"{tp}: a commit of offset {offset.offset}")
-            if position is not None and position.has_position and offset.offset > position.position:
-                raise PolicyViolationError(
-                    f"{tp}: a commit of {offset.offset} would pass records from {position.position} on, "
-                    "which were not handed out"
-                )
+        check_commit(self.partitions, offsets)
 
     def commit(self, offsets: Offsets, deadline_ms: float) -> CommitOffsets:
         """Commit these offsets for a caller that waits until it is done."""
@@ -379,11 +387,13 @@ class ConsumerMachine:
             return
         grown = any(tp.topic == name for tp in self.partitions)
         reset = Start.EARLIEST if grown and self._reset is Start.LATEST else self._reset
-        start = Start.COMMITTED if self._config.group_id else reset
+        sought = self._sought.pop(name, None)
+        start = sought or (Start.COMMITTED if self._config.group_id else reset)
         for number in range(len(topic.partitions)):
             tp = TopicPartition(name, number)
             if tp not in self.partitions:
-                self.partitions[tp] = PartitionPosition(tp, start, reset, topic.topic_id)
+                chosen = sought is not None
+                self.partitions[tp] = PartitionPosition(tp, start, reset, topic.topic_id, chosen=chosen)
 
     def _check_topic(self, name: str, topic: TopicView | None, now_ms: float) -> bool:
         """False: the topic is missing or was replaced. Its error is set when that lasts longer than brokers may lag."""
@@ -425,7 +435,7 @@ class ConsumerMachine:
         for position in self._still(asked.generations):
             offset = committed.get(position.tp)
             if offset is not None:
-                self._begin_at(position, offset)
+                self._begin_at(position, offset, chosen=True)
                 self._commits.known[position.tp] = offset
             elif position.reset is Start.NONE:
                 position.error = OffsetOutOfRangeError(
@@ -480,6 +490,6 @@ class ConsumerMachine:
         positions = (self.partitions.get(tp) for tp in generations)
         return [p for p in positions if p is not None and p.generation == generations[p.tp]]
 
-    def _begin_at(self, position: PartitionPosition, offset: OffsetAndMetadata) -> None:
-        position.move_to(offset.offset, offset.leader_epoch)
+    def _begin_at(self, position: PartitionPosition, offset: OffsetAndMetadata, *, chosen: bool | None = None) -> None:
+        position.move_to(offset.offset, offset.leader_epoch, chosen=chosen)
         self.leaders.break_fetch(position.tp)

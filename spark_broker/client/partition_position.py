@@ -79,6 +79,18 @@ class FetchRetry:
         return now_ms >= self.at_ms or leader_epoch > self.failed_epoch
 
 
+@dataclass(slots=True)
+class HandedOut:
+    """What a poll is about to hand out of a partition: where that was before, and the batches that were passed."""
+
+    of: PartitionPosition
+    generation: int
+    position: int
+    last_epoch: int
+    chosen: bool
+    passed: list[Prefetched] = field(default_factory=list)
+
+
 @dataclass(eq=False)
 class PartitionPosition:
     """One assigned partition. `start`: how to find the position; None once there is one. `reset`: where to begin
@@ -106,11 +118,14 @@ class PartitionPosition:
     served: int = 0
     retry: FetchRetry = field(default_factory=FetchRetry)
     history_end: int = -1  # up to here (exclusive) the topic's table is read; -1: the log is
+    chosen: bool = False  # by a seek or a commit, or something was handed out before it: only then it is committed
 
     def __post_init__(self) -> None:
         self.buffer: deque[Prefetched] = deque()
         self.buffered_bytes = 0
         self._records: Iterator[ConsumedRecord] | None = None  # of the first batch in the buffer, from `position` on
+        self._epoch_before = NO_EPOCH  # of the record before that batch
+        self._newest: tuple[ConsumedRecord, Prefetched] | None = None  # that `take_record` has returned
 
     @property
     def has_position(self) -> bool:
@@ -125,18 +140,20 @@ class PartitionPosition:
         """
         return OffsetAndMetadata(self.position, known_epoch(self.last_epoch))
 
-    def move_to(self, offset: int, leader_epoch: int | None = None) -> None:
+    def move_to(self, offset: int, leader_epoch: int | None = None, *, chosen: bool | None = None) -> None:
         """Read from this offset on. `leader_epoch`: of the record before it, where that is known."""
         self._restart()
+        self.chosen = self.chosen if chosen is None else chosen
         self.start = None
         self.position = self.fetch_offset = offset
         self.last_epoch = NO_EPOCH if leader_epoch is None else leader_epoch
         if leader_epoch is not None and offset > 0:
             self.lineage = NO_LINEAGE.assign(leader_epoch, offset - 1)
 
-    def find_start(self, start: Start) -> None:
-        """Forget the position, and look for one."""
+    def find_start(self, start: Start, *, chosen: bool = False) -> None:
+        """Forget the position, and look for one. `chosen`: by the caller."""
         self._restart()
+        self.chosen = chosen
         self.start = start
         self.position = self.fetch_offset = -1
 
@@ -144,17 +161,17 @@ class PartitionPosition:
         self.generation += 1
         self.buffer.clear()
         self.buffered_bytes = 0
-        self._records = None
+        self._records = self._newest = None
         self.lineage = NO_LINEAGE
         self.error = None
         self.retry = FetchRetry()
         self.high_watermark = -1
         self.history_end = -1
 
-    def take(self, limit: int = POLL_BATCHES_MAX) -> list[ConsumedBatch]:
+    def take(self, limit: int = POLL_BATCHES_MAX, handed: HandedOut | None = None) -> list[ConsumedBatch]:
         """Hand out the batches that were fetched ahead, and move the position past them.
 
-        Stops before a batch that does not decode; the next poll raises its error.
+        Stops before a batch that does not decode; a later poll raises its error. `handed` remembers what was passed.
         """
         batches: list[ConsumedBatch] = []
         while self.buffer and len(batches) < limit and self.error is None:
@@ -165,13 +182,42 @@ class PartitionPosition:
             except SparkBrokerError as error:
                 self.error = error
             else:
+                if handed is not None:
+                    handed.passed.append(first)
                 self._pass(first)
         return batches
+
+    def about_to_hand_out(self) -> HandedOut:
+        """What `take_back` needs."""
+        return HandedOut(self, self.generation, self.position, self.last_epoch, self.chosen)
+
+    def take_back(self, handed: HandedOut) -> None:
+        """What was passed since then never reached the caller: it is handed out again."""
+        if handed.generation != self.generation:
+            return
+        for batch in reversed(handed.passed):
+            if not self.buffer or self.buffer[0] is not batch:
+                self.buffer.appendleft(batch)
+        self.buffered_bytes = sum(batch.size_bytes for batch in self.buffer)
+        self.position, self.last_epoch, self.chosen = handed.position, handed.last_epoch, handed.chosen
+        self._records = None
+
+    def take_record_back(self, handed_out: ConsumedRecord | None) -> None:
+        """The newest record never reached the caller, unless it is this one: it is handed out again."""
+        newest, self._newest = self._newest, None
+        if newest is None or newest[0] is handed_out:
+            return
+        record, batch = newest
+        if not self.buffer or self.buffer[0] is not batch:
+            self.buffer.appendleft(batch)
+            self.buffered_bytes += batch.size_bytes
+        self.position, self.last_epoch = record.offset, self._epoch_before
+        self._records = None
 
     def take_record(self) -> ConsumedRecord | None:
         """Hand out the next record that was fetched ahead, and move the position past it.
 
-        None: there is none, or its batch does not decode; the next poll raises the error.
+        None: there is none, or it cannot be shown, or its batch does not decode; a later call raises the error.
         """
         while self.buffer and self.error is None:
             first = self.buffer[0]
@@ -180,7 +226,7 @@ class PartitionPosition:
                 continue
             try:
                 if self._records is None:
-                    self._records = first.decode().records()
+                    self._epoch_before, self._records = self.last_epoch, self._records_of(first.decode())
                 record = next(self._records, None)
             except SparkBrokerError as error:
                 self.error = error
@@ -188,7 +234,8 @@ class PartitionPosition:
                 if record is None:  # Compaction has removed the last rows of the batch.
                     self._pass(first)
                     continue
-                self.position, self.last_epoch = record.offset + 1, first.leader_epoch
+                self._newest = record, first
+                self.position, self.last_epoch, self.chosen = record.offset + 1, first.leader_epoch, True
                 if self.position == first.next_offset:
                     self._pass(first)
                 return record
@@ -199,15 +246,19 @@ class PartitionPosition:
         """Whether some records of the next batch, but not all, were handed out."""
         return self._records is not None
 
+    def _records_of(self, batch: ConsumedBatch) -> Iterator[ConsumedRecord]:
+        return self._rest_of(batch).records()
+
     def _rest_of(self, batch: ConsumedBatch) -> ConsumedBatch:
-        return batch.slice(batch.rows_below(self.position)) if self.is_inside_a_batch else batch
+        passed = batch.rows_below(self.position)
+        return batch.slice(passed) if passed else batch
 
     def _pass(self, first: Prefetched) -> None:
         """All of the first batch was handed out."""
         self.buffer.popleft()
         self.buffered_bytes -= first.size_bytes
         self._records = None
-        self.position, self.last_epoch = first.next_offset, first.leader_epoch
+        self.position, self.last_epoch, self.chosen = first.next_offset, first.leader_epoch, True
 
     def add(self, fetched: Iterable[Prefetched]) -> None:
         """Take the batches that the leader sent from `fetch_offset` on."""

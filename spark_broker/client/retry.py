@@ -96,6 +96,19 @@ class RecoveryPace:
         return max(0, self._rounds - self._fast)
 
 
+class Tries:
+    """When the next round of one kind may begin. A recovery that has ended does not slow down the next one."""
+
+    def __init__(self, backoff: Backoff) -> None:
+        self._backoff = backoff
+        self._pace = RecoveryPace()
+        self.next_ms = 0.0
+
+    def ended(self, now_ms: float, *, recovered: bool) -> None:
+        attempt = self._pace.after_round(recovered=recovered)
+        self.next_ms = 0.0 if recovered else now_ms + self._backoff.wait_s(attempt) * 1000
+
+
 def call_with_retries(
     attempt: Callable[[], T],
     *,

@@ -286,8 +286,9 @@ def test_a_topic_that_is_missing_for_longer_than_a_broker_lags_is_an_error_until
     assert rig.machine.poll() == ([], False)
     rig.now_ms += 1100
     rig.metadata(view())
+    assert rig.machine.stands_still
     with pytest.raises(UnknownTopicOrPartitionError, match="'t'"):
-        rig.machine.poll()
+        rig.machine.raise_error()
     rig.now_ms += 1100
     rig.metadata(view((0, 0)))
     assert rig.machine.poll() == ([], False)
@@ -305,8 +306,9 @@ def recreated(rig: Rig) -> None:
 def test_a_topic_that_was_created_again_is_not_read_as_the_old_one(rig: Rig) -> None:
     recreated(rig)
     assert rig.machine.leaders.next_fetch(0, rig.now_ms) is None
+    assert rig.machine.stands_still
     with pytest.raises(InconsistentTopicIdError):
-        rig.machine.poll()
+        rig.machine.raise_error()
 
 
 @pytest.mark.parametrize(

@@ -266,6 +266,8 @@ class SimConsumer(NetworkNode):
 
     def _take_batches(self) -> bool:
         batches, moved = self.machine.poll()
+        if not moved:
+            self.machine.raise_error()
         for batch in cast("list[Values]", batches):
             self._polled(batch.tp, batch.base_offset, batch.values)
         return moved
@@ -285,6 +287,8 @@ class SimConsumer(NetworkNode):
             elif not has_room:
                 break
             moved = True
+        if not moved:
+            self.machine.raise_error()
         return moved
 
     def _notified(self, position: PartitionPosition, error: LogTruncationError) -> None:

@@ -225,7 +225,7 @@ class SimGroupMember(SimConsumer):
         """
         if not self.alive:
             return f"{self.group} has no member"
-        if self.machine.uncommitted_positions() or not self.machine.committed:
+        if self.machine.uncommitted_positions():
             positions = self.machine.positions_to_commit()
             return f"{self} has committed {self.machine.committed} and is at {positions}"
         if not self._seen_at_end:

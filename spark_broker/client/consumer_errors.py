@@ -1,0 +1,55 @@
+"""Which errors a consumer raises, and when: a partition that has failed stands still, and the others are read on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import TypeVar
+
+from spark_broker.client.partition_position import PartitionPosition
+from spark_broker.errors import ClientEndedError, InvariantError, SparkBrokerError
+from spark_broker.model import TopicPartition
+
+LASTING = (InvariantError, ClientEndedError)
+"""Failures of the consumer itself: poll raises them again and again."""
+
+Partitions = Mapping[TopicPartition, PartitionPosition]
+TopicErrors = Mapping[str, SparkBrokerError]
+Failure = TypeVar("Failure", bound=Exception)
+
+
+def again(error: Failure) -> Failure:
+    """The error for one more caller: one exception that is raised again and again grows by a frame each time."""
+    fresh = copy.copy(error).with_traceback(None)
+    fresh.__cause__ = error.__cause__
+    return fresh
+
+
+def errors_of(partitions: Partitions, topics: TopicErrors) -> dict[TopicPartition, SparkBrokerError]:
+    """The partitions that stand still, and why."""
+    found = {tp: position.error or topics.get(tp.topic) for tp, position in partitions.items()}
+    return {tp: error for tp, error in found.items() if error is not None}
+
+
+def stands_still(partitions: Partitions, topics: TopicErrors) -> bool:
+    """Whether every partition has failed, or there is none and a topic has."""
+    if not partitions:
+        return bool(topics)
+    return all(p.error is not None or tp.topic in topics for tp, p in partitions.items())
+
+
+def raise_first(partitions: Partitions, topics: TopicErrors) -> None:
+    """Raises the error of a topic or of a partition, if there is one."""
+    for error in topics.values():
+        raise again(error)
+    for position in partitions.values():
+        if position.error is not None:
+            raise again(position.error)
+
+
+def raise_truncation(partitions: Partitions) -> None:
+    """Raises, once, that a log was truncated below what was read, and moves the position to where it diverges."""
+    for position in partitions.values():
+        error = position.notify_truncation() if position.truncation is not None else None
+        if error is not None:
+            raise error

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import reprlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.errors import InvalidDataError, MessageTooLargeError, SchemaMismatchError
-from spark_broker.protocol.arrays import array_of, scalar_of
+from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError, SchemaMismatchError
+from spark_broker.protocol.arrays import array_of, scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.schema import conform
+from spark_broker.times import to_us
 
 METADATA_BYTES = 1024
 """Our own metadata makes the head of a message longer, but by less than this."""
 
 _NO_ARRAY = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """Arrow's errors for values that do not become an array of a type."""
+
+LATEST_US = to_us(datetime.max.replace(tzinfo=UTC))
+"""The end of the year 9999: Python's last moment."""
 
 SLICE_BYTES = 4 * 1024 * 1024
 """A table that is too large for one micro-batch is cut into slices of about this size."""
@@ -46,15 +51,30 @@ def conformed(data: object, topic: TopicView) -> Conformed:
 
 
 def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
-    """Kafka's record always has a timestamp. It is the current time where the user gave none."""
+    """Kafka's record always has a timestamp. It is the current time where the user gave none.
+
+    Raises InvalidTimestampError for a time before 1970, or after the year 9999.
+    """
     if not topic.has_default_schema or topic.timestamp_column != "timestamp":
         return batch
     index = batch.schema.get_field_index("timestamp")
     column = batch.column(index)
+    if column.null_count < len(column):
+        _check_times(column)
     if not column.null_count:
         return batch
     now = scalar_of(time.time_ns() // 1000, column.type)
     return batch.set_column(index, batch.schema.field(index), pc.fill_null(column, now))
+
+
+def _check_times(column: pa.Array) -> None:
+    given = to_numpy(pc.drop_null(column).view(pa.int64()))
+    wrong = given[(given < 0) | (given > LATEST_US)]
+    if len(wrong):
+        raise InvalidTimestampError(
+            f"a timestamp of {int(wrong[0])} microseconds since 1970 is not from 1970 to 9999",
+            hint="Give times as datetimes, or as Arrow timestamps of the right unit.",
+        )
 
 
 def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> list[pa.RecordBatch]:
@@ -111,8 +131,42 @@ def _column(rows: Sequence[dict[str, object]], field: pa.Field) -> pa.Array:
         raise SchemaMismatchError(f"column {field.name!r} ({field.type}): {error}") from None
 
 
-def _check_names(rows: Iterable[dict[str, object]], schema: pa.Schema) -> None:
+def _check_names(rows: Sequence[dict[str, object]], schema: pa.Schema) -> None:
     """Raises SchemaMismatchError for a name that the schema does not have: its values would be dropped silently."""
     unknown = sorted({name for row in rows for name in row} - set(schema.names), key=str)
     if unknown:
         raise SchemaMismatchError(f"unknown column {unknown[0]!r}; the topic has {', '.join(schema.names)}")
+    for field in schema:
+        if _has_struct(field.type):
+            for number, row in enumerate(rows):
+                _check_fields(row.get(field.name), field.type, field.name, number)
+
+
+def _has_struct(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or any(_has_struct(kind.field(n).type) for n in range(kind.num_fields))
+
+
+def _check_fields(value: object, kind: pa.DataType, path: str, row: int) -> None:
+    """The same for the names within a value. A value of another form is left to Arrow."""
+    if pa.types.is_struct(kind):
+        for name, inner in _pairs(value):
+            index = kind.get_field_index(name) if isinstance(name, str) else -1
+            if index < 0:
+                names = ", ".join(kind.field(n).name for n in range(kind.num_fields))
+                raise SchemaMismatchError(f"row {row}: unknown field {path}.{name}; {path} has {names}")
+            _check_fields(inner, kind.field(index).type, f"{path}.{name}", row)
+    elif pa.types.is_map(kind) and _has_struct(kind.item_type):
+        for key, inner in _pairs(value):
+            _check_fields(inner, kind.item_type, f"{path}[{key!r}]", row)
+    elif _has_struct(kind) and isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        for number, inner in enumerate(value):
+            _check_fields(inner, kind.value_type, f"{path}[{number}]", row)
+
+
+def _pairs(value: object) -> Iterable[tuple[object, object]]:
+    """A dict's items, or the pairs of a list of pairs."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [pair for pair in value if isinstance(pair, tuple) and len(pair) == 2]
+    return ()

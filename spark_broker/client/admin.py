@@ -10,7 +10,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 
-from spark_broker.client import broker_calls, transaction_admin
+from spark_broker.client import broker_calls, given, transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import AdminSettings
@@ -116,8 +116,8 @@ class Admin:
         schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(arrow_schema(topic.schema)))
         request = CreateTopicRequest(
             name=topic.name,
-            partitions=-1 if topic.partitions is None else topic.partitions,
-            replication_factor=-1 if topic.replication_factor is None else topic.replication_factor,
+            partitions=_number(topic.partitions, "partitions"),
+            replication_factor=_number(topic.replication_factor, "replication_factor"),
             schema=schema,
             config=_texts(topic.config),
         )
@@ -176,7 +176,7 @@ class Admin:
         Raises InvalidPartitionsError for a smaller number.
         """
         deadline = self._deadline()
-        self._change(CreatePartitionsRequest(name, total), deadline)
+        self._change(CreatePartitionsRequest(name, given.whole_number(total, "total")), deadline)
         self._await_leaders(name, total, deadline)
 
     def alter_topic_config(self, name: str, values: Mapping[str, object]) -> None:
@@ -219,7 +219,7 @@ class Admin:
         LogTruncationError. Returns for each partition None, or the reason why it stayed as it is; with
         `partitions=None`, only for those that needed an election. Raises UnknownTopicOrPartitionError.
         """
-        wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
+        wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in given.topic_partitions(partitions)]
         answer = self._ask(ElectLeadersRequest(wanted, unclean), ElectLeadersResponse, self._deadline())
         return {
             TopicPartition(result.topic, result.partition): error_from_code(result.error_code, result.error_message)
@@ -230,7 +230,8 @@ class Admin:
 
     def reassign_partition(self, partition: TopicPartition, replicas: Sequence[int]) -> None:
         """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun."""
-        self._change(ReassignPartitionRequest(partition.topic, partition.partition, list(replicas)), self._deadline())
+        tp, brokers = given.topic_partition(partition), [given.whole_number(broker, "a broker") for broker in replicas]
+        self._change(ReassignPartitionRequest(tp.topic, tp.partition, brokers), self._deadline())
 
     def list_offsets(
         self, moments: Mapping[TopicPartition, datetime | Literal["earliest", "latest"]]
@@ -238,7 +239,7 @@ class Admin:
         """The log start (or that of the topic's table) for "earliest", the high watermark for "latest", or else the
         first record at or after a time. None: there is no such record. A time without a zone is UTC.
         """
-        timestamps_ms = {tp: _timestamp_ms(moment) for tp, moment in moments.items()}
+        timestamps_ms = {given.topic_partition(tp): _timestamp_ms(moment) for tp, moment in moments.items()}
         listed = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
         offsets = offsets_with_history(self._metadata.view, timestamps_ms, listed)
         return {tp: known(offset) for tp, offset in offsets.items()}
@@ -250,6 +251,7 @@ class Admin:
         with the next tiering. Returns where each partition begins now. Raises OffsetOutOfRangeError for an offset that
         is not committed, UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
         """
+        offsets = {tp: offset.offset for tp, offset in given.offsets(offsets).items()}
         wrong = next((offset for offset in offsets.values() if offset < -1), None)
         if wrong is not None:
             raise InvalidRequestError(f"records before offset {wrong} cannot be deleted")
@@ -489,3 +491,8 @@ def _history(topic: TopicView) -> HistoryInfo | None:
         return HistoryInfo(path, None)
     dead_letters = dead_letters_path(path) if history.quarantined else None
     return HistoryInfo(path, known(history.table_version), history.stopped or None, history.quarantined, dead_letters)
+
+
+def _number(value: int | None, what: str) -> int:
+    """As the wire has it; None: the cluster's default."""
+    return -1 if value is None else given.whole_number(value, what)

@@ -11,6 +11,7 @@ from functools import cache, partial
 from types import TracebackType
 from typing import Self, Unpack
 
+from spark_broker.client import given
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThreads
 from spark_broker.client.group_offsets import GroupOffsets
@@ -108,7 +109,7 @@ class Consumer:
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that were assigned before keep their positions."""
-        wanted = [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        wanted = given.topic_partitions(partitions)
         check_topic_names(tp.topic for tp in wanted)
         with self._open():
             self._machine.assign(wanted)
@@ -125,7 +126,8 @@ class Consumer:
         Given with the leader epoch of the record before it (as `committed` returns it), poll raises
         LogTruncationError where the log was cut below it since (KIP-320).
         """
-        to = offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
+        partition = given.topic_partition(partition)
+        to = given.offset_and_metadata(offset, partition)
         if to.offset < 0:
             raise OffsetOutOfRangeError(f"{partition}: offset {to.offset}")
         self._change(partition, lambda: self._machine.seek(partition, to))
@@ -143,7 +145,7 @@ class Consumer:
             with self._open():
                 self._machine.seek_all_to(start)
                 self._threads.advance()
-        for tp in partitions:
+        for tp in given.topic_partitions(partitions):
             self._change(tp, partial(self._machine.seek_to, tp, start))
 
     def errors(self) -> dict[TopicPartition, SparkBrokerError]:
@@ -156,12 +158,12 @@ class Consumer:
 
     def pause(self, *partitions: TopicPartition) -> None:
         """Hand out nothing of these until `resume`."""
-        for tp in partitions:
+        for tp in given.topic_partitions(partitions):
             self._change(tp, partial(self._machine.pause, tp, paused=True))
 
     def resume(self, *partitions: TopicPartition) -> None:
         """The opposite of `pause`."""
-        for tp in partitions:
+        for tp in given.topic_partitions(partitions):
             self._change(tp, partial(self._machine.pause, tp, paused=False))
 
     def poll(self, timeout: float = 1.0) -> list[ConsumedBatch]:
@@ -177,7 +179,7 @@ class Consumer:
         ClosedError.
         """
         self._commit_when_due()
-        deadline = Deadline.after_ms(timeout * 1000)
+        deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         try:
             batches = self._polled(deadline)
             # From here to the return no signal is handled: either the caller gets the batches, or they are taken back.
@@ -265,7 +267,7 @@ class Consumer:
 
     def position(self, partition: TopicPartition) -> int:
         """Offset of the next record that poll hands out. Waits for it up to default.api.timeout.ms."""
-        deadline = self._api_deadline()
+        partition, deadline = given.topic_partition(partition), self._api_deadline()
         with self._open():
             position = self._await_partition(partition, deadline)
             while not position.has_position:
@@ -298,19 +300,20 @@ class Consumer:
 
     def committed(self, partition: TopicPartition) -> OffsetAndMetadata | None:
         """The group's committed offset (the next one to read), with its leader epoch and note. None: there is none."""
+        partition = given.topic_partition(partition)
         return self._require_group().fetch([partition], self._api_deadline()).get(partition)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the records begin: in the topic's Delta table, or at the log start."""
-        return self._lookup(at_time(partitions, EARLIEST_TIMESTAMP_MS))
+        return self._lookup(at_time(given.topic_partitions(partitions), EARLIEST_TIMESTAMP_MS))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offsets after the last that can be read: last stable offsets; high watermarks with read_uncommitted."""
-        return self._lookup(at_time(partitions, LATEST_TIMESTAMP_MS))
+        return self._lookup(at_time(given.topic_partitions(partitions), LATEST_TIMESTAMP_MS))
 
     def offsets_for_times(self, times: Mapping[TopicPartition, datetime]) -> dict[TopicPartition, int | None]:
         """Offset of the first record at or after each time (UTC where it has no zone); None: there is none."""
-        timestamps_ms = {tp: to_ms_rounded_up(moment) for tp, moment in times.items()}
+        timestamps_ms = {given.topic_partition(tp): to_ms_rounded_up(moment) for tp, moment in times.items()}
         return {tp: None if offset < 0 else offset for tp, offset in self._lookup(timestamps_ms).items()}
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
@@ -372,18 +375,18 @@ class Consumer:
     def _checked(self, offsets: Offsets) -> dict[TopicPartition, OffsetAndMetadata]:
         """Under the lock. Raises OffsetOutOfRangeError and PolicyViolationError."""
         chosen = {
-            tp: offset
-            if isinstance(offset, OffsetAndMetadata)
-            else OffsetAndMetadata(offset, self._epoch_at(tp, offset))
-            for tp, offset in offsets.items()
+            tp: offset if offset.leader_epoch is not None else self._with_epoch(tp, offset)
+            for tp, offset in given.offsets(offsets).items()
         }
         self._machine.check_commit(chosen)
         return chosen
 
-    def _epoch_at(self, partition: TopicPartition, offset: int) -> int | None:
-        """KAFKA-20507: the leader epoch of the last record before a committed offset, where it is known."""
+    def _with_epoch(self, partition: TopicPartition, offset: OffsetAndMetadata) -> OffsetAndMetadata:
+        """KAFKA-20507: with the leader epoch of the last record before a committed offset, where it is known."""
         position = self._machine.partitions.get(partition)
-        return known_epoch(position.last_epoch) if position is not None and position.position == offset else None
+        if position is None or position.position != offset.offset:
+            return offset
+        return OffsetAndMetadata(offset.offset, known_epoch(position.last_epoch), offset.metadata)
 
     def _await_commit(self, offsets: dict[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
         """Under the lock. Raises the commit's error, also when no coordinator answered."""

@@ -16,6 +16,7 @@ from typing import Self, TypeVar, Unpack
 
 import pyarrow as pa
 
+from spark_broker.client import given
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.inputs import METADATA_BYTES, Conformed, conformed, within_size
 from spark_broker.client.keywords import ProducerSettings
@@ -403,6 +404,7 @@ class Producer:
         return sticky
 
     def _checked(self, view: TopicView, partition: int) -> int:
+        partition = given.whole_number(partition, "partition")
         if 0 <= partition < len(view.partitions):
             return partition
         if partition < 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 
+from spark_broker.client import given
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.group_offsets import to_messages
 from spark_broker.client.metadata import ClusterMetadata
@@ -139,10 +140,7 @@ class TransactionManager:
     def send_offsets(self, offsets: Offsets, group_id: str) -> None:
         """Make the group's offsets a part of the transaction. Raises typed errors; then it can only be aborted."""
         check_name("group.id", group_id)
-        positions = {
-            tp: offset if isinstance(offset, OffsetAndMetadata) else OffsetAndMetadata(offset)
-            for tp, offset in offsets.items()
-        }
+        positions = given.offsets(offsets)
         negative = next((tp for tp, position in positions.items() if position.offset < 0), None)
         if negative is not None:
             raise OffsetOutOfRangeError(f"{negative}: a commit of offset {positions[negative].offset}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.partition_position import PartitionPosition
-from spark_broker.errors import ClientEndedError, InvariantError, SparkBrokerError
+from spark_broker.errors import ClientEndedError, InvariantError, SchemaMismatchError, SparkBrokerError
 from spark_broker.model import TopicPartition
+from spark_broker.protocol.schema import nearest
 
 LASTING = (InvariantError, ClientEndedError)
 """Failures of the consumer itself: poll raises them again and again."""
@@ -36,6 +38,15 @@ def stands_still(partitions: Partitions, topics: TopicErrors) -> bool:
     if not partitions:
         return bool(topics)
     return all(p.error is not None or tp.topic in topics for tp, p in partitions.items())
+
+
+def unknown_column(topic: TopicView | None, columns: Sequence[str] | None) -> SparkBrokerError | None:
+    """The error where the topic does not have a column that the consumer asks for."""
+    names = [] if topic is None else topic.schema.names
+    wrong = next((name for name in columns or () if topic is not None and name not in names), None)
+    if topic is None or wrong is None:
+        return None
+    return SchemaMismatchError(f"topic {topic.name!r} has no column {wrong!r}" + nearest(wrong, names))
 
 
 def raise_first(partitions: Partitions, topics: TopicErrors) -> None:

@@ -71,7 +71,7 @@ class ConsumerMachine:
         self.closed = False
         fetch_machine = FetchMachine(config, columns, backoff) if fetches is None else fetches
         self.leaders = LeaderFetches(config, fetch_machine, self.partitions)
-        self._config = config
+        self._config, self._columns = config, columns
         self._reset = Start(config.auto_offset_reset)
         self._first_start = Start.COMMITTED if config.group_id else self._reset
         self._commits = CommitQueue()
@@ -400,7 +400,10 @@ class ConsumerMachine:
         if self._is_one_topic(name, topic):
             self._missing_since_ms.pop(name, None)
             self.topic_errors.pop(name, None)
-            return True
+            unknown = consumer_errors.unknown_column(topic, self._columns)
+            if unknown is not None:
+                self.topic_errors[name] = unknown
+            return unknown is None
         since_ms = self._missing_since_ms.setdefault(name, now_ms)
         if now_ms - since_ms >= UNKNOWN_TOPIC_GRACE_MS:
             self.topic_errors[name] = (

@@ -92,7 +92,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     for name in names:
         if schema.get_field_index(name) < 0:
             kind = batch.schema.field(name).type
-            raise SchemaMismatchError(f"unknown column {name!r} ({kind})" + _nearest(name, schema.names))
+            raise SchemaMismatchError(f"unknown column {name!r} ({kind})" + nearest(name, schema.names))
     arrays = [_conformed_column(batch, field) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
@@ -143,7 +143,7 @@ def _first_refused(column: pa.Array, kind: pa.DataType) -> int:
     return low
 
 
-def _nearest(name: str, names: list[str]) -> str:
+def nearest(name: str, names: list[str]) -> str:
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
     return f"; did you mean {near[0]!r}?" if near else f"; the topic has {', '.join(names)}"
 

@@ -12,7 +12,7 @@ import pytest
 
 from spark_broker import Consumer, TopicPartition
 from spark_broker.client.partition_position import PartitionPosition
-from spark_broker.errors import RecordNotShowableError, UnknownTopicOrPartitionError
+from spark_broker.errors import RecordNotShowableError, SchemaMismatchError, UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch, ConsumedRecord
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, conform
 from tests.client.fake_broker import FakeCluster
@@ -206,3 +206,15 @@ def test_a_batch_names_the_column_that_cannot_be_shown() -> None:
     assert next(records).offset == 7
     with pytest.raises(RecordNotShowableError, match="t-3 offset 8, column at"):
         next(records)
+
+
+@pytest.mark.parametrize("columns", [["valu"], ["value", "valu"]])
+def test_a_column_that_the_topic_does_not_have_is_named_with_the_nearest(
+    cluster: FakeCluster, values: Values, columns: list[str]
+) -> None:
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    with Consumer(cluster.bootstrap, topics=["t"], columns=columns, auto_offset_reset="earliest") as consumer:
+        for _ in range(2):
+            with pytest.raises(SchemaMismatchError, match=r"topic 't' has no column 'valu'.*value"):
+                consumer.poll(10.0)

@@ -680,6 +680,13 @@ class RecordNotShowableError(SparkBrokerError):
     hint = "Read it as Arrow (the batches of `poll`) or as a DataFrame, or seek past it."
 
 
+class ForkedProcessError(SparkBrokerError):
+    """A client was used, and then the process was forked. gRPC works in no such child."""
+
+    code = 1030
+    hint = "Start the process with multiprocessing.get_context('spawn'), or open clients only after the fork."
+
+
 class StaleMetadataError(SparkBrokerError):
     """A leader's answer rests on metadata that this client does not have yet."""
 

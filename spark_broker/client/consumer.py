@@ -39,6 +39,7 @@ from spark_broker.model import ConsumedBatch, ConsumedRecord, OffsetAndMetadata,
 from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from spark_broker.threads import LONGEST_WAIT_S
 from spark_broker.times import to_ms_rounded_up
+from spark_broker.transport.client import fork
 
 CLOSE_TIMEOUT_S = 10.0
 
@@ -346,6 +347,8 @@ class Consumer:
         return self._changed
 
     def _check_open(self) -> None:
+        if fork.inherited:
+            fork.check()
         if self._machine.closed:
             raise ClosedError("the consumer is closed")
 

@@ -51,6 +51,7 @@ from spark_broker.errors import (
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL
+from spark_broker.transport.client import fork
 
 _T = TypeVar("_T")
 
@@ -340,6 +341,8 @@ class Producer:
         self.close(None if kind is None else CLOSE_AFTER_ERROR_S)
 
     def _check_open(self) -> None:
+        if fork.inherited:
+            fork.check()
         if self._closed:
             raise ClosedError("the producer is closed")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import math
+import os
 import threading
 import time
 import weakref
@@ -16,7 +17,7 @@ import weakref
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from spark_broker.errors import NetworkError, RequestTimedOutError, error_from_code
+from spark_broker.errors import ForkedProcessError, NetworkError, RequestTimedOutError, error_from_code
 from spark_broker.native_calls import native_calls
 from spark_broker.protocol import wire
 from spark_broker.protocol.messages import (
@@ -43,7 +44,38 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 50),
     ("grpc.min_reconnect_backoff_ms", 1500),  # also the time that one attempt may take
     ("grpc.max_reconnect_backoff_ms", 500),
+    # Brokers and the controller are reached directly: a proxy for the web would take every call and answer none.
+    ("grpc.enable_http_proxy", 0),
 ]
+
+
+class Fork:
+    """gRPC does not survive a fork: in the child, every call would hang, beyond its deadline."""
+
+    def __init__(self) -> None:
+        self._used = False
+        self.inherited = False  # whether nothing of gRPC may be touched in this process
+        self._kept: list[object] = []  # what a forked process must not free
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        self.inherited = self._used
+
+    def check(self) -> None:
+        """Called before gRPC is used. Raises ForkedProcessError."""
+        if self.inherited:
+            raise ForkedProcessError("this process was forked from one that had used a client of spark-broker")
+        self._used = True
+
+    def keeps(self, *objects: object) -> bool:
+        """Whether nothing of gRPC may be touched in this process. It then keeps these for ever."""
+        if self.inherited:
+            self._kept += objects
+        return self.inherited
+
+
+fork = Fork()
+"""Of this process."""
 
 
 class Connection:
@@ -56,7 +88,8 @@ class Connection:
     def __init__(self, host: str, port: int) -> None:
         self.host = host
         self.port = port
-        self._client: flight.FlightClient | None = None  # for `__del__`, if the next line raises
+        self._client: flight.FlightClient | None = None  # for `__del__`, if a later line raises
+        fork.check()
         self._client = flight.FlightClient(f"grpc://{host}:{port}", generic_options=_CHANNEL_OPTIONS)
 
     @property
@@ -66,6 +99,7 @@ class Connection:
     def call(self, request: Message, *, timeout_ms: int) -> CallResponse:
         """Send a request and wait for its response. Raises the peer's typed error, NetworkError or
         RequestTimedOutError."""
+        fork.check()
         options = flight.FlightCallOptions(timeout=max(timeout_ms, 1) / 1000)
         action = flight.Action(CALL_ACTION, wire.encode_call(request))
         try:
@@ -84,6 +118,7 @@ class Connection:
 
     def open_stream(self, kind: str) -> ClientStream:
         """Open a stream of messages. Raises NetworkError."""
+        fork.check()
         descriptor = flight.FlightDescriptor.for_command(f"{kind}/{PROTOCOL_VERSION}".encode())
         try:
             with native_calls:
@@ -94,10 +129,13 @@ class Connection:
 
     def close(self) -> None:
         """Refuse calls and streams from now on. Those that are under way go on to their end, or their deadline."""
-        with native_calls:
-            self._client = None
+        if not fork.keeps(self._client):
+            with native_calls:
+                self._client = None
 
     def __del__(self) -> None:
+        if fork.keeps(self._client):
+            return
         try:
             with native_calls:
                 self._client = None
@@ -179,6 +217,8 @@ class ClientStream:
             reader.cancel()  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
+        if fork.keeps(self._writer, self._reader):
+            return
         try:
             with native_calls:
                 self.free()
@@ -258,6 +298,8 @@ _reaper = _Reaper()
 @atexit.register
 def _end_all() -> None:
     """The process ends: break all streams, and let no thread into Flight."""
+    if fork.keeps():
+        return
     native_calls.refuse()
     streams = _reaper.streams()
     for stream in streams:

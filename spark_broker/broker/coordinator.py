@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import msgspec
+
 from spark_broker.broker.clock import SYSTEM_CLOCK, Clock
 from spark_broker.broker.confirmation import Confirm, no_coordinator
 from spark_broker.broker.offsets_shard import OffsetsShard
@@ -20,14 +22,17 @@ from spark_broker.broker.transaction_coordinator import Reply
 from spark_broker.core.group_offsets import offset_record
 from spark_broker.errors import (
     CoordinatorNotAvailableError,
+    InconsistentTopicIdError,
     InvalidRequestError,
     NotEnoughReplicasError,
     NotLeaderOrFollowerError,
     SparkBrokerError,
+    UnknownTopicIdError,
     UnknownTopicOrPartitionError,
 )
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC
 from spark_broker.protocol.messages import (
+    CommittedOffset,
     EmptyResponse,
     Message,
     OffsetCommitRequest,
@@ -80,13 +85,28 @@ class GroupCoordinator:
         transaction = request if isinstance(request, TransactionalOffsetCommitRequest) else None
         if transaction is not None:
             self._check_partitions(transaction)
-        records = [offset_record(request.group_id, committed) for committed in pieces(request.offsets, give_way)]
+        records = [
+            offset_record(request.group_id, self._identified(committed))
+            for committed in pieces(request.offsets, give_way)
+        ]
         shard = self._shard(request.group_id)  # Not sooner: this broker may lose the partition while it gives way.
         if not records:
             reply(EmptyResponse())
             return
         with _coordinator_errors():
             shard.append(records, _Answer(reply, EmptyResponse()), deadline_ms, transaction, self._confirm)
+
+    def _identified(self, committed: CommittedOffset) -> CommittedOffset:
+        """The offset with the id of its topic. Raises InconsistentTopicIdError for a topic that was deleted."""
+        image = self._manager.image
+        topic = image.topic(committed.topic)
+        if not committed.topic_id:
+            return committed if topic is None else msgspec.structs.replace(committed, topic_id=topic.topic_id)
+        if committed.topic_id in image.tombstones:
+            raise InconsistentTopicIdError(f"topic {committed.topic!r}, whose offset is committed, was deleted")
+        if committed.topic_id not in image.topics:
+            raise UnknownTopicIdError(f"this broker knows no topic {committed.topic!r} with id {committed.topic_id}")
+        return committed
 
     def _check_partitions(self, request: TransactionalOffsetCommitRequest) -> None:
         """Refuse offsets of partitions that do not exist: they would be committed, and never be found again."""
@@ -105,8 +125,10 @@ class GroupCoordinator:
         """
         with _coordinator_errors():
             shard = self._shard(request.group_id)
-            committed = OffsetFetchResponse(shard.committed(request.group_id, request.partitions))
-            shard.confirm_leadership(_Answer(reply, committed), deadline_ms)
+            deleted = self._manager.image.tombstones
+            committed = shard.committed(request.group_id, request.partitions)
+            answer = OffsetFetchResponse([offset for offset in committed if offset.topic_id not in deleted])
+            shard.confirm_leadership(_Answer(reply, answer), deadline_ms)
 
     def write_snapshots(self) -> None:
         """Shorten logs that have grown, and drop shards that other brokers lead now. Call this from time to time."""
@@ -117,7 +139,7 @@ class GroupCoordinator:
                         del self._shards[number]
                 continue
             try:
-                shard.write_snapshot(self._snapshot_records)
+                shard.write_snapshot(self._snapshot_records, self._manager.image.tombstones)
             except SparkBrokerError as error:
                 # A failed disk has stopped the partition already. After any other error the log only stays long for
                 # now. Such an error may come ten times a second while replicas are missing.

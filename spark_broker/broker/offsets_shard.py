@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from spark_broker.broker.append import Append, AppendToken
 from spark_broker.broker.clock import Clock
@@ -126,12 +126,12 @@ class OffsetsShard:
         elif offsets.replay(records, header.next_offset):
             self._snapshot_end = header.next_offset
 
-    def write_snapshot(self, every: int) -> None:
+    def write_snapshot(self, every: int, deleted: Container[str] = ()) -> None:
         """Until compaction exists: after `every` records since the last snapshot, write all live offsets at the log's
-        end. Once they are committed, drop what is older. Raises typed errors."""
+        end, but for those of deleted topics. Once they are committed, drop what is older. Raises typed errors."""
         snapshot = self._snapshot
         if snapshot is None:
-            self._begin_snapshot(every)
+            self._begin_snapshot(every, deleted)
         elif snapshot.refused:
             self._snapshot = None
         elif snapshot.end_offset >= 0:
@@ -140,7 +140,7 @@ class OffsetsShard:
                 self._snapshot_end = max(self._snapshot_end, snapshot.end_offset)
             self.partition.advance_log_start(snapshot.keep_from)
 
-    def _begin_snapshot(self, every: int) -> None:
+    def _begin_snapshot(self, every: int, deleted: Container[str]) -> None:
         """A snapshot has no undecided offsets: their transaction may still commit them, so the log keeps them."""
         with self._lock:
             self._catch_up()
@@ -148,6 +148,7 @@ class OffsetsShard:
                 return
             # Set even if nothing is written: otherwise a snapshot would be tried all the time.
             self._snapshot_end = as_of = self._read_to
+            self._offsets.drop(deleted)
             records = self._offsets.snapshot(as_of)
             undecided = self._offsets.first_undecided
         if not records:

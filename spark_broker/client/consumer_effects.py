@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.settings import Address
@@ -51,6 +51,7 @@ class CommitOffsets:
     offsets: Offsets
     deadline_ms: float
     background: bool
+    topic_ids: Mapping[TopicPartition, str] = field(default_factory=dict)  # of the topics that were read
     done: bool = False
     error: SparkBrokerError | None = None
 

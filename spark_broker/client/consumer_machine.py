@@ -252,15 +252,17 @@ class ConsumerMachine:
 
     def commit(self, offsets: Offsets, deadline_ms: float) -> CommitOffsets:
         """Commit these offsets for a caller that waits until it is done."""
-        commit = CommitOffsets(dict(offsets), deadline_ms, background=False)
+        commit = CommitOffsets(dict(offsets), deadline_ms, background=False, topic_ids=self._ids_of(offsets))
         self._commits.add(commit)
         return commit
 
     def commit_later(self, offsets: Offsets, deadline_ms: float) -> None:
         """Commit the offsets that have changed; no caller waits. A partition's later commit replaces this one."""
-        changed = self._commits.changed(offsets)
-        if changed:
-            self._commits.add(CommitOffsets(changed, deadline_ms, background=True))
+        if changed := self._commits.changed(offsets):
+            self._commits.add(CommitOffsets(changed, deadline_ms, background=True, topic_ids=self._ids_of(changed)))
+
+    def _ids_of(self, offsets: Offsets) -> dict[TopicPartition, str]:
+        return {tp: self.partitions[tp].topic_id for tp in offsets if tp in self.partitions}
 
     def commit_ended(self, commit: CommitOffsets, error: SparkBrokerError | None = None) -> None:
         """Without `error` the offsets are stored; with it they may be. The next commit stores them or later ones."""

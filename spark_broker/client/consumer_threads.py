@@ -197,7 +197,7 @@ class ConsumerThreads:
                     machine.committed_came(effect, committed, self.now_ms())
                     self.advance()
             case CommitOffsets(offsets, deadline_ms) if self._group is not None:
-                self._group.commit(offsets, Deadline(deadline_ms / 1000))
+                self._group.commit(offsets, Deadline(deadline_ms / 1000), effect.topic_ids)
                 with self.changed:
                     machine.commit_ended(effect)
                     self.advance()

@@ -16,28 +16,52 @@ from spark_broker.protocol.messages import (
     OffsetFetchResponse,
 )
 
+NO_IDS: Mapping[TopicPartition, str] = {}
+
 
 class GroupOffsets:
     """Commits and reads a group's offsets."""
 
     def __init__(self, metadata: ClusterMetadata, group_id: str) -> None:
+        self._metadata = metadata
         self._coordinator = CoordinatorClient(metadata, CONSUMER_OFFSETS_TOPIC, group_id)
         self._group_id = group_id
 
-    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: Deadline) -> None:
-        """Store the offsets. Raises typed errors; after RequestTimedOutError they may be stored or not."""
-        self._coordinator.ask(OffsetCommitRequest(self._group_id, to_messages(offsets)), EmptyResponse, deadline)
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        deadline: Deadline,
+        topic_ids: Mapping[TopicPartition, str] = NO_IDS,
+    ) -> None:
+        """Store the offsets. `topic_ids`: of the topics that were read, where they are known.
+
+        Raises typed errors; after RequestTimedOutError they may be stored or not. Raises InconsistentTopicIdError for a
+        topic that was deleted since.
+        """
+        request = OffsetCommitRequest(self._group_id, to_messages(offsets, topic_ids))
+        self._coordinator.ask(request, EmptyResponse, deadline)
 
     def fetch(
         self, partitions: Iterable[TopicPartition] | None, deadline: Deadline
     ) -> dict[TopicPartition, OffsetAndMetadata]:
-        """Committed offsets of these partitions (None: of all); one without a commit is absent."""
+        """Committed offsets of these partitions (None: of all); one without a commit is absent.
+
+        A commit for an earlier topic of the same name is none.
+        """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in partitions]
         answer = self._coordinator.ask(OffsetFetchRequest(self._group_id, wanted), OffsetFetchResponse, deadline)
-        return from_messages(answer.offsets)
+        if any(self._is_of_another(offset) for offset in answer.offsets):  # Or what is known of the topics is old.
+            self._metadata.refresh(deadline)
+        return from_messages(offset for offset in answer.offsets if not self._is_of_another(offset))
+
+    def _is_of_another(self, offset: CommittedOffset) -> bool:
+        topic = self._metadata.view.topic(offset.topic)
+        return topic is not None and offset.topic_id not in ("", topic.topic_id)
 
 
-def to_messages(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[CommittedOffset]:
+def to_messages(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata], topic_ids: Mapping[TopicPartition, str] = NO_IDS
+) -> list[CommittedOffset]:
     """The offsets as requests carry them."""
     return [
         CommittedOffset(
@@ -46,6 +70,7 @@ def to_messages(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[Com
             offset.offset,
             NO_EPOCH if offset.leader_epoch is None else offset.leader_epoch,
             offset.metadata,
+            topic_ids.get(tp, ""),
         )
         for tp, offset in offsets.items()
     ]

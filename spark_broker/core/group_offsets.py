@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -28,12 +28,14 @@ class OffsetValue(msgspec.Struct, frozen=True, array_like=True):
 
     `as_of`: in a snapshot, the offset of `__consumer_offsets` below which the snapshot takes every commit into account.
     Commits go on while a snapshot is written, so a commit may lie before the snapshot in the log and yet be newer.
+    `topic_id`: of the topic that was read; empty in old records, which count for the topic that has the name.
     """
 
     offset: int
     leader_epoch: int
     metadata: str
     as_of: int = NO_SNAPSHOT
+    topic_id: str = ""
 
 
 class OffsetRecord(NamedTuple):
@@ -51,7 +53,8 @@ _value_decoder = msgspec.msgpack.Decoder(OffsetValue)
 def offset_record(group_id: str, committed: CommittedOffset) -> OffsetRecord:
     """The record that commits this offset."""
     key = OffsetKey(group_id, committed.topic, committed.partition)
-    return _record(key, OffsetValue(committed.offset, committed.leader_epoch, committed.metadata))
+    value = OffsetValue(committed.offset, committed.leader_epoch, committed.metadata, topic_id=committed.topic_id)
+    return _record(key, value)
 
 
 def _record(key: OffsetKey, value: OffsetValue) -> OffsetRecord:
@@ -127,13 +130,11 @@ class CommittedOffsets:
             keys = sorted((k for k in self._offsets if k.group_id == group_id), key=lambda k: (k.topic, k.partition))
         else:
             keys = [OffsetKey(group_id, topic, partition) for topic, partition in partitions]
-        return [
-            CommittedOffset(
-                key.topic, key.partition, current.value.offset, current.value.leader_epoch, current.value.metadata
-            )
-            for key in keys
-            if (current := self._offsets.get(key)) is not None
-        ]
+        return [_committed(key, current.value) for key in keys if (current := self._offsets.get(key)) is not None]
+
+    def drop(self, topics: Container[str]) -> None:
+        """Forget what was committed for these topics, by id: they were deleted."""
+        self._offsets = {key: known for key, known in self._offsets.items() if known.value.topic_id not in topics}
 
     def snapshot(self, as_of: int) -> list[OffsetRecord]:
         """Every live offset, as records. They rebuild this state together with the undecided batches in the log.
@@ -141,12 +142,16 @@ class CommittedOffsets:
         `as_of`: how far the log was replayed (exclusive).
         """
         return [
-            _record(key, OffsetValue(value.offset, value.leader_epoch, value.metadata, as_of))
+            _record(key, OffsetValue(value.offset, value.leader_epoch, value.metadata, as_of, value.topic_id))
             for key, (value, _) in self._offsets.items()
         ]
 
     def __len__(self) -> int:
         return len(self._offsets)
+
+
+def _committed(key: OffsetKey, value: OffsetValue) -> CommittedOffset:
+    return CommittedOffset(key.topic, key.partition, value.offset, value.leader_epoch, value.metadata, value.topic_id)
 
 
 def _decoded(records: Iterable[OffsetRecord]) -> list[tuple[OffsetKey, OffsetValue]]:

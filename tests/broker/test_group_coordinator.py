@@ -28,7 +28,7 @@ from spark_broker.protocol.messages import (
     OffsetFetchResponse,
     TransactionalOffsetCommitRequest,
 )
-from tests.broker.rig import INTERNAL_TOPIC_ID, InternalTopicRig
+from tests.broker.rig import INTERNAL_TOPIC_ID, TOPIC_ID, InternalTopicRig
 from tests.conftest import WaitUntil
 
 
@@ -98,7 +98,7 @@ def test_a_commit_is_answered_when_it_is_in_the_log_for_good(rig: GroupRig, wait
     assert offsets_of(fetched[0]) == [1], "it could still be lost when the answer was made"
     fetched = fetch(coordinator, "g", [("t", 0), ("t", 1)])
     wait_until(lambda: fetched != [], "the answer")
-    assert fetched == [OffsetFetchResponse([CommittedOffset("t", 0, 2, 3)])]
+    assert fetched == [OffsetFetchResponse([CommittedOffset("t", 0, 2, 3, topic_id=TOPIC_ID)])]
 
 
 def test_a_coordinator_that_has_not_learned_of_its_successor_does_not_answer(

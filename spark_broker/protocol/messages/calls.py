@@ -24,6 +24,7 @@ from spark_broker.protocol.messages.common import (
     Text,
     TimestampMs,
     TopicId,
+    TopicIdOrEmpty,
 )
 from spark_broker.times import from_ms
 
@@ -268,11 +269,14 @@ class InitProducerIdResponse(Message, frozen=True):
 
 
 class CommittedOffset(Message, frozen=True):
+    """`topic_id`: of the topic whose offset it is; a later topic of the name has none of it. Empty: not said."""
+
     topic: Name
     partition: PartitionId
     offset: Offset
     leader_epoch: Epoch = -1
     metadata: Annotated[str, Meta(max_length=4096)] = ""
+    topic_id: TopicIdOrEmpty = ""
 
 
 class OffsetCommitRequest(Message, frozen=True):

@@ -21,6 +21,7 @@ Text = Annotated[str, Meta(max_length=65_536)]
 LogPlace = Annotated[str, Meta(max_length=4096)]
 """Where a process logs, or where a broker keeps its log: a path on its machine. Empty: it is not known."""
 TopicId = Annotated[str, Meta(min_length=32, max_length=32)]
+TopicIdOrEmpty = Annotated[str, Meta(max_length=32)]
 BrokerId = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 PartitionId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Epoch = Annotated[int, Meta(ge=-1, le=2**63 - 1)]

@@ -69,7 +69,7 @@ class BrokerProcess(NetworkNode):
     """One launch on one machine, from the claim of its log directory to its end."""
 
     def __init__(self, world: World, machine: SimulatedMachine, launch: int) -> None:
-        super().__init__(f"{machine.host}#{launch}", machine.host)
+        super().__init__(world.unique_name(f"{machine.host}#{launch}"), machine.host)
         self.world = world
         self.machine = machine
         self.launch = launch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import traceback
+from collections import Counter
 from pathlib import Path
 
 from spark_broker.broker.membership import read_update
@@ -101,6 +102,7 @@ class World:
         self.groups = Groups(self, drawn.groups) if drawn.groups is not None else None
         self.tiering = Tiering(self, drawn.tiering) if drawn.tiering is not None else None
         self._controllers: list[SimulatedController] = []
+        self._names: Counter[str] = Counter()  # of processes
         self._topics = 0  # requested so far
         self.aside = AsideTopics(self.swarm)
         self.lost_files = LostFiles(self)
@@ -174,6 +176,11 @@ class World:
         if self.controller is not None and self.controller.alive:
             self._kill(self.controller, silently=False)
             self.scheduler.after(restart_ms, self.operator, "start controller", self._restart_controller)
+
+    def unique_name(self, name: str) -> str:
+        """A name that no process had before. Older metadata gives out launch numbers twice."""
+        self._names[name] += 1
+        return name if self._names[name] == 1 else f"{name}/{self._names[name]}"
 
     def end_controllers(self) -> None:
         """kill -9 of every controller, also of those that were deposed and do not know it."""

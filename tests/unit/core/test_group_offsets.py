@@ -164,3 +164,18 @@ def test_a_snapshot_takes_nothing_back_that_was_committed_while_it_was_written()
     for end_offset, snapshot in ((4, older), (5, newer)):
         from_the_log_start.replay(snapshot, end_offset)
     assert (committed(from_the_log_start), committed(from_the_log_start, "b")) == ([2], [1])
+
+
+def test_an_offset_is_of_one_topic_and_goes_with_it() -> None:
+    offsets = CommittedOffsets()
+    records = [
+        offset_record("g", CommittedOffset(name, 0, 7, topic_id=topic_id))
+        for name, topic_id in (("t", "a"), ("u", "b"))
+    ]
+    offsets.replay(records, 2)
+    again = CommittedOffsets()
+    again.replay(offsets.snapshot(2), 4)
+    for of in (offsets, again):
+        assert {c.topic: c.topic_id for c in of.committed("g", None)} == {"t": "a", "u": "b"}
+        of.drop({"a"})
+        assert [c.topic for c in of.committed("g", None)] == ["u"]

@@ -8,7 +8,7 @@ position of an epoch that it does not know: in 16,000 schedules no such leader w
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from functools import partial
 
 import pytest
@@ -88,7 +88,8 @@ def store_offsets_without_their_epoch(patch: Patch) -> None:
     record = group_offsets.offset_record
 
     def buggy(group_id: str, committed: CommittedOffset) -> OffsetRecord:
-        return record(group_id, CommittedOffset(committed.topic, committed.partition, committed.offset))
+        without = CommittedOffset(committed.topic, committed.partition, committed.offset, topic_id=committed.topic_id)
+        return record(group_id, without)
 
     patch.setattr(coordinator, "offset_record", buggy)
 
@@ -135,9 +136,9 @@ def shorten_the_log_without_its_snapshot(patch: Patch) -> None:
     """The log starts where the snapshot was to be, though the log did not take it."""
     begin = OffsetsShard._begin_snapshot
 
-    def buggy(self: OffsetsShard, every: int) -> None:
+    def buggy(self: OffsetsShard, every: int, deleted: Container[str]) -> None:
         try:
-            begin(self, every)
+            begin(self, every, deleted)
         except SparkBrokerError:
             self.partition.advance_log_start(self._read_to)
             raise

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self, Unpack
 
 from spark_broker.client import given
+from spark_broker.client.consumer_errors import again
 from spark_broker.client.consumer_machine import ConsumerMachine
 from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThreads
 from spark_broker.client.group_offsets import GroupOffsets
@@ -285,9 +286,12 @@ class Consumer:
         self._require_group()
         deadline = self._api_deadline()
         with self._open():
-            self._await_commit(
-                self._machine.positions_to_commit() if offsets is None else self._checked(offsets), deadline
-            )
+            if offsets is None:
+                chosen = self._machine.positions_to_commit()
+            else:
+                self._await_positions(given.by_partition(offsets), deadline)
+                chosen = self._checked(offsets)
+            self._await_commit(chosen, deadline)
 
     def commit_async(self) -> None:
         """Store the current positions under the group, without waiting for the answer.
@@ -368,6 +372,14 @@ class Consumer:
             self._machine.raise_error()
             self._await_change(deadline, f"no metadata of topic {partition.topic!r} in time")
         return self._machine.partition(partition)
+
+    def _await_positions(self, partitions: Iterable[TopicPartition], deadline: Deadline) -> None:
+        """Under the lock. Whether a commit would pass records is known once the positions are."""
+        for tp in partitions:
+            while (position := self._machine.partitions.get(tp)) is not None and not position.has_position:
+                if position.error is not None:
+                    raise again(position.error)
+                self._await_change(deadline, f"the position of {tp} could not be looked up in time")
 
     def _change(self, partition: TopicPartition, change: Callable[[], None]) -> None:
         with self._open():

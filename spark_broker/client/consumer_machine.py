@@ -34,7 +34,6 @@ from spark_broker.config import ConsumerConfig
 from spark_broker.errors import (
     InconsistentTopicIdError,
     InvariantError,
-    OffsetOutOfRangeError,
     PolicyViolationError,
     SparkBrokerError,
     UnknownTopicOrPartitionError,
@@ -432,6 +431,7 @@ class ConsumerMachine:
             )
             return True
         position.topic_id = position.topic_id or topic.topic_id
+        position.check_start()
         leader = self.view.leader(tp.topic, tp.partition)
         return leader is not None and leader[1].leader_epoch >= position.last_epoch
 
@@ -442,12 +442,9 @@ class ConsumerMachine:
             if offset is not None:
                 self._begin_at(position, offset, chosen=True)
                 self._commits.known[position.tp] = offset
-            elif position.reset is Start.NONE:
-                position.error = OffsetOutOfRangeError(
-                    f"{position.tp} has no committed offset, and auto.offset.reset is none"
-                )
             else:
                 position.start = position.reset
+                position.check_start()
         self.leaders.refresh_wanted = True
         self._lookups.ended(now_ms, recovered=True)
         self._round = None

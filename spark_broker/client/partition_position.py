@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from spark_broker.core.divergence import Diverging, truncation_offset
 from spark_broker.core.epochs import EpochHistory
-from spark_broker.errors import LogTruncationError, SparkBrokerError, invariant
+from spark_broker.errors import LogTruncationError, OffsetOutOfRangeError, SparkBrokerError, invariant
 from spark_broker.model import (
     NO_EPOCH,
     ConsumedBatch,
@@ -156,6 +156,11 @@ class PartitionPosition:
         self.chosen = chosen
         self.start = start
         self.position = self.fetch_offset = -1
+
+    def check_start(self) -> None:
+        """Without a committed offset and without a reset policy, a caller has to seek."""
+        if self.start is Start.NONE and self.error is None:
+            self.error = OffsetOutOfRangeError(f"{self.tp} has no committed offset, and auto.offset.reset is none")
 
     def _restart(self) -> None:
         self.generation += 1

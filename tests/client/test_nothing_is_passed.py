@@ -12,7 +12,13 @@ import pytest
 
 from spark_broker import Consumer, TopicPartition
 from spark_broker.client.partition_position import PartitionPosition
-from spark_broker.errors import RecordNotShowableError, SchemaMismatchError, UnknownTopicOrPartitionError
+from spark_broker.errors import (
+    OffsetOutOfRangeError,
+    PolicyViolationError,
+    RecordNotShowableError,
+    SchemaMismatchError,
+    UnknownTopicOrPartitionError,
+)
 from spark_broker.model import ConsumedBatch, ConsumedRecord
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, conform
 from tests.client.fake_broker import FakeCluster
@@ -218,3 +224,27 @@ def test_a_column_that_the_topic_does_not_have_is_named_with_the_nearest(
         for _ in range(2):
             with pytest.raises(SchemaMismatchError, match=r"topic 't' has no column 'valu'.*value"):
                 consumer.poll(10.0)
+
+
+def test_a_commit_past_what_was_handed_out_is_refused_however_early_it_comes(
+    cluster: FakeCluster, values: Values
+) -> None:
+    """Story: it was accepted or refused by timing: the position was not known yet."""
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    with Consumer(cluster.bootstrap, group_id="g", auto_offset_reset="earliest") as consumer:
+        consumer.assign([T0])
+        with pytest.raises(PolicyViolationError, match="not handed out"):
+            consumer.commit({T0: 10**9})
+        assert consumer.committed(T0) is None
+
+
+def test_without_a_group_and_a_reset_policy_a_caller_has_to_seek(cluster: FakeCluster, values: Values) -> None:
+    """Story: `poll` was empty for ever."""
+    cluster.create("t")
+    cluster.store("t", 0, values("a"))
+    with Consumer(cluster.bootstrap, topics=["t"], auto_offset_reset="none") as consumer:
+        with pytest.raises(OffsetOutOfRangeError, match=r"auto.offset.reset is none"):
+            consumer.poll(20.0)
+        consumer.seek(T0, 0)
+        assert values_of(poll_rows(consumer, 1)) == ["a"]

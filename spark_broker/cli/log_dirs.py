@@ -49,7 +49,7 @@ def describe(
     aside = [found for info in described for found in info.set_aside]
     if aside:
         print_table(
-            ("broker", "replica", "kind", "since", "path"),
+            ("broker", "replica", "kind", "since (UTC)", "path"),
             [(a.broker_id, str(a.topic_partition), a.kind, _shown(a.since), a.path) for a in aside],
             title="replicas that were set aside",
         )

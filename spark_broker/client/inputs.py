@@ -136,10 +136,14 @@ def _check_names(rows: Sequence[dict[str, object]], schema: pa.Schema) -> None:
     unknown = sorted({name for row in rows for name in row} - set(schema.names), key=str)
     if unknown:
         raise SchemaMismatchError(f"unknown column {unknown[0]!r}; the topic has {', '.join(schema.names)}")
-    for field in schema:
-        if _has_struct(field.type):
-            for number, row in enumerate(rows):
-                _check_fields(row.get(field.name), field.type, field.name, number)
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            if not isinstance(value, _PLAIN):
+                _check_fields(value, schema.field(name).type, name, number)
+
+
+_PLAIN = (bytes, str, int, float, type(None))
+"""Values that have no names within them: nearly all."""
 
 
 def _has_struct(kind: pa.DataType) -> bool:

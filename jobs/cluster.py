@@ -52,6 +52,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help="a setting; not with --config"
     )
+    parser.add_argument(
+        "--data-dir", metavar="DIR", help="log.dirs, where the settings have none: the data is kept there"
+    )
     parser.add_argument("--log-level", choices=LOG_LEVELS, help="level of the logs (the setting log.level)")
     parser.add_argument(
         "--take-over", action="store_true", help="start though another cluster that lives uses the directories; end it"
@@ -105,9 +108,11 @@ def load_settings(options: argparse.Namespace) -> ClusterSettings:
     settings = load_cluster_settings(
         options.config or dict(setting.split("=", 1) for setting in options.settings) or None
     )
-    if not options.log_level:
-        return settings
-    cluster = settings.cluster.with_values({"log.level": options.log_level})
+    cluster = settings.cluster
+    if options.data_dir and not cluster.log_dirs:
+        cluster = cluster.with_values({"log.dirs": options.data_dir})
+    if options.log_level:
+        cluster = cluster.with_values({"log.level": options.log_level})
     return ClusterSettings(cluster=cluster, topic=settings.topic)
 
 

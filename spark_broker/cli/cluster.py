@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +13,13 @@ import typer
 
 import spark_broker
 from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
-from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
+from spark_broker.cli.cluster_state import (
+    ClusterState,
+    data_directory,
+    default_state_file,
+    end_process,
+    running_cluster,
+)
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, StateFile, parse_settings
 from spark_broker.cli.output import counted, fail, note, print_json, print_table
 from spark_broker.config import load_cluster_settings
@@ -27,6 +34,9 @@ class LogLevel(StrEnum):
     WARNING = "WARNING"
     ERROR = "ERROR"
 
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,100}(?<!\.)")
+"""It becomes the name of a directory."""
 
 cluster = typer.Typer(help="Start a cluster on this machine, look at one, stop it.", no_args_is_help=True)
 
@@ -59,6 +69,12 @@ def start(
             "--accept-older-metadata", help="Start though metadata.dir lacks what brokers have seen (docs/backup.md)."
         ),
     ] = False,
+    name: Annotated[
+        str, typer.Option(help="Name of a detached cluster. It keeps its data in a directory of this name.")
+    ] = "default",
+    temporary: Annotated[
+        bool, typer.Option("--temporary", help="With --detach: delete the data when the cluster stops.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once the cluster is up.")] = False,
     timeout: Annotated[int, typer.Option(metavar="SECONDS", help="How long --detach waits for the cluster.")] = 240,
     state_file: StateFile = None,
@@ -70,7 +86,11 @@ def start(
         fail(f"a cluster runs already (pid {existing.driver_pid}): `spark-broker cluster stop` ends it")
     if config and settings:
         fail("give --config or --set, not both")
-    load_cluster_settings(config or parse_settings(settings))  # A mistake shows now, not after Spark has started.
+    # A mistake shows now, not after Spark has started.
+    loaded = load_cluster_settings(config or parse_settings(settings))
+    if not _NAME.fullmatch(name):
+        fail(f"--name {name!r}: letters, digits, '.', '_' and '-'")
+    keeps = detach and not temporary and not loaded.cluster.log_dirs
     application = Application(
         brokers=brokers,
         master=master,
@@ -80,6 +100,7 @@ def start(
         log_level=log_level.value if log_level else "",
         take_over=take_over,
         accept_older_metadata=accept_older_metadata,
+        data_dir=data_directory(name) if keeps else None,
         ready_file=path,
     )
     if not detach:
@@ -87,7 +108,9 @@ def start(
     state = start_detached(application, timeout)
     print_cluster(state.bootstrap_servers, OutputFormat.TABLE, state)
     note(f"bootstrap.servers = {state.bootstrap_servers}")
-    note("Stop it with `spark-broker cluster stop`.")
+    if application.data_dir is not None:
+        note(f"Its data is kept in {application.data_dir} (--temporary: not; --name: another one).")
+    note(f"Stop it with `spark-broker cluster stop{'' if state_file is None else f' --state-file {state_file}'}`.")
 
 
 @cluster.command()
@@ -120,7 +143,8 @@ def stop(
     if not end_process(state.driver_pid, timeout):
         fail(f"the driver (pid {state.driver_pid}) still runs after {timeout} s; look at {log_file(path)}")
     path.unlink(missing_ok=True)
-    note("stopped")
+    kept = state.log_dirs and Path(state.log_dirs).is_dir()
+    note(f"stopped; its data is kept in {state.log_dirs}" if kept else "stopped; its data was temporary and is deleted")
 
 
 def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | None) -> None:

@@ -36,7 +36,10 @@ _PROGRESS = re.compile(r"^(executors|brokers registering): \d+ of \d+$", re.MULT
 
 @dataclass(frozen=True)
 class Application:
-    """What to start. Empty values leave the choice to the application. `ready_file` appears once brokers are live."""
+    """What to start. Empty values leave the choice to the application. `ready_file` appears once brokers are live.
+
+    `data_dir`: where the data is kept if the settings have no `log.dirs`; None: it is temporary then.
+    """
 
     brokers: int
     ready_file: Path
@@ -45,6 +48,7 @@ class Application:
     settings: Mapping[str, str] = field(default_factory=dict)
     spark_settings: Mapping[str, str] = field(default_factory=dict)
     log_level: str = ""
+    data_dir: Path | None = None
     take_over: bool = False
     accept_older_metadata: bool = False
 
@@ -58,6 +62,8 @@ class Application:
             command += ["--config", str(self.config)]
         for name, value in self.settings.items():
             command += ["--set", f"{name}={value}"]
+        if self.data_dir:
+            command += ["--data-dir", str(self.data_dir)]
         if self.log_level:
             command += ["--log-level", self.log_level]
         if self.take_over:

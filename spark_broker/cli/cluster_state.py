@@ -39,6 +39,12 @@ def default_state_file() -> Path:
     return Path(base) / "spark-broker" / "cluster.json"
 
 
+def data_directory(name: str) -> Path:
+    """Where a detached cluster of this name keeps its data: in the user's data directory (XDG_DATA_HOME)."""
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "spark-broker" / "clusters" / name
+
+
 def running_cluster(path: Path) -> ClusterState | None:
     """The cluster that the file notes, if its driver still runs. Raises InvalidDataError for another file."""
     try:

@@ -42,6 +42,7 @@ Run = Callable[..., Ended]
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
     """`run("topics", "list", stdin=b"")`: one call of `spark-broker`."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.delenv(BOOTSTRAP_VARIABLE, raising=False)
 

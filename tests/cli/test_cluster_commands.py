@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from spark_broker.cli import cluster as cluster_commands
 from spark_broker.cli import cluster_process
 from spark_broker.cli.cluster_process import Application, application_file
-from spark_broker.cli.cluster_state import default_state_file, end_process, running_cluster
+from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.messages import ControllerMetadata
 from tests.cli.conftest import Run
@@ -190,3 +192,56 @@ def test_the_application_is_told_what_the_command_was_told(tmp_path: Path) -> No
 
 def test_the_application_is_there() -> None:
     assert application_file().is_file()
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Application]:
+    """What was to be started. Nothing is."""
+    applications: list[Application] = []
+
+    def start(application: Application, timeout_s: float) -> ClusterState:
+        del timeout_s
+        applications.append(application)
+        return ClusterState("127.0.0.1:1", "id", 1)
+
+    monkeypatch.setattr(cluster_commands, "start_detached", start)
+    monkeypatch.setattr(cluster_commands, "print_cluster", lambda *_: None)
+    return applications
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ((), "default"),
+        (("--name", "other"), "other"),
+        (("--temporary",), None),
+        (("--set", "log.dirs=/mine"), None),
+    ],
+)
+def test_a_detached_cluster_keeps_its_data_in_a_directory_of_its_name(
+    run: Run, started: list[Application], tmp_path: Path, given: tuple[str, ...], kept: str | None
+) -> None:
+    """Story: 30,000 records, `cluster stop`, and all of them were deleted."""
+    ended = run("cluster", "start", "--detach", *given)
+    assert ended.status == 0, ended.err
+    directory = tmp_path / "data" / "spark-broker" / "clusters" / (kept or "")
+    assert started[0].data_dir == (None if kept is None else directory)
+    assert (f"is kept in {directory}" in ended.err) is (kept is not None)
+    assert ("--data-dir" in started[0].command()) is (kept is not None)
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a."])
+def test_a_name_that_is_no_name_of_a_directory_is_refused(run: Run, started: list[Application], name: str) -> None:
+    assert run("cluster", "start", "--detach", "--name", name).status == 1
+    assert not started
+
+
+@pytest.mark.parametrize(("there", "said"), [(True, "its data is kept in"), (False, "was temporary")])
+def test_stop_says_what_becomes_of_the_data(
+    run: Run, tmp_path: Path, process: subprocess.Popen[bytes], there: bool, said: str
+) -> None:
+    path, logs = tmp_path / "cluster.json", tmp_path / "logs"
+    if there:
+        logs.mkdir()
+    path.write_bytes(msgspec.json.encode(ClusterState("127.0.0.1:1", "id", process.pid, log_dirs=str(logs))))
+    assert said in run("cluster", "stop", "--state-file", path).err

@@ -20,7 +20,8 @@ def snippet(language: str, position: int = 0) -> str:
 
 
 def run(command: list[str], directory: Path) -> str:
-    environment = {**os.environ, "XDG_STATE_HOME": str(directory), "TMPDIR": str(directory)}
+    own = dict.fromkeys(("XDG_STATE_HOME", "XDG_DATA_HOME", "TMPDIR"), str(directory))
+    environment = {**os.environ, **own}
     done = subprocess.run(
         command, cwd=directory, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

@@ -131,6 +131,9 @@ class SimGroupMember(SimConsumer):
 
     def positioned(self, generations: Mapping[TopicPartition, int]) -> None:
         super().positioned(generations)
+        for tp in generations:
+            if (position := self.machine.partitions.get(tp)) is not None:
+                position.chosen = True  # As if its user had sought to where it is: then a commit stores it.
         self._commit_soon()
 
     def handed_out(self) -> None:

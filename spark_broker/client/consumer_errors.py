@@ -50,11 +50,11 @@ def unknown_column(topic: TopicView | None, columns: Sequence[str] | None) -> Sp
 
 
 def raise_first(partitions: Partitions, topics: TopicErrors) -> None:
-    """Raises the error of a topic or of a partition, if there is one."""
+    """Raises the error of a topic or of a partition that is not paused, if there is one."""
     for error in topics.values():
         raise again(error)
     for position in partitions.values():
-        if position.error is not None:
+        if position.error is not None and not position.paused:
             raise again(position.error)
 
 

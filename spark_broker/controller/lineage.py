@@ -88,10 +88,12 @@ def accept(image: MetadataImage) -> Sequence[MetadataRecord]:
     """An operator accepts that this log may be older than what brokers have seen.
 
     No replica is known to be complete then, so every partition waits until all its replicas were compared
-    (`unclean.recover`). Leader epochs go on above those that the lost records may have given out: an epoch and an
-    offset must never name two batches.
+    (`unclean.recover`). Offsets of the metadata go on above those that clients have seen: they take a broker with lower
+    ones for one that lags behind. Leader epochs go on above those that the lost records may have given out: an epoch
+    and an offset must never name two batches.
     """
-    return [OlderMetadataRecord(image.controller_epoch), *_compare_all(image)]
+    beyond = OffsetRecord(image.next_offset + NUMBERS_SPARED)
+    return [OlderMetadataRecord(image.controller_epoch), beyond, *_compare_all(image)]
 
 
 def _compare_all(image: MetadataImage) -> Iterable[PartitionChangeRecord]:

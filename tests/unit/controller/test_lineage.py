@@ -125,6 +125,12 @@ def test_accepted_metadata_goes_on_above_every_number_that_was_given_out() -> No
     assert not lineage.has(cluster.image, story.seen), "what was lost stays unknown"
 
 
+def test_accepted_metadata_is_ahead_of_what_clients_have_seen_though_no_broker_has_saved_it() -> None:
+    """Story: clients took every broker for one that lags behind, for ever."""
+    story = Story()
+    assert story.restored(accept=True).image.next_offset > story.newest.next_offset + 1000
+
+
 def test_a_directory_that_has_saved_nothing_keeps_its_id_though_accepted_metadata_does_not_know_it() -> None:
     cluster = Story().restored(accept=True)
     request = registration(cluster.new_launch(), "directory-3", broker_id=3, cluster_id=CLUSTER_ID)

@@ -90,6 +90,7 @@ class ReplicaFiles(HostedReplicas):
         # Replicas that have stopped, each at most once, until maintenance looks after them.
         self._found_damaged: deque[tuple[Partition, DamagedLogError]] = deque()
         self._found_refused: deque[tuple[Partition, SparkBrokerError]] = deque()
+        self._unfollowed = False  # guarded by _lock; replicas were opened that the fetchers do not know yet
         self._followed_ms = 0  # when fetchers were last told what to follow
         self._compared = False  # whether the directory was compared with the metadata, once
         self._recovered = False
@@ -130,6 +131,7 @@ class ReplicaFiles(HostedReplicas):
                 self._remove([job for job in jobs if isinstance(job, Removal)])
             else:
                 self._open([job.key for job in jobs])
+            self._follow_opened()
             self._mark_recovered()
         return len(self._jobs) > 0
 
@@ -155,7 +157,7 @@ class ReplicaFiles(HostedReplicas):
             for key in opened:
                 self._apply_partition(key)
                 self._damaged.follow(key, self.image.partition(*key), self.broker_id)
-            self._follow_leaders(soon=self._jobs.is_due)
+            self._unfollowed = self._unfollowed or bool(opened)
             changed = before.keys() != self._offline.keys()
             if changed and len(opened) == 1:  # One was tried again: what stood in its way may stand in none's.
                 self._jobs.add(Opening(key) for key in before if key in self._offline)
@@ -441,15 +443,19 @@ class ReplicaFiles(HostedReplicas):
         if heard:
             self._have_worked()
 
-    def _follow_leaders(self, *, soon: bool = False) -> None:
-        """Keep one fetcher for each broker that leads a partition which this broker follows.
+    def _follow_opened(self) -> None:
+        """Follow the leaders of what was opened.
 
-        `soon`: more replicas are being opened. Each time costs as much as all replicas together, so they share it.
+        Each time costs as much as all replicas together, so those that are opened one after the other share it.
         """
-        now_ms = self._clock.boottime_ms()
-        if soon and now_ms - self._followed_ms < FOLLOW_MS:
-            return
-        self._followed_ms = now_ms
+        with self._lock:
+            shares = self._jobs.is_due and self._clock.boottime_ms() - self._followed_ms < FOLLOW_MS
+            if self._unfollowed and not shares:
+                self._follow_leaders()
+
+    def _follow_leaders(self) -> None:
+        """Keep one fetcher for each broker that leads a partition which this broker follows."""
+        self._unfollowed, self._followed_ms = False, self._clock.boottime_ms()
         self._fetchers.follow(self.broker_id, self.broker_epoch, self.image, self._partitions.items())
 
     def check_directory(self) -> None:

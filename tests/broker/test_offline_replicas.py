@@ -14,7 +14,9 @@ import pytest
 
 from spark_broker.broker.append import Append
 from spark_broker.broker.clock import SYSTEM_CLOCK
+from spark_broker.broker.fetch_session import FetcherSettings
 from spark_broker.broker.lease import Lease
+from spark_broker.broker.partition import Partition
 from spark_broker.broker.partition_events import PartitionKey
 from spark_broker.broker.replica_manager import Outward, ReplicaManager
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
@@ -38,10 +40,27 @@ from tests.broker.rig import CLUSTER_ID, FAR_FUTURE_MS, Outcome, batch
 OTHER = 1
 
 
+class Followed:
+    """A fetcher that only notes what it is to follow."""
+
+    def __init__(self, address: tuple[str, int], settings: FetcherSettings) -> None:
+        self.address = address
+        self.settings = settings
+        self.keys: frozenset[PartitionKey] = frozenset()
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def follow(self, partitions: dict[PartitionKey, Partition], leader_epochs: dict[PartitionKey, int]) -> None:
+        self.keys = frozenset(partitions)
+
+
 class Broker:
     """Broker 0 on a simulated disk. The test is its controller, and says when it works on files.
 
-    `topics`: by name, how many partitions; broker 0 leads them all, alone, unless `elsewhere` has the topic.
+    `topics`: by name, how many partitions; broker 0 leads them all, alone, unless `elsewhere` has the topic. It follows
+    those of `led_elsewhere`.
     """
 
     def __init__(self, fs: SimFileSystem | None = None, before: Broker | None = None) -> None:
@@ -50,6 +69,8 @@ class Broker:
         self.topics: dict[str, int] = dict(before.topics) if before else {}
         self.ids: dict[str, int] = dict(before.ids) if before else {}
         self.elsewhere: set[str] = set()
+        self.led_elsewhere: set[str] = set()
+        self.fetcher: Followed | None = None
         self.deleted: list[str] = []  # ids of topics
         self.ahead_ms = 0  # of the wall clock
         self.fenced = False
@@ -65,7 +86,9 @@ class Broker:
         outward = Outward(
             lambda *_: None, lambda _, error: self.failures.append(error), _raise, self._beat, self._beat, self._ask
         )
-        self.manager = ReplicaManager(settings, self.directory, self.lease, outward, clock=self)
+        self.manager = ReplicaManager(
+            settings, self.directory, self.lease, outward, clock=self, new_fetcher=self._new_fetcher
+        )
         self.manager.registered(0, 1)
 
     def boottime_ms(self) -> int:
@@ -77,14 +100,20 @@ class Broker:
     def _beat(self) -> None:
         self.beats += 1
 
+    def _new_fetcher(self, host: str, port: int, settings: FetcherSettings, _: Callable[..., None]) -> Followed:
+        self.fetcher = Followed((host, port), settings)
+        return self.fetcher
+
     def _ask(self) -> None:
         self.asked_to_work += 1
 
     def image(self) -> MetadataImage:
         topics = {}
         for name, count in self.topics.items():
-            host = OTHER if name in self.elsewhere else 0
-            state = PartitionRegistration((host,), (host,), host, leader_epoch=self.epoch, partition_epoch=self.epoch)
+            replicas = (OTHER,) if name in self.elsewhere else (OTHER, 0) if name in self.led_elsewhere else (0,)
+            state = PartitionRegistration(
+                replicas, replicas, replicas[0], leader_epoch=self.epoch, partition_epoch=self.epoch
+            )
             topic_id = self.id_of(name)
             schemas = (schema_to_bytes(DEFAULT_SCHEMA),)
             config = MappingProxyType(TopicConfig().to_dict())
@@ -240,6 +269,21 @@ def test_applying_metadata_does_not_wait_for_files(broker: Broker) -> None:
     broker.work()
     assert broker.manager.offline == {}
     assert broker.directories() == sorted(f"new-{number}" for number in range(100))
+
+
+def test_what_is_opened_is_followed_also_if_only_removals_are_left_to_do(broker: Broker) -> None:
+    """Seed 901059: it waited for further logs to be opened, and none came. The replica never joined the ISR."""
+    for name in ("new1", "new2"):  # within the second in which replicas that are opened share one look at all
+        broker.led_elsewhere.add(name)
+        broker.topics[name] = 1
+        broker.apply()
+        if name == "new2":
+            del broker.topics["old"]
+            broker.epoch -= 1  # nothing else changes
+            broker.apply()
+        broker.work()
+    assert broker.fetcher is not None
+    assert broker.fetcher.keys == {broker.key("new1"), broker.key("new2")}
 
 
 def test_a_failed_fsync_of_a_new_replica_still_ends_the_broker(broker: Broker) -> None:

@@ -6,24 +6,27 @@ A datetime without a zone is UTC, as it is for Arrow.
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Final, Literal
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+LogEdge = Literal["earliest", "latest"]
+"""Where a partition begins, and where it ends."""
+
+Moment = int | LogEdge
+"""What an offset is looked up by: an edge of the log, or a time, for the first record at or after it.
+
+Times are microseconds since 1970. Every int64 is one, those before 1970 and -1, too.
+"""
 
 
 def to_us(moment: datetime) -> int:
     """Microseconds since 1970."""
     aware = moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)
     return (aware - EPOCH) // datetime.resolution
-
-
-def to_ms(moment: datetime) -> int:
-    """Milliseconds since 1970, rounded down."""
-    return to_us(moment) // 1000
-
-
-def to_ms_rounded_up(moment: datetime) -> int:
-    """Milliseconds since 1970, rounded up."""
-    return -(-to_us(moment) // 1000)
 
 
 def from_us(microseconds: int) -> datetime:

@@ -163,20 +163,18 @@ class PartitionReader:
                 raise OffsetMovedToTieredStorageError(f"{self._partition}: {error.message}") from None
             raise
 
-    def offset_at(self, leader_epoch: int, timestamp_ms: int, *, read_committed: bool) -> tuple[int, int] | None:
-        """Offset and timestamp (ms) of the first committed record at or after the time; None: there is none."""
+    def offset_at(self, leader_epoch: int, timestamp_us: int, *, read_committed: bool) -> tuple[int, int] | None:
+        """Offset and timestamp (us) of the first committed record at or after the time; None: there is none."""
         replica = self._replica
         with self._lock:
             self._partition.check_lease(writing=False)
             end = replica.latest_offset(leader_epoch, read_committed=read_committed)
             leader_epoch = replica.assignment.leader_epoch
-            header = self._partition.guard_storage(
-                lambda: self._partition.log.header_for_timestamp(timestamp_ms * 1000)
-            )
+            header = self._partition.guard_storage(lambda: self._partition.log.header_for_timestamp(timestamp_us))
             if header is None or header.base_offset >= end:
                 return None
             position = header.base_offset
-            lookup = (timestamp_ms, header, replica.first_offset, self._partition.topic)
+            lookup = (timestamp_us, header, replica.first_offset, self._partition.topic)
             known = self._last_lookup
             if known is not None and known[0] == lookup and self._shows(header, leader_epoch, read_committed):
                 return known[1]
@@ -189,7 +187,7 @@ class PartitionReader:
                 if not self._shows(frame.header, leader_epoch, read_committed):
                     continue
                 first_offset = replica.first_offset
-            record = self._first_since(timestamp_ms, frame, first_offset)
+            record = self._first_since(timestamp_us, frame, first_offset)
             if record is not None:
                 if (frame.header, first_offset) == lookup[1:3]:
                     self._last_lookup = (lookup, record)
@@ -201,15 +199,15 @@ class PartitionReader:
         judgeable = can_judge(header, self._replica, leader_epoch)
         return judgeable and not is_left_out(header, self._replica, read_committed=read_committed)
 
-    def _first_since(self, timestamp_ms: int, frame: Frame, first_offset: int) -> tuple[int, int] | None:
-        """Offset and timestamp (ms) of the batch's first record from `first_offset` on that is at or after the time."""
+    def _first_since(self, timestamp_us: int, frame: Frame, first_offset: int) -> tuple[int, int] | None:
+        """Offset and timestamp (us) of the batch's first record from `first_offset` on that is at or after the time."""
         topic, header = self._partition.topic, frame.header
         offsets = header.base_offset + row_deltas(*frame)
         deleted = int(np.searchsorted(offsets, first_offset))
         # Of a compressed batch, only this column is inflated.
         columns = [topic.timestamp_column] if header.attributes & COMPRESSED and topic.timestamp_column else None
         batch = decode_batch(frame.message, topic.schemas[header.schema_id], columns).slice(deleted)
-        found = topic.first_since(timestamp_ms, batch, header.append_time_ms)
+        found = topic.first_since(timestamp_us, batch, header.append_time_ms)
         return None if found is None else (int(offsets[deleted + found[0]]), found[1])
 
     def offsets(self, leader_epoch: int, *, read_committed: bool = False) -> tuple[int, int]:

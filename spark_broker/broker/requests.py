@@ -28,8 +28,6 @@ from spark_broker.errors import (
     UnknownServerError,
 )
 from spark_broker.protocol.messages import (
-    EARLIEST_TIMESTAMP_MS,
-    LATEST_TIMESTAMP_MS,
     AllocateProducerIdsRequest,
     AllocateProducerIdsResponse,
     AlterTopicConfigRequest,
@@ -60,6 +58,7 @@ from spark_broker.protocol.messages import (
     ReportTieringRequest,
     TransactionalOffsetCommitRequest,
 )
+from spark_broker.times import EARLIEST
 
 COMMIT_TIMEOUT_MS = 10_000
 
@@ -149,12 +148,10 @@ class BrokerRequests:
             partition = self._manager.partition(*key)
             reader = partition.reader
             bounds = reader.bounds(spec.leader_epoch, read_committed=spec.read_committed)
-            offset, timestamp_ms = bounds.latest, -1
-            if spec.timestamp_ms == EARLIEST_TIMESTAMP_MS:
-                offset = bounds.log_start
-            elif spec.timestamp_ms != LATEST_TIMESTAMP_MS:
-                record = reader.offset_at(bounds.leader_epoch, spec.timestamp_ms, read_committed=spec.read_committed)
-                offset, timestamp_ms = record if record is not None else (-1, -1)
+            offset, timestamp_us = bounds.log_start if spec.at == EARLIEST else bounds.latest, None
+            if isinstance(spec.at, int):
+                record = reader.offset_at(bounds.leader_epoch, spec.at, read_committed=spec.read_committed)
+                offset, timestamp_us = record if record is not None else (-1, None)
             size, fitting = reader.extent(spec.start, offset, spec.max_bytes) if spec.max_bytes else (-1, -1)
         except SparkBrokerError as error:
             return ListedOffset(*key, error.code, error.message[:1000])
@@ -162,7 +159,7 @@ class BrokerRequests:
             *key,
             0,
             offset=offset,
-            timestamp_ms=timestamp_ms,
+            timestamp_us=timestamp_us,
             leader_epoch=bounds.leader_epoch,
             log_start_offset=bounds.log_start,
             high_watermark=bounds.high_watermark,

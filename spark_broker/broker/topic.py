@@ -113,12 +113,15 @@ class Topic:
         return INT64_MAX if self.history is None else self.history.range_of(partition)[1]
 
     def max_timestamp_us(self, batch: pa.RecordBatch, append_time_ms: int) -> int:
-        """The newest timestamp of a batch, UTC microseconds; the append time where the topic has no column for it."""
-        if self.timestamp_column:
-            newest = pc.max(batch.column(self.timestamp_column)).cast(pa.int64()).as_py()
-            if newest is not None:
-                return int(newest)
-        return append_time_ms * 1000
+        """The newest timestamp of a batch, UTC microseconds; the append time counts for a record that has none."""
+        appended_us = append_time_ms * 1000
+        if not self.timestamp_column:
+            return appended_us
+        column = batch.column(self.timestamp_column)
+        newest = pc.max(column).cast(pa.int64()).as_py()
+        if newest is None:
+            return appended_us
+        return max(int(newest), appended_us) if column.null_count else int(newest)
 
     def timestamps_us(self, batch: pa.RecordBatch, append_time_ms: int) -> Timestamps:
         """Every record's timestamp, UTC microseconds; the append time where a record has none."""
@@ -131,15 +134,15 @@ class Topic:
         in_us: Timestamps = to_numpy(times)
         return in_us
 
-    def first_since(self, timestamp_ms: int, batch: pa.RecordBatch, append_time_ms: int) -> tuple[int, int] | None:
-        """Row and timestamp (ms) of the batch's first record at or after the time; None: there is none.
+    def first_since(self, timestamp_us: int, batch: pa.RecordBatch, append_time_ms: int) -> tuple[int, int] | None:
+        """Row and timestamp (us) of the batch's first record at or after the time; None: there is none.
 
         In numpy: a client may ask for ten thousand partitions in one call, and Arrow's kernels take ten times as long.
         """
         times = self.timestamps_us(batch, append_time_ms)
-        since = times >= timestamp_ms * 1000
+        since = times >= timestamp_us
         row = int(since.argmax()) if len(since) else 0
-        return (row, int(times[row]) // 1000) if since[row : row + 1].any() else None
+        return (row, int(times[row])) if since[row : row + 1].any() else None
 
 
 Topics = Mapping[str, Topic]

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from spark_broker.client import broker_calls, given, transaction_admin
 from spark_broker.client.cluster_view import TopicView, address_of
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import AdminSettings
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.offset_lookup import at_time, lookup_offsets, try_lookup_offsets
+from spark_broker.client.offset_lookup import all_at, lookup_offsets, try_lookup_offsets
 from spark_broker.client.record_deletion import RecordDeletion
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries
 from spark_broker.client.settings import Address, client_config
@@ -45,8 +45,6 @@ from spark_broker.model import (
     dead_letters_path,
 )
 from spark_broker.protocol.messages import (
-    EARLIEST_TIMESTAMP_MS,
-    LATEST_TIMESTAMP_MS,
     AlterTopicConfigRequest,
     AlterTopicSchemaRequest,
     CreatePartitionsRequest,
@@ -64,7 +62,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.messages.common import known
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
-from spark_broker.times import to_ms
+from spark_broker.times import EARLIEST, LATEST, LogEdge, Moment, to_us
 
 _log = logging.getLogger(__name__)
 
@@ -79,7 +77,6 @@ _NO_ROOM_GRACE_MS = 5_000
 
 _REFRESH_AGE_S = 1.0
 
-_NAMED_MOMENTS = {"earliest": EARLIEST_TIMESTAMP_MS, "latest": LATEST_TIMESTAMP_MS}
 
 Answer = TypeVar("Answer", bound=Message)
 Item = TypeVar("Item")
@@ -165,7 +162,7 @@ class Admin:
         topic = self._existing(name, self._deadline())
         partitions = [TopicPartition(name, state.partition) for state in topic.partitions]
         offsets, _ = try_lookup_offsets(
-            self._metadata, at_time(partitions, LATEST_TIMESTAMP_MS), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
+            self._metadata, all_at(partitions, LATEST), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
         )
         # An election may have come meanwhile. Show the leaders that gave the offsets.
         return _describe(self._metadata.view.topic(name) or topic, offsets)
@@ -233,15 +230,13 @@ class Admin:
         tp, brokers = given.topic_partition(partition), [given.whole_number(broker, "a broker") for broker in replicas]
         self._change(ReassignPartitionRequest(tp.topic, tp.partition, brokers), self._deadline())
 
-    def list_offsets(
-        self, moments: Mapping[TopicPartition, datetime | Literal["earliest", "latest"]]
-    ) -> dict[TopicPartition, int | None]:
+    def list_offsets(self, moments: Mapping[TopicPartition, datetime | LogEdge]) -> dict[TopicPartition, int | None]:
         """The log start (or that of the topic's table) for "earliest", the high watermark for "latest", or else the
         first record at or after a time. None: there is no such record. A time without a zone is UTC.
         """
-        timestamps_ms = {given.topic_partition(tp): _timestamp_ms(moment) for tp, moment in moments.items()}
-        listed = lookup_offsets(self._metadata, timestamps_ms, self._deadline(), read_committed=False)
-        offsets = offsets_with_history(self._metadata.view, timestamps_ms, listed)
+        wanted = {given.topic_partition(tp): _moment_of(moment) for tp, moment in moments.items()}
+        listed = lookup_offsets(self._metadata, wanted, self._deadline(), read_committed=False)
+        offsets = offsets_with_history(self._metadata.view, wanted, listed)
         return {tp: known(offset) for tp, offset in offsets.items()}
 
     def delete_records(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
@@ -425,12 +420,12 @@ def _failure(change: Callable[[Item], None], item: Item) -> SparkBrokerError | N
     return None
 
 
-def _timestamp_ms(moment: datetime | Literal["earliest", "latest"]) -> int:
+def _moment_of(moment: datetime | LogEdge) -> Moment:
     if isinstance(moment, datetime):
-        return to_ms(moment)
-    if moment not in _NAMED_MOMENTS:
+        return to_us(moment)
+    if moment not in (EARLIEST, LATEST):
         raise InvalidRequestError(f"{moment!r} is neither a datetime nor 'earliest' nor 'latest'")
-    return _NAMED_MOMENTS[moment]
+    return moment
 
 
 def _moment(deadline: Deadline) -> float:

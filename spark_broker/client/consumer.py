@@ -18,7 +18,7 @@ from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import ConsumerSettings
 from spark_broker.client.metadata import ClusterMetadata, check_topic_names
-from spark_broker.client.offset_lookup import at_time, lookup_offsets
+from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.partition_position import PartitionPosition, Start
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
@@ -36,9 +36,8 @@ from spark_broker.errors import (
     ThrottlingQuotaExceededError,
 )
 from spark_broker.model import ConsumedBatch, ConsumedRecord, OffsetAndMetadata, TopicPartition, known_epoch
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from spark_broker.threads import LONGEST_WAIT_S
-from spark_broker.times import to_ms_rounded_up
+from spark_broker.times import EARLIEST, LATEST, Moment, to_us
 from spark_broker.transport.client import fork
 
 CLOSE_TIMEOUT_S = 10.0
@@ -309,16 +308,16 @@ class Consumer:
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where the records begin: in the topic's Delta table, or at the log start."""
-        return self._lookup(at_time(given.topic_partitions(partitions), EARLIEST_TIMESTAMP_MS))
+        return self._lookup(all_at(given.topic_partitions(partitions), EARLIEST))
 
     def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offsets after the last that can be read: last stable offsets; high watermarks with read_uncommitted."""
-        return self._lookup(at_time(given.topic_partitions(partitions), LATEST_TIMESTAMP_MS))
+        return self._lookup(all_at(given.topic_partitions(partitions), LATEST))
 
     def offsets_for_times(self, times: Mapping[TopicPartition, datetime]) -> dict[TopicPartition, int | None]:
         """Offset of the first record at or after each time (UTC where it has no zone); None: there is none."""
-        timestamps_ms = {given.topic_partition(tp): to_ms_rounded_up(moment) for tp, moment in times.items()}
-        return {tp: None if offset < 0 else offset for tp, offset in self._lookup(timestamps_ms).items()}
+        moments = {given.topic_partition(tp): to_us(moment) for tp, moment in times.items()}
+        return {tp: None if offset < 0 else offset for tp, offset in self._lookup(moments).items()}
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Commit what was handed out (enable.auto.commit), and end; at most about `timeout` seconds."""
@@ -433,12 +432,11 @@ class Consumer:
             raise InvalidConfigError("committed offsets belong to a group, and group.id is not set")
         return self._group
 
-    def _lookup(self, timestamps_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+    def _lookup(self, moments: Mapping[TopicPartition, Moment]) -> dict[TopicPartition, int]:
         self._check_open()
-        listed = lookup_offsets(
-            self._metadata, timestamps_ms, self._api_deadline(), read_committed=self._config.read_committed
-        )
-        return offsets_with_history(self._metadata.view, timestamps_ms, listed)
+        read_committed = self._config.read_committed
+        listed = lookup_offsets(self._metadata, moments, self._api_deadline(), read_committed=read_committed)
+        return offsets_with_history(self._metadata.view, moments, listed)
 
     def _commit_when_due(self) -> None:
         """Commit the positions after what earlier polls handed out. What this poll returns is not committed by it."""

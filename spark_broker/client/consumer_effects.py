@@ -9,6 +9,7 @@ from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.settings import Address
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import OffsetAndMetadata, TopicPartition
+from spark_broker.times import Moment
 
 Offsets = Mapping[TopicPartition, OffsetAndMetadata]
 Generations = Mapping[TopicPartition, int]
@@ -30,10 +31,9 @@ class FetchCommitted:
 
 @dataclass(frozen=True, slots=True)
 class LookUpOffsets:
-    """Ask the leaders for the offsets at these times (ms; -1 latest, -2 earliest); then `offsets_came` or
-    `round_failed`."""
+    """Ask the leaders for the offsets at these moments; then `offsets_came` or `round_failed`."""
 
-    timestamps_ms: Mapping[TopicPartition, int]
+    moments: Mapping[TopicPartition, Moment]
     generations: Generations
 
 

@@ -46,7 +46,8 @@ from spark_broker.model import (
     TopicPartition,
     known_epoch,
 )
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS, ListedOffset
+from spark_broker.protocol.messages import ListedOffset
+from spark_broker.times import EARLIEST, LATEST, Moment
 
 STALLED_MS = 500
 """When a long poll is overdue by this much, the consumer asks whether the leader still leads."""
@@ -344,11 +345,11 @@ class ConsumerMachine:
         committed = {p.tp: p.generation for p in starting if p.start is Start.COMMITTED}
         if committed:
             return FetchCommitted(committed)
-        timestamps_ms = {
-            p.tp: EARLIEST_TIMESTAMP_MS if p.start is Start.EARLIEST else LATEST_TIMESTAMP_MS for p in starting
+        moments: dict[TopicPartition, Moment] = {
+            p.tp: EARLIEST if p.start is Start.EARLIEST else LATEST for p in starting
         }
         generations = {p.tp: p.generation for p in starting}
-        return LookUpOffsets(timestamps_ms, generations) if starting else None
+        return LookUpOffsets(moments, generations) if starting else None
 
     def round_failed(self, error: SparkBrokerError, now_ms: float) -> None:
         """No broker answered the round's request, or one answered with this error."""

@@ -179,10 +179,10 @@ class ConsumerThreads:
                 with self.changed:
                     machine.metadata_came(view, self.now_ms())
                     self.advance()
-            case LookUpOffsets(timestamps_ms):
+            case LookUpOffsets(moments):
                 infos, failures = try_lookup_offsets(
                     self._metadata,
-                    timestamps_ms,
+                    moments,
                     Deadline.after_ms(ROUND_TIMEOUT_MS),
                     read_committed=self._config.read_committed,
                 )

@@ -22,8 +22,9 @@ from spark_broker.client.partition_position import Prefetched
 from spark_broker.errors import InvalidDataError, MissingDependencyError, OffsetOutOfRangeError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 from spark_broker.protocol.arrays import scalar_of
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, ListedOffset
+from spark_broker.protocol.messages import ListedOffset
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
+from spark_broker.times import EARLIEST, Moment
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -70,9 +71,9 @@ class HistoryReader:
                 yield from self._consumed(batch, offsets, partition, names)
             start = until
 
-    def first_since(self, partition: int, timestamp_ms: int) -> int | None:
-        """The first offset of the partition in the table with this timestamp (ms since 1970) or a later one."""
-        since = f"to_timestamp_micros({timestamp_ms * 1000})"
+    def first_since(self, partition: int, timestamp_us: int) -> int | None:
+        """The first offset of the partition in the table with this timestamp (us since 1970) or a later one."""
+        since = f"to_timestamp_micros({timestamp_us})"
         rows = f'"_partition" = {partition} AND "_timestamp" >= {since}'
         for batch in self._run(f'SELECT min("_offset") AS first FROM history WHERE {rows}'):
             for first in batch.column("first").to_pylist():
@@ -141,43 +142,43 @@ class HistoryReader:
 
 def first_in_tables(
     topics: Mapping[str, TopicView],
-    timestamps_ms: Mapping[TopicPartition, int],
+    times_us: Mapping[TopicPartition, int],
     logs: Mapping[TopicPartition, ListedOffset],
 ) -> dict[TopicPartition, int]:
-    """The first offset in the topic's table at or after a time (ms since 1970), by partition.
+    """The first offset in the topic's table at or after a time (us since 1970), by partition.
 
     Only of partitions whose history begins before their log and has such a record. `logs`: of these partitions, and
     maybe others. Raises as `HistoryReader` does, if a table has to be searched.
     """
     readers: dict[str, HistoryReader] = {}
     first: dict[TopicPartition, int] = {}
-    for tp, timestamp_ms in timestamps_ms.items():
+    for tp, time_us in times_us.items():
         topic, log_start = topics.get(tp.topic), logs[tp].log_start_offset
         if topic is None or topic.begins(tp.partition, log_start) == log_start:
             continue
         if tp.topic not in readers:
             readers[tp.topic] = HistoryReader(topic)
-        offset = readers[tp.topic].first_since(tp.partition, timestamp_ms)
+        offset = readers[tp.topic].first_since(tp.partition, time_us)
         if offset is not None:
             first[tp] = offset
     return first
 
 
 def offsets_with_history(
-    view: ClusterView, timestamps_ms: Mapping[TopicPartition, int], listed: Mapping[TopicPartition, ListedOffset]
+    view: ClusterView, moments: Mapping[TopicPartition, Moment], listed: Mapping[TopicPartition, ListedOffset]
 ) -> dict[TopicPartition, int]:
-    """The offsets that the leaders found for these times, or earlier ones that are only in the topics' tables.
+    """The offsets that the leaders found for these moments, or earlier ones that are only in the topics' tables.
 
     -1: there is none. Raises as `first_in_tables` does.
     """
-    named = {tp.topic: view.topic(tp.topic) for tp in timestamps_ms}
+    named = {tp.topic: view.topic(tp.topic) for tp in moments}
     topics = {name: topic for name, topic in named.items() if topic is not None}
-    offsets = {tp: listed[tp].offset for tp in timestamps_ms}
-    for tp, timestamp_ms in timestamps_ms.items():
-        if timestamp_ms == EARLIEST_TIMESTAMP_MS and tp.topic in topics:
+    offsets = {tp: listed[tp].offset for tp in moments}
+    for tp, moment in moments.items():
+        if moment == EARLIEST and tp.topic in topics:
             offsets[tp] = topics[tp.topic].begins(tp.partition, listed[tp].log_start_offset)
-    times_ms = {tp: time_ms for tp, time_ms in timestamps_ms.items() if time_ms >= 0}
-    return offsets | first_in_tables(topics, times_ms, listed)
+    times_us = {tp: moment for tp, moment in moments.items() if isinstance(moment, int)}
+    return offsets | first_in_tables(topics, times_us, listed)
 
 
 def check_start(topic: TopicView, partition: int, start: int) -> None:

@@ -28,6 +28,7 @@ from spark_broker.protocol.messages import (
     ListOffsetsRequest,
     ListOffsetsResponse,
 )
+from spark_broker.times import Moment
 
 Failures = dict[TopicPartition, SparkBrokerError]
 
@@ -53,7 +54,7 @@ class OffsetLookup:
 
     def __init__(
         self,
-        wanted: Mapping[TopicPartition, int],
+        wanted: Mapping[TopicPartition, Moment],
         *,
         read_committed: bool,
         reaches: Mapping[TopicPartition, Reach] | None = None,
@@ -71,7 +72,7 @@ class OffsetLookup:
         self.failures = {}
         self._view = view
         specs: dict[BrokerMetadata, list[ListOffsetsPartition]] = {}
-        for tp, timestamp_ms in self.missing.items():
+        for tp, moment in self.missing.items():
             topic, leader = view.topic(tp.topic), view.leader(tp.topic, tp.partition)
             if topic is None or tp.partition >= len(topic.partitions):
                 self.failures[tp] = UnknownTopicOrPartitionError(f"{tp} does not exist")
@@ -82,7 +83,7 @@ class OffsetLookup:
                 self._keys[topic.topic_id, tp.partition] = tp
                 reach = self._reaches.get(tp, NOWHERE)
                 where = (topic.topic_id, tp.partition, state.leader_epoch)
-                spec = ListOffsetsPartition(*where, timestamp_ms, self._read_committed, reach.start, reach.max_bytes)
+                spec = ListOffsetsPartition(*where, moment, self._read_committed, reach.start, reach.max_bytes)
                 specs.setdefault(broker, []).append(spec)
         return {broker: ListOffsetsRequest(of_broker) for broker, of_broker in specs.items()}
 
@@ -146,13 +147,13 @@ def _ask(metadata: ClusterMetadata, broker: BrokerMetadata, request: ListOffsets
 
 def lookup_offsets(
     metadata: ClusterMetadata,
-    wanted: Mapping[TopicPartition, int],
+    wanted: Mapping[TopicPartition, Moment],
     deadline: Deadline,
     *,
     read_committed: bool = True,
     reaches: Mapping[TopicPartition, Reach] | None = None,
 ) -> dict[TopicPartition, ListedOffset]:
-    """OffsetInfo of every partition, by its timestamp (ms; -1 latest, -2 earliest). Raises the first failure.
+    """OffsetInfo of every partition, at its moment. Raises the first failure.
 
     `read_committed`: the latest offset is the last stable offset instead of the high watermark. `reaches`: for these
     partitions the answer also says how much is stored from `start` to the offset found.
@@ -165,7 +166,11 @@ def lookup_offsets(
 
 
 def try_lookup_offsets(
-    metadata: ClusterMetadata, wanted: Mapping[TopicPartition, int], deadline: Deadline, *, read_committed: bool = True
+    metadata: ClusterMetadata,
+    wanted: Mapping[TopicPartition, Moment],
+    deadline: Deadline,
+    *,
+    read_committed: bool = True,
 ) -> tuple[dict[TopicPartition, ListedOffset], Failures]:
     """Like `lookup_offsets`, but it returns the failures of partitions beside the offsets."""
     lookup = OffsetLookup(wanted, read_committed=read_committed)
@@ -173,5 +178,5 @@ def try_lookup_offsets(
     return lookup.found, lookup.failures
 
 
-def at_time(partitions: Iterable[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
-    return dict.fromkeys(partitions, timestamp_ms)
+def all_at(partitions: Iterable[TopicPartition], moment: Moment) -> dict[TopicPartition, Moment]:
+    return dict.fromkeys(partitions, moment)

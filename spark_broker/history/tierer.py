@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.offset_lookup import Reach, at_time, lookup_offsets
+from spark_broker.client.offset_lookup import Reach, all_at, lookup_offsets
 from spark_broker.client.retry import Deadline, call_with_retries
 from spark_broker.config import AdminConfig
 from spark_broker.errors import (
@@ -29,8 +29,9 @@ from spark_broker.history.attempt import Attempt, TieredTopic
 from spark_broker.history.spark_steps import SparkSteps, Target
 from spark_broker.history.steps import START_OVER
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset, Message, ReportTieringRequest
+from spark_broker.protocol.messages import ListedOffset, Message, ReportTieringRequest
 from spark_broker.spark.delta_session import check_delta
+from spark_broker.times import LATEST
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +134,7 @@ class Tierer:
         partitions = [TopicPartition(topic.name, state.partition) for state in topic.partitions]
         starts = [*ends, *[0] * (len(partitions) - len(ends))]
         reaches = {tp: Reach(start, max_bytes=1) for tp, start in zip(partitions, starts, strict=False)}
-        wanted = at_time(partitions, LATEST_TIMESTAMP_MS)
+        wanted = all_at(partitions, LATEST)
         listed = lookup_offsets(self._metadata, wanted, self._deadline(), read_committed=True, reaches=reaches)
         for tp, info in listed.items():
             if info.topic_id != topic.topic_id:

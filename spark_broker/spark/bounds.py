@@ -19,6 +19,7 @@ EARLIEST_OFFSET = -2
 ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 
 _INT64_MAX = 2**63 - 1
+_TIME_MAX_MS = _INT64_MAX // 1000  # in microseconds it is an int64
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,19 @@ class ByOffset:
 
 @dataclass(frozen=True)
 class ByTimestamp:
-    """The first record at or after a moment (ms since 1970). There is one moment for all partitions, or for each."""
+    """The first record at or after a time (us since 1970). There is one time for all partitions, or for each.
+
+    The options have milliseconds, as those of Spark's Kafka source.
+    """
 
     option: str
-    for_all_ms: int | None = None
-    timestamps_ms: Mapping[TopicPartition, int] | None = None
+    for_all_us: int | None = None
+    times_us: Mapping[TopicPartition, int] | None = None
 
     def of(self, tp: TopicPartition) -> int:
-        if self.timestamps_ms is not None:
-            return self.timestamps_ms[tp]
-        return self.for_all_ms or 0
+        if self.times_us is not None:
+            return self.times_us[tp]
+        return self.for_all_us or 0
 
 
 Bound = Earliest | Latest | ByOffset | ByTimestamp
@@ -98,13 +102,14 @@ def _timed(values: Mapping[str, str], which: str) -> ByTimestamp | None:
     option = f"{which}Timestamp"
     if option in values:
         text = values[option].strip()
-        if not text.isascii() or not text.isdigit() or int(text) > _INT64_MAX:
+        if not text.isascii() or not text.isdigit() or int(text) > _TIME_MAX_MS:
             raise InvalidConfigError(f"{option} = {text!r} is not a time in milliseconds since 1970")
-        return ByTimestamp(option, for_all_ms=int(text))
+        return ByTimestamp(option, for_all_us=int(text) * 1000)
     option = f"{which}OffsetsByTimestamp"
     if option not in values:
         return None
-    return ByTimestamp(option, timestamps_ms=_by_partition(option, values[option], lambda ms: 0 <= ms <= _INT64_MAX))
+    times_ms = _by_partition(option, values[option], lambda ms: 0 <= ms <= _TIME_MAX_MS)
+    return ByTimestamp(option, times_us={tp: ms * 1000 for tp, ms in times_ms.items()})
 
 
 def _offsets(option: str, text: str, *, refused: int | None) -> dict[TopicPartition, int]:

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.offset_lookup import at_time, lookup_offsets
+from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import MissingDependencyError
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
+from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
 from spark_broker.spark.cluster import connected
 from spark_broker.spark.columns import CREATE_TIME
@@ -24,6 +24,7 @@ from spark_broker.spark.delta_session import check_delta
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
 from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.planning import check_named, newest, resolve_bound
+from spark_broker.times import LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -94,7 +95,7 @@ class _HistoryScan:
         partitions = [TopicPartition(self.topic.name, state.partition) for state in self.topic.partitions]
         logs = lookup_offsets(
             self.metadata,
-            at_time(partitions, LATEST_TIMESTAMP_MS),
+            all_at(partitions, LATEST),
             self.deadline,
             read_committed=self.read.settings.read_committed,
         )

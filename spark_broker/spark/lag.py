@@ -58,16 +58,16 @@ def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
     Raises typed errors of the cluster. A partition of a deleted topic is left out.
     """
     from spark_broker.client.group_offsets import GroupOffsets
-    from spark_broker.client.offset_lookup import try_lookup_offsets
+    from spark_broker.client.offset_lookup import all_at, try_lookup_offsets
     from spark_broker.client.retry import Deadline
-    from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS
     from spark_broker.spark.cluster import connected
+    from spark_broker.times import LATEST
 
     settings = ConsumerConfig.parse({"bootstrap.servers": bootstrap_servers})
     deadline = Deadline.after_ms(settings.default_api_timeout_ms)
     with connected(settings) as metadata:
         committed = GroupOffsets(metadata, group).fetch(None, deadline)
-        infos, failures = try_lookup_offsets(metadata, dict.fromkeys(committed, LATEST_TIMESTAMP_MS), deadline)
+        infos, failures = try_lookup_offsets(metadata, all_at(committed, LATEST), deadline)
     for error in failures.values():
         if not isinstance(error, UnknownTopicOrPartitionError):
             raise error

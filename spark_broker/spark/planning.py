@@ -11,15 +11,16 @@ import msgspec
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.history_reader import first_in_tables
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.offset_lookup import lookup_offsets
+from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError
 from spark_broker.model import TopicPartition
-from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
+from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.cluster import partitions_of
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, split_ranges
+from spark_broker.times import LATEST, Moment
 
 Infos = Mapping[TopicPartition, ListedOffset]
 """Where each partition ends for this read (`offset`), and its log start."""
@@ -36,7 +37,7 @@ def plan_ranges(
     """
     partitions = partitions_of(options.selection, topics)
     check_named(options.end, partitions)
-    infos = _look_up(metadata, options, dict.fromkeys(partitions, LATEST_TIMESTAMP_MS), deadline)
+    infos = _look_up(metadata, options, all_at(partitions, LATEST), deadline)
     starts = resolve_starts(metadata, options, infos, topics, deadline)
     ends = resolve_bound(metadata, options, options.end, infos, topics, deadline)
     ranges = []
@@ -67,7 +68,7 @@ def resolve_starts(
 
 
 def _look_up(
-    metadata: ClusterMetadata, options: ReadOptions, wanted: Mapping[TopicPartition, int], deadline: Deadline
+    metadata: ClusterMetadata, options: ReadOptions, wanted: Mapping[TopicPartition, Moment], deadline: Deadline
 ) -> dict[TopicPartition, ListedOffset]:
     return lookup_offsets(metadata, wanted, deadline, read_committed=options.settings.read_committed)
 
@@ -78,7 +79,7 @@ def check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
     if isinstance(bound, ByOffset):
         named = bound.offsets
     elif isinstance(bound, ByTimestamp):
-        named = bound.timestamps_ms
+        named = bound.times_us
     if named is None:
         return
     option = bound.option if isinstance(bound, ByOffset | ByTimestamp) else ""
@@ -112,9 +113,9 @@ def resolve_bound(
         case ByOffset():
             return {tp: _named(bound, tp, infos[tp], fail=options.fail_on_data_loss) for tp in infos}
         case ByTimestamp():
-            times_ms = {tp: bound.of(tp) for tp in infos}
-            first = first_in_tables({topic.name: topic for topic in topics}, times_ms, logs)
-            offsets = _look_up(metadata, options, {tp: times_ms[tp] for tp in infos if tp not in first}, deadline)
+            times_us = {tp: bound.of(tp) for tp in infos}
+            first = first_in_tables({topic.name: topic for topic in topics}, times_us, logs)
+            offsets = _look_up(metadata, options, {tp: times_us[tp] for tp in infos if tp not in first}, deadline)
             return first | {tp: _timed(options, bound, tp, info, infos[tp]) for tp, info in offsets.items()}
 
 
@@ -164,6 +165,6 @@ def _timed(
     if bound is options.end or options.latest_if_no_timestamp:
         return info.offset
     raise OffsetOutOfRangeError(
-        f"{bound.option}: {tp} has no record at or after {bound.of(tp)}"
+        f"{bound.option}: {tp} has no record at or after {bound.of(tp) // 1000}"
         " (startingOffsetsByTimestampStrategy=latest begins at its end)"
     )

@@ -27,10 +27,10 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.model import NO_EPOCH, ConsumedBatch
-from spark_broker.protocol.messages import EARLIEST_TIMESTAMP_MS, LATEST_TIMESTAMP_MS
 from spark_broker.spark.fetch_session import RangeSession
 from spark_broker.spark.ranges import OffsetRange
 from spark_broker.storage.filesystem import current_user
+from spark_broker.times import EARLIEST, LATEST
 
 FIRST_ANSWER_TIMEOUT_MS = 2000
 """A frozen leader takes requests and never answers. A healthy one answers within milliseconds, because what is read is
@@ -211,10 +211,8 @@ class RangeReader:
         tp, end = self._part.tp, self._part.end
         if self._fail_on_data_loss:
             raise LogTruncationError(f"{tp}: since the query was planned, {error.message}") from error
-        wanted = {tp: LATEST_TIMESTAMP_MS}
-        latest = lookup_offsets(self._metadata, wanted, self._deadline, read_committed=self._settings.read_committed)[
-            tp
-        ]
+        read_committed = self._settings.read_committed
+        latest = lookup_offsets(self._metadata, {tp: LATEST}, self._deadline, read_committed=read_committed)[tp]
         end = max(self._position, min(end, latest.offset))
         _log.warning("%s: since the query was planned, %s; reading what is there, up to %d", tp, error.message, end)
         self._part = replace(self._part, end=end, read_to=latest.offset, read_epoch=latest.last_epoch)
@@ -224,7 +222,7 @@ class RangeReader:
         tp, position = self._part.tp, self._position
         if self._fail_on_data_loss:
             raise OffsetOutOfRangeError(f"{tp}: records from offset {position} on are gone: {error.message}") from error
-        info = lookup_offsets(self._metadata, {tp: EARLIEST_TIMESTAMP_MS}, self._deadline)[tp]
+        info = lookup_offsets(self._metadata, {tp: EARLIEST}, self._deadline)[tp]
         begins = self._topic().begins(tp.partition, info.log_start_offset)
         lost_before = begins if begins > position else self._part.end
         self._position = min(lost_before, self._part.end)

@@ -8,17 +8,18 @@ from contextlib import ExitStack
 
 from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.group_offsets import GroupOffsets
-from spark_broker.client.offset_lookup import Reach, lookup_offsets
+from spark_broker.client.offset_lookup import Reach, all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import OffsetAndMetadata, TopicPartition
-from spark_broker.protocol.messages import LATEST_TIMESTAMP_MS, ListedOffset
+from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.cluster import connected, existing_topics, partitions_of, selected_topics
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.planning import newest, resolve_starts, whole
 from spark_broker.spark.ranges import OffsetRange, split_ranges
 from spark_broker.spark.stream_offset import StreamOffset
 from spark_broker.spark.stream_planner import LogRange
+from spark_broker.times import LATEST
 
 PUBLISH_TIMEOUT_MS = 5000
 """A group's offsets show others how far the query is. The query waits for a commit no longer than this."""
@@ -117,7 +118,7 @@ class StreamSession:
         deadline: Deadline,
         reaches: Mapping[TopicPartition, Reach] | None = None,
     ) -> dict[TopicPartition, ListedOffset]:
-        wanted = dict.fromkeys(partitions, LATEST_TIMESTAMP_MS)
+        wanted = all_at(partitions, LATEST)
         read_committed = self._options.settings.read_committed
         return lookup_offsets(self._metadata, wanted, deadline, read_committed=read_committed, reaches=reaches)
 

@@ -20,7 +20,6 @@ from spark_broker.model import CONSUMER_OFFSETS_TOPIC, TRANSACTION_STATE_TOPIC
 from spark_broker.protocol.arrow_message import decode_batch, encode_batch
 from spark_broker.protocol.frame import TRANSACTIONAL, decode_frames
 from spark_broker.protocol.messages import (
-    EARLIEST_TIMESTAMP_MS,
     AppendRequest,
     AppendResponse,
     CreateTopicRequest,
@@ -46,6 +45,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
+from spark_broker.times import EARLIEST
 from spark_broker.transport.client import ClientStream, Connection
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ class RawClient:
         state = self.topic(name)
         starts: list[tuple[int, int]] = []
         for partition in state.partitions:
-            spec = ListOffsetsPartition(state.topic_id, partition.partition, -1, EARLIEST_TIMESTAMP_MS)
+            spec = ListOffsetsPartition(state.topic_id, partition.partition, -1, EARLIEST)
             answer = self.connection(partition.leader).call(ListOffsetsRequest([spec]), timeout_ms=5000)
             assert isinstance(answer, ListOffsetsResponse)
             starts += [(info.partition, info.offset) for info in answer.partitions]

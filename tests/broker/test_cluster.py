@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import CONSUMER_OFFSETS_TOPIC, OffsetAndMetadata
 from spark_broker.protocol.murmur2 import group_partition
-from spark_broker.times import from_ms
+from spark_broker.times import from_ms, from_us
 from tests.conftest import WaitUntil
 from tests.support.committed import committed_offset
 from tests.support.process_cluster import ProcessCluster
@@ -84,6 +85,48 @@ def test_lookup_by_time_finds_the_first_record_at_or_after_it(process_cluster: P
         scan = next(i for i, t in enumerate(times_ms) if t >= time_ms)
         assert admin.list_offsets({partition: from_ms(time_ms)}) == {partition: scan}
     assert admin.list_offsets({partition: from_ms(5001)}) == {partition: None}
+
+
+SINCE_1970_US = [0, 1, 999, 1000, 1001, 253_402_300_799_999_999]
+"""Up to the year 9999. Records without a schema of their own have these, as Kafka's."""
+
+EVER_US = [-62_135_596_800_000_000, -1_000_001, -1000, -2, -1, *SINCE_1970_US]
+"""From the year 1 on. In milliseconds and in microseconds, -1 and -2 are times as others."""
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_each_record_is_found_by_its_own_time(process_cluster: ProcessCluster, admin: Admin, typed: bool) -> None:
+    name, column, times_us = ("own", "at", EVER_US) if typed else ("kafka", "timestamp", SINCE_1970_US)
+    schema, config = (EVENTS, {"timestamp.column": "at"}) if typed else (None, {})
+    admin.create_topic(NewTopic(name, partitions=1, replication_factor=3, schema=schema, config=config))
+    filler = {"id": 1, "name": ""} if typed else {"value": b""}
+    partition = TopicPartition(name, 0)
+    with Producer(process_cluster.bootstrap_servers) as producer:
+        producer.append(name, [{**filler, column: from_us(time_us)} for time_us in times_us[:4]]).result(20)
+        for time_us in times_us[4:]:
+            producer.append(name, [{**filler, column: from_us(time_us)}]).result(20)
+    with Consumer(process_cluster.bootstrap_servers) as consumer:
+        consumer.assign([partition])
+        consumer.seek_to_beginning()
+        records = list(itertools.islice(consumer, len(times_us)))
+        assert [record.timestamp for record in records] == [from_us(time_us) for time_us in times_us]
+        for record in records:
+            assert consumer.offsets_for_times({partition: record.timestamp}) == {partition: record.offset}
+            assert admin.list_offsets({partition: record.timestamp}) == {partition: record.offset}
+        after = from_us(times_us[-2] + 1)
+        assert consumer.offsets_for_times({partition: after}) == {partition: len(times_us) - 1}
+
+
+def test_a_record_without_a_time_is_found_by_when_it_was_appended(
+    process_cluster: ProcessCluster, admin: Admin
+) -> None:
+    """Story: it was passed over if another record of its batch had an early time."""
+    admin.create_topic(NewTopic("untimed", partitions=1, replication_factor=3))
+    times = pa.array([from_us(5), None], pa.timestamp("us", "UTC"))
+    with Producer(process_cluster.bootstrap_servers) as producer:
+        producer.append("untimed", pa.table({"value": [b"a", b"b"], "timestamp": times})).result(20)
+    partition = TopicPartition("untimed", 0)
+    assert admin.list_offsets({partition: from_us(6)}) == {partition: 1}
 
 
 def test_what_is_sealed_and_decided_may_be_tiered(process_cluster: ProcessCluster, admin: Admin) -> None:

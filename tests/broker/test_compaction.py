@@ -330,7 +330,7 @@ def test_lookups_by_time_find_what_is_left(lone: CompactedPartition) -> None:
     reader = lone.partition.reader
     assert reader.offset_at(lone.leader_epoch, 0, read_committed=True)[0] == 1  # type: ignore[index]
     since = lone.clock.wall_ms() - 5_000
-    assert reader.offset_at(lone.leader_epoch, since, read_committed=True)[0] == 2  # type: ignore[index]
+    assert reader.offset_at(lone.leader_epoch, since * 1000, read_committed=True)[0] == 2  # type: ignore[index]
 
 
 def test_a_record_without_a_key_is_refused_and_loses_nothing(lone: CompactedPartition) -> None:

@@ -34,7 +34,8 @@ def write(lone: LonePartition, *times_ms: int | None, compression: str | None = 
 
 
 def look_up(lone: LonePartition, timestamp_ms: int, *, read_committed: bool = True) -> tuple[int, int] | None:
-    return lone.partition.reader.offset_at(lone.leader_epoch, timestamp_ms, read_committed=read_committed)
+    found = lone.partition.reader.offset_at(lone.leader_epoch, timestamp_ms * 1000, read_committed=read_committed)
+    return None if found is None else (found[0], found[1] // 1000)
 
 
 @pytest.fixture

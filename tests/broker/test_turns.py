@@ -41,7 +41,7 @@ from tests.broker.rig import KEY, Rig
 from tests.support.waiting import eventually
 
 PIECES = 20
-LOOK_UPS = ListOffsetsRequest([ListOffsetsPartition(*KEY, -1, -1)] * PIECES)
+LOOK_UPS = ListOffsetsRequest([ListOffsetsPartition(*KEY, -1, "latest")] * PIECES)
 
 
 class LoneManager:

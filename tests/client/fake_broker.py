@@ -85,6 +85,7 @@ from spark_broker.protocol.messages import (
 from spark_broker.protocol.murmur2 import group_partition
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, columns_stored, schema_from_bytes, schema_to_bytes
 from spark_broker.protocol.schema_evolution import evolved
+from spark_broker.times import EARLIEST
 from spark_broker.transport.server import Server, ServerStream
 from tests.client.fake_coordinator import FakeTransactions, Key, check_coordinator, coordinated_id
 from tests.client.proxy import Proxy
@@ -596,8 +597,10 @@ class FakeCluster:
             topic, part = self.led(broker, spec.topic_id, spec.partition, spec.leader_epoch)
         except SparkBrokerError as error:
             return ListedOffset(spec.topic_id, spec.partition, error.code, error.message)
-        offset = {-1: part.latest(spec.read_committed), -2: part.log_start_offset}.get(spec.timestamp_ms, -1)
-        if spec.timestamp_ms >= 0 and spec.timestamp_ms <= APPEND_TIME_MS and part.log:
+        offset = part.log_start_offset if spec.at == EARLIEST else part.latest(spec.read_committed)
+        if isinstance(spec.at, int):
+            offset = -1
+        if isinstance(spec.at, int) and spec.at <= APPEND_TIME_MS * 1000 and part.log:
             offset = part.log[0].header.base_offset
         first = next((i for i, f in enumerate(part.log) if f.header.next_offset > spec.start), 0)
         lengths = [f.header.length for f in part.log[first:] if f.header.next_offset <= offset]

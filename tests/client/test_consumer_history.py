@@ -21,7 +21,7 @@ from spark_broker.errors import (
     SparkBrokerError,
 )
 from spark_broker.protocol.messages import CallRequest, HistoryMetadata, Message, MetadataRequest
-from spark_broker.times import from_ms
+from spark_broker.times import from_us
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 
 BOUNDARY = 30
@@ -41,8 +41,11 @@ def values(start: int, end: int) -> pa.RecordBatch:
 
 
 def time_of(offset: int) -> int:
-    """The timestamp of a record of the table, ms. From the boundary on: a moment before those of the log."""
-    return APPEND_TIME_MS - max(0, BOUNDARY - offset) * 3_600_000
+    """The timestamp of a record of the table, us. From the boundary on: a moment before those of the log.
+
+    The first ones are just before 1970. The others are no whole milliseconds.
+    """
+    return offset - 3 if offset < 3 else (APPEND_TIME_MS - max(0, BOUNDARY - offset) * 3_600_000) * 1000 - 1
 
 
 def rows(start: int, end: int) -> pa.Table:
@@ -50,7 +53,7 @@ def rows(start: int, end: int) -> pa.Table:
     log = {
         "_partition": pa.array([0] * len(offsets), pa.int32()),
         "_offset": pa.array(offsets, pa.int64()),
-        "_timestamp": pa.array([time_of(offset) * 1000 for offset in offsets], pa.timestamp("us", "UTC")),
+        "_timestamp": pa.array([time_of(offset) for offset in offsets], pa.timestamp("us", "UTC")),
         "_leader_epoch": pa.array([0] * len(offsets), pa.int32()),
     }
     return pa.table({"n": pa.array(offsets), "text": pa.array(map(str, offsets)), **log})
@@ -109,11 +112,11 @@ def test_everything_comes_once_and_in_order(cluster: FakeCluster) -> None:
 
 @pytest.mark.usefixtures("table")
 def test_offsets_are_found_in_the_table_and_in_the_log(cluster: FakeCluster, consumer: Consumer) -> None:
-    """The table's records are an hour apart. There is no record at 7 and 8."""
-    moments = {0: 0, 7: 9, 19: 19, 29: 29}
+    """Most of the table's records are an hour apart. There is no record at 7 and 8."""
+    moments = {0: 0, 1: 1, 2: 2, 7: 9, 19: 19, 29: 29}
     with Admin(cluster.bootstrap) as admin:
         for offset, expected in moments.items():
-            moment = from_ms(time_of(offset))
+            moment = from_us(time_of(offset))
             assert consumer.offsets_for_times({T0: moment}) == {T0: expected}
             assert admin.list_offsets({T0: moment}) == {T0: expected}
         assert admin.list_offsets({T0: "earliest"}) == consumer.beginning_offsets([T0]) == {T0: 0}

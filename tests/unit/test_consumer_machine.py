@@ -41,7 +41,7 @@ from spark_broker.protocol.messages import BrokerMetadata, FetchedPartition, Lis
 E = TypeVar("E")
 
 T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
-EARLIEST = -2
+EARLIEST = "earliest"
 
 
 def view(*leaders: tuple[int, int], topic_id: str = "id", brokers: int = 3) -> ClusterView:
@@ -130,7 +130,7 @@ def test_a_subscribed_topic_is_asked_for_then_its_first_offsets_then_its_leaders
     effects = rig.step()
     assert {effect.broker_id for effect in effects if isinstance(effect, FollowLeader)} == {0, 1}
     (asked,) = [effect for effect in effects if isinstance(effect, LookUpOffsets)]
-    assert asked.timestamps_ms == {T0: EARLIEST, T1: EARLIEST}
+    assert asked.moments == {T0: EARLIEST, T1: EARLIEST}
     assert rig.machine.leaders.next_fetch(0, rig.now_ms) is None
     info = {tp: ListedOffset("id", tp.partition, 0, offset=5, last_epoch=0) for tp in (T0, T1)}
     rig.machine.offsets_came(asked, info, {}, rig.now_ms)
@@ -160,7 +160,7 @@ def test_lookups_that_fail_are_made_again_after_a_back_off_with_new_metadata(rig
     assert not any(isinstance(effect, LookUpOffsets) for effect in rig.metadata(view((1, 1))))
     assert rig.now_ms < rig.machine.wake_ms(rig.now_ms) <= rig.now_ms + 120
     rig.now_ms = rig.machine.wake_ms(rig.now_ms)
-    assert rig.only(LookUpOffsets).timestamps_ms == {T0: EARLIEST}
+    assert rig.only(LookUpOffsets).moments == {T0: EARLIEST}
 
 
 def test_a_seek_during_a_lookup_wins(rig: Rig) -> None:
@@ -179,7 +179,7 @@ def test_a_group_begins_where_it_committed_and_elsewhere_where_the_reset_says() 
     (target,) = rig.fetch().targets.values()
     assert (target.offset, target.read_epoch) == (9, 3)
     (lookup,) = [effect for effect in rig.metadata(view((0, 3), (1, 0))) if isinstance(effect, LookUpOffsets)]
-    assert lookup.timestamps_ms == {T1: EARLIEST}
+    assert lookup.moments == {T1: EARLIEST}
 
 
 def test_a_leader_that_cannot_have_heard_of_the_committed_epoch_is_not_asked(rig: Rig) -> None:
@@ -238,7 +238,7 @@ def test_an_offset_out_of_range_is_judged_when_what_was_fetched_before_is_used_u
     rig.refuse(rig.fetch(), OffsetOutOfRangeError("no"))
     (lookup,) = rig.metadata(view((0, 0)))
     assert isinstance(lookup, LookUpOffsets), "once metadata is there that knows of the deletion"
-    assert lookup.timestamps_ms == {T0: EARLIEST}
+    assert lookup.moments == {T0: EARLIEST}
 
 
 def test_a_paused_partition_is_not_fetched(rig: Rig) -> None:

@@ -175,9 +175,9 @@ def test_a_time_for_all_comes_before_times_for_each_and_those_before_offsets() -
     each = {"startingOffsetsByTimestamp": '{"flights":{"0":2000}}'}
     every = {"startingTimestamp": "3000"}
     tp = TopicPartition("flights", 0)
-    assert parse(**offsets, **each, **every).start == ByTimestamp("startingTimestamp", for_all_ms=3000)
-    assert parse(**offsets, **each).start == ByTimestamp("startingOffsetsByTimestamp", timestamps_ms={tp: 2000})
-    assert parse(endingTimestamp="4000").end == ByTimestamp("endingTimestamp", for_all_ms=4000)
+    assert parse(**offsets, **each, **every).start == ByTimestamp("startingTimestamp", for_all_us=3_000_000)
+    assert parse(**offsets, **each).start == ByTimestamp("startingOffsetsByTimestamp", times_us={tp: 2_000_000})
+    assert parse(endingTimestamp="4000").end == ByTimestamp("endingTimestamp", for_all_us=4_000_000)
 
 
 def test_columns_are_a_list() -> None:

@@ -22,11 +22,10 @@ from spark_broker.protocol.messages.common import (
     Offsets,
     PartitionId,
     Text,
-    TimestampMs,
     TopicId,
     TopicIdOrEmpty,
 )
-from spark_broker.times import from_ms
+from spark_broker.times import LogEdge, from_ms
 
 
 class MetadataRequest(Message, frozen=True):
@@ -177,7 +176,7 @@ class MetadataResponse(Message, frozen=True):
 
 
 class ListOffsetsPartition(Message, frozen=True):
-    """`timestamp_ms`: -1 latest (the high watermark), -2 earliest (the log start), else the first at or after it.
+    """`at`: the latest offset is the high watermark, the earliest one the log start.
 
     `read_committed`: latest is the last stable offset. `start`: the caller's position; the answer has the leader epoch
     of the record before it. With `max_bytes`, it also says how many bytes are stored from `start` to the offset, and
@@ -187,7 +186,7 @@ class ListOffsetsPartition(Message, frozen=True):
     topic_id: TopicId
     partition: PartitionId
     leader_epoch: Epoch
-    timestamp_ms: TimestampMs
+    at: Int64 | LogEdge
     read_committed: bool = True
     start: Offset = -1
     max_bytes: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
@@ -200,7 +199,9 @@ class ListOffsetsRequest(Message, frozen=True):
 
 
 class ListedOffset(Message, frozen=True):
-    """`offset` -1: no record at or after the timestamp. `last_epoch`: leader epoch of the record before `offset`.
+    """`offset` -1: no record at or after the time. `timestamp_us`: of the record there, if a time was asked for.
+
+    `last_epoch`: leader epoch of the record before `offset`.
 
     `sealed_offset`: the end of the sealed segments, as far as transactions are decided: what may be tiered.
     `history_end_offset`: up to there (exclusive) the leader knows records to be in the topic's table; -1: it has none.
@@ -214,7 +215,7 @@ class ListedOffset(Message, frozen=True):
     error_code: ErrorCode
     error_message: Text = ""
     offset: Offset = -1
-    timestamp_ms: Int64 = -1
+    timestamp_us: Int64 | None = None
     leader_epoch: Epoch = -1
     log_start_offset: Offset = -1
     high_watermark: Offset = -1

@@ -8,13 +8,10 @@ from msgspec import Meta, Struct
 
 from spark_broker.model import NAME_MAX
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 CALL_ACTION = "call"
 
 ACKS_ALL = -1
-
-LATEST_TIMESTAMP_MS = -1
-EARLIEST_TIMESTAMP_MS = -2
 
 Name = Annotated[str, Meta(max_length=NAME_MAX)]
 Text = Annotated[str, Meta(max_length=65_536)]
@@ -34,8 +31,6 @@ ErrorCode = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Count = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """A number of things, a port or a process id; -1: not said."""
 Milliseconds = Annotated[int, Meta(ge=0, le=2**31 - 1)]
-TimestampMs = Annotated[int, Meta(ge=-2, le=(2**63 - 1) // 1000)]
-"""Milliseconds since 1970 (in microseconds they fit an int64), LATEST_TIMESTAMP_MS or EARLIEST_TIMESTAMP_MS."""
 Port = Annotated[int, Meta(ge=0, le=65_535)]
 Size = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Brokers = Annotated[list[BrokerId], Meta(max_length=1000)]

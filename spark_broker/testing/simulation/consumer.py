@@ -221,7 +221,7 @@ class SimConsumer(NetworkNode):
         self.advance()
 
     def _look_up(self, asked: LookUpOffsets) -> None:
-        lookup = OffsetLookup(asked.timestamps_ms, read_committed=self._config.read_committed)
+        lookup = OffsetLookup(asked.moments, read_committed=self._config.read_committed)
         done = partial(self._offsets_came, asked, lookup)
         look_up(self.world.network, self, lookup, self.machine.view, done, CALL_TIMEOUT_MS)
 

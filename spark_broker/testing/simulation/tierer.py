@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.client.offset_lookup import OffsetLookup, Reach, at_time
+from spark_broker.client.offset_lookup import OffsetLookup, Reach, all_at
 from spark_broker.errors import SparkBrokerError, TieringStoppedError, UnknownTopicOrPartitionError
 from spark_broker.history.attempt import Attempt, TieredTopic, confirmation
 from spark_broker.history.plan import TableCommit, TieringRange
@@ -30,7 +30,6 @@ from spark_broker.history.steps import (
 )
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import (
-    LATEST_TIMESTAMP_MS,
     CallRequest,
     MetadataRequest,
     RaiseLogStartsRequest,
@@ -42,6 +41,7 @@ from spark_broker.testing.simulation.machine import EPOCH_MS
 from spark_broker.testing.simulation.range_reads import RangeReads
 from spark_broker.testing.simulation.trace import TraceKind
 from spark_broker.testing.simulation.violation import ViolationError
+from spark_broker.times import LATEST
 
 if TYPE_CHECKING:
     from spark_broker.testing.simulation.tiering import Tiering
@@ -178,7 +178,7 @@ class SimTierer(Client):
         partitions = [TopicPartition(topic.name, state.partition) for state in topic.partitions]
         starts = [*step.ends, *[0] * (len(partitions) - len(step.ends))]
         reaches = {tp: Reach(start, max_bytes=1) for tp, start in zip(partitions, starts, strict=False)}
-        lookup = OffsetLookup(at_time(partitions, LATEST_TIMESTAMP_MS), read_committed=True, reaches=reaches)
+        lookup = OffsetLookup(all_at(partitions, LATEST), read_committed=True, reaches=reaches)
 
         def listed() -> None:
             errors = [*lookup.failures.values()]

@@ -288,9 +288,13 @@ def test_what_a_broker_inherits_is_the_executors_and_not_the_keepers(brokers: Br
 def test_every_adoption_is_one_line_of_the_drivers_log_with_its_reason(
     scenario: Scenario, spark: SparkSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO", logger="spark_broker"), unharmed(scenario):
-        spark.sparkContext.cancelAllJobs()
+    def adoptions() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "adopted" in record.getMessage()]
 
-    adoptions = [record.getMessage() for record in caplog.records if "adopted" in record.getMessage()]
-    assert len(adoptions) == 3
-    assert all("cancelled as part of cancellation of all jobs" in line for line in adoptions)
+    with caplog.at_level("INFO", logger="spark_broker"):
+        with unharmed(scenario):
+            spark.sparkContext.cancelAllJobs()
+        # A keeper's process is there before the driver has heard what it keeps.
+        wait_for(lambda: len(adoptions()) == 3, "a line for every adoption")
+
+    assert all("cancelled as part of cancellation of all jobs" in line for line in adoptions())

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spark_broker.history.design import DEFAULT, GENERATED, TableDesign, quoted
+from spark_broker.errors import TieringStoppedError
+from spark_broker.history.design import DEFAULT, GENERATED, NULL_TEXTS, TableDesign, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -18,22 +19,38 @@ if TYPE_CHECKING:
 REASON = "_offset_refused"
 """The column that `judged` adds. No topic has a column of this name: its beginning is reserved."""
 
+_GIVEN = "_offset_given_"
+"""What the names of columns begin with that hold what the record has, where rules are judged by something else."""
+
 
 def judged(frame: DataFrame, design: TableDesign) -> DataFrame:
     """The rows with the name of the first rule that each breaks in the column `REASON`; null: it breaks none."""
-    from pyspark.sql.functions import coalesce, expr, lit, when
+    from pyspark.sql.functions import coalesce, col, expr, lit, when
+
+    rows = _completed(frame, design)
+    given = {name.lower(): f"{_GIVEN}{number}" for number, name in enumerate(design.texts_in_paths)}
+    for name, kept in given.items():  # Delta judges what it stores.
+        stored = expr(f"CASE WHEN {quoted(name)} NOT IN ({NULL_TEXTS}) THEN {quoted(name)} END")
+        rows = rows.withColumn(kept, col(quoted(name))).withColumn(name, stored)
+    reason = lit(None).cast("string")
+    for rule in reversed(design.rules(frame.columns)):
+        holds = coalesce(expr(rule.condition), lit(False))
+        reason = when(~holds, lit(rule.name)).otherwise(reason)
+    columns = (col(given.get(name.lower(), quoted(name))).alias(name) for name in frame.columns)
+    return rows.select(*columns, reason.alias(REASON))
+
+
+def _completed(frame: DataFrame, design: TableDesign) -> DataFrame:
+    """With the table's other columns, and in them what Delta puts there."""
+    from pyspark.sql.functions import expr, lit
 
     rows, there = frame, {name.lower() for name in frame.columns}
     missing = [column for column in design.columns if column.name.lower() not in there]
     for column in sorted(missing, key=lambda column: GENERATED in column.metadata):
-        # What Delta puts there. A generated column is computed from the others.
+        # A generated column is computed from the others.
         made = column.metadata.get(GENERATED) or column.metadata.get(DEFAULT)
         rows = rows.withColumn(column.name, (expr(made) if made else lit(None)).cast(column.dataType))
-    reason = lit(None).cast("string")
-    for rule in reversed(design.rules):
-        holds = coalesce(expr(rule.condition), lit(False))
-        reason = when(~holds, lit(rule.name)).otherwise(reason)
-    return rows.select(*(quoted(name) for name in frame.columns), reason.alias(REASON))
+    return rows
 
 
 def accepted(rows: DataFrame) -> DataFrame:
@@ -41,8 +58,28 @@ def accepted(rows: DataFrame) -> DataFrame:
     return rows.where(f"{REASON} IS NULL").drop(REASON)
 
 
-def refused(rows: DataFrame) -> DataFrame:
-    return rows.where(f"{REASON} IS NOT NULL")
+def count_refused(rows: DataFrame, design: TableDesign, columns: Sequence[str]) -> int:
+    """How many of the judged rows break a rule. Raises TieringStoppedError where one that does not would be changed.
+
+    `columns`: those that the rows had before they were judged.
+    """
+    from pyspark.sql.functions import expr
+    from pyspark.sql.functions import min as least
+
+    kept = design.kept(columns)
+    changed = (
+        least(expr(f"CASE WHEN {REASON} IS NULL AND NOT ({each.holds}) THEN struct(_partition, _offset) END"))
+        for each in kept
+    )
+    count, *first = rows.agg(expr(f"count_if({REASON} IS NOT NULL)"), *changed).collect()[0]
+    for each, place in zip(kept, first, strict=True):
+        if place is not None:
+            raise TieringStoppedError(
+                f"column {each.name!r} of the table {design.path} cannot hold what the record at offset {place[1]} of "
+                f"partition {place[0]} has there: {each.why}. Give the table a CHECK constraint that refuses such "
+                "records, so that they become dead letters; or use a table that is made otherwise"
+            )
+    return int(count)
 
 
 def letters(rows: DataFrame, columns: Sequence[str]) -> DataFrame:

@@ -23,6 +23,9 @@ VARCHAR = "__CHAR_VARCHAR_TYPE_STRING"
 
 MADE_BY_DELTA = "delta.identity."
 
+NULL_TEXTS = "'', '__HIVE_DEFAULT_PARTITION__'"
+"""In a partition column, these texts are read back as null. (If it is NOT NULL, the table cannot be read then.)"""
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -30,6 +33,43 @@ class Rule:
 
     name: str
     condition: str
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a column's value must satisfy so that the table has it as it is. `why`: what Delta does with others."""
+
+    name: str
+    holds: str
+    why: str
+
+
+def _kept_in_path(column: StructField) -> Kept | None:
+    """For a column that the table is partitioned by: its values are texts in Delta's log."""
+    from pyspark.sql.types import BinaryType, StringType, TimestampNTZType, TimestampType
+
+    name, kind = quoted(column.name), column.dataType
+    if isinstance(kind, StringType):
+        return Kept(column.name, f"{name} NOT IN ({NULL_TEXTS})", _AS_NULL)
+    if isinstance(kind, BinaryType):
+        text = f"CAST({name} AS STRING)"
+        holds = f"is_valid_utf8({text}) AND {text} NOT IN ({NULL_TEXTS})"
+        return Kept(column.name, holds, f"{_AS_NULL}, and other bytes than UTF-8 come back changed")
+    if isinstance(kind, TimestampType | TimestampNTZType):
+        holds = f"{name} >= TIMESTAMP_NTZ '0001-01-01 00:00:00'"
+        return Kept(column.name, holds, "a partition column takes a year before 1 for one after it")
+    return None
+
+
+def _kept_with_length(column: StructField) -> Kept | None:
+    char = re.fullmatch(r"char\((\d+)\)", column.metadata.get(VARCHAR, ""), re.IGNORECASE)
+    if char is None:
+        return None
+    holds = f"length({quoted(column.name)}) >= {char[1]}"
+    return Kept(column.name, holds, f"CHAR({char[1]}) fills shorter texts with spaces")
+
+
+_AS_NULL = f"a partition column has {NULL_TEXTS} as null"
 
 
 @dataclass(frozen=True)
@@ -54,9 +94,12 @@ class TableDesign:
         """The column of this name, whatever its case. Raises KeyError."""
         return {column.name.lower(): column for column in self.columns}[name.lower()]
 
-    @property
-    def rules(self) -> list[Rule]:
-        """What Delta checks of each row. It refuses a whole append for one row that breaks a rule."""
+    def rules(self, names: Sequence[str]) -> list[Rule]:
+        """What Delta checks of each row. It refuses a whole append for one row that breaks a rule.
+
+        `names`: the columns that the rows have. A generated column that they lack is computed, and not checked.
+        """
+        there = {name.lower() for name in names}
         rules = [
             Rule(f"CHECK constraint {name.removeprefix(CONSTRAINT)}", expression)
             for name, expression in sorted(self.properties.items())
@@ -66,7 +109,7 @@ class TableDesign:
             name = quoted(column.name)
             if not column.nullable:
                 rules.append(Rule(f"column {column.name} must not be null", f"{name} IS NOT NULL"))
-            if GENERATED in column.metadata:
+            if GENERATED in column.metadata and column.name.lower() in there:
                 rules.append(Rule(f"generated column {column.name}", f"{name} <=> ({column.metadata[GENERATED]})"))
             length = re.search(r"\d+", column.metadata.get(VARCHAR, ""))
             if length is not None:
@@ -75,11 +118,39 @@ class TableDesign:
                 )
         return rules
 
+    @property
+    def texts_in_paths(self) -> list[str]:
+        """Columns of text that the table is partitioned by. Delta stores `NULL_TEXTS` there as null."""
+        from pyspark.sql.types import StringType
+
+        return [name for name in self.partitioned_by if isinstance(self.column(name).dataType, StringType)]
+
+    def kept(self, names: Sequence[str]) -> list[Kept]:
+        """What each row needs so that it is read back as it was. Delta checks none of it.
+
+        `names`: the columns that the rows have.
+        """
+        there = {name.lower() for name in names}
+        kept = [_kept_in_path(self.column(name)) for name in self.partitioned_by]
+        kept += [_kept_with_length(column) for column in self.columns]
+        return [each for each in kept if each is not None and each.name.lower() in there]
+
+    @property
+    def holds_local_times(self) -> bool:
+        from pyspark.sql.types import StructType
+
+        return holds_local_times(StructType(list(self.columns)))
+
+    def makes(self, name: str) -> bool:
+        """Whether Delta gives the column a value where rows lack it."""
+        metadata = self.column(name).metadata
+        return GENERATED in metadata or DEFAULT in metadata
+
     def check_columns(self, names: Sequence[str]) -> None:
         """Check that rows with these columns can satisfy the rules. Raises TieringStoppedError."""
         there = {name.lower() for name in names}
         for column in self.columns:
-            given = column.name.lower() in there or GENERATED in column.metadata or DEFAULT in column.metadata
+            given = column.name.lower() in there or self.makes(column.name)
             if not given and not column.nullable:
                 raise TieringStoppedError(
                     f"column {column.name!r} of the table {self.path} must not be null, and the topic lacks it"
@@ -114,6 +185,21 @@ def wider_columns(design: TableDesign, schema: StructType) -> dict[str, DataType
             )
         wider[column.name] = field.dataType
     return wider
+
+
+def holds_local_times(kind: DataType) -> bool:
+    """Whether a time without a zone is anywhere in the type."""
+    from pyspark.sql.types import ArrayType, MapType, StructType, TimestampNTZType
+
+    match kind:
+        case StructType():
+            return any(holds_local_times(field.dataType) for field in kind)
+        case ArrayType():
+            return holds_local_times(kind.elementType)
+        case MapType():
+            return holds_local_times(kind.keyType) or holds_local_times(kind.valueType)
+        case _:
+            return isinstance(kind, TimestampNTZType)
 
 
 def _widened(narrow: DataType, wide: DataType) -> bool:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.errors import TieringStoppedError
-from spark_broker.history.dead_letters import accepted, judged, letters, refused
-from spark_broker.history.design import TableDesign, quoted, wider_columns
+from spark_broker.history.dead_letters import accepted, count_refused, judged, letters
+from spark_broker.history.design import TableDesign, holds_local_times, quoted, wider_columns
 from spark_broker.history.plan import TableCommit, TableSnapshot, TieringRange, Written
 from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import ConflictError
@@ -32,6 +32,9 @@ STATISTICS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
 
 TYPE_WIDENING = "delta.enableTypeWidening"
 
+TIMESTAMP_NTZ = "delta.feature.timestampNtz"
+"""A table that is made with such a column has this feature. One that gets the column later must be told."""
+
 _MAX_STATISTICS = 32
 """Delta's own default: so many columns have statistics."""
 
@@ -45,6 +48,11 @@ _RACES = (
 
 _CANCELLED = "[SPARK_JOB_CANCELLED]"
 """In what Spark says when somebody has cancelled all jobs of the session, as Ctrl-C in a notebook does. Try again."""
+
+_PAGES = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\s*JVM stacktrace|\n\s*== |\n\s*'?\+?[:!]?[+-]? ?[A-Z]\w+ \[|;\s*\n")
+"""Where the pages begin that Spark adds to what an error says."""
+
+_SAID_MAX = 2000
 
 _CAUSES_MAX = 20
 
@@ -79,7 +87,7 @@ class HistoryTable:
 
     def fitted(self, frame: DataFrame, design: TableDesign, widening: str) -> DataFrame:
         """The rows with what the table demands of each: columns that it is partitioned by, null where the topic lacks
-        them. A column that the table lacks is added to it later.
+        them and Delta makes no value for them. A column that the table lacks is added to it later.
 
         `widening`: what to do where a column is wider in the topic (`delta.type.widening`). Raises TieringStoppedError
         where a column of the table has another type, and ConflictError where somebody else writes meanwhile.
@@ -89,9 +97,12 @@ class HistoryTable:
         wider = wider_columns(design, frame.schema)
         if wider:
             self._widen(design, wider, widening)
+        if TIMESTAMP_NTZ not in design.properties and holds_local_times(frame.schema) and not design.holds_local_times:
+            with _failures(f"the table {self._path} cannot get {TIMESTAMP_NTZ}, which a new column needs"):
+                self._set_property(TIMESTAMP_NTZ, "supported")
         there = {field.name.lower() for field in frame.schema}
         for name in design.partitioned_by:
-            if name.lower() not in there:
+            if name.lower() not in there and not design.makes(name):
                 frame = frame.withColumn(name, lit(None).cast(design.column(name).dataType))
         return frame
 
@@ -125,14 +136,16 @@ class HistoryTable:
             if widening == "native":
                 # Delta then widens a column when wider values are appended.
                 if design.properties.get(TYPE_WIDENING) != "true":
-                    table = f"delta.{quoted(self._path)}"
-                    self._spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{TYPE_WIDENING}' = 'true')")
+                    self._set_property(TYPE_WIDENING, "true")
                 return
             design.check_rewrite()
             rows = self._spark.read.format("delta").load(self._path)
             rows = rows.withColumns({name: rows[quoted(name)].cast(kind) for name, kind in wider.items()})
             writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
             writer.partitionBy(*design.partitioned_by).save(self._path)
+
+    def _set_property(self, name: str, value: str) -> None:
+        self._spark.sql(f"ALTER TABLE delta.{quoted(self._path)} SET TBLPROPERTIES ('{name}' = '{value}')")
 
     def append(self, frame: DataFrame, commit: TableCommit) -> Written:
         """Append these rows as transaction `commit.version`, and read the commit back. Creates the table if need be.
@@ -187,12 +200,12 @@ class HistoryTable:
 
     def judged(self, frame: DataFrame, design: TableDesign) -> tuple[DataFrame, int]:
         """The rows that the table accepts, and how many it does not. Raises TieringStoppedError."""
-        if not design.rules:
+        if not design.rules(frame.columns) and not design.kept(frame.columns):
             return frame, 0
         design.check_columns(frame.columns)
         with _failures(f"the rules of the table {self._path} cannot be applied"):
             rows = judged(frame, design)
-            count = refused(rows).count()
+            count = count_refused(rows, design, frame.columns)
             return (accepted(rows), count) if count else (frame, 0)
 
     def quarantine(self, frame: DataFrame, design: TableDesign, commit: TableCommit, columns: Sequence[str]) -> None:
@@ -325,7 +338,7 @@ def _with_statistics(schema: StructType) -> Sequence[str]:
 
 @contextmanager
 def _failures(what: str) -> Iterator[None]:
-    """Turn Spark's errors into ours. The first line says it; Spark adds pages to it."""
+    """Turn Spark's errors into ours."""
     from delta.exceptions import DeltaConcurrentModificationException
     from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
@@ -336,16 +349,17 @@ def _failures(what: str) -> Iterator[None]:
         raise ConflictError(str(error)) from error
     except Py4JJavaError as error:
         # Java's own exceptions, of a file system for one, stay what they are.
-        said = str(error.java_exception.toString())[:500]
+        said = _text(str(error.java_exception.toString()))
         if _CANCELLED in said:
             raise ConflictError(said) from error
         raise TieringStoppedError(f"{what}: {said}{_root_cause(error.java_exception)}") from error
     except PySparkException as error:
         # Not every such error has a condition: Spark's conversion loses that of an exception that it does not know.
-        if re.search(rf"\b({'|'.join(_RACES)})", _first_line(error)) is not None:
-            raise ConflictError(_first_line(error)) from error
+        said = _said(error)
+        if re.search(rf"\b({'|'.join(_RACES)})", said) is not None:
+            raise ConflictError(said) from error
         cause = _root_cause(getattr(error, "_origin", None))
-        raise TieringStoppedError(f"{what}: {_first_line(error)}{cause}") from error
+        raise TieringStoppedError(f"{what}: {said}{cause}") from error
 
 
 def _root_cause(error: Any) -> str:
@@ -357,6 +371,12 @@ def _root_cause(error: Any) -> str:
     return f" (cause: {causes[-1]})" if len(causes) > 1 and causes[-1] not in causes[0] else ""
 
 
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:500] if lines else type(error).__name__
+def _said(error: Exception) -> str:
+    return _text(str(error)) or type(error).__name__
+
+
+def _text(said: str) -> str:
+    """What it says, in one line. Spark adds pages to it: the query's plan, and where in its code it was."""
+    end = _PAGES.search(said)
+    lines = (line.strip() for line in said[: end.start() if end else None].splitlines())
+    return " ".join(line for line in lines if line)[:_SAID_MAX]

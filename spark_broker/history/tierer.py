@@ -35,6 +35,9 @@ from spark_broker.times import LATEST
 
 logger = logging.getLogger(__name__)
 
+STOPPED_MAX = 4000
+"""So much of a reason is in the topic's description."""
+
 TRIES = 5
 """How often a run starts over because somebody else changed the table or the cluster."""
 
@@ -151,7 +154,7 @@ class Tierer:
 def report_tiering(metadata: ClusterMetadata, config: AdminConfig, topic: str, topic_id: str, stopped: str) -> None:
     """Let the topic's description show why tiering has stopped; empty: it goes on. It counts without that, too."""
     try:
-        _tell(metadata, config, ReportTieringRequest(topic_id, stopped[:1000]))
+        _tell(metadata, config, ReportTieringRequest(topic_id, stopped[:STOPPED_MAX]))
     except SparkBrokerError as error:
         logger.warning("the description of %s does not show how tiering ended: %s", topic, error)
 
@@ -172,4 +175,7 @@ def own_session(spark: SparkSession) -> SparkSession:
     own = type(spark)(spark.sparkContext, spark._jsparkSession.cloneSession())
     # Other readers of the table, deltalake for one, take these; Spark's own default is a type of its own.
     own.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+    # Partition values are texts, and in zones with summer time an hour comes twice. Rules and generated columns mean
+    # the same whoever tiers.
+    own.conf.set("spark.sql.session.timeZone", "UTC")
     return own

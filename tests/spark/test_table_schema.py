@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +9,15 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from spark_broker import Admin, Consumer, NewTopic, Producer
+from spark_broker import Admin
 from spark_broker.errors import InvalidDataError
 from tests.spark.history import History
+from tests.spark.tables import Row, append, by_spark, consumed, create, dead_letters, in_table, stopped, tier
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import TiererProcess
 from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
-
-Row = dict[str, object]
 
 BIG = 2**40
 OLD = pa.schema([pa.field("id", pa.int32(), nullable=False), ("name", pa.string())])
@@ -46,56 +44,8 @@ def admin(brokers: ProcessCluster) -> Iterator[Admin]:
 def topic(request: pytest.FixtureRequest, admin: Admin, tmp_path: Path) -> str:
     """A typed topic with a table at `tmp_path / "table"`, whose brokers drop what is in it."""
     name = str(request.node.originalname)[:200] + tmp_path.name[-2:].strip("_")
-    create(admin, name, tmp_path / "table")
+    create(admin, name, tmp_path / "table", OLD)
     return name
-
-
-def create(admin: Admin, name: str, table: Path) -> None:
-    config = {"delta.path": str(table), "storage.format": "delta"}
-    admin.create_topic(NewTopic(name, partitions=1, replication_factor=1, schema=OLD, config=config))
-
-
-def append(brokers: ProcessCluster, topic: str, *rows: Row) -> None:
-    with Producer(brokers.bootstrap_servers) as producer:
-        producer.append(topic, list(rows), partition=0).result(30)
-
-
-def tier(brokers: ProcessCluster, admin: Admin, spark: TiererProcess, topic: str, *, sealed: bool = True) -> None:
-    """Tier everything. `sealed`: and wait until the brokers have dropped it."""
-    answer = spark.tier(brokers.bootstrap_servers, topic)
-    assert "error" not in answer, answer
-
-    def shown() -> bool:
-        (partition,) = admin.describe_topic(topic).partitions
-        return partition.history_end_offset == partition.high_watermark
-
-    eventually(shown, 10, "the broker that is asked has heard of the history")
-
-
-def stopped(admin: Admin, topic: str) -> str | None:
-    """Why tiering has stopped, as the topic's description shows it."""
-    history = admin.describe_topic(topic).history
-    return None if history is None else history.stopped
-
-
-def consumed(brokers: ProcessCluster, topic: str, count: int) -> list[Row]:
-    rows: list[Row] = []
-    with Consumer(brokers.bootstrap_servers, topics=topic, auto_offset_reset="earliest") as consumer:
-        while len(rows) < count:
-            batches = consumer.poll(30)
-            assert batches
-            rows += [row for batch in batches for row in batch.data.to_pylist()]
-    return rows
-
-
-def by_spark(brokers: ProcessCluster, spark: TiererProcess, topic: str, columns: list[str]) -> list[Row]:
-    rows = spark.select(brokers.bootstrap_servers, topic, ["_offset", *columns])
-    return [dict(zip(columns, row, strict=True)) for _, *row in sorted(rows)]
-
-
-def in_table(spark: TiererProcess, table: Path, columns: list[str]) -> list[Row]:
-    rows = spark.sql(f"SELECT {', '.join(columns)} FROM delta.`{table}` ORDER BY _offset")
-    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
 COLUMNS = ["id", "name", "price"]
@@ -162,12 +112,6 @@ def test_a_wider_column_goes_through_by_deltas_own_widening_which_other_readers_
     eventually(dropped, 30, "a segment that only the table has")
     with pytest.raises(InvalidDataError, match=r"TypeWidening.*read_topic"):
         consumed(brokers, topic, 4)
-
-
-def dead_letters(spark: TiererProcess, table: Path) -> list[tuple[int, str, Row]]:
-    """Offset, reason and record, in order."""
-    rows = spark.sql(f"SELECT _offset, _reason, _record FROM delta.`{table}_dead_letters` ORDER BY _offset")
-    return [(offset, reason, json.loads(record)) for offset, reason, record in rows]
 
 
 def test_records_that_the_users_rules_refuse_are_quarantined_and_the_rest_goes_on(

@@ -42,10 +42,21 @@ def test_the_reason_names_the_last_cause() -> None:
     assert stopped.value.message == expected
 
 
-def test_an_error_without_a_cause_stays_as_it_is() -> None:
+@pytest.mark.parametrize(
+    "pages",
+    [
+        " SQLSTATE: 42K03",
+        "; line 1 pos 7;\n'Project [id#1]",
+        "\n\nJVM stacktrace:\norg.apache.spark",
+        "\n\tat org.apache.spark",
+        "\n== SQL ==\nSELECT",
+    ],
+)
+def test_an_error_without_a_cause_is_said_whole_and_without_sparks_pages(pages: str) -> None:
     with pytest.raises(TieringStoppedError) as stopped, _failures("the table cannot be read"):
-        raise PySparkException("[PATH_NOT_FOUND] no such path\n\nand pages of this")
-    assert stopped.value.message == "the table cannot be read: [PATH_NOT_FOUND] no such path"
+        raise PySparkException(f"[MISSES] It misses two:\n\n  a feature,\n  and another.{pages}")
+    expected = "the table cannot be read: [MISSES] It misses two: a feature, and another."
+    assert stopped.value.message.removesuffix("; line 1 pos 7") == expected
 
 
 def test_a_job_that_a_neighbour_has_cancelled_is_tried_again() -> None:

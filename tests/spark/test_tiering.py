@@ -19,14 +19,15 @@ from spark_broker import Admin, Consumer, NewTopic, Producer, TopicPartition
 from spark_broker.spark.delta_session import downloaded_jars
 from tests.spark.application import ROOT, environment
 from tests.spark.history import History
-from tests.spark.test_table_schema import append, dead_letters, in_table, tier
-from tests.spark.test_table_schema import create as create_typed
+from tests.spark.tables import append, dead_letters, in_table, tier
+from tests.spark.tables import create as create_typed
 from tests.support.process_cluster import ProcessCluster
 from tests.support.tierer_process import BEFORE_DEAD_LETTERS, POINTS, Run, TiererProcess
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(900)
 
+TYPED = pa.schema([pa.field("id", pa.int32(), nullable=False), ("name", pa.string())])
 PARTITIONS = 3
 BATCHES = 20
 ROWS = 125
@@ -308,7 +309,7 @@ def killed(
     names = {point: f"killed-{number}" for number, point in enumerate(tables)}
     standing = [begun(history, names[point], tables[point], point).run for point in POINTS]
     with Admin(servers) as admin:
-        create_typed(admin, names[BEFORE_DEAD_LETTERS], tables[BEFORE_DEAD_LETTERS])
+        create_typed(admin, names[BEFORE_DEAD_LETTERS], tables[BEFORE_DEAD_LETTERS], TYPED)
         append(brokers, names[BEFORE_DEAD_LETTERS], {"id": 1, "name": "a"})
         tier(brokers, admin, tierer, names[BEFORE_DEAD_LETTERS])
     tierer.sql(f"ALTER TABLE delta.`{tables[BEFORE_DEAD_LETTERS]}` ADD CONSTRAINT positive CHECK (id > 0)")

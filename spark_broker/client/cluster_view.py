@@ -49,6 +49,20 @@ class TopicView:
         end = self.history.ends[partition]
         return min(end, max(self.history.starts[partition], self.deleted_before(partition))), end
 
+    def why_not_its_table(self, table_id: str, version: int) -> str:
+        """Why a table of this id, at this version of Delta's, does not have the topic's history; empty: it has.
+
+        An older version would have gaps.
+        """
+        history = self.history
+        if history is None or history.version < 0:
+            return ""
+        if table_id != history.table_id:
+            return f"it was replaced: its id is {table_id}, it was {history.table_id}"
+        if version < history.table_version:
+            return f"it was taken back to version {version}, and the history needs version {history.table_version}"
+        return ""
+
     def deleted_before(self, partition: int) -> int:
         """Records of the partition before this offset were deleted, wherever they were; 0: none were."""
         return self.log_starts[partition] if partition < len(self.log_starts) else 0

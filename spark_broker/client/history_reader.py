@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,16 +17,15 @@ import pyarrow.compute as pc
 
 from spark_broker.client.cluster_view import ClusterView, TopicView
 from spark_broker.client.consumer_effects import ReadHistory
+from spark_broker.client.delta_rows import DeltaRows
 from spark_broker.client.partition_position import Prefetched
-from spark_broker.errors import InvalidDataError, MissingDependencyError, OffsetOutOfRangeError, SparkBrokerError
+from spark_broker.client.table_file import Rows
+from spark_broker.errors import InvalidDataError, OffsetOutOfRangeError, SparkBrokerError
 from spark_broker.model import NO_EPOCH, ConsumedBatch, TopicPartition
 from spark_broker.protocol.arrays import scalar_of
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
 from spark_broker.times import EARLIEST, Moment
-
-if TYPE_CHECKING:
-    from deltalake import DeltaTable
 
 WINDOW_BYTES = 64 * 1024 * 1024
 """About so many bytes of files are sorted at a time."""
@@ -38,18 +36,15 @@ _LOG_COLUMNS = ("_offset", "_timestamp", "_leader_epoch")
 
 
 class HistoryReader:
-    """The history of one topic, as the table is now. For one thread.
-
-    Raises MissingDependencyError without deltalake, and InvalidDataError where the table cannot be read.
-    """
+    """The history of one topic, as the table is now. For one thread. Raises what `DeltaRows` does."""
 
     def __init__(self, topic: TopicView, window_bytes: int | None = None) -> None:
         """`window_bytes`: about so many bytes of files are sorted at a time; None: WINDOW_BYTES."""
         self._topic = topic
-        self._window_bytes = WINDOW_BYTES if window_bytes is None else window_bytes
-        self._path = topic.settings.delta_path
-        self._table = _opened(self._path)
-        self._columns = {field.name.lower(): field.name for field in self._table.schema().fields}
+        self._table = DeltaRows(topic)
+        wanted = WINDOW_BYTES if window_bytes is None else window_bytes
+        self._window = min(WINDOW_ROWS_MAX, max(1, wanted // self._table.row_bytes()))
+        """How many offsets are sorted at a time."""
 
     def batches(
         self, partition: int, start: int, end: int, columns: Sequence[str] | None = None
@@ -60,41 +55,22 @@ class HistoryReader:
         Raises InvalidDataError where an offset is in the table twice.
         """
         names = self._topic.schema.names if columns is None else list(columns)
-        window, last = self._window(), start - 1
+        wanted = [*(name for name in names if name.lower() in self._table.columns), *_LOG_COLUMNS]
+        last = start - 1
         while start < end:
-            until = min(end, start + window)
-            for batch in self._rows(partition, start, until, names):
+            until = min(end, start + self._window)
+            for batch in self._table.sorted(Rows(partition, start, until), wanted):
                 offsets = batch.column("_offset").to_numpy()
                 if len(offsets) and (offsets[0] <= last or (np.diff(offsets) <= 0).any()):
-                    raise InvalidDataError(f"{self._path} has an offset of partition {partition} twice, after {last}")
+                    path = self._topic.settings.delta_path
+                    raise InvalidDataError(f"{path} has an offset of partition {partition} twice, after {last}")
                 last = int(offsets[-1]) if len(offsets) else last
                 yield from self._consumed(batch, offsets, partition, names)
             start = until
 
     def first_since(self, partition: int, timestamp_us: int) -> int | None:
         """The first offset of the partition in the table with this timestamp (us since 1970) or a later one."""
-        since = f"to_timestamp_micros({timestamp_us})"
-        rows = f'"_partition" = {partition} AND "_timestamp" >= {since}'
-        for batch in self._run(f'SELECT min("_offset") AS first FROM history WHERE {rows}'):
-            for first in batch.column("first").to_pylist():
-                return None if first is None else int(first)
-        return None
-
-    def _rows(self, partition: int, start: int, end: int, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        wanted = [*(name for name in names if name.lower() in self._columns), *_LOG_COLUMNS]
-        selected = ", ".join(f"{_quoted(self._columns[name.lower()])} AS {_quoted(name)}" for name in wanted)
-        offsets = f'"_offset" >= {start} AND "_offset" < {end}'
-        yield from self._run(
-            f'SELECT {selected} FROM history WHERE "_partition" = {partition} AND {offsets} ORDER BY "_offset"'
-        )
-
-    def _run(self, query: str) -> Iterator[pa.RecordBatch]:
-        deltalake = _deltalake()
-        try:
-            for batch in deltalake.QueryBuilder().register("history", self._table).execute(query):
-                yield pa.record_batch(batch)
-        except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
-            raise _unreadable(f"the table {self._path} cannot be read: {error}") from error
+        return self._table.first_since(partition, timestamp_us)
 
     def _consumed(
         self, batch: pa.RecordBatch, offsets: np.ndarray[Any, Any], partition: int, names: Sequence[str]
@@ -132,12 +108,6 @@ class HistoryReader:
             for field in fields
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([field.with_nullable(True) for field in fields]))
-
-    def _window(self) -> int:
-        """How many offsets to sort at a time."""
-        files = pa.table(self._table.get_add_actions(flatten=True))
-        size, rows = (pc.sum(files.column(name)).as_py() or 0 for name in ("size_bytes", "num_records"))
-        return min(WINDOW_ROWS_MAX, max(1, self._window_bytes // max(1, size // max(1, rows))))
 
 
 def first_in_tables(
@@ -262,38 +232,3 @@ def to_the_end(fetched: Sequence[Prefetched], asked: ReadHistory) -> list[Prefet
 
 def _itself(batch: ConsumedBatch) -> ConsumedBatch:
     return batch
-
-
-def _opened(path: str) -> DeltaTable:
-    deltalake = _deltalake()
-    try:
-        table: DeltaTable = deltalake.DeltaTable(_url(path))
-    except (deltalake.exceptions.DeltaError, OSError, ValueError) as error:
-        raise _unreadable(f"the table {path} of the topic's history cannot be read: {error}") from error
-    return table
-
-
-def _unreadable(said: str) -> InvalidDataError:
-    """A table may have what only Delta itself can read, such as type widening or column mapping."""
-    hint = "Read it with read_topic in a session that has Delta." if "features" in said else ""
-    return InvalidDataError(said, hint=hint)
-
-
-def _deltalake() -> ModuleType:
-    """Raises MissingDependencyError."""
-    try:
-        import deltalake
-        import deltalake.exceptions
-    except ModuleNotFoundError as error:
-        hint = "pip install 'spark-broker[delta]', or read with read_topic in a session that has Delta."
-        raise MissingDependencyError("records that are only in the topic's table need deltalake", hint=hint) from error
-    return deltalake
-
-
-def _url(path: str) -> str:
-    """Hadoop writes `file:/lake`, other libraries `file:///lake`."""
-    return path.replace("file:/", "file:///", 1) if path.startswith("file:/") and path[6:7] != "/" else path
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

@@ -17,6 +17,8 @@ from spark_broker.history.retention import HistoryMark
 from spark_broker.history.steps import ConflictError
 from spark_broker.model import dead_letters_path
 from spark_broker.protocol.wire import UNDECODABLE
+from spark_broker.spark.delta_session import delta_snapshot
+from spark_broker.spark.spark_failures import root_cause, said
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
@@ -48,13 +50,6 @@ _RACES = (
 
 _CANCELLED = "[SPARK_JOB_CANCELLED]"
 """In what Spark says when somebody has cancelled all jobs of the session, as Ctrl-C in a notebook does. Try again."""
-
-_PAGES = re.compile(r"\s*SQLSTATE: |\n\s*at |\n\s*JVM stacktrace|\n\s*== |\n\s*'?\+?[:!]?[+-]? ?[A-Z]\w+ \[|;\s*\n")
-"""Where the pages begin that Spark adds to what an error says."""
-
-_SAID_MAX = 2000
-
-_CAUSES_MAX = 20
 
 _HISTORY_PAGES = (20, 1000, None)
 """How many of the newest commits are looked through for one of ours. None: all."""
@@ -247,10 +242,7 @@ class HistoryTable:
         raise ConflictError(f"transaction {commit.version} was committed by another tierer")
 
     def _delta_snapshot(self) -> Any:
-        jvm = self._spark._jvm
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, self._path)  # type: ignore[union-attr]
-        nothing = jvm.scala.Option.empty()  # type: ignore[union-attr]
-        return log.update(False, nothing, nothing)
+        return delta_snapshot(self._spark, self._path)
 
     def _refuse_others(self, transactions: dict[str, int]) -> None:
         others = [app_id for app_id in transactions if app_id.startswith(APP_PREFIX)]
@@ -347,36 +339,10 @@ def _failures(what: str) -> Iterator[None]:
         yield
     except DeltaConcurrentModificationException as error:
         raise ConflictError(str(error)) from error
-    except Py4JJavaError as error:
-        # Java's own exceptions, of a file system for one, stay what they are.
-        said = _text(str(error.java_exception.toString()))
-        if _CANCELLED in said:
-            raise ConflictError(said) from error
-        raise TieringStoppedError(f"{what}: {said}{_root_cause(error.java_exception)}") from error
-    except PySparkException as error:
-        # Not every such error has a condition: Spark's conversion loses that of an exception that it does not know.
-        said = _said(error)
-        if re.search(rf"\b({'|'.join(_RACES)})", said) is not None:
-            raise ConflictError(said) from error
-        cause = _root_cause(getattr(error, "_origin", None))
-        raise TieringStoppedError(f"{what}: {said}{cause}") from error
-
-
-def _root_cause(error: Any) -> str:
-    """What lies below a Java exception. Spark says that a task failed; the last cause says that the disk is full."""
-    causes: list[str] = []
-    while error is not None and len(causes) < _CAUSES_MAX:
-        causes.append(str(error.toString()).partition("\n")[0][:300])
-        error = error.getCause()
-    return f" (cause: {causes[-1]})" if len(causes) > 1 and causes[-1] not in causes[0] else ""
-
-
-def _said(error: Exception) -> str:
-    return _text(str(error)) or type(error).__name__
-
-
-def _text(said: str) -> str:
-    """What it says, in one line. Spark adds pages to it: the query's plan, and where in its code it was."""
-    end = _PAGES.search(said)
-    lines = (line.strip() for line in said[: end.start() if end else None].splitlines())
-    return " ".join(line for line in lines if line)[:_SAID_MAX]
+    except (Py4JJavaError, PySparkException) as error:
+        # Java's own exceptions, of a file system for one, stay what they are. Not every error of Spark's has a
+        # condition: its conversion loses that of an exception that it does not know.
+        text = said(error)
+        if _CANCELLED in text or re.search(rf"\b({'|'.join(_RACES)})", text) is not None:
+            raise ConflictError(text) from error
+        raise TieringStoppedError(f"{what}: {text}{root_cause(error)}") from error

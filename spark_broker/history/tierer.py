@@ -30,7 +30,7 @@ from spark_broker.history.spark_steps import SparkSteps, Target
 from spark_broker.history.steps import START_OVER
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import ListedOffset, Message, ReportTieringRequest
-from spark_broker.spark.delta_session import check_delta
+from spark_broker.spark.delta_session import CHECK_PAGES, check_delta
 from spark_broker.times import LATEST
 
 logger = logging.getLogger(__name__)
@@ -178,4 +178,6 @@ def own_session(spark: SparkSession) -> SparkSession:
     # Partition values are texts, and in zones with summer time an hour comes twice. Rules and generated columns mean
     # the same whoever tiers.
     own.conf.set("spark.sql.session.timeZone", "UTC")
+    # It rewrites files of the table: a row that a flipped bit has changed would get a right checksum then.
+    own.conf.set(CHECK_PAGES, "true")
     return own

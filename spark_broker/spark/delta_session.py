@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_broker.driver.session import submitted_settings
 from spark_broker.errors import MissingDependencyError
@@ -29,6 +29,9 @@ SETTINGS = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 
+CHECK_PAGES = "parquet.page.verify-checksum.enabled"
+"""Parquet keeps a checksum of each page. Without this setting, Spark hands out what a flipped bit has made of a row."""
+
 FITTING = "4.4."
 """How a version of Delta begins that fits PySpark 4.2. Others fail somewhere inside of Spark."""
 
@@ -44,7 +47,7 @@ HINT = (
 
 
 def configure_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
-    """Set on a session's builder what Delta needs, and the user has not set.
+    """Set on a session's builder what Delta needs, and the user has not set. Files of tables are checked when read.
 
     The JARs are the user's (spark.jars, spark.jars.packages, or PySpark's directory of JARs), or those that
     `make setup` downloaded. Under spark-submit the JVM runs already, so they must be the user's. Raises
@@ -66,6 +69,9 @@ def configure_delta(builder: SparkSession.Builder) -> SparkSession.Builder:
     if SETTINGS["spark.sql.extensions"] not in extensions.split(","):
         both = ",".join(filter(None, [extensions, SETTINGS["spark.sql.extensions"]]))
         builder = builder.config("spark.sql.extensions", both)
+    pages = f"spark.hadoop.{CHECK_PAGES}"
+    if pages not in explicit:
+        builder = builder.config(pages, "true")
     catalog = "spark.sql.catalog.spark_catalog"
     return builder if catalog in explicit else builder.config(catalog, SETTINGS[catalog])
 
@@ -120,3 +126,14 @@ def check_delta(spark: SparkSession) -> None:
             raise MissingDependencyError(
                 f"this session lacks {name} = {value}", hint="Build it with configure_delta(configure_spark(builder))."
             )
+
+
+def delta_snapshot(spark: SparkSession, path: str) -> Any:
+    """Delta's snapshot (a Java object) of the newest version of the table. Its version is negative: there is no table.
+
+    Spark may have an older one in a cache, when another process has written since.
+    """
+    jvm = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)  # type: ignore[union-attr]
+    nothing = jvm.scala.Option.empty()  # type: ignore[union-attr]
+    return log.update(False, nothing, nothing)

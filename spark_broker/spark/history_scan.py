@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.delta_rows import unreadable
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
@@ -20,10 +21,11 @@ from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import LATEST_OFFSET, Bound, Earliest, Latest
 from spark_broker.spark.cluster import connected
 from spark_broker.spark.columns import CREATE_TIME
-from spark_broker.spark.delta_session import check_delta
+from spark_broker.spark.delta_session import check_delta, delta_snapshot
 from spark_broker.spark.history_split import HistoryRange, Split, Wanted, split
 from spark_broker.spark.options import ReadOptions, parse_options
 from spark_broker.spark.planning import check_named, newest, resolve_bound
+from spark_broker.spark.spark_failures import root_cause, said
 from spark_broker.times import LATEST
 
 if TYPE_CHECKING:
@@ -116,7 +118,20 @@ class _HistoryScan:
         return resolve_bound(self.metadata, self.read, bound, logs, [self.topic], self.deadline)
 
     def _table(self) -> DataFrame:
-        return self.spark.read.format("delta").load(self.topic.settings.delta_path)
+        """The table as it is now. Raises InvalidDataError where it cannot be read, or is not the topic's history."""
+        from py4j.protocol import Py4JJavaError
+        from pyspark.errors import PySparkException
+
+        path = self.topic.settings.delta_path
+        try:
+            snapshot = delta_snapshot(self.spark, path)
+            why = self.topic.why_not_its_table(str(snapshot.metadata().id()), int(snapshot.version()))
+            frame = self.spark.read.format("delta").load(path)
+        except (Py4JJavaError, PySparkException) as error:
+            raise unreadable(self.topic, f"{said(error)}{root_cause(error)}") from error
+        if why:
+            raise unreadable(self.topic, why)
+        return frame
 
     def table(self, parts: Split, log: DataFrame) -> DataFrame:
         """The rows of the table that the read takes, with the columns of the read of the log."""

@@ -23,6 +23,7 @@ from spark_broker.errors import (
 from spark_broker.protocol.messages import CallRequest, HistoryMetadata, Message, MetadataRequest
 from spark_broker.times import from_us
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
+from tests.support.delta_files import table_id
 
 BOUNDARY = 30
 LOG_START = 20
@@ -69,7 +70,7 @@ def table(cluster: FakeCluster, tmp_path: Path) -> Path:
     for start in range(0, END, 10):
         cluster.store("t", 0, values(start, start + 10))
     cluster.topics["t"].partitions[0].log_start_offset = LOG_START
-    cluster.topics["t"].history = HistoryMetadata("a-table", 2, 2, [0], [BOUNDARY])
+    cluster.topics["t"].history = HistoryMetadata(table_id(path), 2, 2, [0], [BOUNDARY])
     return path
 
 
@@ -165,7 +166,7 @@ def test_the_log_start_moves_while_a_consumer_reads(cluster: FakeCluster, table:
     consumer.seek(T0, 22)
     assert read(consumer, 1)[0] == 22
     write_deltalake(str(table), rows(30, 45), mode="append")
-    cluster.topics["t"].history = HistoryMetadata("a-table", 3, 3, [0], [45])
+    cluster.topics["t"].history = HistoryMetadata(table_id(table), 3, 3, [0], [45])
     cluster.topics["t"].partitions[0].log_start_offset = 40
     consumer.seek(T0, 31)
     assert read(consumer, END - 31) == list(range(31, END)), "newer metadata says that the table has it"
@@ -198,7 +199,7 @@ def test_a_deletion_that_brokers_do_not_know_yet_is_no_silent_gap(
     `warm`: the consumer has the table open, because it has read another partition of it.
     """
     topic = cluster.topics["t"]
-    topic.history = HistoryMetadata("a-table", 2, 2, [0, 0], [BOUNDARY, 5])
+    topic.history = HistoryMetadata(table_id(table), 2, 2, [0, 0], [BOUNDARY, 5])
     topic.before_the_lag, topic.lagging = (topic.history, []), 10_000
     topic.log_starts = [12]
     DeltaTable(str(table)).delete("_offset < 12")
@@ -275,7 +276,7 @@ def test_the_last_record_of_the_table_says_nothing_of_the_epoch_where_the_histor
     cluster.store("t", 0, values(25, 30))
     cluster.store("t", 0, values(30, END))
     cluster.topics["t"].partitions[0].log_start_offset = LOG_START
-    cluster.topics["t"].history = HistoryMetadata("a-table", 2, 2, [0], [30])
+    cluster.topics["t"].history = HistoryMetadata(table_id(path), 0, 0, [0], [30])
     with Consumer(cluster.bootstrap, topics="t", auto_offset_reset="earliest") as consumer:
         expected = [n for n in range(25) if n not in ABORTED] + list(range(30, END))
         assert read(consumer, len(expected)) == expected
@@ -304,5 +305,7 @@ def test_a_table_that_cannot_be_read_is_an_error_of_poll_and_no_gap(
     expected = [n for n in EVERYTHING if n >= 4]
     assert read(consumer, len(expected)) == expected, "a seek leaves the error behind"
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    consumer.seek(T0, 0)
-    assert isinstance(error_of(consumer), MissingDependencyError)
+    with Consumer(cluster.bootstrap) as other:
+        other.assign([T0])
+        other.seek(T0, 0)
+        assert isinstance(error_of(other), MissingDependencyError)

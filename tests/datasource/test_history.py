@@ -18,6 +18,7 @@ from spark_broker.protocol.schema import DEFAULT_SCHEMA
 from tests.client.fake_broker import APPEND_TIME_MS, FakeCluster
 from tests.datasource.conftest import MakeRead, MakeStream
 from tests.datasource.test_planning import SCHEMA, fill
+from tests.support.delta_files import table_id
 
 BOUNDARY = 30
 """The history has the offsets before it."""
@@ -57,7 +58,7 @@ def table(cluster: FakeCluster, tmp_path: Path) -> Path:
     fill(cluster, "t", 1, END)
     cluster.topics["t"].config["delta.path"] = str(path)
     cluster.topics["t"].partitions[0].log_start_offset = LOG_START
-    cluster.topics["t"].history = HistoryMetadata("a-table", 2, 2, [0], [BOUNDARY])
+    cluster.topics["t"].history = HistoryMetadata(table_id(path), 2, 2, [0], [BOUNDARY])
     return path
 
 
@@ -114,7 +115,7 @@ def test_the_log_start_moves_during_a_stream(cluster: FakeCluster, table: Path, 
     query = stream(subscribe="t", startingOffsets="earliest", maxOffsetsPerTrigger="22")
     found = query.numbers()
     write_deltalake(str(table), rows(30, 45), mode="append")
-    cluster.topics["t"].history = HistoryMetadata("a-table", 3, 3, [0], [45])
+    cluster.topics["t"].history = HistoryMetadata(table_id(table), 3, 3, [0], [45])
     cluster.topics["t"].partitions[0].log_start_offset = 40
     while batch := query.numbers():
         found += batch
@@ -165,7 +166,7 @@ def test_kafkas_record_comes_from_the_table_too(cluster: FakeCluster, read: Make
     write_deltalake(str(tmp_path / "table"), data)
     cluster.create("k", config={"delta.path": f"file:{tmp_path / 'table'}"})
     cluster.topics["k"].partitions[0].log_start_offset = 2
-    cluster.topics["k"].history = HistoryMetadata("a-table", 0, 0, [0], [2])
+    cluster.topics["k"].history = HistoryMetadata(table_id(tmp_path / "table"), 0, 0, [0], [2])
     first, second = read(subscribe="k", includeHeaders="true").table().to_pylist()
     assert first == {
         "key": b"k",
@@ -181,8 +182,7 @@ def test_kafkas_record_comes_from_the_table_too(cluster: FakeCluster, read: Make
 
 
 def test_an_offset_before_the_history_is_out_of_range(cluster: FakeCluster, table: Path, read: MakeRead) -> None:
-    del table
-    cluster.topics["t"].history = HistoryMetadata("a-table", 2, 2, [5], [BOUNDARY])
+    cluster.topics["t"].history = HistoryMetadata(table_id(table), 2, 2, [5], [BOUNDARY])
     with pytest.raises(OffsetOutOfRangeError, match="has offsets 5 to 50"):
         read(subscribe="t", startingOffsets=offsets(3))
     assert read(subscribe="t").table()["n"].to_pylist()[0] == 5

@@ -231,6 +231,7 @@ def _cancel_jobs(spark: SparkSession, ended: threading.Event) -> None:
 
 def _outcome(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
     """Carry out a command; returns the answer."""
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     from spark_broker.spark.frames import read_topic
@@ -246,7 +247,7 @@ def _outcome(spark: SparkSession, given: dict[str, Any]) -> dict[str, Any]:
             return asdict(tier_topic(spark, given["topic"], given["servers"], include_active_segments=given["all"]))
     except SparkBrokerError as error:
         return {"error": error.name, "message": error.message}
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
         return {"error": "SPARK", "message": str(error)[:2000]}
 
 

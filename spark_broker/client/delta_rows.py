@@ -1,0 +1,172 @@
+"""Rows of a topic's Delta table without a JVM, through deltalake. What it raises becomes one typed error, here.
+
+Each query's rows are compared with the table's files first (`table_file.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.table_file import Rows, TableFile
+from spark_broker.errors import InvalidDataError, InvariantError, MissingDependencyError, SparkBrokerError
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+RESTORE = (
+    "Put the file back as it was, from a backup or from an older version in the object store. To go on without these "
+    "records, seek behind them."
+)
+RESTORE_TABLE = "Put the table back as it was, from a backup, or see what the message says of its store."
+
+_LOG_COLUMNS = ("_partition", "_offset", "_timestamp", "_leader_epoch")
+_LOG_ENTRY = re.compile(r"\d{20}\.json")
+_SAID_MAX = 1000
+
+_PANICS = "pyo3_runtime"
+"""Where Rust's panics are defined. They are no `Exception`."""
+
+
+class DeltaRows:
+    """One version of a topic's table. For one thread.
+
+    Raises MissingDependencyError without deltalake, and InvalidDataError where the table, or a file of it, cannot be
+    read, was replaced, or was taken back to an older version than the topic's history needs.
+    """
+
+    def __init__(self, topic: TopicView) -> None:
+        self._topic = topic
+        self._path = topic.settings.delta_path
+        self._deltalake = _deltalake()
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        with self._failures():
+            self._table: DeltaTable = self._deltalake.DeltaTable(_url(self._path))
+            self._storage = PyFileSystem(DeltaStorageHandler(self._table.table_uri, None, None))
+            self._check_log()
+            why = topic.why_not_its_table(str(self._table.metadata().id), self._table.version())
+            self.columns: Mapping[str, str] = {each.name.lower(): each.name for each in self._table.schema().fields}
+            actions = pa.table(self._table.get_add_actions(flatten=True))
+            self._files = [TableFile(self._storage, action) for action in actions.to_pylist()]
+            self._has_deleted_rows = "deletionVectors" in (self._table.protocol().reader_features or ())
+            self._size = pc.sum(actions.column("size_bytes")).as_py() or 0
+        missing = [name for name in _LOG_COLUMNS if name not in self.columns]
+        if why or missing:
+            raise self._unreadable(why or f"it has no column {', '.join(missing)}")
+
+    def sorted(self, rows: Rows, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows by offset, with these columns of the table, under these names."""
+        expected = self._checked(rows, names)
+        columns = ", ".join(f"{_quoted(self.columns[name.lower()])} AS {_quoted(name)}" for name in names)
+        wanted = f'"_partition" = {rows.partition} AND "_offset" >= {rows.start} AND "_offset" < {rows.end}'
+        found = 0
+        for batch in self._query(f'SELECT {columns} FROM history WHERE {wanted} ORDER BY "_offset"'):
+            found += batch.num_rows
+            yield batch
+        if expected is not None and found != expected:
+            what = f"offsets {rows.start} to {rows.end} of partition {rows.partition}"
+            raise self._unreadable(f"a query found {found} records with {what}, and its files have {expected}")
+
+    def first_since(self, partition: int, timestamp_us: int) -> int | None:
+        """The first offset of the partition with this timestamp (us since 1970) or a later one."""
+        since = f'"_timestamp" >= to_timestamp_micros({timestamp_us})'
+        for batch in self._query(
+            f'SELECT min("_offset") AS first FROM history WHERE "_partition" = {partition} AND {since}'
+        ):
+            for first in batch.column("first").to_pylist():
+                return None if first is None else int(first)
+        return None
+
+    def row_bytes(self) -> int:
+        """About how many bytes of its file a row has."""
+        return max(1, self._size // max(1, sum(file.records or 0 for file in self._files)))
+
+    def _query(self, query: str) -> Iterator[pa.RecordBatch]:
+        with self._failures():
+            batches = iter(self._deltalake.QueryBuilder().register("history", self._table).execute(query))
+        while True:
+            with self._failures():
+                batch = next(batches, None)
+                found = None if batch is None else pa.record_batch(batch)
+            if found is None:
+                return
+            yield found
+
+    def _checked(self, rows: Rows, names: Iterable[str]) -> int | None:
+        """Check what a query of these rows and columns reads. Returns how many rows there are; None: unknown."""
+        columns = {name.lower() for name in (*names, *_LOG_COLUMNS)}
+        counts = []
+        for file in self._files:
+            if file.may_have(rows):
+                with self._failures(file):
+                    counts.append(file.check(rows, columns))
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) and not self._has_deleted_rows else None
+
+    def _check_log(self) -> None:
+        """Raise ValueError for an empty entry of the table's log. deltalake takes it for a commit of nothing."""
+        from pyarrow.fs import FileSelector
+
+        for entry in self._storage.get_file_info(FileSelector("_delta_log")):
+            if entry.size == 0 and _LOG_ENTRY.fullmatch(entry.base_name):
+                raise ValueError(f"the entry {entry.path} of its log is empty")
+
+    @contextmanager
+    def _failures(self, file: TableFile | None = None) -> Iterator[None]:
+        """Turn what deltalake and pyarrow raise into InvalidDataError. deltalake raises bare `Exception`, too."""
+        try:
+            yield
+        except (SparkBrokerError, InvariantError, MemoryError):
+            raise
+        except Exception as error:
+            raise self._unreadable(str(error), file) from error
+        except BaseException as error:
+            if type(error).__module__ != _PANICS:
+                raise
+            raise self._unreadable(f"deltalake panicked: {error}", file) from error
+
+    def _unreadable(self, why: str, file: TableFile | None = None) -> InvalidDataError:
+        if file is None:
+            return unreadable(self._topic, why)
+        what = f"file {file.path} of the table {self._path}, the history of {self._topic.name}, is gone or damaged"
+        return InvalidDataError(f"{what}: {_one_line(why)}", hint=RESTORE)
+
+
+def unreadable(topic: TopicView, why: str) -> InvalidDataError:
+    """The error for a table that cannot be read as a whole."""
+    # A table may have what only Delta itself can read, such as type widening.
+    hint = "Read it with read_topic in a session that has Delta." if "features" in why else RESTORE_TABLE
+    what = f"the table {topic.settings.delta_path}, the history of {topic.name}, cannot be read"
+    return InvalidDataError(f"{what}: {_one_line(why)}", hint=hint)
+
+
+def _one_line(said: str) -> str:
+    return " ".join(said.split())[:_SAID_MAX]
+
+
+def _deltalake() -> ModuleType:
+    """Raises MissingDependencyError."""
+    try:
+        import deltalake
+    except ModuleNotFoundError as error:
+        hint = "pip install 'spark-broker[delta]', or read with read_topic in a session that has Delta."
+        raise MissingDependencyError("records that are only in the topic's table need deltalake", hint=hint) from error
+    return deltalake
+
+
+def _url(path: str) -> str:
+    """Hadoop writes `file:/lake`, other libraries `file:///lake`."""
+    return path.replace("file:/", "file:///", 1) if path.startswith("file:/") and path[6:7] != "/" else path
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -1,0 +1,86 @@
+"""A topic's table is damaged, or an older copy of it: whoever reads the topic gets an error, and no changed record."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_broker import Admin
+from spark_broker.errors import InvalidDataError
+from tests.spark.history import History
+from tests.spark.tables import Row, append, by_spark, consumed, create, tier
+from tests.support.process_cluster import ProcessCluster
+from tests.support.tierer_process import TiererProcess
+from tests.support.waiting import eventually
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
+
+SCHEMA = pa.schema([("id", pa.int32()), ("text", pa.string())])
+ROWS: list[Row] = [{"id": n, "text": f"{n:08} is text"} for n in range(1000)]
+
+
+@pytest.fixture(scope="module")
+def spark(history: History) -> TiererProcess:
+    return history.tierer
+
+
+@pytest.fixture(scope="module")
+def brokers(spark: TiererProcess, history: History) -> ProcessCluster:
+    return history.brokers
+
+
+@pytest.fixture(scope="module")
+def admin(brokers: ProcessCluster) -> Iterator[Admin]:
+    with Admin(brokers.bootstrap_servers) as client:
+        yield client
+
+
+def test_a_table_that_is_damaged_or_older_gives_no_wrong_record(
+    brokers: ProcessCluster, admin: Admin, spark: TiererProcess, tmp_path: Path
+) -> None:
+    table, older, columns = tmp_path / "table", tmp_path / "older", ["id", "text"]
+    create(admin, "damaged", table, SCHEMA, segment_ms=100)
+    append(brokers, "damaged", *ROWS[:10])
+    tier(brokers, admin, spark, "damaged")
+    shutil.copytree(table, older)
+    append(brokers, "damaged", *ROWS[10:])
+    tier(brokers, admin, spark, "damaged")
+    last: Row = {"id": -1, "text": "in the log alone"}
+    append(brokers, "damaged", last)
+    rows = [*ROWS, last]
+
+    def dropped() -> bool:
+        (partition,) = admin.describe_topic("damaged").partitions
+        return (partition.local_log_start_offset or 0) == len(ROWS)
+
+    eventually(dropped, 60, "only the table has the records")
+    assert consumed(brokers, "damaged", len(rows)) == by_spark(brokers, spark, "damaged", columns) == rows
+
+    (file,) = (file for file in table.glob("*.parquet") if file.stat().st_size > 4000)
+    content = file.read_bytes()
+    place = len(content) // 2
+    file.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+    file.with_name(f".{file.name}.crc").unlink()  # Hadoop's own checksum. Object stores have none.
+    with pytest.raises(InvalidDataError, match=f"file {file.name} of the table {table}.*is gone or damaged"):
+        consumed(brokers, "damaged", len(rows))
+    with pytest.raises(RuntimeError, match=file.name):
+        by_spark(brokers, spark, "damaged", columns)
+    file.write_bytes(content)
+    assert consumed(brokers, "damaged", len(rows)) == by_spark(brokers, spark, "damaged", columns) == rows
+
+    table.rename(tmp_path / "newer")
+    older.rename(table)
+    why = "taken back to version 0, and the history needs version 1"
+    with pytest.raises(InvalidDataError, match=why):
+        consumed(brokers, "damaged", len(rows))
+    with pytest.raises(RuntimeError, match=f"INVALID_DATA.*{why}"):
+        by_spark(brokers, spark, "damaged", columns)
+    shutil.rmtree(table)
+    with pytest.raises(InvalidDataError, match=f"the table {table}, the history of damaged, cannot be read"):
+        consumed(brokers, "damaged", len(rows))
+    with pytest.raises(RuntimeError, match=f"INVALID_DATA: the table {table}, the history of damaged, cannot be read"):
+        by_spark(brokers, spark, "damaged", columns)

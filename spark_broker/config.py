@@ -250,8 +250,8 @@ class TopicConfig(Config):
     timestamp_column: str = setting("", "Column that holds the record's timestamp (typed topics). Empty: append time.")
     delta_path: str = setting(
         "",
-        "Delta table that sealed records are copied into, `jobs/tier.py` does it: any URL that Spark can write. "
-        "Then retention deletes only what is in the table. Empty: none.",
+        "Delta table that sealed records are copied into, `jobs/tier.py` does it: an absolute path, or any URL that "
+        "Spark can write, without %, #, ? and backslashes. Then retention deletes only what is in the table. Empty: none.",
     )
     delta_type_widening: str = setting(
         "",

@@ -7,10 +7,12 @@ reads a part of a file before the first query does, checks its pages and counts 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +27,8 @@ CHECKED_ROWS = 16_384
 
 RUNS_MAX = 100_000
 """A part of a file with more runs of offsets is not counted: that would take much memory."""
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 PARTITION, OFFSET = "_partition", "_offset"
 
@@ -67,7 +71,7 @@ class TableFile:
     def __init__(self, storage: FileSystem, action: Mapping[str, object]) -> None:
         """`action`: its entry in the table's log, flat. With column mapping, the statistics there have other names."""
         self._storage = storage
-        self.path = str(action["path"])
+        self.path = unquote(str(action["path"]))  # a URI, by Delta's protocol
         records, partition = action.get("num_records"), action.get(f"partition.{PARTITION}")
         self.records = records if isinstance(records, int) else None
         self._partition = partition if isinstance(partition, int) else None
@@ -90,6 +94,8 @@ class TableFile:
 
         What was checked before is not read again. Raises ValueError, OSError and what else pyarrow raises.
         """
+        if _URI.match(self.path):
+            return None  # of a shallow clone: in the directory of another table
         if self._groups is None or any((n, name) not in self._checked for n in self._having(rows) for name in columns):
             with self._opened() as parquet:
                 if self._groups is None:

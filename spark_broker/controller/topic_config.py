@@ -6,6 +6,7 @@ table are deleted only then.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 
 from spark_broker.config import TopicConfig
@@ -17,6 +18,12 @@ TABLE_NAME_BYTES_MAX = FILE_NAME_BYTES_MAX - len(dead_letters_path(""))
 
 _BUILT_IN = TopicConfig().to_dict()
 
+_URL = re.compile(r"(?!file:)[a-z][a-z0-9+.-]+:/+[^/]", re.IGNORECASE)
+"""Of a store that is no local directory."""
+
+_OTHERWISE = "%#?\\"
+"""In a URL they have a meaning, and Hadoop's paths have none of it."""
+
 _KEPT = frozenset({"retention.ms", "retention.bytes"})
 """Settings that are stored even if they say what the default says."""
 
@@ -27,12 +34,25 @@ def stored_config(defaults: TopicConfig, values: Mapping[str, str]) -> dict[str,
     `TopicConfig.parse` of the result gives every setting. Raises InvalidConfigError, which names the nearest setting.
     """
     config = defaults.with_values(values)
-    _check_table_name(config.delta_path)
+    _check_table_path(config.delta_path)
     return _stored(config, _KEPT & values.keys())
 
 
-def _check_table_name(path: str) -> None:
+def _check_table_path(path: str) -> None:
     """Only of a path that is given now: a topic from before this check can still be altered."""
+    if not path:
+        return
+    local = path.removeprefix("file://").removeprefix("file:")
+    if not _URL.match(path) and not local.startswith("/"):
+        raise InvalidConfigError(
+            f"delta.path: {path!r} is neither a URL nor an absolute path: each process would look in another directory"
+        )
+    refused = next((each for each in path if each in _OTHERWISE or not each.isprintable()), None)
+    if refused is not None or path != path.strip():
+        why = f"{refused!r} in it" if refused is not None else "the space at its end"
+        raise InvalidConfigError(
+            f"delta.path: Spark and deltalake would read {path!r} as different directories, because of {why}"
+        )
     size = len(path.rstrip("/").rpartition("/")[2].encode())
     if size > TABLE_NAME_BYTES_MAX:
         raise InvalidConfigError(
@@ -57,7 +77,7 @@ def altered_config(
     """`current` (as stored) with settings set, or reset to the cluster's default (None). Raises InvalidConfigError."""
     cluster = defaults.to_dict()
     changed = {name: cluster.get(name, "") if value is None else value for name, value in values.items()}
-    _check_table_name(changed.get("delta.path", ""))
+    _check_table_path(changed.get("delta.path", ""))
     explicit = {name for name in _KEPT if (values[name] is not None if name in values else name in current)}
     return _stored(TopicConfig.parse(current).with_values(changed), explicit)
 

@@ -9,6 +9,7 @@ from spark_broker.errors import InvalidSchemaError, InvalidTopicError, UnknownTo
 from spark_broker.protocol.messages import AlterTopicSchemaRequest, EmptyResponse
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, schema_from_bytes, schema_to_bytes
 from spark_broker.protocol.schema_evolution import evolved
+from spark_broker.protocol.table_columns import why_not_in_table
 
 SCHEMAS_MAX = 1000
 """Most schemas of one topic: every client gets all of them."""
@@ -28,7 +29,11 @@ def alter_topic_schema(image: MetadataImage, request: AlterTopicSchemaRequest) -
     if current.equals(DEFAULT_SCHEMA):
         hint = "Create a topic with columns of its own."
         raise InvalidSchemaError(f"topic {topic.name} has Kafka's record, which stays as it is", hint=hint)
-    schema = schema_to_bytes(evolved(current, schema_from_bytes(request.schema)))
+    new = evolved(current, schema_from_bytes(request.schema))
+    why = why_not_in_table(new) if topic.config.get("delta.path") else ""
+    if why and not why_not_in_table(current):
+        raise InvalidSchemaError(f"topic {topic.name} has a delta.path: {why}")
+    schema = schema_to_bytes(new)
     if schema == topic.schemas[-1]:
         return Decision((), EmptyResponse())
     if len(topic.schemas) >= SCHEMAS_MAX:

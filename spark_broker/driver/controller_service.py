@@ -53,7 +53,7 @@ from spark_broker.driver.metadata_claim import Owner
 from spark_broker.driver.metadata_log import START_PATIENCE_S, MetadataLog
 from spark_broker.driver.metadata_publisher import MetadataPublisher
 from spark_broker.driver.port_probe import port_refuses
-from spark_broker.driver.topic_schema import check_columns, stored_schema
+from spark_broker.driver.topic_schema import check_columns, check_table_columns, stored_schema
 from spark_broker.errors import (
     ClusterStartError,
     InvalidRequestError,
@@ -187,7 +187,10 @@ class ControllerService:
         topic = self.image.topic(request.name)
         if topic is not None:
             config = altered_config(self._settings.topic, topic.config, request.values)
-            check_columns(schema_from_bytes(topic.schemas[-1]), config)
+            schema = schema_from_bytes(topic.schemas[-1])
+            check_columns(schema, config)
+            if request.values.get("delta.path"):
+                check_table_columns(schema)
 
     def _ask(
         self, make_event: Callable[[int], Event], timeout_s: float, *, patience_s: float = OUTAGE_PATIENCE_S

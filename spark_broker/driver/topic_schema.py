@@ -9,6 +9,7 @@ import pyarrow as pa
 from spark_broker.config import TopicConfig, unknown_setting
 from spark_broker.errors import InvalidConfigError
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, normalize_schema, schema_from_bytes, schema_to_bytes
+from spark_broker.protocol.table_columns import why_not_in_table
 
 
 def stored_schema(schema: bytes, config: Mapping[str, str]) -> bytes:
@@ -18,6 +19,8 @@ def stored_schema(schema: bytes, config: Mapping[str, str]) -> bytes:
     """
     stored = normalize_schema(schema_from_bytes(schema)) if schema else DEFAULT_SCHEMA
     check_columns(stored, config)
+    if config.get("delta.path"):
+        check_table_columns(stored)
     return schema_to_bytes(stored)
 
 
@@ -39,6 +42,13 @@ def check_columns(schema: pa.Schema, config: Mapping[str, str]) -> None:
         kind = schema.field(settings.timestamp_column).type
         if not pa.types.is_timestamp(kind):
             raise InvalidConfigError(f"timestamp.column: {settings.timestamp_column} is {kind}, not a timestamp")
+
+
+def check_table_columns(schema: pa.Schema) -> None:
+    """Check that the table of `delta.path` can have the topic's columns. Raises InvalidConfigError."""
+    why = why_not_in_table(schema)
+    if why:
+        raise InvalidConfigError(f"delta.path: {why}")
 
 
 def _check_exists(schema: pa.Schema, setting: str, name: str) -> None:

@@ -181,6 +181,17 @@ def test_kafkas_record_comes_from_the_table_too(cluster: FakeCluster, read: Make
     assert (second["key"], second["value"], second["offset"]) == (None, b"w", 1)
 
 
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_a_table_is_found_by_its_literal_path(
+    cluster: FakeCluster, table: Path, read: MakeRead, tmp_path: Path, prefix: str
+) -> None:
+    """What `delta.path` takes, `test_topics.py` says. Spark has the same directory."""
+    odd = tmp_path / "é +&=:*[]{}'\"`|^<>,;@!$()"
+    table.rename(odd)
+    cluster.topics["t"].config["delta.path"] = f"{prefix}{odd}"
+    assert read(subscribe="t").table()["n"].to_pylist() == EVERYTHING
+
+
 def test_an_offset_before_the_history_is_out_of_range(cluster: FakeCluster, table: Path, read: MakeRead) -> None:
     cluster.topics["t"].history = HistoryMetadata(table_id(table), 2, 2, [5], [BOUNDARY])
     with pytest.raises(OffsetOutOfRangeError, match="has offsets 5 to 50"):

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from spark_broker import Admin
+from spark_broker import Admin, NewTopic
+from spark_broker.errors import InvalidConfigError
 from tests.spark.history import History
 from tests.spark.tables import Row, append, consumed, create, dead_letters, in_table, stopped, tier
 from tests.support.process_cluster import ProcessCluster
@@ -189,3 +190,15 @@ def test_a_new_column_of_local_times_gets_what_the_table_needs_for_it(
     assert in_table(spark, table, ["id", "CAST(when AS STRING)"])[1:] == [
         {"id": 2, "CAST(when AS STRING)": "2026-01-02 03:04:05"}
     ]
+
+
+def test_a_table_for_a_topic_that_has_columns_no_table_can_have_is_refused_when_it_is_set(
+    brokers: ProcessCluster, admin: Admin, table: Path
+) -> None:
+    columns = pa.schema([("unit price", pa.int32())])
+    admin.create_topic(NewTopic("priced", partitions=1, replication_factor=1, schema=columns))
+    with pytest.raises(InvalidConfigError, match="a Delta table takes no ' ' in the name of a column"):
+        admin.alter_topic_config("priced", {"delta.path": str(table)})
+    with pytest.raises(InvalidConfigError, match="takes no"):
+        create(admin, "priced-anew", table, columns)
+    del brokers

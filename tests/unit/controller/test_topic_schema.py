@@ -7,9 +7,21 @@ import pytest
 
 from spark_broker.controller import topic_schema
 from spark_broker.controller.image import TopicState
-from spark_broker.errors import InvalidSchemaError, InvalidTopicError, UnknownTopicOrPartitionError
-from spark_broker.protocol.messages import AlterTopicSchemaRequest, EmptyResponse, EnsureOffsetsTopicRequest
+from spark_broker.driver.topic_schema import stored_schema
+from spark_broker.errors import (
+    InvalidConfigError,
+    InvalidSchemaError,
+    InvalidTopicError,
+    UnknownTopicOrPartitionError,
+)
+from spark_broker.protocol.messages import (
+    AlterTopicConfigRequest,
+    AlterTopicSchemaRequest,
+    EmptyResponse,
+    EnsureOffsetsTopicRequest,
+)
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, normalize_schema, schema_from_bytes, schema_to_bytes
+from spark_broker.protocol.table_columns import why_not_in_table
 from tests.unit.controller.cluster import Cluster
 
 WIDER = pa.schema([("n", pa.int64())])
@@ -55,3 +67,42 @@ def test_a_change_that_cannot_be_is_refused_and_changes_nothing(monkeypatch: pyt
     with pytest.raises(InvalidSchemaError):
         cluster.call(AlterTopicSchemaRequest("t", b"no schema"))
     assert cluster.topic("t") == before
+
+
+BAD_FIELDS = [
+    *(pa.field(name, pa.int32()) for name in ("unit price", "a,b", "a=b", "a;b", "a(b", "a{b", "a\tb", "a\nb", "a\0b")),
+    *(pa.field("x", kind) for kind in (pa.time64("us"), pa.duration("us"), pa.decimal128(5, -2), pa.decimal128(3, 5))),
+    pa.field("x", pa.list_(pa.struct([("unit price", pa.int32())]))),
+    pa.field("x", pa.map_(pa.string(), pa.time64("us"))),
+]
+
+
+@pytest.mark.parametrize("bad", BAD_FIELDS, ids=str)
+def test_a_column_that_no_table_can_have_is_refused_before_there_are_records(bad: pa.Field) -> None:
+    """At creation, when a table is given, and when the schema changes; and a topic without a table may have it."""
+    columns = normalize_schema(pa.schema([("n", pa.int32()), bad]))
+    assert why_not_in_table(columns)
+    message = schema_to_bytes(columns)
+    with pytest.raises(InvalidConfigError, match=r"delta\.path: a Delta table"):
+        stored_schema(message, {"delta.path": "/lake/t"})
+    assert stored_schema(message, {}) == message
+    cluster = Cluster()
+    topic(cluster)
+    cluster.call(AlterTopicConfigRequest("t", {"delta.path": "/lake/t"}))
+    with pytest.raises(InvalidSchemaError, match=r"topic t has a delta\.path: a Delta table"):
+        cluster.call(request("t", pa.schema([bad])))
+    cluster.call(AlterTopicConfigRequest("t", {"delta.path": ""}))
+    cluster.call(request("t", pa.schema([bad])))
+
+
+@pytest.mark.parametrize("name", ["a.b", "a-b", "é", "a`b", "a/b", "a%b", "a'b", 'a"b', "\u00a0", "value.x"])
+def test_other_names_are_columns_of_a_table(name: str) -> None:
+    assert why_not_in_table(pa.schema([(name, pa.int32())])) == ""
+
+
+def test_a_topic_from_before_this_check_can_still_be_altered() -> None:
+    cluster = Cluster()
+    topic(cluster, pa.schema([("unit price", pa.int32())]))
+    cluster.call(AlterTopicConfigRequest("t", {"delta.path": "/lake/t"}))
+    cluster.call(request("t", pa.schema([("more", pa.int32())])))
+    assert len(cluster.topic("t").schemas) == 2

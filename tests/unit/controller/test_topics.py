@@ -104,6 +104,39 @@ def test_a_topic_whose_tables_name_leaves_no_room_is_altered_but_gets_no_such_ta
         altered_config(TopicConfig(), {}, stored)
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(
+            "/lake/a%20b",
+            "/lake/a#b",
+            "/lake/a?b",
+            "/lake/a\\b",
+            "/lake/t ",
+            " /lake/t",
+            "/lake/a\tb",
+            "/lake/a\u202eb",
+        ),
+        *("lake/t", "./t", "~/t", "file:lake", "file://lake/t", "s3://bucket/a%20b", "C:\\lake"),
+    ],
+)
+def test_a_path_that_is_another_directory_for_another_process_is_refused(cluster: Cluster, path: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"delta\.path"):
+        cluster.create_topic("t", partitions=1, factor=1, config={"delta.path": path})
+    cluster.create_topic("t", partitions=1, factor=1)
+    with pytest.raises(InvalidConfigError, match=r"delta\.path"):
+        cluster.call(AlterTopicConfigRequest("t", {"delta.path": path}))
+    assert altered_config(TopicConfig(), {"delta.path": path}, {"segment.bytes": "4096"})["delta.path"] == path
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/lake/a b", "/lake/é+&=:*[]{}'\"`|^<>,;@!$()", "file:/lake/t", "file:///lake/t", "s3a://bucket/t", "dbfs:/t"],
+)
+def test_a_path_that_everybody_reads_alike_is_accepted(cluster: Cluster, path: str) -> None:
+    cluster.create_topic("t", partitions=1, factor=1, config={"delta.path": path})
+
+
 def test_a_table_whose_name_leaves_room_for_the_table_beside_it_is_accepted(cluster: Cluster) -> None:
     cluster.create_topic("t", partitions=1, factor=1, config={"delta.path": "/lake/" + "x" * 242 + "/"})
 

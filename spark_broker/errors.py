@@ -333,6 +333,13 @@ class ThrottlingQuotaExceededError(SparkBrokerError):
     hint = "The clients wait and retry by themselves; if it lasts, add brokers and partitions, or have fewer clients."
 
 
+class GroupIdNotFoundError(SparkBrokerError):
+    """The group has committed no offsets."""
+
+    code = 69
+    hint = "Compare the group's name. A consumer commits with `group_id`, a streaming query with the option `group`."
+
+
 class FencedLeaderEpochError(SparkBrokerError):
     """The request names an older leader epoch than the partition's."""
 

@@ -15,14 +15,17 @@ import spark_broker
 from spark_broker.cli.cluster_process import Application, log_file, run_in_foreground, start_detached
 from spark_broker.cli.cluster_state import (
     ClusterState,
+    cluster_command,
     data_directory,
     default_state_file,
     end_process,
     running_cluster,
 )
+from spark_broker.cli.health import Health, every_topic, health
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, StateFile, parse_settings
 from spark_broker.cli.output import counted, fail, note, print_json, print_table
 from spark_broker.config import load_cluster_settings
+from spark_broker.errors import InvalidDataError
 from spark_broker.model import BrokerInfo, ClusterDescription, PartitionInfo
 
 
@@ -48,6 +51,24 @@ class BrokerRow(msgspec.Struct, frozen=True):
     leads: int
     replicas: int
     in_sync: int
+
+
+class Places(msgspec.Struct, frozen=True):
+    """How clients reach a cluster, and where its data and its driver's log are. Empty: not known here."""
+
+    bootstrap_servers: str
+    log_dirs: str
+    metadata_dir: str
+    driver_log: str
+
+    @classmethod
+    def of(cls, cluster: ClusterDescription, state: ClusterState | None) -> Places:
+        """`state`: what its driver noted, if it runs on this machine. Else brokers say where their directories are."""
+        servers = ",".join(broker.address for broker in cluster.brokers if not broker.fenced)
+        if state is not None:
+            return cls(servers, state.log_dirs, state.metadata_dir, state.driver_log)
+        parents = {str(Path(broker.directory).parent) for broker in cluster.brokers if broker.directory}
+        return cls(servers, ",".join(sorted(parents)), "", "")
 
 
 @cluster.command()
@@ -83,7 +104,7 @@ def start(
     path = state_file or default_state_file()
     existing = running_cluster(path)
     if existing is not None:
-        fail(f"a cluster runs already (pid {existing.driver_pid}): `spark-broker cluster stop` ends it")
+        fail(f"a cluster runs already (pid {existing.driver_pid}): {cluster_command('stop', state_file)} ends it")
     if config and settings:
         fail("give --config or --set, not both")
     # A mistake shows now, not after Spark has started.
@@ -107,25 +128,38 @@ def start(
         run_in_foreground(application)
     state = start_detached(application, timeout)
     print_cluster(state.bootstrap_servers, OutputFormat.TABLE, state)
-    note(f"bootstrap.servers = {state.bootstrap_servers}")
     if application.data_dir is not None:
         note(f"Its data is kept in {application.data_dir} (--temporary: not; --name: another one).")
-    note(f"Stop it with `spark-broker cluster stop{'' if state_file is None else f' --state-file {state_file}'}`.")
+    note(f"Stop it with {cluster_command('stop', state_file)}.")
 
 
 @cluster.command()
 def status(
     bootstrap_server: Bootstrap = "", output: OutputOption = OutputFormat.TABLE, state_file: StateFile = None
 ) -> None:
-    """Show the brokers, and what each of them leads and holds. Status 1 when no cluster runs."""
-    state = None
+    """Show the brokers, what each of them leads and holds, and what the cluster suffers from.
+
+    Status 1 when no cluster runs, when a broker is fenced, and when a partition is offline, under-replicated or under
+    min.insync.replicas.
+    """
+    path = state_file or default_state_file()
+    state = _noted(path, needed=not bootstrap_server)
     if not bootstrap_server:
-        path = state_file or default_state_file()
-        state = running_cluster(path)
         if state is None:
-            fail(f"no cluster runs here ({path}): `spark-broker cluster start`, or give --bootstrap-server")
+            fail(f"no cluster runs here ({path}): {cluster_command('start', state_file)}, or give --bootstrap-server")
         bootstrap_server = state.bootstrap_servers
-    print_cluster(bootstrap_server, output, state)
+    if not print_cluster(bootstrap_server, output, state).well:
+        raise typer.Exit(1)
+
+
+def _noted(path: Path, *, needed: bool) -> ClusterState | None:
+    """The cluster that the file notes. Raises InvalidDataError for another file, if the note is needed."""
+    try:
+        return running_cluster(path)
+    except InvalidDataError:
+        if needed:
+            raise
+        return None
 
 
 @cluster.command()
@@ -147,18 +181,21 @@ def stop(
     note(f"stopped; its data is kept in {state.log_dirs}" if kept else "stopped; its data was temporary and is deleted")
 
 
-def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | None) -> None:
-    """Describe the cluster at these addresses. `state`: the note that its driver wrote, if the driver runs here."""
+def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | None) -> Health:
+    """Describe the cluster at these addresses. `state`: the note of a driver that runs here, perhaps of another one."""
     with spark_broker.Admin(bootstrap) as admin:
         cluster = admin.describe_cluster(include_fenced=True)
-        topics = [admin.describe_topic(name) for name in admin.list_topics(include_internal=True)]
+        topics = list(every_topic(admin))
     partitions = [partition for topic in topics for partition in topic.partitions]
     rows = broker_rows(cluster, partitions)
-    driver_log = state.driver_log if state is not None else ""
+    found = health(cluster, topics)
+    is_noted = state is not None and (state.bootstrap_servers == bootstrap or state.cluster_id == cluster.cluster_id)
+    places = Places.of(cluster, state if is_noted else None)
     if output is OutputFormat.JSON:
         described = {"cluster_id": cluster.cluster_id, "controller_epoch": cluster.controller_epoch}
-        print_json({**described, "controller": cluster.controller, "driver_log": driver_log, "brokers": rows})
-        return
+        described |= msgspec.structs.asdict(places)
+        print_json({**described, "controller": cluster.controller, "health": found, "brokers": rows})
+        return found
     columns = ("broker", "address", "executor", "executor pid", "pid", "leads", "replicas", "in sync", "state")
     cells = [
         (
@@ -170,7 +207,18 @@ def print_cluster(bootstrap: str, output: OutputFormat, state: ClusterState | No
     size = f"{counted(len(topics), 'topic', 'topics')}, {counted(len(partitions), 'partition', 'partitions')}"
     title = f"cluster {cluster.cluster_id}: {size}"
     print_table(columns, cells, title=title, right=columns[3:8])
-    print_where(cluster, driver_log)
+    print_where(cluster, places.driver_log)
+    print_settings(places, found)
+    return found
+
+
+def print_settings(places: Places, found: Health) -> None:
+    """Print how clients reach the cluster, where its data is, and what it suffers from."""
+    unknown = "not known here; ask on the driver's machine"
+    typer.echo(f"bootstrap.servers = {places.bootstrap_servers}")
+    typer.echo(f"log.dirs = {places.log_dirs or unknown}")
+    typer.echo(f"metadata.dir = {places.metadata_dir or unknown}")
+    typer.echo(f"health: {found}{'' if found.well else ' (`spark-broker doctor` says which)'}")
 
 
 def print_where(cluster: ClusterDescription, driver_log: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import select
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -37,6 +38,14 @@ def default_state_file() -> Path:
     """`spark-broker/cluster.json` in the user's state directory (XDG_STATE_HOME)."""
     base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(base) / "spark-broker" / "cluster.json"
+
+
+def cluster_command(name: str, state_file: Path | None) -> str:
+    """The command as the user types it. `state_file`: where the note is, if that was said; the next command needs it,
+    too.
+    """
+    given = "" if state_file is None else f" --state-file {shlex.quote(str(state_file))}"
+    return f"`spark-broker cluster {name}{given}`"
 
 
 def data_directory(name: str) -> Path:

@@ -17,13 +17,15 @@ import msgspec
 import typer
 
 from spark_broker.cli.cluster_state import default_state_file, running_cluster
+from spark_broker.cli.health import every_topic, suffering
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
-from spark_broker.cli.output import counted, print_json, print_table
+from spark_broker.cli.output import abridged, counted, print_json, print_table
 from spark_broker.errors import SparkBrokerError
+from spark_broker.model import Trouble
 
 if TYPE_CHECKING:
     from spark_broker.client.admin import Admin
-    from spark_broker.model import LogDirInfo
+    from spark_broker.model import BrokerInfo
 
 JAVA_MINIMUM = 17
 JAVA_TIMEOUT_S = 30
@@ -139,31 +141,71 @@ def _installed(package: str) -> str | None:
 
 
 def _of_cluster(bootstrap_server: str) -> list[Finding]:
-    """Whether the cluster answers; partitions without a leader, topics that are not tiered, replicas set aside."""
-    try:
-        with open_admin(bootstrap_server) as admin:
-            return _answers(admin)
-    except SparkBrokerError as error:
-        return [Finding("cluster", State.MISSING, error.message, "clients", error.hint)]
+    """Whether the cluster answers, and what it suffers from. One question without an answer hides no other answer."""
+    found: list[Finding] = []
+    with open_admin(bootstrap_server) as admin:
+        for question in (_brokers, _topics, _set_aside):
+            try:
+                found += question(admin)
+            except SparkBrokerError as error:
+                if not found:
+                    return [Finding("cluster", State.MISSING, error.message, "clients", error.hint)]
+                found.append(Finding("cluster", State.WRONG, error.message, "clients", error.hint))
+    return found
 
 
-def _answers(admin: Admin) -> list[Finding]:
-    brokers = admin.describe_cluster().brokers
-    findings = [Finding("cluster", State.OK, counted(len(brokers), "live broker", "live brokers"), "clients")]
-    for name in admin.list_topics(include_internal=True):
-        topic = admin.describe_topic(name)
-        leaderless = [str(state.partition) for state in topic.partitions if state.leader is None]
-        if leaderless:
-            found = f"partitions without a leader: {', '.join(leaderless)}"
-            findings.append(Finding(f"topic {name}", State.WRONG, found, "clients", "See docs/leaders.md."))
+def _brokers(admin: Admin) -> list[Finding]:
+    brokers = admin.describe_cluster(include_fenced=True).brokers
+    live = [broker for broker in brokers if not broker.fenced]
+    fenced = f", {len(brokers) - len(live)} fenced" if len(live) < len(brokers) else ""
+    findings = [Finding("cluster", State.OK, counted(len(live), "live broker", "live brokers") + fenced, "clients")]
+    for broker in brokers:
+        if broker.fenced:
+            found = f"fenced: the controller does not hear of it ({broker.address}, pid {broker.pid})"
+            findings.append(Finding(f"broker {broker.id}", State.WRONG, found, "clients", _fenced_advice(broker)))
+    return findings
+
+
+def _fenced_advice(broker: BrokerInfo) -> str:
+    log = f"Its log, {broker.log}, says why" if broker.log else "Its log says why"
+    return f"Look whether its process and its machine live. {log}; see docs/hosting.md."
+
+
+def _topics(admin: Admin) -> list[Finding]:
+    """Partitions that suffer, and topics that are not tiered."""
+    findings: list[Finding] = []
+    for topic in every_topic(admin):
+        suffers = suffering(topic)
+        for trouble, (says, advice) in _OF_PARTITIONS.items():
+            partitions = [str(each.partition.partition) for each in suffers if trouble in each.troubles]
+            if partitions:
+                found = f"{says}: {abridged(partitions)}"
+                findings.append(Finding(f"topic {topic.name}", State.WRONG, found, "clients", advice))
         if topic.history is not None and topic.history.stopped:
             found = f"tiering has stopped: {topic.history.stopped}"
-            findings.append(Finding(f"topic {name}", State.WRONG, found, "history", "See docs/history.md."))
-    return findings + [_set_aside(info) for info in admin.describe_log_dirs() if info.set_aside]
+            findings.append(Finding(f"topic {topic.name}", State.WRONG, found, "history", "See docs/history.md."))
+    return findings
 
 
-def _set_aside(info: LogDirInfo) -> Finding:
-    kinds = Counter(found.kind for found in info.set_aside)
-    found = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    advice = "`spark-broker log-dirs describe` names them; see docs/backup.md."
-    return Finding(f"broker {info.broker_id}", State.WRONG, f"replicas set aside: {found}", "operators", advice)
+_OF_PARTITIONS = {
+    Trouble.OFFLINE: ("partitions without a leader", "See docs/leaders.md."),
+    Trouble.UNDER_MIN_ISR: (
+        "partitions under min.insync.replicas, which refuse acks=all",
+        "Wait for replicas to rejoin the ISR, or bring their brokers back; see docs/leaders.md.",
+    ),
+    Trouble.UNDER_REPLICATED: (
+        "under-replicated partitions",
+        "Bring the brokers of their replicas back: `spark-broker topics describe` names them.",
+    ),
+}
+
+
+def _set_aside(admin: Admin) -> list[Finding]:
+    findings = []
+    for info in admin.describe_log_dirs():
+        if info.set_aside:
+            kinds = Counter(found.kind for found in info.set_aside)
+            found = f"replicas set aside: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}"
+            advice = "`spark-broker log-dirs describe` names them; see docs/backup.md."
+            findings.append(Finding(f"broker {info.broker_id}", State.WRONG, found, "operators", advice))
+    return findings

@@ -23,6 +23,10 @@ LINES_OF_PROGRESS = 10
 """How many lines a job of known length prints where there is no terminal for a bar."""
 
 
+ITEMS_SHOWN = 20
+"""How many items `abridged` names."""
+
+
 def print_json(value: object) -> None:
     """One line of JSON on stdout. Takes dataclasses, Structs and what they hold."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
@@ -63,6 +67,12 @@ def print_error(text: str) -> None:
 def counted(number: int, one: str, many: str) -> str:
     """`1 batch`, `2,000 batches`."""
     return f"{number:,} {one if number == 1 else many}"
+
+
+def abridged(items: Sequence[str]) -> str:
+    """The first of them with commas, and how many more there are; `-` for none."""
+    more = len(items) - ITEMS_SHOWN
+    return ", ".join(items[:ITEMS_SHOWN]) + (f" and {more:,} more" if more > 0 else "") or "-"
 
 
 def fail(text: str) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
-from spark_broker.cli.output import note, print_json, print_table
+from spark_broker.cli.output import abridged, note, print_json, print_table
 from spark_broker.model import TransactionInfo
 
 transactions = typer.Typer(help="List, describe and abort transactions.", no_args_is_help=True)
@@ -16,8 +16,6 @@ transactions = typer.Typer(help="List, describe and abort transactions.", no_arg
 TransactionalId = Annotated[
     str, typer.Option("--transactional-id", metavar="ID", help="A producer's transactional.id, or an application.")
 ]
-
-PARTITIONS_SHOWN = 20
 
 
 @transactions.command("list")
@@ -89,8 +87,8 @@ def _rows(transaction: TransactionInfo) -> list[tuple[str, object]]:
         ("state", transaction.state),
         ("coordinator", f"broker {transaction.coordinator} (leader epoch {transaction.coordinator_epoch})"),
         ("time-out", f"{transaction.timeout:,g} s, idle for {transaction.idle:,.1f} s"),
-        ("writers", _abridged(writers)),
-        ("partitions", _abridged([str(partition) for partition in transaction.partitions])),
+        ("writers", abridged(writers)),
+        ("partitions", abridged([str(partition) for partition in transaction.partitions])),
     ]
     if transaction.execution:
         rows[1:1] = [
@@ -103,8 +101,3 @@ def _rows(transaction: TransactionInfo) -> list[tuple[str, object]]:
 
 def _shown(version: int | None) -> str:
     return "-" if version is None else str(version)
-
-
-def _abridged(items: list[str]) -> str:
-    more = len(items) - PARTITIONS_SHOWN
-    return ", ".join(items[:PARTITIONS_SHOWN]) + (f" and {more:,} more" if more > 0 else "") or "-"

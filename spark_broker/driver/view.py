@@ -6,9 +6,10 @@ import collections
 import html
 from dataclasses import dataclass
 
+from spark_broker.config import TopicConfig
 from spark_broker.driver.directories import Directories
-from spark_broker.model import NO_LEADER, BrokerInfo
-from spark_broker.protocol.messages import MetadataResponse
+from spark_broker.model import BrokerInfo, Trouble, troubles
+from spark_broker.protocol.messages import MetadataResponse, TopicMetadata
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class ClusterStatus:
     partitions: int
     leaderless_partitions: int
     under_replicated_partitions: int
+    under_min_isr_partitions: int
     brokers: tuple[BrokerView, ...]
     failures: tuple[str, ...]
 
@@ -57,7 +59,7 @@ def broker_statuses(metadata: MetadataResponse) -> tuple[BrokerView, ...]:
 
 def cluster_status(metadata: MetadataResponse, directories: Directories, failures: tuple[str, ...]) -> ClusterStatus:
     """The controller's answer as a status. Internal topics count."""
-    partitions = [partition for topic in metadata.topics for partition in topic.partitions]
+    found = [trouble for topic in metadata.topics for trouble in _troubles(topic)]
     return ClusterStatus(
         cluster_id=metadata.cluster_id,
         controller_epoch=metadata.controller_epoch,
@@ -65,12 +67,19 @@ def cluster_status(metadata: MetadataResponse, directories: Directories, failure
         log_dirs=directories.log_dirs,
         metadata_dir=directories.metadata_dir,
         topics=len(metadata.topics),
-        partitions=len(partitions),
-        leaderless_partitions=sum(partition.leader == NO_LEADER for partition in partitions),
-        under_replicated_partitions=sum(len(partition.isr) < len(partition.replicas) for partition in partitions),
+        partitions=sum(len(topic.partitions) for topic in metadata.topics),
+        leaderless_partitions=found.count(Trouble.OFFLINE),
+        under_replicated_partitions=found.count(Trouble.UNDER_REPLICATED),
+        under_min_isr_partitions=found.count(Trouble.UNDER_MIN_ISR),
         brokers=broker_statuses(metadata),
         failures=failures,
     )
+
+
+def _troubles(topic: TopicMetadata) -> list[Trouble]:
+    """What the topic's partitions suffer from, each kind once for each partition."""
+    minimum = int(topic.config.get("min.insync.replicas", TopicConfig().min_insync_replicas))
+    return [kind for p in topic.partitions for kind in troubles(p.leader, p.replicas, p.isr, minimum)]
 
 
 def table_rows(status: ClusterStatus) -> list[tuple[str, ...]]:
@@ -100,6 +109,6 @@ def to_html(status: ClusterStatus) -> str:
         f"spark-broker cluster <code>{html.escape(status.cluster_id)}</code> at "
         f"<code>{html.escape(status.bootstrap_servers)}</code>: {status.topics} topics, "
         f"{status.partitions} partitions, {status.under_replicated_partitions} under-replicated, "
-        f"{status.leaderless_partitions} without a leader"
+        f"{status.under_min_isr_partitions} under min.insync.replicas, {status.leaderless_partitions} without a leader"
     )
     return f"<table><caption>{caption}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

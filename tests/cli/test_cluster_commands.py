@@ -16,6 +16,7 @@ from spark_broker.cli import cluster as cluster_commands
 from spark_broker.cli import cluster_process
 from spark_broker.cli.cluster_process import Application, application_file
 from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
+from spark_broker.cli.options import BOOTSTRAP_VARIABLE
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.messages import ControllerMetadata
 from tests.cli.conftest import Run
@@ -116,9 +117,71 @@ def test_status_shows_a_lost_broker_as_fenced(cluster: FakeCluster, run: Run) ->
     cluster.create("t", 3)
     cluster.kill(2)
     ended = run("cluster", "status", "-b", cluster.bootstrap)
-    assert ended.status == 0
+    assert ended.status == 1
     states = {line.split()[0]: line.split()[-1] for line in ended.out.splitlines() if line.strip()[:1].isdigit()}
     assert states == {"0": "live", "1": "live", "2": "fenced"}
+
+
+def test_status_counts_what_the_cluster_suffers_from(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", 3)
+    cluster.create("strict", 2, config={"min.insync.replicas": "3"})
+    ended = run("cluster", "status", "-b", cluster.bootstrap)
+    assert ended.status == 0
+    assert (
+        "health: 0 of 3 brokers fenced; 0 of 5 partitions offline, 0 under-replicated, 0 under min.insync" in ended.out
+    )
+    cluster.kill(2)
+    cluster.topics["t"].partitions[0].leader = -1
+    ended = run("cluster", "status", "-b", cluster.bootstrap)
+    assert ended.status == 1
+    assert (
+        "health: 1 of 3 brokers fenced; 1 of 5 partitions offline, 5 under-replicated, 2 under min.insync" in ended.out
+    )
+    ended = run("cluster", "status", "-b", cluster.bootstrap, "-o", "json")
+    assert ended.status == 1
+    assert ended.json["health"] == {
+        "brokers": 3,
+        "fenced_brokers": 1,
+        "partitions": 5,
+        "offline_partitions": 1,
+        "under_replicated_partitions": 5,
+        "under_min_isr_partitions": 2,
+    }
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_status_says_how_the_cluster_is_reached_and_where_its_data_is(
+    tmp_path: Path, cluster: FakeCluster, run: Run, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """`named`: the addresses are given. The note beside them is still of the same cluster."""
+    state = ClusterState(cluster.bootstrap, "fake", os.getpid(), log_dirs="/logs", metadata_dir="s3://bucket/metadata")
+    path = tmp_path / "cluster.json"
+    path.write_bytes(msgspec.json.encode(state))
+    if not named:
+        monkeypatch.delenv(BOOTSTRAP_VARIABLE)
+    shown = run("cluster", "status", "--state-file", path).out
+    assert f"bootstrap.servers = {cluster.bootstrap}\nlog.dirs = /logs\nmetadata.dir = s3://bucket/metadata\n" in shown
+    described = run("cluster", "status", "--state-file", path, "-o", "json").json
+    assert (described["log_dirs"], described["metadata_dir"]) == ("/logs", "s3://bucket/metadata")
+
+
+def test_the_note_of_another_cluster_says_nothing_of_this_one(cluster: FakeCluster, tmp_path: Path, run: Run) -> None:
+    path = note(tmp_path / "cluster.json", os.getpid())
+    assert run("cluster", "status", "-b", cluster.bootstrap, "--state-file", path, "-o", "json").json["log_dirs"] == ""
+    path.write_text("{}")
+    assert run("cluster", "status", "-b", cluster.bootstrap, "--state-file", path).status == 0
+
+
+def test_every_command_that_is_advised_names_the_state_file_that_was_given(
+    tmp_path: Path, run: Run, started: list[Application], process: subprocess.Popen[bytes]
+) -> None:
+    path = tmp_path / "my cluster.json"
+    given = ("--state-file", path)
+    assert f"`spark-broker cluster start --state-file '{path}'`" in run("cluster", "status", *given).err
+    assert f"`spark-broker cluster stop --state-file '{path}'`" in run("cluster", "start", "--detach", *given).err
+    note(path, process.pid)
+    assert f"`spark-broker cluster stop --state-file '{path}'` ends it" in run("cluster", "start", *given).err
+    assert len(started) == 1
 
 
 def test_status_says_who_the_controller_is_and_where_everybody_logs(run: Run) -> None:

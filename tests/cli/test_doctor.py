@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from spark_broker.protocol.messages import HistoryMetadata, ReplicaSetAside
+from spark_broker.errors import InvalidRequestError
+from spark_broker.protocol.messages import (
+    CallRequest,
+    DescribeLogDirRequest,
+    HistoryMetadata,
+    MetadataRequest,
+    ReplicaSetAside,
+)
 from spark_broker.spark import delta_session
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
@@ -119,6 +126,55 @@ def test_a_cluster_is_looked_at(run: Run, cluster: FakeCluster) -> None:
         "topic leaderless": "partitions without a leader: 1",
         "broker 1": "replicas set aside: 1 damaged, 2 stray",
     }
+
+
+@pytest.mark.usefixtures("java", "jars", "packages")
+def test_a_broker_that_is_fenced_and_what_it_leaves_is_wrong(run: Run, cluster: FakeCluster) -> None:
+    """Story: a broker had stood still for 14 seconds, and the doctor found nothing."""
+    cluster.create("t", 2)
+    cluster.create("strict", 1, config={"min.insync.replicas": "3"})
+    cluster.kill(1)
+    ended = run("doctor", "-b", cluster.bootstrap, "-o", "json")
+    assert ended.status == 1
+    wrong = [(finding["what"], finding["found"].split(" (")[0]) for finding in ended.json if finding["state"] != "ok"]
+    assert wrong == [
+        ("broker 1", "fenced: the controller does not hear of it"),
+        ("topic strict", "partitions under min.insync.replicas, which refuse acks=all: 0"),
+        ("topic strict", "under-replicated partitions: 0"),
+        ("topic t", "under-replicated partitions: 0, 1"),
+    ]
+
+
+@pytest.mark.usefixtures("java", "jars", "packages")
+def test_a_question_that_is_not_answered_hides_no_other_answer(run: Run, cluster: FakeCluster) -> None:
+    cluster.create("t", 1)
+    cluster.fence(2)
+
+    def refuse(broker: int, request: CallRequest) -> None:
+        if isinstance(request, DescribeLogDirRequest):
+            raise InvalidRequestError("no such call")
+
+    cluster.call_hook = refuse
+    ended = run("doctor", "-b", cluster.bootstrap, "-o", "json")
+    assert ended.status == 1
+    assert [finding["what"] for finding in ended.json if finding["state"] == "wrong"] == [
+        *("broker 2", "topic t", "cluster"),
+    ]
+
+
+@pytest.mark.usefixtures("java", "jars", "packages")
+def test_a_topic_that_is_deleted_while_it_is_looked_at_is_no_finding(run: Run, cluster: FakeCluster) -> None:
+    """The list of topics names it, and then nobody knows it."""
+    cluster.create("fine", 1)
+    cluster.create("gone", 1)
+
+    def delete(broker: int, request: CallRequest) -> None:
+        if isinstance(request, MetadataRequest) and request.topics:
+            cluster.topics.pop("gone", None)
+
+    cluster.call_hook = delete
+    assert run("doctor", "-b", cluster.bootstrap).status == 0
+    assert run("cluster", "status", "-b", cluster.bootstrap).status == 0
 
 
 @pytest.mark.usefixtures("java", "jars", "packages")

@@ -582,8 +582,9 @@ class FakeCluster:
 
     def _topic_metadata(self, topic: FakeTopic, *, certain: bool) -> TopicMetadata:
         ids = [broker.id for broker in self.brokers]
+        isr = [id_ for id_ in ids if id_ not in self.fenced] or ids
         partitions = [
-            PartitionMetadata(index, part.leader, part.leader_epoch, ids, ids, part.leader_epoch)
+            PartitionMetadata(index, part.leader, part.leader_epoch, ids, isr, part.leader_epoch)
             for index, part in enumerate(topic.partitions)
         ]
         history, log_starts = topic.history, topic.log_starts

@@ -94,6 +94,7 @@ class BrokerMetadata(Message, frozen=True):
             executor_pid=self.executor_pid,
             fenced=self.fenced,
             log=self.log or None,
+            directory=self.directory or None,
         )
 
 

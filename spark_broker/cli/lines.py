@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 
 import pyarrow as pa
@@ -16,59 +17,99 @@ from spark_broker.protocol.schema import DEFAULT_SCHEMA
 SHOWN_BYTES = 80
 
 
+@dataclass(frozen=True)
+class Rows:
+    """What became of some lines: the rows of those that fit, and an error for each of the others."""
+
+    table: pa.Table
+    refused: tuple[InvalidDataError, ...] = ()
+
+
 class RowMaker:
     """Makes rows of a schema from lines, and counts the lines: an error names the number of its line, from 1."""
 
-    def __init__(self, schema: pa.Schema, key_separator: str) -> None:
-        """Raises InvalidDataError where a separator makes no sense."""
+    def __init__(self, schema: pa.Schema, key_separator: str, *, skip_bad: bool = False) -> None:
+        """`skip_bad`: a line that does not fit is left out; else it ends the input. Raises InvalidDataError where a
+        separator makes no sense.
+        """
         self._schema = schema
         self._separator = key_separator.encode()
         self._typed = not schema.equals(DEFAULT_SCHEMA)
-        self._lines_before = 0
+        self._skip_bad = skip_bad
+        self.lines = 0
+        """How many were taken: up to the end of the last input, or up to the line that ended it (exclusive)."""
         if self._typed and key_separator:
             raise InvalidDataError(
                 "the topic has columns, so that --key-separator does not apply",
                 hint="Leave it out: a line is a JSON object, and key.columns of the topic name its key.",
             )
 
-    def rows(self, lines: Sequence[bytes]) -> pa.Table:
-        """The rows of the next lines. Raises InvalidDataError."""
-        table = self._objects(lines) if self._typed else self._records(lines)
-        self._lines_before += len(lines)
-        return table
+    def rows(self, lines: Sequence[bytes]) -> Rows:
+        """The rows of the next lines; unless bad ones are skipped, only of those before the first that does not fit.
+
+        Raises InvalidDataError where no single line is to blame.
+        """
+        first = self.lines + 1
+        try:
+            made = Rows(self._table(lines))
+        except _UNFIT as error:
+            bad = dict(self._unfit(lines, first))
+            if not bad:
+                raise InvalidDataError(f"lines {first:,} to {first + len(lines) - 1:,}: {error}") from None
+            if not self._skip_bad:
+                bad, lines = dict([next(iter(bad.items()))]), lines[: min(bad) - first]
+            fitting = [line for number, line in enumerate(lines, first) if number not in bad]
+            made = Rows(self._table(fitting), tuple(bad.values()))
+        self.lines += len(lines)
+        return made
+
+    def _table(self, lines: Sequence[bytes]) -> pa.Table:
+        """Raises one of `_UNFIT`."""
+        return self._objects(lines) if self._typed else self._records(lines)
+
+    def _unfit(self, lines: Sequence[bytes], first: int) -> Iterator[tuple[int, InvalidDataError]]:
+        """The lines that do not fit, by number, in order. Halves are tried: one parse for each line takes a minute."""
+        try:
+            self._table(lines)
+        except _UNFIT as error:
+            if len(lines) == 1:
+                yield first, self._why(first, lines[0], error)
+                return
+            half = len(lines) // 2
+            yield from self._unfit(lines[:half], first)
+            yield from self._unfit(lines[half:], first + half)
 
     def _records(self, lines: Sequence[bytes]) -> pa.Table:
         if not self._separator:
             return _key_value_table([None] * len(lines), lines)
         parts = [line.partition(self._separator) for line in lines]
-        for index, (line, (_, separator, _)) in enumerate(zip(lines, parts, strict=True)):
-            if not separator:
-                text = f"{self._separator.decode()!r} is not in {_shown(line)}"
-                raise InvalidDataError(f"line {self._lines_before + index + 1}: {text}")
+        if not all(separator for _, separator, _ in parts):
+            raise _NoSeparatorError
         return _key_value_table([key for key, _, _ in parts], [value for _, _, value in parts])
 
     def _objects(self, lines: Sequence[bytes]) -> pa.Table:
-        try:
-            table = self._parsed(lines)
-        except pa.ArrowInvalid as error:
-            raise self._why(lines, error) from None
+        """Empty lines are no objects, and no mistakes."""
+        objects = [line for line in lines if line.strip()]
+        if not objects:
+            return self._schema.empty_table()
+        options = pa.json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
+        table = pa.json.read_json(BytesIO(b"\n".join(objects)), parse_options=options)
         return table.select([name for name in self._schema.names if name in table.column_names])
 
-    def _parsed(self, lines: Sequence[bytes]) -> pa.Table:
-        options = pa.json.ParseOptions(explicit_schema=self._schema, unexpected_field_behavior="error")
-        return pa.json.read_json(BytesIO(b"\n".join(lines)), parse_options=options)
+    def _why(self, number: int, line: bytes, error: Exception) -> InvalidDataError:
+        if not self._typed:
+            separator = self._separator.decode()
+            what = f"line {number:,}: {separator!r} is not in {_shown(line)}"
+            return InvalidDataError(what, hint=f"Write KEY{separator}VALUE.")
+        what = f"line {number:,} is no JSON object of the topic's columns: {error}: {_shown(line)}"
+        return InvalidDataError(what, hint=_columns_hint(self._schema))
 
-    def _why(self, lines: Sequence[bytes], error: pa.ArrowInvalid) -> InvalidDataError:
-        """The error with the number of its line. Arrow does not give it: the first line that fails by itself has it."""
-        for number, line in enumerate(lines, self._lines_before + 1):
-            try:
-                if line.strip():
-                    self._parsed([line])
-            except pa.ArrowInvalid as of_line:
-                what = f"line {number} is no JSON object of the topic's columns: {of_line}: {_shown(line)}"
-                return InvalidDataError(what, hint=_columns_hint(self._schema))
-        first, last = self._lines_before + 1, self._lines_before + len(lines)
-        return InvalidDataError(f"lines {first} to {last}: {error}", hint=_columns_hint(self._schema))
+
+class _NoSeparatorError(ValueError):
+    """A line has no separator."""
+
+
+_UNFIT = (pa.ArrowInvalid, _NoSeparatorError)
 
 
 def _key_value_table(keys: Sequence[bytes | None], values: Sequence[bytes]) -> pa.Table:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import base64
+import signal
+import subprocess
+import sys
 import threading
 
 import pyarrow as pa
 import pytest
 
+from spark_broker.cli.produce import CHUNK_BYTES, LINE_BYTES_MAX
 from spark_broker.client.producer import Producer
-from spark_broker.protocol.schema import TIMESTAMP_TYPE
+from spark_broker.errors import InvalidRecordError, SparkBrokerError
+from spark_broker.protocol.frame import BatchHeader
+from spark_broker.protocol.messages import AppendRequest
+from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 from tests.cli.conftest import Run
 from tests.client.fake_broker import FakeCluster
 from tests.support.waiting import eventually
@@ -41,12 +48,91 @@ def test_a_separator_parts_key_and_value_at_its_first_place(cluster: FakeCluster
     assert [(row["key"], row["value"]) for row in cluster.rows("t", 0)] == [(b"a", b"1"), (b"b", b"2:3")]
 
 
-def test_a_line_without_the_separator_is_shown_and_not_sent(cluster: FakeCluster, run: Run) -> None:
+def test_a_line_without_the_separator_is_shown_and_ends_the_input(cluster: FakeCluster, run: Run) -> None:
     cluster.create("t")
-    ended = run("produce", "t", "--key-separator", ":", stdin=b"a:1\nno key\n")
+    ended = run("produce", "t", "--key-separator", ":", stdin=b"a:1\nno key\nb:2\n")
     assert ended.status == 1
-    assert "'no key'" in ended.err
-    assert cluster.rows("t", 0) == []
+    assert "line 2: ':' is not in 'no key'; 1 record was acknowledged before" in ended.err
+    assert values(cluster, "t") == [b"1"]
+
+
+def test_a_bad_line_after_many_says_what_is_stored_and_where_to_go_on(cluster: FakeCluster, run: Run) -> None:
+    """Story: line 30,001 of a file was bad. Nobody knew which lines were stored."""
+    cluster.create("t")
+    lines = [b"key-%d:value-%d" % (number, number) for number in range(1, 30_003)]
+    lines[30_000] = b"no key"
+    ended = run("produce", "t", "--key-separator", ":", stdin=b"\n".join(lines))
+    assert ended.status == 1
+    assert "line 30,001: ':' is not in 'no key'; 30,000 records were acknowledged before" in ended.err
+    assert "Mend line 30,001 and go on with it: `tail -n +30001 FILE`" in ended.err
+    assert "--skip-bad" in ended.err
+    assert len(values(cluster, "t")) == 30_000
+
+    lines[30_000] = b"mended:value-30001"
+    assert run("produce", "t", "--key-separator", ":", stdin=b"\n".join(lines[30_000:])).status == 0
+    assert values(cluster, "t") == [b"value-%d" % number for number in range(1, 30_003)]
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_bad_lines_are_skipped_if_that_is_asked_for(cluster: FakeCluster, run: Run, typed: bool) -> None:
+    cluster.create("t", schema=TYPED if typed else DEFAULT_SCHEMA)
+    good, bad = (b'{"dest": "SEA"}', b'{"dest": 5}') if typed else (b"a:1", b"no key")
+    separator = () if typed else ("--key-separator", ":")
+    lines = [bad, *[good] * 500, bad, good, *[bad] * 20]
+    ended = run("produce", "t", "--skip-bad", *separator, "-o", "json", stdin=b"\n".join(lines))
+    assert ended.status == 0
+    assert ended.json == {"topic": "t", "records": 501, "batches": 1, "skipped": 22}
+    assert len(cluster.rows("t", 0)) == 501
+    told = [line for line in ended.err.splitlines() if line.startswith("skipped: ")]
+    assert [line.split()[2].strip(":") for line in told[:4]] == ["1", "502", "504", "505"]
+    assert (len(told), told[-1]) == (11, "skipped: more lines")
+    ended = run("produce", "t", "--skip-bad", *separator, stdin=good + b"\n" + bad)
+    assert ended.err.endswith("1 record in 1 batch acknowledged; 1 line was skipped\n")
+
+
+def test_an_empty_line_is_no_object_and_no_mistake(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", schema=TYPED)
+    ended = run("produce", "t", "-o", "json", stdin=b"\n")
+    assert (ended.status, ended.json["records"]) == (0, 0)
+
+
+def test_an_append_that_fails_says_what_is_stored_before_it(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+
+    def refuse_the_second(broker: int, request: AppendRequest, header: BatchHeader) -> SparkBrokerError | None:
+        return None if header.base_sequence == 0 else InvalidRecordError("not this one")
+
+    cluster.append_hook = refuse_the_second
+    lines = b"one\n" + b"x" * (2 * CHUNK_BYTES) + b"\n"
+    ended = run("produce", "t", stdin=lines)
+    assert ended.status == 1
+    assert "[INVALID_RECORD] not this one; " in ended.err
+    stored = len(values(cluster, "t"))
+    said = f"{stored} {'record was' if stored == 1 else 'records were'} acknowledged before"
+    assert f"{said}, and some of the lines from {stored + 1} on may be" in ended.err
+
+
+def test_a_line_that_does_not_end_is_named_with_what_is_stored(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    ended = run("produce", "t", stdin=b"one\ntwo\n" + b"x" * (LINE_BYTES_MAX + CHUNK_BYTES + 1))
+    assert ended.status == 1
+    assert "line 3 has more than 16,777,216 bytes; 2 records were acknowledged before" in ended.err
+    assert values(cluster, "t") == [b"one", b"two"]
+
+
+def test_an_interrupt_says_what_is_stored(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t")
+    command = [sys.executable, "-m", "spark_broker.cli.main", "produce", "t", "-b", cluster.bootstrap]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"one\ntwo\nhalf of the th")
+        process.stdin.flush()
+        eventually(lambda: len(values(cluster, "t")) == 2)
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read().decode()
+    assert process.returncode != 0
+    assert "2 records were acknowledged before: go on with line 3" in said
 
 
 def test_a_typed_topic_takes_json_and_gives_it_back(cluster: FakeCluster, run: Run) -> None:
@@ -60,12 +146,13 @@ def test_a_typed_topic_takes_json_and_gives_it_back(cluster: FakeCluster, run: R
 
 
 @pytest.mark.parametrize("line", [b'{"dest": 5}', b'{"nowhere": 1}', b"not json", b'{"delay": 70000}'])
-def test_json_that_does_not_fit_the_columns_is_refused_whole(cluster: FakeCluster, run: Run, line: bytes) -> None:
+def test_json_that_does_not_fit_the_columns_ends_the_input(cluster: FakeCluster, run: Run, line: bytes) -> None:
     cluster.create("t", schema=TYPED)
     ended = run("produce", "t", stdin=b'{"dest": "SEA"}\n' + line + b"\n")
     assert ended.status == 1
-    assert "INVALID_DATA" in ended.err
-    assert cluster.rows("t", 0) == []
+    assert "[INVALID_DATA] line 2 is no JSON object of the topic's columns: " in ended.err
+    assert "1 record was acknowledged before" in ended.err
+    assert [row["dest"] for row in cluster.rows("t", 0)] == ["SEA"]
 
 
 @pytest.fixture

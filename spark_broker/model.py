@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from spark_broker.errors import RecordNotShowableError
-from spark_broker.times import from_us
+from spark_broker.times import from_us, shown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -233,13 +233,8 @@ class ControllerInfo:
     started: datetime
 
     def __str__(self) -> str:
-        since = self.started.astimezone().isoformat(sep=" ", timespec="seconds")
+        since = shown(self.started)
         return f"epoch {self.epoch}, of the driver with pid {self.pid} on {self.host}, since {since}"
-
-
-def local_time(at_ms: int) -> str:
-    """A time (UTC milliseconds since 1970) as text, in the time zone of this machine."""
-    return datetime.fromtimestamp(at_ms / 1000, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True)

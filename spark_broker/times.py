@@ -1,6 +1,6 @@
 """Times of day: `datetime` in the public interface, integers since 1970 (UTC) on the wire and on disk.
 
-A datetime without a zone is UTC, as it is for Arrow.
+A datetime without a zone is UTC, as it is for Arrow. So is a time that a person types or reads.
 """
 
 from __future__ import annotations
@@ -37,3 +37,27 @@ def from_us(microseconds: int) -> datetime:
 def from_ms(milliseconds: int) -> datetime:
     """The time, with the zone UTC."""
     return EPOCH + timedelta(milliseconds=milliseconds)
+
+
+def parsed(text: str) -> datetime:
+    """The time that a person typed, such as `2026-01-31T12:00` or `2026-01-31 12:00:00+01:00`; UTC where it names no
+    zone. Raises ValueError.
+    """
+    moment = datetime.fromisoformat(text)
+    try:
+        return moment.replace(tzinfo=UTC) if moment.utcoffset() is None else moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError(f"{text} is not within the years 1 to 9999 in UTC") from None
+
+
+def shown(moment: datetime) -> str:
+    """The time as people read it, `2026-01-31 12:00:00.123Z`: in UTC, and it says so. `parsed` takes it, too."""
+    return from_us(to_us(moment)).replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds") + "Z"
+
+
+def shown_ms(milliseconds: int) -> str:
+    """Milliseconds since 1970 as people read them; the number itself where no calendar has it."""
+    try:
+        return shown(from_ms(milliseconds))
+    except OverflowError:
+        return f"{milliseconds} ms"

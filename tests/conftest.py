@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -138,6 +139,16 @@ class WaitUntil(Protocol):
 def hunts(request: pytest.FixtureRequest) -> Iterator[Hunts]:
     """What the module's `FIND` finds for each of its tests with the parameters `name` and `tries`."""
     yield from hunting_for_selected(request, request.module.FIND)
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's clock shows another zone than UTC."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Asia/Tokyo")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from spark_broker.times import shown
+
 TEXT = "text"
 JSON = "json"
 
@@ -35,6 +37,13 @@ def log_fields(logger: logging.Logger, level: int, text: str, fields: Mapping[st
     logger.log(level, "%(message)s", {**fields, "message": text}, stacklevel=2)
 
 
+class TextFormatter(logging.Formatter):
+    """Lines for people, with the time in UTC: `2026-01-31 12:00:00.123Z`, as the command line shows times."""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return shown(datetime.fromtimestamp(record.created, UTC))
+
+
 class JsonFormatter(logging.Formatter):
     """One line of JSON: `OWN_KEYS`, then the fields. `time` is UTC."""
 
@@ -55,4 +64,4 @@ class JsonFormatter(logging.Formatter):
 
 def formatter(log_format: str, text_format: str = TEXT_FORMAT) -> logging.Formatter:
     """The formatter that the setting `log.format` names."""
-    return JsonFormatter() if log_format == JSON else logging.Formatter(text_format)
+    return JsonFormatter() if log_format == JSON else TextFormatter(text_format)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,6 +17,7 @@ from spark_broker.cli.output import note, print_table
 from spark_broker.cli.records import cell, records, values
 from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
 from spark_broker.model import ConsumedBatch, TopicPartition
+from spark_broker.times import parsed, shown
 
 if TYPE_CHECKING:
     from spark_broker.client.consumer import Consumer
@@ -44,7 +44,11 @@ class IsolationLevel(StrEnum):
 def consume(
     topic: Topic,
     offset: Annotated[
-        str, typer.Option(metavar="OFFSET", help="earliest, latest, an offset, or a time (2026-01-31T12:00).")
+        str,
+        typer.Option(
+            metavar="OFFSET",
+            help="earliest, latest, an offset, or a time: 2026-01-31T12:00 (UTC), 2026-01-31T12:00+01:00.",
+        ),
     ] = "earliest",
     num: Annotated[
         int | None, typer.Option("--num", "-n", min=1, help=f"Records to read. Default: all; {TABLE_ROWS} in a table.")
@@ -98,15 +102,15 @@ def start_offsets(consumer: Consumer, chosen: list[TopicPartition], offset: str)
     if offset.isdecimal():
         return dict.fromkeys(chosen, int(offset))
     try:
-        when = datetime.fromisoformat(offset)
+        when = parsed(offset)
     except ValueError:
         raise InvalidConfigError(
-            f"--offset {offset!r}: earliest, latest, a number, or a time like 2026-01-31T12:00",
+            f"--offset {offset!r}: earliest, latest, a number, or a time like 2026-01-31T12:00 (UTC)",
             hint="`spark-broker consume --help` explains the options.",
         ) from None
-    # A time without a zone is in the local time zone.
+    note(f"from {shown(when)} on")
     ends = consumer.end_offsets(chosen)
-    offsets = consumer.offsets_for_times(dict.fromkeys(chosen, when.astimezone(UTC)))
+    offsets = consumer.offsets_for_times(dict.fromkeys(chosen, when))
     return {tp: ends[tp] if at is None else at for tp, at in offsets.items()}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +12,7 @@ import typer
 from spark_broker.cli.options import OutputFormat, OutputOption
 from spark_broker.cli.output import counted, note, print_error, print_json, print_table
 from spark_broker.cli.records import readable
+from spark_broker.times import shown_ms
 
 if TYPE_CHECKING:
     from spark_broker.cli.segment_dump import DumpedBatch
@@ -111,13 +111,12 @@ def _print_segment(directory: Path, base_offset: int, lines: list[BatchLine], da
 
 
 def _cells(line: BatchLine) -> tuple[object, ...]:
-    appended = datetime.fromtimestamp(line.append_time_ms / 1000, UTC) if line.append_time_ms >= 0 else None
     return (
         f"{line.base_offset}..{line.last_offset}",
         line.row_count,
         line.position,
         line.length_bytes,
-        appended.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] if appended else "",
+        shown_ms(line.append_time_ms) if line.append_time_ms >= 0 else "",
         line.leader_epoch,
         f"{line.producer_id}:{line.producer_epoch}" if line.producer_id >= 0 else "",
         line.base_sequence if line.base_sequence >= 0 else "",

@@ -12,6 +12,7 @@ import typer
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
 from spark_broker.cli.output import fail, note, print_json, print_table
 from spark_broker.model import LogDirInfo, SetAside
+from spark_broker.times import shown
 
 log_dirs = typer.Typer(help="Look at brokers' log directories, bring replicas back.", no_args_is_help=True)
 
@@ -49,7 +50,7 @@ def describe(
     aside = [found for info in described for found in info.set_aside]
     if aside:
         print_table(
-            ("broker", "replica", "kind", "since (UTC)", "path"),
+            ("broker", "replica", "kind", "since", "path"),
             [(a.broker_id, str(a.topic_partition), a.kind, _shown(a.since), a.path) for a in aside],
             title="replicas that were set aside",
         )
@@ -88,4 +89,4 @@ def _line(found: SetAside) -> ReplicaLine:
 
 
 def _shown(since: datetime | None) -> str:
-    return "" if since is None else since.strftime("%Y-%m-%d %H:%M:%S")
+    return "" if since is None else shown(since)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping
-from datetime import UTC, datetime
+from datetime import date, datetime, time
 from typing import TypeVar
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from spark_broker.cli.output import print_error
 from spark_broker.errors import RecordNotShowableError
 from spark_broker.model import NOT_SHOWABLE, ConsumedBatch
-from spark_broker.times import from_us
+from spark_broker.times import from_us, shown
 
 
 def is_default(batch: ConsumedBatch) -> bool:
@@ -89,9 +89,11 @@ def readable(value: object) -> object:
 
 
 def cell(value: object) -> str:
-    """The value in a table."""
+    """The value in a table. A time of a column without a zone is shown as it is, every other one in UTC."""
     if value is None:
         return ""
     if isinstance(value, datetime):
-        return value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        return value.isoformat(sep=" ", timespec="milliseconds") if value.tzinfo is None else shown(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()

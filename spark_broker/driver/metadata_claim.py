@@ -24,10 +24,10 @@ import msgspec
 from spark_broker.broker.executor import is_running
 from spark_broker.driver.metadata_store import ClaimStore, open_store
 from spark_broker.errors import ClusterInUseError, MetadataStoreError
-from spark_broker.model import local_time
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.filesystem import LOCAL, process_start_time
 from spark_broker.threads import BeginAgain, Worker
+from spark_broker.times import shown_ms
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Owner(msgspec.Struct, frozen=True):
         )
 
     def __str__(self) -> str:
-        return f"pid {self.pid} on host {self.host} since {local_time(self.since_ms)}"
+        return f"pid {self.pid} on host {self.host} since {shown_ms(self.since_ms)}"
 
 
 class Claim(msgspec.Struct, frozen=True):

@@ -129,6 +129,13 @@ def test_a_line_is_text_for_people_and_json_for_machines(caplog: pytest.LogCaptu
     }
 
 
+@pytest.mark.usefixtures("in_tokyo")
+def test_a_line_for_people_names_the_zone_of_its_time() -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "so", (), None)
+    record.created, record.msecs = 1_700_000_000.123, 123.0
+    assert formatter(TEXT, "%(asctime)s %(message)s").format(record) == "2023-11-14 22:13:20.123Z so"
+
+
 def test_a_line_with_a_traceback_and_one_without_fields_are_one_line_of_json_each() -> None:
     try:
         raise ValueError("two\nlines")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -198,6 +199,34 @@ def test_a_time_before_everything_reads_all_and_one_after_nothing(ten: FakeClust
     assert run("consume", "t", "--offset", "2101-01-01T00:00:00+02:00", "-o", "value").out == ""
 
 
+@pytest.mark.usefixtures("in_tokyo")
+def test_times_are_utc_where_they_are_read_and_where_they_are_typed(ten: FakeCluster, run: Run) -> None:
+    """Story: a time that the table showed, given to --offset, was taken for local time: it was hours away."""
+    with Producer(ten.bootstrap) as producer:
+        producer.send("t", "x", partition=1, timestamp=datetime(2026, 11, 26, 2, 53, tzinfo=UTC)).result(30)
+    assert "2026-11-26 02:53:00.000Z" in run("consume", "t", "-p", 1).out
+    assert "timestamp=2026-11-26 02:53:00.000Z" in run("consume", "t", "-p", 1, "--follow", "-n", 2).out
+    appended, second = "2023-11-14 22:13:20", "2023-11-14T22:13:21"  # The fake cluster has one time for all.
+    for text in (appended, f"{appended}.000Z", "2023-11-15T07:13:20+09:00"):
+        ended = run("consume", "t", "-p", 0, "--offset", text, "-o", "value")
+        assert (len(ended.out.split()), ended.err) == (10, "from 2023-11-14 22:13:20.000Z on\n")
+    ended = run("consume", "t", "-p", 0, "--offset", second, "-o", "value")
+    assert (ended.out, ended.err) == ("", "from 2023-11-14 22:13:21.000Z on\n")
+
+
+@pytest.mark.usefixtures("in_tokyo")
+def test_a_column_without_a_zone_is_shown_as_it_is(cluster: FakeCluster, run: Run) -> None:
+    schema = pa.schema([("at", TIMESTAMP_TYPE), ("local", pa.timestamp("us")), ("day", pa.date32())])
+    cluster.create("t", schema=schema)
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    with Producer(cluster.bootstrap) as producer:
+        producer.append("t", [{"at": noon, "local": noon.replace(tzinfo=None), "day": noon.date()}]).result(30)
+    cells = run("consume", "t").out.splitlines()[3].split("  ")
+    assert [cell.strip() for cell in cells if cell.strip()][:3] == [
+        *("2026-01-31 12:00:00.000Z", "2026-01-31 12:00:00.000", "2026-01-31"),
+    ]
+
+
 def test_follow_goes_on_with_what_comes_later(ten: FakeCluster, run: Run) -> None:
     """Twelve records are asked for and eleven are there: only what is appended meanwhile ends the command."""
 
@@ -248,6 +277,7 @@ def test_records_of_open_and_aborted_transactions_are_left_out_unless_they_are_a
     ("arguments", "said"),
     [
         (("--offset", "soon"), "'soon': earliest, latest, a number, or a time"),
+        (("--offset", "0001-01-01T00:00+01:00"), "'0001-01-01T00:00+01:00': earliest, latest, a number, or a time"),
         (("--partition", "7"), "partitions 0 to 1, not 7"),
         (("-c", "fetch.max.byte=1"), "did you mean 'fetch.max.bytes'?"),
     ],

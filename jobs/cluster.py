@@ -62,7 +62,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--accept-older-metadata",
         action="store_true",
-        help="start though metadata.dir lacks what brokers have seen; see docs/backup.md",
+        help="start though metadata.dir lacks what brokers have seen (`spark-broker docs backup`)",
     )
     parser.add_argument("--master", help="Spark master (default: what spark-submit has, else local-cluster)")
     parser.add_argument("--executors", type=int, metavar="N", help="executors of a local-cluster (default: brokers)")

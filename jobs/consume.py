@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line
+from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line, wrong_arguments
 from spark_broker.cli.output import counted
-from spark_broker.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,15 +61,15 @@ def main(given: list[str] | None = None) -> int:
 def check(options: argparse.Namespace) -> None:
     """Raises InvalidConfigError for arguments that do not go together."""
     if options.to is not None and options.table is not None:
-        raise InvalidConfigError("give --to or --table, not both")
+        raise wrong_arguments("give --to or --table, not both")
     if is_stream(options) and options.mode is not None:
-        raise InvalidConfigError("--mode is for one run: with --checkpoint or --follow, records are appended")
+        raise wrong_arguments("--mode is for one run: with --checkpoint or --follow, records are appended")
     if options.every is not None and not options.follow:
-        raise InvalidConfigError("--every needs --follow")
+        raise wrong_arguments("--every needs --follow")
     if options.group is not None and not is_stream(options):
-        raise InvalidConfigError("--group needs --checkpoint or --follow: one run over what there is has no progress")
+        raise wrong_arguments("--group needs --checkpoint or --follow: one run over what there is has no progress")
     if options.follow and not options.checkpoint and (options.to or options.table):
-        raise InvalidConfigError("--follow into files or a table needs --checkpoint: a restart would write all again")
+        raise wrong_arguments("--follow into files or a table needs --checkpoint: a restart would write all again")
 
 
 def is_stream(options: argparse.Namespace) -> bool:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 # Runs from a checkout, too: spark-submit puts the script's own folder on the path, not the project's.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line
-from spark_broker.errors import InvalidConfigError
+from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line, wrong_arguments
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,13 +76,13 @@ def check(options: argparse.Namespace) -> None:
     """Raises InvalidConfigError for arguments that do not go together."""
     sources = [bool(options.paths), options.table is not None, options.query is not None]
     if sum(sources) != 1:
-        raise InvalidConfigError("give files, --table or --query: one of them")
+        raise wrong_arguments("give files, --table or --query: one of them")
     if options.checkpoint and not options.paths:
-        raise InvalidConfigError("--checkpoint is for files: give one directory of them")
+        raise wrong_arguments("--checkpoint is for files: give one directory of them")
     if options.checkpoint and (len(options.paths) != 1 or options.app_id or options.app_version):
-        raise InvalidConfigError("--checkpoint takes one directory, and no --app-id: its files are written once anyway")
+        raise wrong_arguments("--checkpoint takes one directory, and no --app-id: its files are written once anyway")
     if options.follow and not options.checkpoint:
-        raise InvalidConfigError("--follow needs --checkpoint")
+        raise wrong_arguments("--follow needs --checkpoint")
 
 
 def write_options(options: argparse.Namespace) -> dict[str, str]:

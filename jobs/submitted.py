@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from spark_broker.driver.session import configure_spark, quiet_spark, submitted_settings
-from spark_broker.errors import SparkBrokerError
+from spark_broker.errors import InvalidConfigError, SparkBrokerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -31,6 +31,11 @@ def pair(text: str) -> tuple[str, str]:
     if not separator or not name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
     return name, value
+
+
+def wrong_arguments(message: str) -> InvalidConfigError:
+    """The error for arguments that do not go together."""
+    return InvalidConfigError(message, hint="`--help` explains them.")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Self, cast
 
 from spark_broker.errors import InvalidConfigError
+from spark_broker.pages import page
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -640,7 +641,10 @@ def load_cluster_settings(source: Mapping[str, object] | str | Path | None) -> C
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InvalidConfigError(f"the configuration file {path} does not exist") from None
+        raise InvalidConfigError(
+            f"the configuration file {path} does not exist",
+            hint=f"Give the path of a TOML file; what it may have: {page('configuration')}.",
+        ) from None
     except tomllib.TOMLDecodeError as error:
         raise InvalidConfigError(f"{path}: {error}") from None
     return _from_tables(tables)

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar, NoReturn
 
+from spark_broker.pages import page
+
 
 class SparkBrokerError(Exception):
     """Base of every error that spark-broker raises on purpose."""
@@ -77,7 +79,7 @@ class LeaderNotAvailableError(SparkBrokerError):
     code = 5
     retriable = True
     refresh_metadata = True
-    hint = "Wait for a broker of the ISR or ELR (`spark-broker topics describe`); docs/leaders.md says what else helps."
+    hint = f"Wait for a broker of the ISR or ELR (`spark-broker topics describe`); what else helps: {page('leaders')}."
 
 
 class NotLeaderOrFollowerError(SparkBrokerError):
@@ -146,7 +148,10 @@ class InvalidTopicError(SparkBrokerError):
     """The topic's name is not legal, or the operation is not allowed on an internal topic."""
 
     code = 17
-    hint = "Use 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'; names that begin with '__' are internal."
+    hint = (
+        "Use 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'. Names that begin with '__' are internal: only "
+        "the cluster makes and changes such topics."
+    )
 
 
 class RecordListTooLargeError(SparkBrokerError):
@@ -225,7 +230,7 @@ class InvalidConfigError(SparkBrokerError):
     """A setting is unknown or its value is not legal."""
 
     code = 40
-    hint = "See docs/configuration.md for every setting, its type and default."
+    hint = f"Every setting, its type and default: {page('configuration')}."
 
 
 class NotControllerError(SparkBrokerError):
@@ -266,10 +271,13 @@ class DuplicateSequenceNumberError(SparkBrokerError):
 
 
 class InvalidProducerEpochError(SparkBrokerError):
-    """A newer producer with the same id has taken over."""
+    """The transaction of this producer has ended: a newer producer took its id over, or the time-out has aborted it."""
 
     code = 47
-    hint = "Close this producer; the newer one goes on."
+    hint = (
+        "Abort the transaction and try it again. If the abort raises PRODUCER_FENCED, a newer producer has the "
+        "transactional id: close this one."
+    )
 
 
 class InvalidTxnStateError(SparkBrokerError):
@@ -458,7 +466,7 @@ class OlderMetadataError(SparkBrokerError):
     code = 1025
     hint = (
         "Stop the cluster and put the newest metadata.dir back, whole. If there is none, start with "
-        "--accept-older-metadata (accept_older_metadata=True); see docs/backup.md."
+        f"--accept-older-metadata (accept_older_metadata=True); see {page('backup')}."
     )
 
 
@@ -498,7 +506,7 @@ class InvalidSchemaError(SparkBrokerError):
     """A topic schema uses a type that the log does not store."""
 
     code = 1001
-    hint = "docs/typed-topics.md lists the types and the names of columns that a topic can have."
+    hint = f"The types and the names of columns that a topic can have: {page('typed-topics')}."
 
 
 class BootstrapUnreachableError(SparkBrokerError):
@@ -519,7 +527,7 @@ class DivergedLogError(DamagedLogError):
     """The leader's log lacks what this replica has committed, and no unclean election explains it."""
 
     code = 1024
-    hint = "The broker keeps this copy as `*.diverged`. docs/hosting.md says how to compare it with the leader's."
+    hint = f"The broker keeps this copy as `*.diverged`. How to compare it with the leader's: {page('hosting')}."
 
 
 class LogDirectoryLockedError(SparkBrokerError):
@@ -556,7 +564,7 @@ class NoMemoryError(ProcessLimitError):
     """The process has no memory for this; nothing of it was done, and nothing is broken."""
 
     code = 1026
-    hint = "Raise the limit that the message names, or free memory: docs/hosting.md says what takes a broker's."
+    hint = f"Raise the limit that the message names, or free memory. What takes a broker's: {page('hosting')}."
 
 
 class NoThreadError(ProcessLimitError):
@@ -591,14 +599,17 @@ class UnsupportedSparkError(SparkBrokerError):
     """This Spark session or its settings cannot host brokers."""
 
     code = 1008
-    hint = "Build the session with configure_spark(); a Connect session can read topics but not host brokers."
+    hint = f"Build the session with configure_spark(). Which settings it needs, and why: {page('hosting')}."
 
 
 class MetadataStoreError(SparkBrokerError):
     """The metadata directory cannot be used: it is damaged, or its store has no exclusive create."""
 
     code = 1009
-    hint = "Point metadata.dir at a local path or an object store with conditional puts."
+    hint = (
+        "Point metadata.dir at a local path or an object store with conditional puts. If what is there is damaged or "
+        f"incomplete, put a copy back: {page('backup')}."
+    )
 
 
 class ClusterStartError(SparkBrokerError):

@@ -13,6 +13,7 @@ from spark_broker.cli.consume import consume
 from spark_broker.cli.doctor import doctor
 from spark_broker.cli.dump_log import dump_log
 from spark_broker.cli.leader_election import leader_election
+from spark_broker.cli.pages_and_jobs import docs, jobs
 from spark_broker.cli.perf import perf
 from spark_broker.cli.produce import produce
 from spark_broker.cli.simulate import simulate
@@ -53,3 +54,5 @@ app.command()(dump_log)
 app.command("check-history")(check_history_file)
 app.add_typer(perf, name="perf")
 app.command()(simulate)
+app.command()(docs)
+app.add_typer(jobs, name="jobs")

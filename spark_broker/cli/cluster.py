@@ -87,7 +87,8 @@ def start(
     accept_older_metadata: Annotated[
         bool,
         typer.Option(
-            "--accept-older-metadata", help="Start though metadata.dir lacks what brokers have seen (docs/backup.md)."
+            "--accept-older-metadata",
+            help="Start though metadata.dir lacks what brokers have seen (`spark-broker docs backup`).",
         ),
     ] = False,
     name: Annotated[

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from spark_broker.cli.cluster_state import ClusterState, end_process, running_cluster
+from spark_broker.cli.installed import job_file
 from spark_broker.cli.output import fail, note
 from spark_broker.errors import ClusterStartError, MissingDependencyError
 
@@ -28,8 +29,6 @@ ERROR = "error: "
 """How the application's log begins the line that says why it ended."""
 
 STOP_TIMEOUT_S = 30.0
-
-APPLICATION_FOLDERS = ("jobs", "spark_broker_jobs")
 
 _PROGRESS = re.compile(r"^(executors|brokers registering): \d+ of \d+$", re.MULTILINE)
 
@@ -54,7 +53,7 @@ class Application:
 
     def command(self) -> list[str]:
         """The command line. Python and not spark-submit: signals then reach the driver and not the JVM around it."""
-        command = [sys.executable, str(application_file()), "--brokers", str(self.brokers)]
+        command = [sys.executable, str(job_file("cluster")), "--brokers", str(self.brokers)]
         command += ["--ready-file", str(self.ready_file)]
         if self.master:
             command += ["--master", self.master]
@@ -84,15 +83,6 @@ class Application:
 def log_file(ready_file: Path) -> Path:
     """The log of a detached application."""
     return ready_file.with_suffix(".log")
-
-
-def application_file() -> Path:
-    """The application: beside the package, or under `jobs/` in a checkout. Raises MissingDependencyError."""
-    beside = Path(__file__).resolve().parents[2]
-    for folder in APPLICATION_FOLDERS:
-        if (beside / folder / "cluster.py").is_file():
-            return beside / folder / "cluster.py"
-    raise MissingDependencyError("this installation has no cluster application: run jobs/cluster.py of a checkout")
 
 
 def check_spark() -> None:

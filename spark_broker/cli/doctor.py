@@ -22,6 +22,7 @@ from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open
 from spark_broker.cli.output import abridged, counted, print_json, print_table
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import Trouble
+from spark_broker.pages import page
 
 if TYPE_CHECKING:
     from spark_broker.client.admin import Admin
@@ -168,7 +169,7 @@ def _brokers(admin: Admin) -> list[Finding]:
 
 def _fenced_advice(broker: BrokerInfo) -> str:
     log = f"Its log, {broker.log}, says why" if broker.log else "Its log says why"
-    return f"Look whether its process and its machine live. {log}; see docs/hosting.md."
+    return f"Look whether its process and its machine live. {log}; see {page('hosting')}."
 
 
 def _topics(admin: Admin) -> list[Finding]:
@@ -183,15 +184,15 @@ def _topics(admin: Admin) -> list[Finding]:
                 findings.append(Finding(f"topic {topic.name}", State.WRONG, found, "clients", advice))
         if topic.history is not None and topic.history.stopped:
             found = f"tiering has stopped: {topic.history.stopped}"
-            findings.append(Finding(f"topic {topic.name}", State.WRONG, found, "history", "See docs/history.md."))
+            findings.append(Finding(f"topic {topic.name}", State.WRONG, found, "history", f"See {page('history')}."))
     return findings
 
 
 _OF_PARTITIONS = {
-    Trouble.OFFLINE: ("partitions without a leader", "See docs/leaders.md."),
+    Trouble.OFFLINE: ("partitions without a leader", f"See {page('leaders')}."),
     Trouble.UNDER_MIN_ISR: (
         "partitions under min.insync.replicas, which refuse acks=all",
-        "Wait for replicas to rejoin the ISR, or bring their brokers back; see docs/leaders.md.",
+        f"Wait for replicas to rejoin the ISR, or bring their brokers back; see {page('leaders')}.",
     ),
     Trouble.UNDER_REPLICATED: (
         "under-replicated partitions",
@@ -206,6 +207,6 @@ def _set_aside(admin: Admin) -> list[Finding]:
         if info.set_aside:
             kinds = Counter(found.kind for found in info.set_aside)
             found = f"replicas set aside: {', '.join(f'{count} {kind}' for kind, count in sorted(kinds.items()))}"
-            advice = "`spark-broker log-dirs describe` names them; see docs/backup.md."
+            advice = f"`spark-broker log-dirs describe` names them; see {page('backup')}."
             findings.append(Finding(f"broker {info.broker_id}", State.WRONG, found, "operators", advice))
     return findings

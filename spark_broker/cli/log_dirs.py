@@ -12,6 +12,7 @@ import typer
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
 from spark_broker.cli.output import fail, note, print_json, print_table
 from spark_broker.model import LogDirInfo, SetAside
+from spark_broker.pages import page
 from spark_broker.times import shown
 
 log_dirs = typer.Typer(help="Look at brokers' log directories, bring replicas back.", no_args_is_help=True)
@@ -54,7 +55,7 @@ def describe(
             [(a.broker_id, str(a.topic_partition), a.kind, _shown(a.since), a.path) for a in aside],
             title="replicas that were set aside",
         )
-        note("A stray is whole: `spark-broker log-dirs restore PATH` brings it back (docs/backup.md).")
+        note(f"A stray is whole: `spark-broker log-dirs restore PATH` brings it back: {page('backup')}.")
 
 
 @log_dirs.command()

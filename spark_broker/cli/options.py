@@ -41,7 +41,9 @@ OutputOption = Annotated[OutputFormat, typer.Option("--output", "-o", help="Prin
 Topic = Annotated[str, typer.Argument(help="Name of the topic.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="NAME=VALUE", help="A setting; may be repeated (docs/configuration.md)."),
+    typer.Option(
+        "--config", "-c", metavar="NAME=VALUE", help="A setting; may be repeated (`spark-broker docs configuration`)."
+    ),
 ]
 StateFile = Annotated[
     Path | None,

@@ -28,7 +28,7 @@ def create(
         typer.Option(
             metavar="NAME:TYPE",
             help="A column: `at:timestamp`, `price:decimal(10, 2)`, `tags:list<string>`, `id:int64 not null`; may be "
-            "repeated (docs/typed-topics.md). None: Kafka's record.",
+            "repeated (`spark-broker docs typed-topics`). None: Kafka's record.",
         ),
     ] = None,
     config: Settings = None,

@@ -249,7 +249,10 @@ class Admin:
         offsets = {tp: offset.offset for tp, offset in given.offsets(offsets).items()}
         wrong = next((offset for offset in offsets.values() if offset < -1), None)
         if wrong is not None:
-            raise InvalidRequestError(f"records before offset {wrong} cannot be deleted")
+            raise InvalidRequestError(
+                f"records before offset {wrong} cannot be deleted",
+                hint="Give the offset of the first record that stays; -1 deletes up to the high watermark.",
+            )
         deadline = self._deadline()
         starts = RecordDeletion(self._metadata, offsets).run(deadline)
         for name in {tp.topic for tp in starts}:
@@ -424,7 +427,9 @@ def _moment_of(moment: datetime | LogEdge) -> Moment:
     if isinstance(moment, datetime):
         return to_us(moment)
     if moment not in (EARLIEST, LATEST):
-        raise InvalidRequestError(f"{moment!r} is neither a datetime nor 'earliest' nor 'latest'")
+        raise InvalidRequestError(
+            f"{moment!r} is neither a datetime nor 'earliest' nor 'latest'", hint="Give one of these."
+        )
     return moment
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from spark_broker.client.send_result import FutureRecordMetadata, SendResult
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError
 from spark_broker.model import TopicPartition
+from spark_broker.pages import page
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
 from spark_broker.times import to_us
 
@@ -30,7 +31,7 @@ HEADER_OVERHEAD_BYTES = 9
 """What a header takes besides its bytes: two offsets, validity."""
 
 _ENCODE_HINT = (
-    "Encode it (`str(x)`, `json.dumps(x)`), or create the topic with columns and use append() (docs/typed-topics.md)."
+    f"Encode it (`str(x)`, `json.dumps(x)`), or create the topic with columns and use append(): {page('typed-topics')}."
 )
 _MAX_COLUMN_BYTES = 2**31 - 1
 _HEADERS_TYPE = DEFAULT_SCHEMA.field("headers").type

@@ -24,6 +24,8 @@ from spark_broker.protocol.murmur2 import group_partition
 
 EMPTY = "Empty"
 
+KNOWN_IDS = "`spark-broker transactions list` shows the ids and the state of each."
+
 
 def list_transactions(metadata: ClusterMetadata, deadline: Deadline) -> list[TransactionInfo]:
     """From every live broker. If two claim one id, the coordinator with the higher epoch is right."""
@@ -51,7 +53,9 @@ def describe_transaction(metadata: ClusterMetadata, transactional_id: str, deadl
             DescribeTransactionsRequest([transactional_id]), DescribeTransactionsResponse, deadline
         )
     if topic is None or answer is None or not answer.transactions:
-        raise InvalidProducerIdMappingError(f"no coordinator knows the transactional id {transactional_id!r}")
+        raise InvalidProducerIdMappingError(
+            f"no coordinator knows the transactional id {transactional_id!r}", hint=KNOWN_IDS
+        )
     number = group_partition(transactional_id, len(topic.partitions))
     return _info(answer.transactions[0], view, topic.partitions[number].leader)
 
@@ -60,7 +64,9 @@ def abort_transaction(metadata: ClusterMetadata, transactional_id: str, deadline
     """End the transaction in the name of its producer, or of its execution. Either gets an error when it commits."""
     transaction = describe_transaction(metadata, transactional_id, deadline)
     if transaction.state == EMPTY:
-        raise InvalidTxnStateError(f"no transaction of {transactional_id!r} is open")
+        raise InvalidTxnStateError(
+            f"no transaction of {transactional_id!r} is open", hint=f"Nothing is to be aborted. {KNOWN_IDS}"
+        )
     coordinator = CoordinatorClient(metadata, TRANSACTION_STATE_TOPIC, transactional_id)
     if transaction.version is not None:
         coordinator.ask(

@@ -18,10 +18,11 @@ from spark_broker.config import ClusterSettings, load_cluster_settings
 from spark_broker.driver.controller_link import ControllerLink
 from spark_broker.driver.controller_pipe import BrokerStatus
 from spark_broker.driver.directories import Directories, choose_directories
-from spark_broker.driver.executors import Executor, is_local, is_loopback, is_stopped
+from spark_broker.driver.executors import Executor, is_stopped
 from spark_broker.driver.hosts import BrokerHost
 from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
+from spark_broker.driver.master import is_local, is_loopback
 from spark_broker.driver.room import check_resource, check_settings_for_room, check_slots, wait_for_executors
 from spark_broker.driver.session import LOOPBACK, check_session
 from spark_broker.driver.view import ClusterStatus, cluster_status, to_html

@@ -11,10 +11,9 @@ from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 from pyspark.serializers import NoOpSerializer
 
-LOCAL_EXECUTOR_ID = "driver"
+from spark_broker.driver.master import local_cluster
 
-_LOCAL = re.compile(r"local(\[.*\])?$")
-_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\]$")
+LOCAL_EXECUTOR_ID = "driver"
 
 
 @dataclass(frozen=True)
@@ -24,16 +23,6 @@ class Executor:
     id: str
     host: str
     cores: int
-
-
-def is_local(master: str | None) -> bool:
-    """Whether the application has one executor, inside the driver (`local`, `local[4]`, `local[*]`)."""
-    return _LOCAL.match(master or "") is not None
-
-
-def is_loopback(master: str | None) -> bool:
-    """Whether every process of the application is on this machine (`local...` and `local-cluster[...]`)."""
-    return is_local(master) or _LOCAL_CLUSTER.match(master or "") is not None
 
 
 def local_slots(sc: SparkContext) -> int:
@@ -49,18 +38,18 @@ def local_slots(sc: SparkContext) -> int:
 
 def expected_executors(sc: SparkContext) -> int | None:
     """How many executors the application is going to have, where its settings say so."""
-    cluster = _LOCAL_CLUSTER.match(sc.master or "")
+    cluster = local_cluster(sc.master)
     if cluster is not None:
-        return int(cluster.group(1))
+        return cluster[0]
     instances = sc.getConf().get("spark.executor.instances")
     return int(instances) if instances else None
 
 
 def cores_of_executor(sc: SparkContext) -> int | None:
     """Cores of each executor, where the application's settings say so."""
-    cluster = _LOCAL_CLUSTER.match(sc.master or "")
+    cluster = local_cluster(sc.master)
     if cluster is not None:
-        return int(cluster.group(2))
+        return cluster[1]
     cores = sc.getConf().get("spark.executor.cores")
     return int(cores) if cores else None
 

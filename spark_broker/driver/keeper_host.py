@@ -26,8 +26,6 @@ from spark_broker.broker.spec import LOST, BrokerOutcome, BrokerSpec, new_secret
 from spark_broker.driver.executors import (
     LOCAL_EXECUTOR_ID,
     Executor,
-    is_local,
-    is_loopback,
     is_stopped,
     leaving_executors,
     live_executors,
@@ -50,6 +48,7 @@ from spark_broker.driver.keeper_task import (
     Leave,
     keeper_task,
 )
+from spark_broker.driver.master import is_local, is_loopback
 from spark_broker.errors import SparkBrokerError
 from spark_broker.threads import BeginAgain, Worker, begin
 

@@ -9,8 +9,10 @@ from typing import Protocol
 from pyspark import SparkContext
 
 from spark_broker.config import ClusterConfig
-from spark_broker.driver.executors import Executor, cores_of_executor, expected_executors, is_local, local_slots
+from spark_broker.driver.executors import Executor, cores_of_executor, expected_executors, local_slots
+from spark_broker.driver.master import is_local
 from spark_broker.errors import ClusterStartError, UnsupportedSparkError
+from spark_broker.pages import page
 
 SETTLE_S = 15.0
 """Executors of one application come within seconds of each other: a count that stays this long is the final one."""
@@ -35,11 +37,12 @@ def check_settings_for_room(sc: SparkContext, brokers: int) -> None:
     Raises UnsupportedSparkError where the settings leave no slot for queries, which would then wait for ever.
     """
     if brokers < 1:
-        raise ClusterStartError(f"{brokers} brokers: at least one is needed")
+        raise ClusterStartError(f"{brokers} brokers: at least one is needed", hint="Ask for 1 or more.")
     if is_local(sc.master):
         if local_slots(sc) // task_cpus(sc) < 2:
             raise UnsupportedSparkError(
-                f"{sc.master} has one task slot, which the brokers take: every query would wait for ever. Use local[2]"
+                f"{sc.master} has one task slot, which the brokers take: every query would wait for ever",
+                hint="Use local[2], or more.",
             )
         return
     expected, cores = expected_executors(sc), cores_of_executor(sc)
@@ -55,8 +58,9 @@ def check_slots(sc: SparkContext, cores: Sequence[int], brokers: int) -> None:
         return
     raise UnsupportedSparkError(
         f"{len(cores)} executors with {sum(cores)} cores in all have no task slot left beside {brokers} brokers: every "
-        f"query would wait for ever. Give the executors one core more (spark.executor.cores, or "
-        f"local-cluster[{brokers},{2 * task_cpus(sc)},1024]) or the application one executor more"
+        "query would wait for ever",
+        hint=f"Give the executors one core more (spark.executor.cores, or "
+        f"local-cluster[{brokers},{2 * task_cpus(sc)},1024]) or the application one executor more.",
     )
 
 
@@ -74,7 +78,8 @@ def check_resource(sc: SparkContext, config: ClusterConfig) -> None:
     """Raise UnsupportedSparkError where brokers are to ask for a resource that executors do not have."""
     if config.broker_executor_resource and not sc.getConf().get(RESOURCE):
         raise UnsupportedSparkError(
-            f"broker.executor.resource is true, but {RESOURCE} is not set: no task that asks for it would ever run"
+            f"broker.executor.resource is true, but {RESOURCE} is not set: no task that asks for it would ever run",
+            hint=f"Give the executors the resource, or leave broker.executor.resource out: {page('configuration')}.",
         )
 
 
@@ -118,4 +123,8 @@ def _refuse(sc: SparkContext, there: Sequence[Executor], brokers: int) -> None:
 
 
 def _too_few(brokers: int, there: str) -> ClusterStartError:
-    return ClusterStartError(f"{brokers} brokers need {brokers} executors, one each; {there}")
+    return ClusterStartError(
+        f"{brokers} brokers need {brokers} executors, one each; {there}",
+        hint="Ask for fewer brokers, or give the application more executors (local-cluster[N,...], "
+        "spark.executor.instances, spark.cores.max); Spark's own UI shows those that it has.",
+    )

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_broker.driver.executors import is_local, is_loopback
+from spark_broker.driver.master import is_local, is_loopback
 from spark_broker.errors import MissingDependencyError, UnsupportedSparkError
+from spark_broker.pages import page
 
 if TYPE_CHECKING:
     from pyspark import SparkConf, SparkContext
@@ -129,7 +130,10 @@ def check_settings(get: Callable[[str, str], str]) -> None:
     for rule in _RULES:
         value = get(rule.name, rule.default)
         if rule.breaks(value):
-            raise UnsupportedSparkError(f"{rule.name} = {value} does not work with brokers: {rule.why}")
+            raise UnsupportedSparkError(
+                f"{rule.name} = {value} does not work with brokers: {rule.why}",
+                hint=f"Leave it out, or set it as configure_spark() does. Which settings, and why: {page('hosting')}.",
+            )
 
 
 def check_session(spark: object) -> None:
@@ -139,8 +143,14 @@ def check_session(spark: object) -> None:
     if not isinstance(spark, SparkSession):
         kind = type(spark)
         if kind.__module__.startswith("pyspark.sql.connect"):
-            raise UnsupportedSparkError("a Spark Connect session cannot host brokers: it has no SparkContext")
-        raise UnsupportedSparkError(f"{kind.__module__}.{kind.__qualname__} is not a SparkSession")
+            raise UnsupportedSparkError(
+                "a Spark Connect session cannot host brokers: it has no SparkContext",
+                hint="Start the brokers in another application; this session can read and write topics.",
+            )
+        raise UnsupportedSparkError(
+            f"{kind.__module__}.{kind.__qualname__} is not a SparkSession",
+            hint="Give the session that `configure_spark(SparkSession.builder).getOrCreate()` returns.",
+        )
     sc = spark.sparkContext
     conf: SparkConf = sc.getConf()
     check_settings(lambda name, default: conf.get(name, default) or default)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spark_broker.errors import InvalidConfigError
 from spark_broker.model import TopicPartition
 from spark_broker.spark.option_table import DEFAULTS, Query
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.selection import PARTITION_MAX, is_int, parse_json
 
 LATEST_OFFSET = -1
@@ -74,7 +74,7 @@ def parse_start(values: Mapping[str, str], query: Query) -> Bound:
         return Earliest()
     if text.lower() == "latest":
         if query is Query.BATCH:
-            raise InvalidConfigError("startingOffsets = 'latest': a batch read would always be empty; name offsets")
+            raise invalid_option("startingOffsets = 'latest': a batch read would always be empty; name offsets")
         return Latest()
     refused = LATEST_OFFSET if query is Query.BATCH else None
     return ByOffset("startingOffsets", _offsets("startingOffsets", text, refused=refused))
@@ -85,7 +85,7 @@ def parse_end(values: Mapping[str, str], query: Query) -> Bound:
     if query is Query.STREAM:
         given = [name for name in ENDS if name in values]
         if given:
-            raise InvalidConfigError(f"{given[0]}: a streaming query has no end; leave it out, or read as a batch")
+            raise invalid_option(f"{given[0]}: a streaming query has no end; leave it out, or read as a batch")
         return Latest()
     timed = _timed(values, "ending")
     if timed is not None:
@@ -94,7 +94,7 @@ def parse_end(values: Mapping[str, str], query: Query) -> Bound:
     if text.lower() == "latest":
         return Latest()
     if text.lower() == "earliest":
-        raise InvalidConfigError("endingOffsets = 'earliest': a batch read would always be empty; name offsets")
+        raise invalid_option("endingOffsets = 'earliest': a batch read would always be empty; name offsets")
     return ByOffset("endingOffsets", _offsets("endingOffsets", text, refused=EARLIEST_OFFSET))
 
 
@@ -103,7 +103,7 @@ def _timed(values: Mapping[str, str], which: str) -> ByTimestamp | None:
     if option in values:
         text = values[option].strip()
         if not text.isascii() or not text.isdigit() or int(text) > _TIME_MAX_MS:
-            raise InvalidConfigError(f"{option} = {text!r} is not a time in milliseconds since 1970")
+            raise invalid_option(f"{option} = {text!r} is not a time in milliseconds since 1970")
         return ByTimestamp(option, for_all_us=int(text) * 1000)
     option = f"{which}OffsetsByTimestamp"
     if option not in values:
@@ -117,7 +117,7 @@ def _offsets(option: str, text: str, *, refused: int | None) -> dict[TopicPartit
     for tp, offset in offsets.items():
         if offset == refused:
             name = "latest" if refused == LATEST_OFFSET else "earliest"
-            raise InvalidConfigError(f"{option}: {tp} has {refused} ({name}), which a batch read cannot use there")
+            raise invalid_option(f"{option}: {tp} has {refused} ({name}), which a batch read cannot use there")
     return offsets
 
 
@@ -125,13 +125,13 @@ def _by_partition(option: str, text: str, legal: Callable[[int], bool]) -> dict[
     """`{"flights":{"0":23,"1":-2}}`. Raises InvalidConfigError."""
     value = parse_json(option, text)
     if not isinstance(value, dict) or not all(isinstance(numbers, dict) for numbers in value.values()):
-        raise InvalidConfigError(f'{option} = {text!r} is not of the form {{"flights":{{"0":23,"1":45}}}}')
+        raise invalid_option(f'{option} = {text!r} is not of the form {{"flights":{{"0":23,"1":45}}}}')
     values: dict[TopicPartition, int] = {}
     for topic, numbers in value.items():
         for partition, number in numbers.items():
             if not partition.isascii() or not partition.isdigit() or int(partition) > PARTITION_MAX:
-                raise InvalidConfigError(f"{option}: {topic!r} cannot have a partition {partition!r}")
+                raise invalid_option(f"{option}: {topic!r} cannot have a partition {partition!r}")
             if not is_int(number) or not legal(number):
-                raise InvalidConfigError(f"{option}: {topic}-{partition} cannot be at {number!r}")
+                raise invalid_option(f"{option}: {topic}-{partition} cannot be at {number!r}")
             values[TopicPartition(topic, int(partition))] = number
     return values

@@ -14,8 +14,9 @@ from spark_broker.client.cluster_view import TopicView
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.retry import Deadline
 from spark_broker.config import ConsumerConfig, ProducerConfig
-from spark_broker.errors import InvalidConfigError, UnknownTopicOrPartitionError
+from spark_broker.errors import UnknownTopicOrPartitionError
 from spark_broker.model import INTERNAL_PREFIX, TopicPartition
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.selection import Assign, Selection, SubscribePattern
 
 
@@ -42,7 +43,7 @@ def selected_topics(metadata: ClusterMetadata, selection: Selection, deadline: D
     topics = [metadata.topic(name, deadline) for name in names]
     for topic in topics[1:]:
         if not topic.schema.equals(topics[0].schema):
-            raise InvalidConfigError(
+            raise invalid_option(
                 f"topics {topics[0].name!r} and {topic.name!r} have different schemas; read each by itself"
             )
     return topics

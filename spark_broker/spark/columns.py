@@ -10,8 +10,8 @@ from enum import Enum
 import pyarrow as pa
 
 from spark_broker.client.cluster_view import TopicView
-from spark_broker.errors import InvalidConfigError
 from spark_broker.protocol.schema import TIMESTAMP_TYPE, normalize_schema
+from spark_broker.spark.refusals import invalid_option
 
 CREATE_TIME = 0
 """`timestampType` of Kafka: the producer's timestamp."""
@@ -83,7 +83,7 @@ def by_name(columns: Sequence[Column], names: Sequence[str], where: str) -> tupl
                 if near
                 else f"there are {', '.join(c.name for c in columns)}"
             )
-            raise InvalidConfigError(f"{where}: unknown column {name!r}; {hint}")
+            raise invalid_option(f"{where}: unknown column {name!r}; {hint}")
     return tuple(columns_by_name[name.lower()] for name in names)
 
 

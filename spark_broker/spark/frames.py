@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spark_broker.config import AdminConfig
-from spark_broker.errors import InvalidConfigError
+from spark_broker.spark.refusals import invalid_option
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,5 +77,5 @@ def servers_of(spark: SparkSession, bootstrap_servers: str | None) -> str:
     running = BrokerCluster.running()
     if len(running) != 1:
         situation = f"{len(running)} clusters run in this process" if running else "no cluster runs in this process"
-        raise InvalidConfigError(f"{situation}: give bootstrap_servers, or set {SERVERS_SETTING} in the session")
+        raise invalid_option(f"{situation}: give bootstrap_servers, or set {SERVERS_SETTING} in the session")
     return running[0].bootstrap_servers

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from spark_broker.errors import InvalidConfigError
+from spark_broker.spark.refusals import invalid_option
 
 P = TypeVar("P")
 
@@ -30,7 +30,7 @@ class Limits:
 def checked(limits: Limits) -> Limits:
     """The limits. Raises InvalidConfigError if no batch could ever have enough records."""
     if 0 < limits.max_offsets < limits.min_offsets:
-        raise InvalidConfigError(
+        raise invalid_option(
             f"minOffsetsPerTrigger = {limits.min_offsets} is more than maxOffsetsPerTrigger = {limits.max_offsets}"
         )
     return limits
@@ -40,7 +40,7 @@ def parse_duration_ms(option: str, text: str) -> int:
     """`15m`, `90s` or `1500` (milliseconds), as Spark reads durations. Raises InvalidConfigError."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None or (match[2] and match[2] not in _UNITS_MS):
-        raise InvalidConfigError(f"{option} = {text!r} is not a duration such as 30s, 15m or 1h")
+        raise invalid_option(f"{option} = {text!r} is not a duration such as 30s, 15m or 1h")
     return int(int(match[1]) * _UNITS_MS[match[2] or "ms"])
 
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_broker.config import ConsumerConfig, unknown_setting
-from spark_broker.errors import InvalidConfigError
 from spark_broker.spark.bounds import Bound, parse_end, parse_start
 from spark_broker.spark.limits import Limits, checked, parse_duration_ms
 from spark_broker.spark.option_table import DEFAULTS, OPTIONS, WITHOUT_EFFECT, Query
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.selection import Selection, parse_selection
 
 _SET_BY_THE_SOURCE = {
@@ -82,19 +82,19 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
         name = given.lower()
         if name == "provider" or name.startswith("option."):
             # CREATE TABLE would succeed, but every query of the table would come without these options.
-            raise InvalidConfigError("use CREATE TEMPORARY VIEW ... USING spark_broker, not CREATE TABLE")
+            raise invalid_option("use CREATE TEMPORARY VIEW ... USING spark_broker, not CREATE TABLE")
         setting = name.removeprefix(PREFIX)
         if name in canonical:
             values[canonical[name]] = value
         elif setting in allowed:
             if settings.setdefault(setting, value) != value:
-                raise InvalidConfigError(f"{setting} and {PREFIX}{setting} differ; give one of them")
+                raise invalid_option(f"{setting} and {PREFIX}{setting} differ; give one of them")
         elif setting in _SET_BY_THE_SOURCE:
-            raise InvalidConfigError(f"{name} is set by the source: {_SET_BY_THE_SOURCE[setting]}")
+            raise invalid_option(f"{name} is set by the source: {_SET_BY_THE_SOURCE[setting]}")
         elif name not in ignored:
-            raise InvalidConfigError(_unknown(name, [*OPTIONS, *allowed]))
+            raise invalid_option(_unknown(name, [*OPTIONS, *allowed]))
     if "bootstrap.servers" not in settings:
-        raise InvalidConfigError("bootstrap.servers is missing; give one `host:port` or more of the cluster's brokers")
+        raise invalid_option("bootstrap.servers is missing; give one `host:port` or more of the cluster's brokers")
     return values, settings
 
 
@@ -115,7 +115,7 @@ def _strategy(values: Mapping[str, str]) -> str:
     name = "startingOffsetsByTimestampStrategy"
     value = values.get(name, DEFAULTS[name].default).strip().lower()
     if value not in ("error", "latest"):
-        raise InvalidConfigError(f"{name} = {values[name]!r} must be error or latest")
+        raise invalid_option(f"{name} = {values[name]!r} must be error or latest")
     return value
 
 
@@ -125,14 +125,14 @@ def _count(values: Mapping[str, str], name: str) -> int:
     if text is None:
         return 0
     if not text.strip().isdigit() or not text.isascii() or not 0 < int(text) < 2**63:
-        raise InvalidConfigError(f"{name} = {text!r} is not a positive number")
+        raise invalid_option(f"{name} = {text!r} is not a positive number")
     return int(text)
 
 
 def _flag(values: Mapping[str, str], name: str) -> bool:
     text = values.get(name, DEFAULTS[name].default).strip().lower()
     if text not in ("true", "false"):
-        raise InvalidConfigError(f"{name} = {values[name]!r} is neither true nor false")
+        raise invalid_option(f"{name} = {values[name]!r} is neither true nor false")
     return text == "true"
 
 
@@ -142,7 +142,7 @@ def _columns(values: Mapping[str, str]) -> tuple[str, ...] | None:
         return None
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
     if not names:
-        raise InvalidConfigError("columns names no column")
+        raise invalid_option("columns names no column")
     return names
 
 
@@ -161,5 +161,5 @@ def _limits(values: Mapping[str, str]) -> Limits:
 def _group(values: Mapping[str, str]) -> str:
     group = values.get("group", "").strip()
     if "group" in values and not group:
-        raise InvalidConfigError("group names no group")
+        raise invalid_option("group names no group")
     return group

@@ -13,13 +13,14 @@ from spark_broker.client.history_reader import first_in_tables
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.retry import Deadline
-from spark_broker.errors import InvalidConfigError, OffsetOutOfRangeError
+from spark_broker.errors import OffsetOutOfRangeError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import ListedOffset
 from spark_broker.spark.bounds import EARLIEST_OFFSET, LATEST_OFFSET, Bound, ByOffset, ByTimestamp, Earliest, Latest
 from spark_broker.spark.cluster import partitions_of
 from spark_broker.spark.options import ReadOptions
 from spark_broker.spark.ranges import OffsetRange, split_ranges
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.times import LATEST, Moment
 
 Infos = Mapping[TopicPartition, ListedOffset]
@@ -43,7 +44,7 @@ def plan_ranges(
     ranges = []
     for tp in partitions:
         if starts[tp] > ends[tp] and isinstance(options.start, ByOffset) and isinstance(options.end, ByOffset):
-            raise InvalidConfigError(f"{tp}: startingOffsets {starts[tp]} is after endingOffsets {ends[tp]}")
+            raise invalid_option(f"{tp}: startingOffsets {starts[tp]} is after endingOffsets {ends[tp]}")
         latest = infos[tp]
         ranges.append(
             OffsetRange(
@@ -85,10 +86,10 @@ def check_named(bound: Bound, partitions: Sequence[TopicPartition]) -> None:
     option = bound.option if isinstance(bound, ByOffset | ByTimestamp) else ""
     missing = sorted(set(partitions) - set(named))
     if missing:
-        raise InvalidConfigError(f"{option} lacks {missing[0]}; name every partition (-1: latest, -2: earliest)")
+        raise invalid_option(f"{option} lacks {missing[0]}; name every partition (-1: latest, -2: earliest)")
     extra = sorted(set(named) - set(partitions))
     if extra:
-        raise InvalidConfigError(f"{option} names {extra[0]}, which is not among the partitions that are read")
+        raise invalid_option(f"{option} names {extra[0]}, which is not among the partitions that are read")
 
 
 def resolve_bound(

@@ -7,8 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_broker.errors import InvalidConfigError
 from spark_broker.protocol.wire import UNDECODABLE
+from spark_broker.spark.refusals import invalid_option
 
 PARTITION_MAX = 2**31 - 1
 
@@ -44,7 +44,7 @@ def parse_selection(values: Mapping[str, str]) -> Selection:
     given = [name for name in (*_KINDS, "path", "paths") if name in values]
     if len(given) != 1:
         which = f"not {' and '.join(given)}" if given else "none was given"
-        raise InvalidConfigError(f"give one of {', '.join(_KINDS)} or a topic to load(); {which}")
+        raise invalid_option(f"give one of {', '.join(_KINDS)} or a topic to load(); {which}")
     name, value = given[0], values[given[0]]
     if name == "subscribePattern":
         return _pattern(value)
@@ -56,7 +56,7 @@ def parse_selection(values: Mapping[str, str]) -> Selection:
 def _topics(name: str, names: list[str]) -> tuple[str, ...]:
     topics = tuple(dict.fromkeys(topic.strip() for topic in names if topic.strip()))
     if not topics:
-        raise InvalidConfigError(f"{name} names no topic")
+        raise invalid_option(f"{name} names no topic")
     return topics
 
 
@@ -64,7 +64,7 @@ def _paths(text: str) -> list[str]:
     """`load(["a", "b"])` arrives as a JSON list."""
     value = parse_json("paths", text)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise InvalidConfigError(f"paths = {text!r} is not a JSON list of topics")
+        raise invalid_option(f"paths = {text!r} is not a JSON list of topics")
     return value
 
 
@@ -72,7 +72,7 @@ def _pattern(text: str) -> SubscribePattern:
     try:
         re.compile(text)
     except re.error as error:
-        raise InvalidConfigError(f"subscribePattern = {text!r} is not a regular expression: {error}") from None
+        raise invalid_option(f"subscribePattern = {text!r} is not a regular expression: {error}") from None
     return SubscribePattern(text)
 
 
@@ -80,16 +80,16 @@ def parse_assign(text: str) -> dict[str, tuple[int, ...]]:
     """`{"flights":[0,1]}`: sorted partitions by topic. Raises InvalidConfigError."""
     value = parse_json("assign", text)
     if not isinstance(value, dict) or not value:
-        raise InvalidConfigError(f'assign = {text!r} is not of the form {{"flights":[0,1]}}')
+        raise invalid_option(f'assign = {text!r} is not of the form {{"flights":[0,1]}}')
     return {topic: _partitions(topic, numbers) for topic, numbers in value.items()}
 
 
 def _partitions(topic: str, numbers: object) -> tuple[int, ...]:
     if not isinstance(numbers, list) or not numbers or not all(is_int(number) for number in numbers):
-        raise InvalidConfigError(f"assign: the partitions of {topic!r} are not a list of numbers")
+        raise invalid_option(f"assign: the partitions of {topic!r} are not a list of numbers")
     outside = [number for number in numbers if not 0 <= number <= PARTITION_MAX]
     if outside:
-        raise InvalidConfigError(f"assign: {topic!r} cannot have a partition {outside[0]}")
+        raise invalid_option(f"assign: {topic!r} cannot have a partition {outside[0]}")
     return tuple(sorted(set(numbers)))
 
 
@@ -100,7 +100,7 @@ def parse_json(name: str, text: str) -> object:
     try:
         value: object = json.loads(text)
     except UNDECODABLE as error:
-        raise InvalidConfigError(f"{name} = {text[:200]!r} is not JSON: {error}") from None
+        raise invalid_option(f"{name} = {text[:200]!r} is not JSON: {error}") from None
     return value
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_broker.errors import InvalidConfigError
 from spark_broker.model import TopicPartition
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.selection import is_int
 
 INITIAL = {"initial": True}
@@ -64,7 +64,7 @@ def parse_offset(value: object) -> StreamOffset | None:
     try:
         return _parse(value)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise InvalidConfigError(
+        raise invalid_option(
             f"the checkpoint has an offset that is not this source's: {value!r}; a query of another source, such as"
             " Kafka's, cannot go on here: begin with a new checkpointLocation and startingOffsets"
         ) from None

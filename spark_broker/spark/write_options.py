@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from spark_broker.config import ProducerConfig, TopicConfig
-from spark_broker.errors import InvalidConfigError
+from spark_broker.spark.refusals import invalid_option
 
 OPTIONS = (
     *("topic", "path", "transactional", "txnAppId", "txnVersion"),
@@ -76,7 +76,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     transactional = _flag(values, "transactional", default=True)
     idempotence = _idempotence(values)
     if idempotence is not None and not transactional:
-        raise InvalidConfigError("txnAppId needs a transaction: leave out transactional=false")
+        raise invalid_option("txnAppId needs a transaction: leave out transactional=false")
     timeout_ms = settings.pop("transaction.timeout.ms", str(TRANSACTION_TIMEOUT_MS))
     return WriteOptions(
         topic=_topic(values),
@@ -109,20 +109,20 @@ def _sorted_out(options: Mapping[str, str]) -> tuple[dict[str, str], dict[str, s
         elif setting in ProducerConfig.setting_names():
             _check_setting(setting, value)
             if settings.setdefault(setting, value) != value:
-                raise InvalidConfigError(f"{setting} and {PRODUCER_PREFIX}{setting} differ; give one of them")
+                raise invalid_option(f"{setting} and {PRODUCER_PREFIX}{setting} differ; give one of them")
         else:
-            raise InvalidConfigError(_unknown(name, list(of_topics)))
+            raise invalid_option(_unknown(name, list(of_topics)))
     if not settings.get("bootstrap.servers", "").strip():
-        raise InvalidConfigError("bootstrap.servers is missing; give one `host:port` or more of the cluster's brokers")
+        raise invalid_option("bootstrap.servers is missing; give one `host:port` or more of the cluster's brokers")
     return values, settings, topic_settings
 
 
 def _check_setting(setting: str, value: str) -> None:
     if setting == "transactional.id":
-        raise InvalidConfigError("a write has many producers: txnAppId and txnVersion make a re-run of it idempotent")
+        raise invalid_option("a write has many producers: txnAppId and txnVersion make a re-run of it idempotent")
     allowed = _SET_BY_THE_SINK.get(setting)
     if allowed is not None and value.strip().lower() not in allowed:
-        raise InvalidConfigError(f"{setting} = {value!r}: a write always has {setting} = {allowed[0]}")
+        raise invalid_option(f"{setting} = {value!r}: a write always has {setting} = {allowed[0]}")
 
 
 def _unknown(name: str, of_topics: list[str]) -> str:
@@ -142,9 +142,9 @@ def _topic(values: Mapping[str, str]) -> str | None:
     if topic is None:
         return None
     if values.get("path", topic) != topic:
-        raise InvalidConfigError(f"topic = {topic!r} and save({values['path']!r}) differ; give one of them")
+        raise invalid_option(f"topic = {topic!r} and save({values['path']!r}) differ; give one of them")
     if not topic.strip():
-        raise InvalidConfigError("topic is empty")
+        raise invalid_option("topic is empty")
     return topic.strip()
 
 
@@ -153,9 +153,9 @@ def _idempotence(values: Mapping[str, str]) -> Idempotence | None:
     if not given:
         return None
     if len(given) == 1:
-        raise InvalidConfigError(f"{given[0]} needs {'txnVersion' if given[0] == 'txnAppId' else 'txnAppId'} beside it")
+        raise invalid_option(f"{given[0]} needs {'txnVersion' if given[0] == 'txnAppId' else 'txnAppId'} beside it")
     if not values["txnAppId"].strip():
-        raise InvalidConfigError("txnAppId is empty")
+        raise invalid_option("txnAppId is empty")
     return Idempotence(values["txnAppId"].strip(), _number("txnVersion", values["txnVersion"], low=0))
 
 
@@ -164,10 +164,10 @@ def _topic_to_create(values: Mapping[str, str], settings: Mapping[str, str]) -> 
         unused = [name for name in ("topic.partitions", "topic.replication.factor") if name in values]
         unused += [TOPIC_PREFIX + name for name in settings]
         if unused:
-            raise InvalidConfigError(f"{unused[0]} needs createTopic=true: a topic that exists is not changed")
+            raise invalid_option(f"{unused[0]} needs createTopic=true: a topic that exists is not changed")
         return None
     if _topic(values) is None:
-        raise InvalidConfigError("createTopic needs the option topic: a column's topics are not created")
+        raise invalid_option("createTopic needs the option topic: a column's topics are not created")
     TopicConfig.parse(settings)
     return TopicToCreate(_count(values, "topic.partitions"), _count(values, "topic.replication.factor"), settings)
 
@@ -180,12 +180,12 @@ def _count(values: Mapping[str, str], name: str) -> int | None:
 def _number(name: str, text: str, *, low: int) -> int:
     digits = text.strip()
     if not digits.isascii() or not digits.isdigit() or not low <= int(digits) <= VERSION_MAX:
-        raise InvalidConfigError(f"{name} = {text!r} is not a number from {low} on")
+        raise invalid_option(f"{name} = {text!r} is not a number from {low} on")
     return int(digits)
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:
     text = values.get(name, str(default)).strip().lower()
     if text not in ("true", "false"):
-        raise InvalidConfigError(f"{name} = {values[name]!r} is neither true nor false")
+        raise invalid_option(f"{name} = {values[name]!r} is neither true nor false")
     return text == "true"

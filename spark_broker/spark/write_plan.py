@@ -10,7 +10,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from spark_broker.client.topic_schema import arrow_schema
-from spark_broker.errors import InvalidConfigError, TopicAlreadyExistsError
+from spark_broker.errors import TopicAlreadyExistsError
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.topic_rows import ColumnMapping, Target, mapping_of, topic_position
 from spark_broker.spark.write_options import TopicToCreate, WriteOptions
 
@@ -60,7 +61,7 @@ def plan_write(options: WriteOptions, schema: StructType) -> WritePlan:
 def _arrow_schema(schema: StructType) -> pa.Schema:
     """As Spark hands the rows on; a session's time zone, and large variants of types, make no difference."""
     if not len(schema):
-        raise InvalidConfigError("the DataFrame has no columns: there is nothing to write")
+        raise invalid_option("the DataFrame has no columns: there is nothing to write")
     return arrow_schema(schema)
 
 

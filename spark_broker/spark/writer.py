@@ -27,8 +27,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from spark_broker.errors import AlreadyCommittedError, InvalidConfigError, InvariantError, SparkBrokerError, invariant
+from spark_broker.errors import AlreadyCommittedError, InvariantError, SparkBrokerError, invariant
 from spark_broker.spark.message_first import message_first
+from spark_broker.spark.refusals import invalid_option
 from spark_broker.spark.user_errors import message_alone
 from spark_broker.spark.write_options import Idempotence, WriteOptions, parse_write_options
 from spark_broker.spark.write_plan import OneTopic, WritePlan, plan_write
@@ -86,7 +87,7 @@ def batch_writer(options: Mapping[str, str], schema: StructType, *, overwrite: b
     """The sink of `df.write`. Raises typed errors of options, schema and cluster."""
     with message_first():
         if overwrite:
-            raise InvalidConfigError('a topic is only ever appended to: use mode("append")')
+            raise invalid_option('a topic is only ever appended to: use mode("append")')
         plan = plan_write(parse_write_options(options), schema)
         version = _batch_version(plan) if plan.options.transactional else None
         return BatchWriter(plan, version)
@@ -98,7 +99,7 @@ def stream_writer(options: Mapping[str, str], schema: StructType) -> StreamWrite
     with message_first():
         parsed = parse_write_options(options)
         if parsed.idempotence is not None:
-            raise InvalidConfigError("txnAppId is for batch writes: a stream is its own application")
+            raise invalid_option("txnAppId is for batch writes: a stream is its own application")
         plan = None if _ends_a_batch() else plan_write(parsed, schema)
         return StreamWriter(parsed, plan, uuid.uuid4().hex)
 

@@ -17,6 +17,7 @@ import pytest
 from spark_broker import Admin, Consumer, NewTopic, Producer, RecordMetadata, TopicPartition, TransactionGroup
 from spark_broker.errors import (
     AlreadyCommittedError,
+    InvalidProducerEpochError,
     InvalidTxnStateError,
     ProducerFencedError,
     RequestTimedOutError,
@@ -114,9 +115,10 @@ def test_a_newer_producer_fences_and_a_zombies_late_append_is_refused(servers: P
         append(older, "fenced", 0, "older").result(WAIT_S)
         newer.begin_transaction()
         # The older producer has used one partition; the other does not know it.
-        for partition in (0, 1):
-            with pytest.raises(SparkBrokerError):
-                append(older, "fenced", partition, "zombie").result(WAIT_S)
+        with pytest.raises(InvalidProducerEpochError, match="If the abort raises PRODUCER_FENCED, a newer producer"):
+            append(older, "fenced", 0, "zombie").result(WAIT_S)
+        with pytest.raises(TransactionAbortableError):
+            append(older, "fenced", 1, "zombie").result(WAIT_S)
         append(newer, "fenced", 0, "newer")
         with pytest.raises((ProducerFencedError, TransactionAbortableError)):
             older.commit_transaction()

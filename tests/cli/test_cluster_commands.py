@@ -14,8 +14,9 @@ import pytest
 
 from spark_broker.cli import cluster as cluster_commands
 from spark_broker.cli import cluster_process
-from spark_broker.cli.cluster_process import Application, application_file
+from spark_broker.cli.cluster_process import Application
 from spark_broker.cli.cluster_state import ClusterState, default_state_file, end_process, running_cluster
+from spark_broker.cli.installed import JOBS, job_file
 from spark_broker.cli.options import BOOTSTRAP_VARIABLE
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.messages import ControllerMetadata
@@ -204,7 +205,7 @@ def test_an_application_that_ends_says_why_in_one_line(
 ) -> None:
     script = tmp_path / "cluster.py"
     script.write_text("import sys; sys.exit('noise\\nerror: [CLUSTER_IN_USE] in use by pid 7')")
-    monkeypatch.setattr(cluster_process, "application_file", lambda: script)
+    monkeypatch.setattr(cluster_process, "job_file", lambda _name: script)
 
     ended = run("cluster", "start", "--detach", "--state-file", tmp_path / "cluster.json")
 
@@ -244,7 +245,7 @@ def test_the_application_is_told_what_the_command_was_told(tmp_path: Path) -> No
         take_over=True,
     )
     command = application.command()
-    assert command[:2] == [sys.executable, str(application_file())]
+    assert command[:2] == [sys.executable, str(job_file("cluster"))]
     assert command[2:] == [
         *("--brokers", "2", "--ready-file", str(tmp_path / "ready")),
         *("--master", "local-cluster[2,1,512]", "--set", "log.dirs=d", "--log-level", "DEBUG", "--take-over"),
@@ -253,8 +254,20 @@ def test_the_application_is_told_what_the_command_was_told(tmp_path: Path) -> No
     assert submitted == "--conf spark.ui.enabled=false --conf 'spark.app.name=two words' pyspark-shell"
 
 
-def test_the_application_is_there() -> None:
-    assert application_file().is_file()
+@pytest.mark.parametrize("name", JOBS)
+def test_the_jobs_are_there(name: str, run: Run) -> None:
+    path = Path(run("jobs", "path", name).out.strip())
+    assert path.is_file()
+    assert path.parent == Path(run("jobs", "path").out.strip())
+
+
+def test_the_pages_are_there(run: Run) -> None:
+    names = run("docs").out.split()
+    assert {"hosting", "configuration", "install"} <= {*names}
+    for name in names:
+        assert run("docs", name).out.startswith("# ")
+    assert run("docs", "docs/hosting.md", "--path").out.endswith("docs/hosting.md\n")
+    assert "There are ARCHITECTURE, backup" in run("docs", "nosuch").err
 
 
 @pytest.fixture

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
 
+from spark_broker.cli import installed
 from spark_broker.client.admin import Admin
 from spark_broker.client.producer import Producer
 from spark_broker.client.record_builder import to_bytes, to_timestamp_us
-from spark_broker.driver import session
+from spark_broker.config import load_cluster_settings
+from spark_broker.driver import room, session
 from spark_broker.errors import (
+    ClusterStartError,
+    InvalidConfigError,
     InvalidDataError,
     InvalidReplicationFactorError,
     InvalidTimestampError,
@@ -19,11 +27,18 @@ from spark_broker.errors import (
     SchemaMismatchError,
     SparkBrokerError,
     UnknownTopicOrPartitionError,
+    UnsupportedSparkError,
 )
+from spark_broker.pages import page
 from spark_broker.protocol.schema import conform
+from spark_broker.spark.options import parse_options
+from spark_broker.spark.write_options import parse_write_options
 from tests.cli.conftest import Run
 from tests.cli.test_produce_consume import TYPED
 from tests.client.fake_broker import FakeCluster
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 
 def test_a_hint_of_the_place_takes_the_place_of_the_types() -> None:
@@ -122,6 +137,86 @@ def test_the_description_of_no_error_promises_what_is_not_there() -> None:
     from spark_broker.errors import ERRORS
 
     assert [kind for kind in ERRORS.values() if "evolve" in kind.hint] == []
+
+
+HAS_PAGE = re.compile(r"docs/([a-z-]+)\.md")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"subscribe": "t", "startingOfsets": "earliest"},
+        {"subscribe": "t", "startingOffsets": "latest"},
+        {"subscribe": "t", "assign": "{}"},
+        {"subscribe": "t", "failOnDataLoss": "perhaps"},
+        {"subscribePattern": "("},
+        {"subscribe": "t", "maxTriggerDelay": "soon"},
+        {"subscribe": "t", "group": " "},
+    ],
+)
+def test_options_of_a_read_that_cannot_be_are_told_of_the_page_of_dataframes(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_options({"bootstrap.servers": "localhost:1", **options})
+    assert HAS_PAGE.findall(refused.value.hint) == ["dataframes"]
+
+
+@pytest.mark.parametrize("options", [{"topik": "t"}, {"txnAppId": "a"}, {"topic": " "}, {"topic.partitions": "3"}])
+def test_options_of_a_write_that_cannot_be_are_told_of_the_page_of_dataframes(options: dict[str, str]) -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_write_options({"bootstrap.servers": "localhost:1", **options})
+    assert HAS_PAGE.findall(refused.value.hint) == ["dataframes"]
+
+
+def test_a_setting_of_a_client_is_told_of_the_page_of_settings() -> None:
+    with pytest.raises(InvalidConfigError) as refused:
+        parse_options({"bootstrap.servers": "localhost:1", "subscribe": "t", "kafka.fetch.max.bytes": "many"})
+    assert HAS_PAGE.findall(refused.value.hint) == ["configuration"]
+
+
+class Slots:
+    """A Spark context with this master, as far as the checks look."""
+
+    def __init__(self, master: str, **settings: str) -> None:
+        self.master = master
+        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
+
+    def getConf(self) -> Any:
+        return SimpleNamespace(get=self._settings.get)
+
+
+def test_too_few_slots_are_told_to_give_more_and_not_to_use_another_builder() -> None:
+    with pytest.raises(UnsupportedSparkError) as refused:
+        room.check_slots(cast("SparkContext", Slots("spark://m:7077")), [1, 1, 1], 3)
+    assert refused.value.hint.startswith("Give the executors one core more")
+    assert "configure_spark" not in str(refused.value)
+
+
+def test_too_few_executors_are_told_which_settings_give_more() -> None:
+    with pytest.raises(ClusterStartError) as refused:
+        room.check_settings_for_room(cast("SparkContext", Slots("local-cluster[2,2,1024]")), 3)
+    assert "spark.executor.instances" in refused.value.hint
+    assert "log" not in refused.value.hint
+
+
+def test_a_session_of_another_kind_is_told_which_one_to_give() -> None:
+    with pytest.raises(UnsupportedSparkError, match=r"builtins.str is not a SparkSession -> Give the session that"):
+        session.check_session("local[2]")
+
+
+def test_a_file_of_settings_that_is_not_there_is_told_to_name_another(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match="does not exist -> Give the path of a TOML file"):
+        load_cluster_settings(tmp_path / "nosuch.toml")
+
+
+def test_the_hint_of_every_error_names_pages_that_exist_and_the_command_that_shows_them() -> None:
+    from spark_broker.errors import ERRORS
+
+    pages = {name for kind in ERRORS.values() for name in HAS_PAGE.findall(kind.hint)}
+    assert pages
+    for kind in ERRORS.values():
+        for name in HAS_PAGE.findall(kind.hint):
+            assert page(name) in kind.hint, kind
+            assert installed.page_file(name).is_file()
 
 
 def test_a_topic_created_with_a_replication_factor_of_zero_is_refused_before_anything_is_asked(

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GROUPS = (
-    ("errors", "model", "times", "native_calls", "process_limits", "threads"),
+    ("errors", "pages", "model", "times", "native_calls", "process_limits", "threads"),
     ("config", "protocol"),
     ("core", "controller"),
     ("storage", "transport"),
@@ -27,6 +27,8 @@ GROUPS = (
 """A layer imports itself, the groups before its own, and inside its group only what `WITHIN_GROUP` allows."""
 
 WITHIN_GROUP = {
+    # Hints name pages.
+    "errors": {"pages"},
     # A model may name errors and have times; a message may carry a setting; the controller may use core's values.
     "model": {"errors", "times"},
     "process_limits": {"errors"},

@@ -12,7 +12,8 @@ import pytest
 
 from spark_broker.config import ClusterConfig
 from spark_broker.driver.directories import choose_directories, cluster_ids_in
-from spark_broker.driver.executors import Executor, is_local, is_loopback
+from spark_broker.driver.executors import Executor
+from spark_broker.driver.master import is_local, is_loopback
 from spark_broker.driver.room import check_resource, check_settings_for_room, wait_for_executors
 from spark_broker.errors import ClusterStartError, InvalidConfigError, UnsupportedSparkError
 from spark_broker.storage.checkpoints import write_checkpoint
@@ -82,7 +83,7 @@ def test_a_master_that_leaves_no_slot_for_queries_is_refused_with_what_to_use_in
 ) -> None:
     settings = {"spark_executor_instances": "3", "spark_executor_cores": "1", **conf}
     with pytest.raises(
-        UnsupportedSparkError, match=r"every query would wait for ever\. (Use local\[2\]|Give the exec)"
+        UnsupportedSparkError, match=r"every query would wait for ever -> (Use local\[2\]|Give the exec)"
     ):
         check_settings_for_room(context(master, **settings), 3)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from spark_broker.driver.work_folders import state_directory
 from spark_broker.errors import InvalidDataError
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.storage.filesystem import process_start_time
@@ -36,8 +37,7 @@ class ClusterState(msgspec.Struct, frozen=True):
 
 def default_state_file() -> Path:
     """`spark-broker/cluster.json` in the user's state directory (XDG_STATE_HOME)."""
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "spark-broker" / "cluster.json"
+    return state_directory() / "cluster.json"
 
 
 def cluster_command(name: str, state_file: Path | None) -> str:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_broker.driver.master import is_local, is_loopback
+from spark_broker.driver.master import is_local, is_loopback, local_cluster
+from spark_broker.driver.work_folders import use_own_folder
 from spark_broker.errors import MissingDependencyError, UnsupportedSparkError
 from spark_broker.pages import page
 
@@ -89,6 +90,8 @@ def configure_spark(builder: SparkSession.Builder) -> SparkSession.Builder:
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         # PySpark's driver takes the workers' interpreter from here and not from spark.pyspark.python.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if local_cluster(master) is not None and existing is None and _submitted_jvm() is None:
+        use_own_folder()
     for name, value in _settings(master).items():
         if name not in explicit:
             builder = builder.config(name, value)

@@ -6,6 +6,7 @@ that maps it takes half the processor time to start. A JVM whose class path diff
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import tempfile
 from pathlib import Path
 
 ARCHIVE = Path(sys.prefix) / "share" / "spark-broker" / "spark-classes.jsa"
+
+SPARK = Path(getattr(importlib.util.find_spec("pyspark"), "origin", "")).parent
 
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Without the optimizing compiler and its collector, a JVM that ends soon takes half the processor time."""
@@ -27,6 +30,8 @@ def use() -> None:
     """Every JVM that this process or a child starts from now on starts fast. Options that a user has set stay."""
     archive = f' -XX:SharedArchiveFile="{ARCHIVE}" {QUIET}' if ARCHIVE.exists() else ""
     os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED + archive)
+    # The archive is of this class path. In another SPARK_HOME, which applications get by default, it would not count.
+    os.environ.setdefault("SPARK_HOME", str(SPARK))
 
 
 def write() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import nbformat
@@ -52,3 +53,7 @@ def test_a_notebook_runs_and_shows_what_it_promises(
     assert kinds <= {kind for output in outputs for kind in output.get("data", {})}
     printed = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
     assert text in printed
+    # Story: its figure showed a query that read nothing for 20 seconds.
+    assert [int(read) > 1000 for read in re.findall(r"(\d+) views were read after 10 s", printed)] == (
+        [True] if path.stem == "streaming" else []
+    )

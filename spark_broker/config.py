@@ -19,6 +19,7 @@ from typing import Any, Self, cast
 
 from spark_broker.errors import InvalidConfigError
 from spark_broker.pages import page
+from spark_broker.ports import ports_of
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -42,6 +43,10 @@ def between(low: float, high: float) -> Check:
 
 def one_of(*names: str) -> Check:
     return Check(f"one of {', '.join(name or '(empty)' for name in names)}", lambda value: value in names)
+
+
+def ports() -> Check:
+    return Check("empty, a port, or a range of ports such as 9092-9099", lambda text: ports_of(text) is not None)
 
 
 LOG_FORMATS = ("text", "json")
@@ -293,11 +298,25 @@ class ClusterConfig(Config):
         "",
         "Address that brokers and the controller bind and advertise. Empty: 127.0.0.1 on local masters, the executor's address elsewhere.",
     )
+    broker_ports: str = setting(
+        "",
+        "Ports that brokers listen on, such as 9092-9099, for firewalls: each takes the one that it had last, or the first that is free on its machine. Empty: any port.",
+        ports(),
+    )
+    driver_ports: str = setting(
+        "",
+        "Ports that the driver's machine listens on for brokers, such as 9100-9101: one for the controller, one for the launcher. Empty: any.",
+        ports(),
+    )
     broker_rack: str = setting(
         "", "Rack of every broker that this application starts (a failure domain above the host)."
     )
     num_partitions: int = setting(1, "Partitions of a topic that does not say.", at_least(1))
-    default_replication_factor: int = setting(1, "Replication factor of a topic that does not say.", at_least(1))
+    default_replication_factor: int = setting(
+        0,
+        "Replication factor of a topic that does not say. 0: the number of brokers at the start of the cluster, and 3 at most; 1 on `local` masters, whose brokers share one executor. Kafka's default is 1; here executors come and go.",
+        at_least(0),
+    )
     broker_heartbeat_interval_ms: int = setting(
         500, "A broker's heartbeats to the controller. Kafka's default is 2000.", between(10, INT32_MAX)
     )

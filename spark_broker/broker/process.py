@@ -35,7 +35,8 @@ from spark_broker.broker.session import ControllerSession, SessionEvents
 from spark_broker.broker.spec import STOPPED, BrokerSpec
 from spark_broker.broker.transaction_service import TransactionService
 from spark_broker.config import ClusterConfig, ClusterSettings, TopicConfig
-from spark_broker.errors import InvalidConfigError, InvariantError, SparkBrokerError
+from spark_broker.errors import InvalidConfigError, SparkBrokerError
+from spark_broker.ports import ports_to_try
 from spark_broker.process_limits import limit_reached
 from spark_broker.protocol.messages import PROTOCOL_VERSION, RegisterBrokerRequest, RegisterBrokerResponse
 from spark_broker.storage.directory import LogDirectory
@@ -111,7 +112,9 @@ class Broker:
         self._server = self._serve()
 
     def _serve(self) -> Server:
-        """Serve on the port that the directory remembers, so that a bootstrap list survives a restart; else on any."""
+        """Serve on the port that the directory remembers, so that a bootstrap list survives a restart; else on another
+        one of `broker.ports`.
+        """
         cluster = self._settings.cluster
         budget = AnswerBudget(cluster.fetch_answers_max_bytes)
         boot_id = self._directory.fs.boot_id()
@@ -128,10 +131,11 @@ class Broker:
                 cluster.replica_lag_time_max_ms,
             ).run(),
         }
-        for port in (self._directory.meta.port, 0):
+        host, why = self._spec.host, ""
+        for port in ports_to_try(cluster.broker_ports, self._directory.meta.port):
             try:
                 return Server(
-                    self._spec.host,
+                    host,
                     port,
                     self._service.answer,
                     streams,
@@ -140,12 +144,16 @@ class Broker:
                     cluster.socket_send_timeout_ms,
                 )
             except (OSError, pa.ArrowException) as error:
-                if port == 0:
-                    host = self._spec.host
-                    why = f"a broker cannot serve on {host}: {error}; is it an address of the executor's machine?"
-                    raise InvalidConfigError(f"broker.host: {why}") from error
+                why = str(error)
                 logger.info("port %s is taken: %s", port, error)
-        raise InvariantError("no port was tried")
+        if cluster.broker_ports:
+            raise InvalidConfigError(
+                f"broker.ports = {cluster.broker_ports}: a broker can serve on none of these ports of {host}: {why}",
+                hint="Allow a port for each broker of the machine, and see what listens there (`ss -ltnp`).",
+            )
+        raise InvalidConfigError(
+            f"broker.host: a broker cannot serve on {host}: {why}; is it an address of the executor's machine?"
+        )
 
     def _serve_appends(self, stream: ServerStream) -> None:
         max_waiting = self._settings.cluster.queued_max_requests

@@ -21,7 +21,11 @@ def create(
     topic: Topic,
     partitions: Annotated[int | None, typer.Option(min=1, help="Default: num.partitions of the cluster.")] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, help="Default: default.replication.factor of the cluster.")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Default: default.replication.factor, or else one on each broker, 3 at most.",
+        ),
     ] = None,
     column: Annotated[
         list[str] | None,
@@ -51,7 +55,12 @@ def create(
                 raise
             note(f"topic {topic} exists")
         else:
-            note(f"created topic {topic}")
+            note(f"created topic {topic}: {_shape(admin.describe_topic(topic))}")
+
+
+def _shape(topic: TopicDescription) -> str:
+    replicas = counted(len(topic.partitions[0].replicas), "replica", "replicas")
+    return f"{counted(len(topic.partitions), 'partition', 'partitions')}, {replicas} of each"
 
 
 @topics.command("list")

@@ -97,7 +97,9 @@ def _assignment(
     if request.assignment:
         return _explicit_assignment(image, request)
     partitions = cluster.num_partitions if request.partitions == -1 else request.partitions
-    factor = cluster.default_replication_factor if request.replication_factor == -1 else request.replication_factor
+    # The start of a cluster puts a number in the place of 0.
+    default = max(cluster.default_replication_factor, 1)
+    factor = default if request.replication_factor == -1 else request.replication_factor
     _check_partitions(partitions)
     return _place(image, partitions, factor, disks)
 

@@ -23,6 +23,7 @@ from spark_broker.driver.hosts import BrokerHost
 from spark_broker.driver.keeper_host import KeeperHost
 from spark_broker.driver.launcher import BrokerLauncher
 from spark_broker.driver.master import is_local, is_loopback
+from spark_broker.driver.replication import with_default_replication
 from spark_broker.driver.room import check_resource, check_settings_for_room, check_slots, wait_for_executors
 from spark_broker.driver.session import LOOPBACK, check_session
 from spark_broker.driver.view import ClusterStatus, cluster_status, to_html
@@ -102,6 +103,7 @@ class BrokerCluster:
         check_resource(sc, settings.cluster)
         if is_local(sc.master):
             logger.warning("%s has one executor: all %d brokers share it and fail together with it", sc.master, brokers)
+        settings = with_default_replication(settings, brokers, shared_executor=is_local(sc.master))
         cluster = cls._open(spark, settings, take_over=take_over, accept_older_metadata=accept_older_metadata)
         try:
             cluster._launch(brokers, on_progress or _silent)
@@ -135,7 +137,12 @@ class BrokerCluster:
                 accept_older_metadata=accept_older_metadata,
             )
             undo.callback(controller.close)
-            host = KeeperHost(sc, address, resource=settings.cluster.broker_executor_resource)
+            host = KeeperHost(
+                sc,
+                address,
+                resource=settings.cluster.broker_executor_resource,
+                driver_ports=settings.cluster.driver_ports,
+            )
             cluster = cls(spark, settings, directories, controller, host)
             undo.pop_all()
         return cluster

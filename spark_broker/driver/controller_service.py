@@ -52,7 +52,7 @@ from spark_broker.driver.controller_loop import ControllerLoop, now_ms, wall_ms
 from spark_broker.driver.metadata_claim import Owner
 from spark_broker.driver.metadata_log import START_PATIENCE_S, MetadataLog
 from spark_broker.driver.metadata_publisher import MetadataPublisher
-from spark_broker.driver.port_probe import port_refuses
+from spark_broker.driver.port_probe import PORTS_HINT, port_refuses
 from spark_broker.driver.topic_schema import check_columns, check_table_columns, stored_schema
 from spark_broker.errors import (
     ClusterStartError,
@@ -62,6 +62,7 @@ from spark_broker.errors import (
     SparkBrokerError,
     invariant,
 )
+from spark_broker.ports import ANY_PORT, ports_to_try
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     CallRequest,
@@ -124,11 +125,20 @@ class ControllerService:
             self._log.writer, uuid.uuid4().hex, owner.host, owner.pid, owner.since_ms, accept_older_metadata
         )
         self._loop.step([started], patience_s=START_PATIENCE_S)
-        try:
-            self._server = Server(host, port, self._call, {SESSION_STREAM: self._session}, self._fail)
-        except (pa.ArrowException, flight.FlightError, OSError) as error:
-            raise ClusterStartError(f"the controller cannot serve on {host}:{port}: {error}") from error
+        self._server = self._serve(host, port)
         self._loop.start()
+
+    def _serve(self, host: str, port: int) -> Server:
+        """`port`: where an earlier process of this controller served. Brokers look for it there; no other will do."""
+        allowed = self._settings.cluster.driver_ports
+        why: Exception | None = None
+        for candidate in [port] if port != ANY_PORT else ports_to_try(allowed):
+            try:
+                return Server(host, candidate, self._call, {SESSION_STREAM: self._session}, self._fail)
+            except (pa.ArrowException, flight.FlightError, OSError) as error:
+                why = error
+        where = f"{host}:{port}" if port != ANY_PORT else f"{host}, driver.ports = {allowed or 'any'}"
+        raise ClusterStartError(f"the controller cannot serve on {where}: {why}", hint=PORTS_HINT) from why
 
     @property
     def port(self) -> int:

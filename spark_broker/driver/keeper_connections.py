@@ -14,7 +14,9 @@ import msgspec
 
 from spark_broker.broker.hosting import Lines
 from spark_broker.driver.keeper_task import FromDriver, FromKeeper, KeeperHello, to_line
+from spark_broker.driver.port_probe import PORTS_HINT
 from spark_broker.errors import ClusterStartError, InvalidRequestError
+from spark_broker.ports import ports_to_try
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.threads import BeginAgain, Worker
 
@@ -56,6 +58,17 @@ class KeeperConnection:
             logger.debug("a keeper's connection had ended: %s", error)
 
 
+def _listen(address: str, allowed: str) -> socket.socket:
+    why: OSError | None = None
+    for port in ports_to_try(allowed):
+        try:
+            return socket.create_server((address, port), family=_family(address))
+        except OSError as error:
+            why = error
+    where = f"{address}, driver.ports = {allowed}" if allowed else address
+    raise ClusterStartError(f"the driver cannot listen on {where} for its brokers: {why}", hint=PORTS_HINT) from why
+
+
 class KeeperListener(Protocol):
     """Is called by the connections, from their thread. Calls return quickly."""
 
@@ -72,14 +85,12 @@ class KeeperListener(Protocol):
 class KeeperConnections(Worker):
     """Accepts keepers at `address` until `close`."""
 
-    def __init__(self, address: str, listener: KeeperListener) -> None:
+    def __init__(self, address: str, listener: KeeperListener, allowed: str = "") -> None:
+        """`allowed`: the setting `driver.ports`. Raises ClusterStartError."""
         self._closed = threading.Event()
         super().__init__("keepers", BeginAgain(self._closed.is_set))
         self._listener = listener
-        try:
-            self._server = socket.create_server((address, 0), family=_family(address))
-        except OSError as error:
-            raise ClusterStartError(f"the driver cannot listen on {address} for its brokers: {error}") from error
+        self._server = _listen(address, allowed)
         self._decoder = msgspec.json.Decoder(FromKeeper)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._server, selectors.EVENT_READ, None)

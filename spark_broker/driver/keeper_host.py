@@ -120,11 +120,13 @@ class _Post:
 class KeeperHost:
     """Runs brokers on a session's executors. Safe for use by many threads.
 
-    `address`: where keepers find this driver. `resource`: ask for one `broker` resource per keeper. `trouble`: how the
-    last keeper was lost while it was needed.
+    `address`: where keepers find this driver; `driver_ports`: the setting of that name. `resource`: ask for one
+    `broker` resource per keeper. `trouble`: how the last keeper was lost while it was needed.
     """
 
-    def __init__(self, sc: SparkContext, address: str, *, resource: bool = False, entry: str = RUN_BROKER) -> None:
+    def __init__(
+        self, sc: SparkContext, address: str, *, resource: bool = False, entry: str = RUN_BROKER, driver_ports: str = ""
+    ) -> None:
         self.shared_executor = is_local(sc.master)
         self._sc = sc
         self._address = address
@@ -141,7 +143,7 @@ class KeeperHost:
         self.trouble = ""
         self._closing = False
         self._closed = threading.Event()
-        self._connections = KeeperConnections(address, self)
+        self._connections = KeeperConnections(address, self, driver_ports)
         self._watch = Worker("executors", BeginAgain(self._closed.is_set), self._watch_executors)
 
     def open(self, listener: HostListener) -> None:

@@ -1,10 +1,15 @@
-"""Whether a broker's port refuses connections: its process is gone then, without a doubt."""
+"""Ports: whether one refuses connections (its process is gone then, without a doubt), and what to do without one."""
 
 from __future__ import annotations
 
 import socket
 
 CONNECT_TIMEOUT_S = 0.2
+
+PORTS_HINT = (
+    "driver.ports needs two ports that are free on the driver's machine, and broker.host, if it is set, must be an "
+    "address of that machine."
+)
 
 
 def port_refuses(host: str, port: int, timeout_s: float = CONNECT_TIMEOUT_S) -> bool:

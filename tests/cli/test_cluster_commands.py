@@ -263,7 +263,7 @@ def test_the_jobs_are_there(name: str, run: Run) -> None:
 
 def test_the_pages_are_there(run: Run) -> None:
     names = run("docs").out.split()
-    assert {"hosting", "configuration", "install"} <= {*names}
+    assert {"hosting", "configuration", "install", "deploy"} <= {*names}
     for name in names:
         assert run("docs", name).out.startswith("# ")
     assert run("docs", "docs/hosting.md", "--path").out.endswith("docs/hosting.md\n")

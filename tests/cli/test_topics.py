@@ -28,6 +28,11 @@ def test_columns_are_given_by_name_and_type(cluster: FakeCluster, run: Run) -> N
     assert cluster.topics["t"].parsed_schemas[0].field("delay").type == pa.int16()
 
 
+def test_what_was_created_is_said(run: Run, cluster: FakeCluster) -> None:
+    assert run("topics", "create", "t", "--partitions", 2).err == "created topic t: 2 partitions, 3 replicas of each\n"
+    assert "3 at most" in " ".join(run("topics", "create", "--help").out.split())
+
+
 def test_a_column_of_no_type_is_refused_and_nothing_is_created(cluster: FakeCluster, run: Run) -> None:
     ended = run("topics", "create", "t", "--column", "n:number")
     assert ended.status == 1

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_broker import Admin, NewTopic
 from spark_broker.driver.cluster import BrokerCluster
 from spark_broker.errors import (
     ClusterStartError,
@@ -69,6 +70,14 @@ def test_each_broker_runs_on_an_executor_of_its_own(cluster: BrokerCluster) -> N
         os.kill(broker.pid, 0)
         command = Path(f"/proc/{broker.executor_pid}/cmdline").read_text().split("\0")
         assert command[command.index("--executor-id") + 1] == broker.executor_id
+
+
+def test_a_topic_that_does_not_say_has_a_replica_on_each_of_three_executors(cluster: BrokerCluster) -> None:
+    """Story: executors die routinely, and the default was one replica."""
+    with Admin(cluster.bootstrap_servers) as admin:
+        admin.create_topic(NewTopic("unsaid"))
+        (partition,) = admin.describe_topic("unsaid").partitions
+    assert len(partition.replicas) == 3
 
 
 def test_queries_run_beside_the_brokers(cluster: BrokerCluster, spark: SparkSession) -> None:

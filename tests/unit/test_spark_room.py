@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from spark_broker.config import ClusterConfig
+from spark_broker.config import ClusterConfig, load_cluster_settings
 from spark_broker.driver.directories import choose_directories, cluster_ids_in
 from spark_broker.driver.executors import Executor
 from spark_broker.driver.master import is_local, is_loopback
+from spark_broker.driver.replication import with_default_replication
 from spark_broker.driver.room import check_resource, check_settings_for_room, wait_for_executors
 from spark_broker.errors import ClusterStartError, InvalidConfigError, UnsupportedSparkError
 from spark_broker.storage.checkpoints import write_checkpoint
@@ -74,6 +75,19 @@ def test_waiting_reports_each_executor_and_ends_with_the_last() -> None:
 def test_a_number_of_executors_that_stays_too_small_is_an_error_before_the_deadline() -> None:
     with pytest.raises(ClusterStartError, match="has 2"):
         wait_for_executors(Executors(2), HEAD, 3, FAR_AWAY, lambda *_: None, settle_s=0.05)
+
+
+@pytest.mark.parametrize(
+    ("given", "brokers", "shared", "factor"),
+    [(0, 1, False, 1), (0, 2, False, 2), (0, 3, False, 3), (0, 9, False, 3), (0, 3, True, 1), (1, 3, False, 1)],
+)
+def test_a_topic_that_does_not_say_has_three_replicas_where_there_are_executors_for_them(
+    given: int, brokers: int, shared: bool, factor: int
+) -> None:
+    settings = load_cluster_settings({"default.replication.factor": given})
+    assert (
+        with_default_replication(settings, brokers, shared_executor=shared).cluster.default_replication_factor == factor
+    )
 
 
 @pytest.mark.parametrize("conf", [{}, {"spark_task_cpus": "2"}])

@@ -249,8 +249,9 @@ def documented() -> dict[str, tuple[str, str]]:
 
 def test_the_table_of_the_documentation_has_the_options_of_the_code_in_their_order_with_their_defaults() -> None:
     def shown(option: Option, query: Query) -> str:
-        counts = option.queries in (query, Query.EITHER)
-        return option.default_in(query) if counts else "–"
+        if option.queries in (query, Query.EITHER):
+            return option.default_in(query)
+        return "*ignored*" if query is Query.BATCH else "*refused*"
 
     listed = [option for option in TABLE if option.name not in ("path", "paths")]
     first, last = SETTINGS

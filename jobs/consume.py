@@ -18,12 +18,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from jobs.submitted import FORMAT, add_pairs, session, told_in_a_line, wrong_arguments
 from spark_broker.cli.output import counted
+from spark_broker.driver.session import submitted_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 CONSOLE_ROWS = 20
+CONSOLE = "the console"
+TIME_ZONE = "spark.sql.session.timeZone"
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -81,15 +84,26 @@ def run(options: argparse.Namespace) -> None:
     """Read it, and print how many records there were."""
     check(options)
     with session(f"consume {options.topic}") as spark:
+        if target_of(options) == CONSOLE:
+            show_utc(spark)
         began = time.monotonic()
         records = stream(spark, options) if is_stream(options) else read_once(spark, options)
         took_s = time.monotonic() - began
-    print(f"{counted(records, 'record', 'records')} of {options.topic} went to {target_of(options)} in {took_s:.1f} s")
+        where = target_of(options)
+        if where == CONSOLE:
+            where += f", with times in {spark.conf.get(TIME_ZONE)},"
+    print(f"{counted(records, 'record', 'records')} of {options.topic} went to {where} in {took_s:.1f} s")
 
 
 def target_of(options: argparse.Namespace) -> str:
     """Where the records go, for people."""
-    return options.to or options.table or "the console"
+    return options.to or options.table or CONSOLE
+
+
+def show_utc(spark: SparkSession) -> None:
+    """Show times as the command line does, unless the user has set a zone. Spark shows them without one."""
+    if TIME_ZONE not in submitted_settings():
+        spark.conf.set(TIME_ZONE, "UTC")
 
 
 def read_options(options: argparse.Namespace) -> dict[str, str]:

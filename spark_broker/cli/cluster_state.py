@@ -64,7 +64,10 @@ def running_cluster(path: Path) -> ClusterState | None:
     try:
         state = msgspec.json.decode(data, type=ClusterState)
     except UNDECODABLE as error:
-        raise InvalidDataError(f"{path} is not a note of `cluster start`: {error}") from None
+        raise InvalidDataError(
+            f"{path} is not a note of `cluster start`: {error}",
+            hint="Name the --state-file that `cluster start` was given, or remove this file.",
+        ) from None
     return state if _ran_then(state.driver_pid, written_s) else None
 
 

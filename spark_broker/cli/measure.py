@@ -56,7 +56,10 @@ class ConsumeFigures(msgspec.Struct, frozen=True):
 def random_records(count: int, size_bytes: int, seed: int = 1) -> pa.RecordBatch:
     """Records without a key, whose values are `size_bytes` random bytes."""
     if count < 1 or size_bytes < 0:
-        raise InvalidDataError(f"a batch of {count} records of {size_bytes} bytes")
+        raise InvalidDataError(
+            f"a batch of {count} records of {size_bytes} bytes",
+            hint="Measure with fewer records in a batch, or smaller ones.",
+        )
     data = np.random.default_rng(seed).bytes(count * size_bytes)
     offsets = np.arange(count + 1, dtype=np.int32) * np.int32(size_bytes)
     value = pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])

@@ -18,6 +18,8 @@ from spark_broker.storage.segment import ARROW_SUFFIX, INDEX_SUFFIX, segment_pat
 
 PREFIX_BYTES = 8
 
+WHAT_TO_GIVE = f"Give a partition's directory, like broker-0/flights-3, or one of its segments, <offset>{ARROW_SUFFIX}."
+
 
 @dataclass(frozen=True)
 class DumpedBatch:
@@ -43,12 +45,12 @@ def segments_at(path: Path) -> list[tuple[Path, int]]:
         names = {file.stem for suffix in (ARROW_SUFFIX, INDEX_SUFFIX) for file in path.glob("*" + suffix)}
         versions = sorted((path, int(name)) for name in names if name.isdecimal())
         if not versions:
-            raise InvalidDataError(f"{path} holds no segments; name a partition's directory, like broker-0/flights-3")
+            raise InvalidDataError(f"{path} holds no segments", hint=WHAT_TO_GIVE)
         return versions
     if path.suffix not in (ARROW_SUFFIX, INDEX_SUFFIX) or not path.stem.isdecimal():
-        raise InvalidDataError(f"{path} is neither a segment (<offset>{ARROW_SUFFIX}) nor a directory of them")
+        raise InvalidDataError(f"{path} is no segment and no directory of segments", hint=WHAT_TO_GIVE)
     if not path.exists():
-        raise InvalidDataError(f"{path} does not exist")
+        raise InvalidDataError(f"{path} does not exist", hint=WHAT_TO_GIVE)
     return [(path.parent, int(path.stem))]
 
 

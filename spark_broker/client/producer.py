@@ -354,7 +354,9 @@ class Producer:
     def _transactional(self) -> TransactionManager:
         self._check_open()
         if self._transactions is None:
-            raise InvalidTxnStateError("the producer has no transactional id")
+            raise InvalidTxnStateError(
+                "the producer has no transactional id", hint="Open it with `Producer(servers, transactional_id=...)`."
+            )
         return self._transactions
 
     def _refuse_appends(self, error: SparkBrokerError) -> None:

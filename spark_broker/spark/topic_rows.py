@@ -13,6 +13,7 @@ from spark_broker.client.partitioner import UNKEYED, row_partitions, split_by_pa
 from spark_broker.errors import InvalidDataError, SchemaMismatchError, UnknownTopicOrPartitionError
 from spark_broker.protocol.arrays import to_numpy
 from spark_broker.protocol.schema import conform
+from spark_broker.spark.refusals import HINT
 
 TOPIC_COLUMN = "topic"
 PARTITION_COLUMN = "partition"
@@ -98,10 +99,10 @@ def topic_position(rows: pa.Schema) -> int:
     """The position of the column `topic`. Raises SchemaMismatchError unless it is there and holds text."""
     at = positions_by_name(rows).get(TOPIC_COLUMN)
     if at is None:
-        raise SchemaMismatchError("no topic is named: give the option topic, or a column 'topic'")
+        raise SchemaMismatchError("no topic is named: give the option topic, or a column 'topic'", hint=HINT)
     kind = rows.field(at).type
     if not pa.types.is_string(kind) and not pa.types.is_large_string(kind):
-        raise SchemaMismatchError(f"column 'topic' is {kind}; it must be a string")
+        raise SchemaMismatchError(f"column 'topic' is {kind}; it must be a string", hint=HINT)
     return at
 
 
@@ -109,7 +110,7 @@ def by_topic(rows: pa.RecordBatch, position: int) -> Iterator[tuple[str, pa.Reco
     """The rows of each topic that the column at `position` names, in their order. Raises InvalidDataError for null."""
     names = rows.column(position)
     if names.null_count:
-        raise InvalidDataError(f"column 'topic' has {names.null_count} nulls: each row names its topic")
+        raise InvalidDataError(f"column 'topic' has {names.null_count} nulls: each row names its topic", hint=HINT)
     encoded = names.dictionary_encode()
     topics = encoded.dictionary.to_pylist()
     if len(topics) == 1:

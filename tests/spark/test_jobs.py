@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -217,10 +218,28 @@ def test_a_run_with_a_checkpoint_takes_the_records_that_are_new(
 
 
 @pytest.mark.full
+def test_the_console_shows_times_as_the_command_line_does(shared: SharedSession, spark: SparkSession) -> None:
+    """Story: they were of the machine's zone, and nothing said so."""
+    with Admin(shared.servers) as admin:
+        admin.create_topic(NewTopic("timed"))
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
+    with Producer(shared.servers) as producer:
+        producer.send("timed", "x", timestamp=noon).result(30)
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        done = shared.consume("--topic", "timed", "--where", "timestamp = '2026-01-31 12:00:00'")
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    assert "|2026-01-31 12:00:00|" in done.stdout
+    assert succeeded(done).startswith("1 record of timed went to the console, with times in UTC, in ")
+
+
+@pytest.mark.full
 def test_a_topic_on_the_console_and_a_mistake_in_a_line(shared: SharedSession, flights: str) -> None:
     done = shared.consume("--topic", flights, "--where", "delay = 7", "--select", "dest")
     assert "|D2  |" in done.stdout
-    assert succeeded(done).startswith("1 record of arrivals went to the console")
+    assert succeeded(done).startswith("1 record of arrivals went to the console, with times in UTC, in ")
     for mistaken in (shared.consume("--topic", "nowhere"), shared.produce("--topic", "nowhere", "--query", "SELECT 1")):
         assert mistaken.returncode == 1
         assert NO_TOPIC in error_line(mistaken.stderr)

@@ -256,8 +256,14 @@ class TopicConfig(Config):
     timestamp_column: str = setting("", "Column that holds the record's timestamp (typed topics). Empty: append time.")
     delta_path: str = setting(
         "",
-        "Delta table that sealed records are copied into, `jobs/tier.py` does it: an absolute path, or any URL that "
+        "Delta table that records are copied into, by the cluster or by `jobs/tier.py`: an absolute path, or any URL that "
         "Spark can write, without %, #, ? and backslashes. Then retention deletes only what is in the table. Empty: none.",
+    )
+    delta_commit_interval_ms: int = setting(
+        60_000,
+        "With delta.path: how often the cluster appends what is committed to the table, so that a record is there about so "
+        "long after it was stored. -1: only whole segments, when `segment.bytes` or `segment.ms` has sealed them.",
+        between(-1, INT32_MAX),
     )
     delta_type_widening: str = setting(
         "",
@@ -397,7 +403,7 @@ class ClusterConfig(Config):
     )
     tiering_interval_ms: int = setting(
         300_000,
-        "How long after a round of tiering the cluster begins the next one: it appends what is sealed of each topic with a `delta.path` to its table. -1: the cluster has no schedule of its own.",
+        "How often the cluster tiers each topic with a `delta.path` whether it has new records or not: then retention deletes from its table, too. New records are appended after `delta.commit.interval.ms` of their topic. -1: the cluster has no schedule of its own.",
         between(-1, INT32_MAX),
     )
     log_flush_interval_ms: int = setting(

@@ -146,6 +146,13 @@ class PartitionInfo:
         return f"{self.history_start_offset}..{self.history_end_offset}"
 
     @property
+    def untiered(self) -> int | None:
+        """How many committed offsets are in the log and not in the history yet; None: it is not known."""
+        if self.high_watermark is None or self.local_log_start_offset is None:
+            return None
+        return max(0, self.high_watermark - max(self.local_log_start_offset, self.history_end_offset or 0))
+
+    @property
     def tiering_lag(self) -> int | None:
         """How many offsets are sealed and not in the history yet; None: it is not known, or there is no history."""
         if self.sealed_offset is None or self.history_end_offset is None:
@@ -185,7 +192,9 @@ class HistoryInfo:
     """The Delta table that holds a topic's history: its URL, Delta's version of the newest confirmed commit, and why
     tiering has stopped (None: it has not). `table_version` is None before the first commit.
 
-    `quarantined`: how many records the table has refused. They are in the table `dead_letters`.
+    `quarantined`: how many records the table has refused. They are in the table `dead_letters`. `next_run_s`: in how
+    many seconds the cluster's own schedule comes to the topic; None: it does not, or the controller did not answer.
+    `by_time`: it appends all that is committed then, and not only what is sealed.
     """
 
     path: str
@@ -193,6 +202,24 @@ class HistoryInfo:
     stopped: str | None = None
     quarantined: int = 0
     dead_letters: str | None = None
+    next_run_s: float | None = None
+    by_time: bool = True
+
+    @property
+    def next_run_text(self) -> str:
+        """When the next run comes, and what it waits for."""
+        if self.next_run_s is None:
+            return (
+                "no run of the cluster's own is known: its driver has just begun, its session has no Delta, or "
+                "tiering.interval.ms is -1; jobs/tier.py is a run"
+            )
+        when = f"the cluster's next run begins in {self.next_run_s:.0f} s"
+        if self.by_time:
+            return f"{when}, and appends what is committed then"
+        return (
+            f"{when}, and appends what is sealed: a record seals a segment that is full (segment.bytes) or old "
+            "(segment.ms). delta.commit.interval.ms=60000 appends what is committed"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +243,10 @@ class TopicDescription:
         ]
         title = f"topic {self.name}"
         if self.history is not None:
-            columns += ["history", "tiering lag"]
+            columns += ["history", "not in the table"]
             for row, p in zip(rows, self.partitions, strict=True):
-                row += [p.history_text, p.tiering_lag]
-            title += f", history in {self.history.path}"
+                row += [p.history_text, p.untiered]
+            title += f", history in {self.history.path}: {self.history.next_run_text}"
         return html_table(title, columns, rows)
 
 

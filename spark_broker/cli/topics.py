@@ -190,17 +190,18 @@ def _print_history(description: TopicDescription, history: HistoryInfo) -> None:
             partition.partition,
             partition.history_text or "-",
             "-" if partition.sealed_offset is None else partition.sealed_offset,
-            "-" if partition.tiering_lag is None else partition.tiering_lag,
+            "-" if partition.untiered is None else partition.untiered,
         )
         for partition in description.partitions
     ]
     title = f"history in {history.path}: {version}"
-    print_table(("partition", "offsets", "sealed up to", "tiering lag"), rows, title=title, right=["partition"])
+    print_table(("partition", "offsets", "sealed up to", "not in the table"), rows, title=title, right=["partition"])
     if history.quarantined:
         refused = counted(history.quarantined, "record that the table refuses is", "records that the table refuses are")
         note(f"{refused} in {history.dead_letters}")
     if history.stopped:
         note(f"tiering has stopped: {history.stopped}")
+    note(history.next_run_text)
 
 
 def print_description(description: TopicDescription) -> None:

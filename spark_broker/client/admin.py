@@ -165,7 +165,18 @@ class Admin:
             self._metadata, all_at(partitions, LATEST), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
         )
         # An election may have come meanwhile. Show the leaders that gave the offsets.
-        return _describe(self._metadata.view.topic(name) or topic, offsets)
+        topic = self._metadata.view.topic(name) or topic
+        next_run_ms = self._next_tiering_ms(topic) if topic.settings.delta_path else -1
+        return _describe(topic, offsets, known(next_run_ms))
+
+    def _next_tiering_ms(self, topic: TopicView) -> int:
+        """Only the controller knows; -1 if it does not answer at once."""
+        try:
+            return self._metadata.as_recorded(topic, Deadline.after_ms(DESCRIBE_OFFSETS_MS)).next_tiering_ms
+        except SparkBrokerError as error:
+            if not error.retriable:
+                raise
+            return -1
 
     def create_partitions(self, name: str, total: int) -> None:
         """Raise the number of partitions to `total`. A key may have another partition from then on.
@@ -445,7 +456,9 @@ def _texts(values: Mapping[str, object]) -> dict[str, str]:
     return {name: to_text(_plain(value)) for name, value in values.items()}
 
 
-def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) -> TopicDescription:
+def _describe(
+    topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset], next_run_ms: int | None = None
+) -> TopicDescription:
     partitions = []
     for state in topic.partitions:
         begins, end = topic.history_of(state.partition)
@@ -479,18 +492,26 @@ def _describe(topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset]) 
         schema_id=topic.schema_id,
         config=dict(topic.config),
         internal=topic.internal,
-        history=_history(topic),
+        history=_history(topic, None if next_run_ms is None else next_run_ms / 1000),
     )
 
 
-def _history(topic: TopicView) -> HistoryInfo | None:
+def _history(topic: TopicView, next_run_s: float | None) -> HistoryInfo | None:
     path, history = topic.settings.delta_path, topic.history
     if not path and history is None:
         return None
+    by_time = topic.settings.delta_commit_interval_ms >= 0
     if history is None:
-        return HistoryInfo(path, None)
-    dead_letters = dead_letters_path(path) if history.quarantined else None
-    return HistoryInfo(path, known(history.table_version), history.stopped or None, history.quarantined, dead_letters)
+        return HistoryInfo(path, None, next_run_s=next_run_s, by_time=by_time)
+    return HistoryInfo(
+        path=path,
+        table_version=known(history.table_version),
+        stopped=history.stopped or None,
+        quarantined=history.quarantined,
+        dead_letters=dead_letters_path(path) if history.quarantined else None,
+        next_run_s=next_run_s,
+        by_time=by_time,
+    )
 
 
 def _number(value: int | None, what: str) -> int:

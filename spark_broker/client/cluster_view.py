@@ -34,6 +34,7 @@ class TopicView:
     config: Mapping[str, str]
     history: HistoryMetadata | None = None
     log_starts: tuple[int, ...] = ()
+    next_tiering_ms: int = -1  # only as the controller has just answered, and not as of now
 
     def or_as(self, found: TopicView | None) -> TopicView:
         """The topic as another answer shows it; as it is, where that has none or another topic of its name."""
@@ -209,7 +210,16 @@ def _merged_topic(old: TopicView | None, new: TopicMetadata) -> TopicView:
 
 
 def _topic_view(new: TopicMetadata, partitions: tuple[PartitionMetadata, ...], schemas: tuple[bytes, ...]) -> TopicView:
-    return TopicView(new.name, new.topic_id, partitions, schemas, new.config, new.history, tuple(new.log_starts))
+    return TopicView(
+        new.name,
+        new.topic_id,
+        partitions,
+        schemas,
+        new.config,
+        new.history,
+        tuple(new.log_starts),
+        new.next_tiering_ms,
+    )
 
 
 def _newer(old: TopicView, state: PartitionMetadata) -> PartitionMetadata:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from spark_broker.config import ClusterSettings
 from spark_broker.controller.describe import describe
@@ -60,6 +61,8 @@ class CallContext:
     expected_brokers: int
     log_ends: LogEnds
     disks: Disks = ALL_WELL
+    next_tiering_ms: Mapping[str, int] = field(default_factory=dict)
+    """In how many ms from now the cluster tiers each topic next, by topic id."""
 
 
 def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> Decision:
@@ -70,7 +73,9 @@ def answer(image: MetadataImage, request: CallRequest, context: CallContext) -> 
         case AllocateProducerIdsRequest():
             return allocate_producer_ids(image, request)
         case MetadataRequest():
-            return Decision((), describe(image, request.topics), certain=request.certain)
+            return Decision(
+                (), describe(image, request.topics, next_tiering_ms=context.next_tiering_ms), certain=request.certain
+            )
         case CreateTopicRequest():
             return create_topic(image, request, _values(context), context.settings, context.disks)
         case EnsureOffsetsTopicRequest():

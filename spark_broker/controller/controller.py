@@ -8,7 +8,7 @@ brokers or clients before they are.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -70,6 +70,8 @@ from spark_broker.errors import (
 )
 from spark_broker.model import NO_LEADER
 from spark_broker.protocol.messages import (
+    AnnounceTieringRequest,
+    EmptyResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     RegisterBrokerRequest,
@@ -125,6 +127,7 @@ class Controller(Machine[ControllerStanding]):
         self._absences = Absences()
         self._log_ends = LogEnds()
         self._disks = ALL_WELL
+        self._next_tiering_at_ms: Mapping[str, int] = {}  # by topic id, as the cluster's schedule says
         self._housekeeping = Housekeeping(cluster, self._absences, set(), self._log_ends)
         self._lost_launches: dict[int, None] = {}  # in order of loss; beyond the bound the oldest is dropped
         self._shutdown_offsets: dict[int, int] = {}  # by broker id: end offset of the decision that began its shutdown
@@ -514,8 +517,15 @@ class Controller(Machine[ControllerStanding]):
         cluster = self._settings.cluster
         patience_ms = max(cluster.replica_reassignment_delay_ms, cluster.broker_session_timeout_ms)
         expected = len(self.image.brokers) - len(self._absences.away_for(patience_ms, now_ms))
+        if isinstance(event.request, AnnounceTieringRequest):
+            self._next_tiering_at_ms = {id_: now_ms + in_ms for id_, in_ms in event.request.in_ms.items()}
+            self._effects.append(Reply(event.call_id, EmptyResponse()))
+            return
+        next_tiering_ms = {id_: max(0, at_ms - now_ms) for id_, at_ms in self._next_tiering_at_ms.items()}
         try:
-            context = CallContext(self._settings, event.new_topic, expected, self._log_ends, self._disks)
+            context = CallContext(
+                self._settings, event.new_topic, expected, self._log_ends, self._disks, next_tiering_ms
+            )
             decision = answer(self.image, event.request, context)
         except SparkBrokerError as error:
             self._effects.append(Reply(event.call_id, error))

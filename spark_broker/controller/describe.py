@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from spark_broker.controller.image import BrokerState, MetadataImage, TopicState
 from spark_broker.controller.topic_history import TopicHistory
@@ -17,17 +18,20 @@ from spark_broker.protocol.messages import (
 
 
 def describe(
-    image: MetadataImage, topics: Sequence[str] | None = None, described_one: Callable[[], object] = lambda: None
+    image: MetadataImage,
+    topics: Sequence[str] | None = None,
+    described_one: Callable[[], object] = lambda: None,
+    next_tiering_ms: Mapping[str, int] = MappingProxyType({}),
 ) -> MetadataResponse:
     """The answer to a MetadataRequest; a name that does not exist is absent from it. One that is asked for again and
-    again is there once. `described_one` is called after each topic."""
+    again is there once. `described_one` is called after each topic. `next_tiering_ms`: from now on, by topic id."""
     if topics is None:
         described = [image.topics[image.topic_ids[name]] for name in sorted(image.topic_ids)]
     else:
         described = [topic for name in dict.fromkeys(topics) if (topic := image.topic(name)) is not None]
     descriptions = []
     for topic in described:
-        descriptions.append(_topic(topic))
+        descriptions.append(_topic(topic, next_tiering_ms.get(topic.topic_id, -1)))
         described_one()
     return MetadataResponse(
         cluster_id=image.cluster_id,
@@ -55,7 +59,7 @@ def _broker(broker: BrokerState) -> BrokerMetadata:
     )
 
 
-def _topic(topic: TopicState) -> TopicMetadata:
+def _topic(topic: TopicState, next_tiering_ms: int) -> TopicMetadata:
     partitions = [
         PartitionMetadata(
             partition=p,
@@ -78,6 +82,7 @@ def _topic(topic: TopicState) -> TopicMetadata:
         config=dict(topic.config),
         history=history,
         log_starts=list(topic.log_starts),
+        next_tiering_ms=next_tiering_ms,
     )
 
 

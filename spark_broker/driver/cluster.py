@@ -166,7 +166,11 @@ class BrokerCluster:
         from spark_broker.history.schedule import TieringSchedule
 
         self._tiering = TieringSchedule(
-            self._spark, interval_ms, self._controller.metadata, lambda: self.bootstrap_servers
+            self._spark,
+            interval_ms,
+            self._controller.metadata,
+            lambda: self.bootstrap_servers,
+            self._controller.announce_tiering,
         )
         self._tiering.start()
 

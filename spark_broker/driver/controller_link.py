@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import msgspec
@@ -21,7 +21,7 @@ from spark_broker.driver.controller_pipe import BrokerStatus, ControllerConfig
 from spark_broker.driver.directories import Directories, cluster_ids_in
 from spark_broker.driver.metadata_claim import end_claim_of
 from spark_broker.errors import ClusterInUseError, InvariantError, SparkBrokerError
-from spark_broker.protocol.messages import MetadataRequest, MetadataResponse
+from spark_broker.protocol.messages import AnnounceTieringRequest, MetadataRequest, MetadataResponse
 from spark_broker.threads import BeginAgain, Worker
 from spark_broker.transport.client import Connection
 
@@ -128,6 +128,10 @@ class ControllerLink:
         back = {broker.id for broker in self._client.status().brokers if self._is_ours(broker.launch)}
         brokers = [b if b.id in back else msgspec.structs.replace(b, fenced=True) for b in answer.brokers]
         return msgspec.structs.replace(answer, brokers=brokers)
+
+    def announce_tiering(self, in_ms: Mapping[str, int]) -> None:
+        """Say in how many ms the cluster tiers each topic next, by topic id."""
+        self._connection.call(AnnounceTieringRequest(dict(in_ms)), timeout_ms=self._request_timeout_ms)
 
     def stop_brokers(self, timeout_s: float) -> None:
         """Controlled shutdown of every broker. An error is only logged: the launcher ends the rest by force."""

@@ -1,6 +1,8 @@
 """The cluster's own schedule for tiering: the code of `jobs/tier.py`, on a thread of the driver, in its session.
 
-It takes the task slots that brokers leave to queries. A user's own runs of the job do no harm to it, nor it to them.
+A topic reaches its table by time (`timetable.py`): a run takes all that is committed, unless the topic says that only
+sealed segments go. It takes the task slots that brokers leave to queries. A user's own runs of the job do no harm to
+it, nor it to them.
 """
 
 from __future__ import annotations
@@ -8,26 +10,33 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.config import AdminConfig
+from spark_broker.client.offset_lookup import all_at, try_lookup_offsets
+from spark_broker.client.retry import Deadline
+from spark_broker.config import AdminConfig, TopicConfig
 from spark_broker.driver.executors import is_stopped
 from spark_broker.errors import MissingDependencyError, SparkBrokerError
 from spark_broker.history.attempt import TieredTopic
 from spark_broker.history.tierer import Tierer, report_tiering
+from spark_broker.history.timetable import RunKind, Timetable
+from spark_broker.model import TopicPartition
 from spark_broker.protocol.messages import MetadataResponse, TopicMetadata
 from spark_broker.spark.delta_session import check_delta
 from spark_broker.threads import BeginAgain, Worker
+from spark_broker.times import LATEST
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 logger = logging.getLogger(__name__)
+
+_SETTINGS = ("delta.path", "delta.commit.interval.ms")
 
 STOP_TIMEOUT_S = 20.0
 CANCEL_INTERVAL_S = 0.5
@@ -36,10 +45,15 @@ ROUND_FAILURES = (SparkBrokerError, PySparkException, Py4JError, OSError)
 """What a round may meet: the next one tries again."""
 
 
-class TieringSchedule:
-    """Tiers each topic that has a `delta.path`, one after the other, `interval_ms` after the last round has ended.
+LOOK_INTERVAL_MS = 5000
+"""How often the schedule looks which topics there are."""
 
-    `metadata` asks the controller which topics there are; `bootstrap_servers` gives brokers that are live now.
+
+class TieringSchedule:
+    """Tiers each topic that has a `delta.path`, one after the other, when it is due.
+
+    `interval_ms`: `tiering.interval.ms`. `metadata` asks the controller which topics there are; `bootstrap_servers`
+    gives brokers that are live now; `announce` tells the controller in how many ms each topic's next run comes, by id.
     """
 
     def __init__(
@@ -48,11 +62,13 @@ class TieringSchedule:
         interval_ms: int,
         metadata: Callable[[], MetadataResponse],
         bootstrap_servers: Callable[[], str],
+        announce: Callable[[Mapping[str, int]], None],
     ) -> None:
         self._spark = spark
-        self._interval_s = interval_ms / 1000
+        self._timetable = Timetable(interval_ms)
         self._cluster_metadata = metadata
         self._bootstrap_servers = bootstrap_servers
+        self._announce = announce
         self._tag = f"spark-broker-tiering-{id(self)}"
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -83,7 +99,7 @@ class TieringSchedule:
             )
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
+        while not self._stopping.wait(self._timetable.wait_ms(_now_ms(), LOOK_INTERVAL_MS) / 1000):
             try:
                 self._round()
             except ROUND_FAILURES as error:
@@ -99,8 +115,14 @@ class TieringSchedule:
         return self._stopping.is_set() or is_stopped(self._spark.sparkContext)
 
     def _round(self) -> None:
-        topics = [t for t in self._cluster_metadata().topics if t.config.get("delta.path")]
-        if not topics:
+        """Run what is due, and say when the rest is."""
+        topics = {t.topic_id: t for t in self._cluster_metadata().topics if t.config.get("delta.path")}
+        self._timetable.show(
+            {id_: _settings(topic).delta_commit_interval_ms for id_, topic in topics.items()}, _now_ms()
+        )
+        self._announce_next(topics)
+        due = self._timetable.due(_now_ms())
+        if not due:
             return
         with self._lock:
             if self._stopping.is_set():
@@ -108,18 +130,47 @@ class TieringSchedule:
             config = AdminConfig.parse({"bootstrap.servers": self._bootstrap_servers()})
             client = self._client = ClusterMetadata.connect(config)
         try:
-            missing = self._missing()
-            for topic in topics:
-                if self._stopping.is_set():
-                    return
-                if missing is None:
-                    self._tier(client, config, topic.name)
-                else:
-                    self._report(client, config, topic, missing)
+            self._run_due(client, config, [(topics[id_], kind) for id_, kind in due])
         finally:
             client.close()
             with self._lock:
                 self._client = None
+            for id_, kind in due:  # Also what failed: it is tried again after its interval.
+                if self._timetable.next_ms(id_) <= _now_ms():
+                    self._timetable.ran(id_, kind, _now_ms())
+        self._announce_next(topics)
+
+    def _run_due(
+        self, client: ClusterMetadata, config: AdminConfig, due: Sequence[tuple[TopicMetadata, RunKind]]
+    ) -> None:
+        missing = self._missing()
+        for topic, kind in due:
+            if self._stopping.is_set():
+                return
+            began_ms = _now_ms()
+            if missing is not None:
+                self._report(client, config, topic, missing)
+            elif kind is RunKind.WHOLE or self._has_new(client, config, topic):
+                self._tier(client, config, topic)
+            self._timetable.ran(topic.topic_id, kind, began_ms)
+
+    def _has_new(self, client: ClusterMetadata, config: AdminConfig, topic: TopicMetadata) -> bool:
+        """Whether leaders have committed records that are not in the table. What has stopped waits for a whole run."""
+        history = topic.history
+        if history is not None and history.stopped:
+            return False
+        ends = [] if history is None else history.ends
+        partitions = [TopicPartition(topic.name, state.partition) for state in topic.partitions]
+        deadline = Deadline.after_ms(config.default_api_timeout_ms)
+        listed, _ = try_lookup_offsets(client, all_at(partitions, LATEST), deadline, read_committed=True)
+        return any(
+            info.offset > max(info.log_start_offset, ends[tp.partition] if tp.partition < len(ends) else 0)
+            for tp, info in listed.items()
+        )
+
+    def _announce_next(self, topics: Collection[str]) -> None:
+        now_ms = _now_ms()
+        self._announce({id_: max(0, self._timetable.next_ms(id_) - now_ms) for id_ in topics})
 
     def _missing(self) -> str | None:
         """What this session lacks of Delta. It is said once."""
@@ -131,14 +182,15 @@ class TieringSchedule:
             return text
         return None
 
-    def _tier(self, client: ClusterMetadata, config: AdminConfig, name: str) -> None:
+    def _tier(self, client: ClusterMetadata, config: AdminConfig, topic: TopicMetadata) -> None:
         """One run for this topic. What stops it is in the topic's description, and is logged when it changes."""
+        name, by_time = topic.name, _settings(topic).delta_commit_interval_ms >= 0
         sc = self._spark.sparkContext
         sc.addJobTag(self._tag)
         sc.setJobDescription(f"tiering of {name}")
         began = time.monotonic()
         try:
-            tiered = Tierer(self._spark, client, config, include_active_segments=False).run(name)
+            tiered = Tierer(self._spark, client, config, include_active_segments=by_time).run(name)
         except SparkBrokerError as error:
             if not self._is_ending():
                 self._say(name, f"tiering of {name} did not succeed: {error}")
@@ -165,3 +217,11 @@ class TieringSchedule:
         if self._said.get(name) != text:
             self._said[name] = text
             logger.warning("%s", text)
+
+
+def _settings(topic: TopicMetadata) -> TopicConfig:
+    return TopicConfig.parse({name: value for name, value in topic.config.items() if name in _SETTINGS})
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

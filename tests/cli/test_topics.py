@@ -57,7 +57,8 @@ def test_a_table_shows_the_history_of_each_partition_and_why_tiering_stopped(clu
     assert "tiering has stopped: the table is gone" in ended.err
     assert "12 records that the table refuses are in /lake/t_dead_letters" in ended.err
     cells = [line.split() for line in ended.out.splitlines() if line.strip()[:1].isdigit()]
-    assert cells[2:] == [["0", "0..5", "9", "4"], ["1", "-", "9", "-"]]
+    assert cells[2:] == [["0", "0..5", "9", "0"], ["1", "-", "9", "0"]]
+    assert "no run of the cluster's own is known" in ended.err
     described = run("topics", "describe", "t", "-o", "json").json
     assert described["history"] == {
         "path": "/lake/t",
@@ -65,7 +66,20 @@ def test_a_table_shows_the_history_of_each_partition_and_why_tiering_stopped(clu
         "stopped": "the table is gone",
         "quarantined": 12,
         "dead_letters": "/lake/t_dead_letters",
+        "next_run_s": None,
+        "by_time": True,
     }
+
+
+def test_a_table_says_when_the_next_run_comes_and_what_it_waits_for(cluster: FakeCluster, run: Run) -> None:
+    cluster.create("t", 1, config={"delta.path": "/lake/t"})
+    cluster.topics["t"].next_tiering_ms = 34_000
+    assert "next run begins in 34 s, and appends what is committed then" in " ".join(
+        run("topics", "describe", "t").err.split()
+    )
+    cluster.topics["t"].config["delta.commit.interval.ms"] = "-1"
+    said = " ".join(run("topics", "describe", "t").err.split())
+    assert "in 34 s, and appends what is sealed: a record seals a segment that is full (segment.bytes)" in said
 
 
 def test_an_existing_topic_is_an_error_unless_asked(cluster: FakeCluster, run: Run) -> None:

@@ -138,6 +138,7 @@ class FakeTopic:
     topic_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     history: HistoryMetadata | None = None
     log_starts: list[int] = field(default_factory=list)
+    next_tiering_ms: int = -1
     sealed_offset: int = -1
     lagging: int = 0
     """So many answers to questions for metadata still come from brokers that only know `before_the_lag`."""
@@ -591,7 +592,16 @@ class FakeCluster:
         if topic.lagging and not certain:
             topic.lagging -= 1
             history, log_starts = topic.before_the_lag
-        return TopicMetadata(topic.name, topic.topic_id, partitions, topic.schemas, topic.config, history, log_starts)
+        return TopicMetadata(
+            topic.name,
+            topic.topic_id,
+            partitions,
+            topic.schemas,
+            topic.config,
+            history,
+            log_starts,
+            topic.next_tiering_ms,
+        )
 
     def _offset_info(self, broker: int, spec: ListOffsetsPartition) -> ListedOffset:
         try:

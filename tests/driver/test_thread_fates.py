@@ -309,7 +309,7 @@ def test_the_watch_over_the_controller_begins_again(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_schedule_of_tiering_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    schedule = TieringSchedule(cast("SparkSession", None), 1, lambda: None, lambda: "")  # type: ignore[arg-type,return-value]
+    schedule = TieringSchedule(cast("SparkSession", None), 1, lambda: None, lambda: "", print)  # type: ignore[arg-type,return-value]
     a_round = Once(lambda: schedule._stopping.set())
     monkeypatch.setattr(schedule, "_round", a_round)
     schedule.start()

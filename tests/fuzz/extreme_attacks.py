@@ -33,6 +33,7 @@ from spark_broker.protocol.messages import (
     AlterPartitionRequest,
     AlterTopicConfigRequest,
     AlterTopicSchemaRequest,
+    AnnounceTieringRequest,
     AppendRequest,
     CallRequest,
     CallResponse,
@@ -193,6 +194,7 @@ def _administration(of: Victim) -> list[Message]:
         ConfirmHistoryRequest(of.topic_id, of.controller_epoch, "t", 0, 0, [0], [0], 0, [of.leader_epoch], [-1]),
         RaiseLogStartsRequest(of.topic_id, [(0, 0)]),
         ReportTieringRequest(of.topic_id, ""),
+        AnnounceTieringRequest({of.topic_id: 60_000}),
         EnsureOffsetsTopicRequest(),
     ]
 

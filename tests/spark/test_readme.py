@@ -70,7 +70,7 @@ def terminal(sessions: list[str], directory: Path) -> str:
 @pytest.mark.full
 def test_the_shell_sessions_do_what_the_readme_says(tmp_path: Path) -> None:
     """Story: `words` was never created, and `spark-submit` was needed before it was on the path."""
-    shown = terminal([snippet("sh", position) for position in range(3)], tmp_path)
+    shown = terminal([snippet("sh", position) for position in range(4)], tmp_path)
     assert sorted(re.findall(r'"value":"(\w+)"', shown)) == ["hallo", "hello"]
     assert re.findall(r"(\d) rows are in (\w+)", shown) == [("3", "flights"), ("2", "words"), ("1", "words")]
     assert sorted(re.findall(r"(?m)^\|(one|two|three) *\|", shown)) == ["one", "three", "two"]
@@ -78,4 +78,6 @@ def test_the_shell_sessions_do_what_the_readme_says(tmp_path: Path) -> None:
         ("2", "late.parquet"),
         ("3", "flights.parquet"),
     ]
+    assert re.findall(r"'page': '(/\w+)', 'ms': (\d+)", shown) == [("/home", "12"), ("/cart", "30")]
+    assert "history in" in shown
     assert not (tmp_path / "spark-broker" / "cluster.json").exists()

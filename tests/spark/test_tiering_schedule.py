@@ -56,21 +56,45 @@ def history_of(admin: Admin) -> HistoryInfo:
     return history
 
 
+def reaches_its_table_by_time_alone(admin: Admin, servers: str, directory: Path) -> None:
+    """A record whose segment nothing seals, and to which none is added; unless the topic takes whole segments only."""
+    for name, interval_ms in (("idle", 1000), ("whole", -1)):
+        config = {"delta.path": str(directory / name), "delta.commit.interval.ms": str(interval_ms)}
+        admin.create_topic(NewTopic(name, 1, replication_factor=1, config=config))
+        with Producer(servers) as producer:
+            producer.append(name, [{"value": b"alone"}]).result(30)
+    eventually(lambda: admin.describe_topic("idle").partitions[0].history_end_offset == 1, 60, "the record is there")
+    assert deltalake.DeltaTable(str(directory / "idle")).to_pyarrow_table()["value"].to_pylist() == [b"alone"]
+    idle, whole = (admin.describe_topic(name).history for name in ("idle", "whole"))
+    assert idle is not None
+    assert whole is not None
+    assert idle.next_run_s is not None
+    assert idle.next_run_s <= 1
+    assert "appends what is committed then" in idle.next_run_text
+    assert whole.next_run_s is not None
+    assert 1 < whole.next_run_s <= 20
+    assert "appends what is sealed" in whole.next_run_text
+    assert admin.describe_topic("whole").partitions[0].untiered == 1
+
+
 @pytest.mark.full
 @pytest.mark.timeout(300)
-def test_what_is_sealed_gets_into_the_table_once_until_the_cluster_stops_in_the_middle_of_it(tmp_path: Path) -> None:
-    config = {"log.dirs": str(tmp_path / "logs"), "tiering.interval.ms": 100}
+def test_what_is_committed_gets_into_the_table_by_time_and_once_until_the_cluster_stops_in_the_middle_of_it(
+    tmp_path: Path,
+) -> None:
+    config = {"log.dirs": str(tmp_path / "logs"), "tiering.interval.ms": 20_000}
     table = str(tmp_path / "table")
     sent: dict[tuple[int, int], int] = {}
     with Application(tmp_path, "application", config, master="local-cluster[2,2,1024]", brokers=2) as started:
         started.await_ready()
         with Admin(started.bootstrap_servers) as admin:
-            settings = {"delta.path": table, "segment.bytes": "16384"}
+            settings = {"delta.path": table, "segment.bytes": "16384", "delta.commit.interval.ms": "100"}
             admin.create_topic(NewTopic("t", PARTITIONS, replication_factor=2, config=settings))
             with meanwhile(partial(fill, started.bootstrap_servers, sent)):
                 eventually(lambda: rows_in_history(admin) > 4 * BATCH, 120, "rows")
                 tiered = rows_in_history(admin)
                 assert history_of(admin).stopped is None
+                reaches_its_table_by_time_alone(admin, started.bootstrap_servers, tmp_path)
                 os.kill(started.driver_pids[0], signal.SIGTERM)
                 started.await_end()
         assert "records of t into" in started.log

@@ -10,6 +10,7 @@ from __future__ import annotations
 from spark_broker.protocol.messages.admin import (
     AlterTopicConfigRequest,
     AlterTopicSchemaRequest,
+    AnnounceTieringRequest,
     ConfirmHistoryRequest,
     CreatePartitionsRequest,
     CreateTopicRequest,
@@ -129,6 +130,7 @@ CallRequest = (
     | ConfirmHistoryRequest
     | RaiseLogStartsRequest
     | ReportTieringRequest
+    | AnnounceTieringRequest
     | EnsureOffsetsTopicRequest
     | AlterPartitionRequest
     | AllocateProducerIdsRequest
@@ -178,6 +180,7 @@ StreamMessage = (
 )
 
 __all__ = [
+    "AnnounceTieringRequest",
     "ANY_INCARNATION",
     "UNRECORDED",
     "ACKS_ALL",

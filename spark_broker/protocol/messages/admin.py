@@ -135,5 +135,13 @@ class ReportTieringRequest(Message, frozen=True):
     stopped: Text
 
 
+class AnnounceTieringRequest(Message, frozen=True):
+    """In how many ms the cluster tiers each topic next, by topic id. From its driver. It is not recorded, and replaces
+    what was announced before.
+    """
+
+    in_ms: Annotated[dict[TopicId, Offset], Meta(max_length=100_000)]
+
+
 class EnsureOffsetsTopicRequest(Message, frozen=True):
     """Create `__consumer_offsets` if it does not exist."""

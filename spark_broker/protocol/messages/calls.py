@@ -143,7 +143,8 @@ class TopicMetadata(Message, frozen=True):
     """`schemas[i]` is the IPC schema message of schema id i; the last one is current.
 
     `history`: None when nothing was ever tiered. `log_starts[p]`: records of partition p before it were deleted; a
-    partition beyond these begins where its leader says.
+    partition beyond these begins where its leader says. `next_tiering_ms`: in how many ms the cluster tiers it next;
+    -1: the controller was not asked (`certain`), or does not know.
     """
 
     name: Name
@@ -153,6 +154,7 @@ class TopicMetadata(Message, frozen=True):
     config: dict[str, str]
     history: HistoryMetadata | None = None
     log_starts: Offsets = msgspec.field(default_factory=list)
+    next_tiering_ms: Offset = -1
 
 
 class MetadataResponse(Message, frozen=True):

@@ -19,9 +19,11 @@ from spark_broker.errors import (
     UnknownTopicIdError,
 )
 from spark_broker.protocol.messages import (
+    AnnounceTieringRequest,
     ConfirmHistoryRequest,
     CreatePartitionsRequest,
     MetadataRequest,
+    MetadataResponse,
     ReportTieringRequest,
 )
 from tests.unit.controller.cluster import Cluster
@@ -181,6 +183,25 @@ def test_tiering_says_why_it_stopped_and_that_it_goes_on(cluster: Cluster) -> No
     assert history(cluster) == TopicHistory(TABLE, 0, 10, (0, 0), (5, 5), end_epochs=(-1, -1))
     with pytest.raises(UnknownTopicIdError):
         cluster.call(ReportTieringRequest("f" * 32, ""))
+
+
+def test_only_the_controller_says_when_the_cluster_tiers_next_and_it_counts_down(cluster: Cluster) -> None:
+    topic_id, offset = cluster.topic().topic_id, cluster.image.next_offset
+
+    def next_ms() -> list[int]:
+        answer = cluster.call(MetadataRequest(["t"], certain=True))
+        assert isinstance(answer, MetadataResponse)
+        return [topic.next_tiering_ms for topic in answer.topics]
+
+    assert next_ms() == [-1]
+    cluster.call(AnnounceTieringRequest({topic_id: 60_000, "f" * 32: 5}))
+    cluster.now_ms += 20_000
+    assert next_ms() == [40_000]
+    cluster.now_ms += 50_000
+    assert next_ms() == [0]
+    cluster.call(AnnounceTieringRequest({}))
+    assert next_ms() == [-1]
+    assert cluster.image.next_offset == offset, "nothing of it is recorded"
 
 
 def test_a_snapshot_keeps_history_and_status(cluster: Cluster) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -158,28 +157,6 @@ class PartitionInfo:
         if self.sealed_offset is None or self.history_end_offset is None:
             return None
         return max(0, self.sealed_offset - self.history_end_offset)
-
-
-class Trouble(StrEnum):
-    """What a partition suffers from. It may be more than one of these."""
-
-    OFFLINE = "offline"
-    UNDER_REPLICATED = "under-replicated"
-    UNDER_MIN_ISR = "under min.insync.replicas"
-
-
-def troubles(
-    leader: int | None, replicas: Collection[int], isr: Collection[int], min_insync_replicas: int
-) -> set[Trouble]:
-    """What such a partition suffers from. It refuses acks=all while the ISR is below the minimum, or below all replicas
-    where these are fewer.
-    """
-    suffers = {
-        Trouble.OFFLINE: leader is None or leader == NO_LEADER,
-        Trouble.UNDER_REPLICATED: len(isr) < len(replicas),
-        Trouble.UNDER_MIN_ISR: len(isr) < min(min_insync_replicas, len(replicas)),
-    }
-    return {trouble for trouble, here in suffers.items() if here}
 
 
 def dead_letters_path(path: str) -> str:

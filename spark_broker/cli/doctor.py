@@ -21,8 +21,8 @@ from spark_broker.cli.health import every_topic, suffering
 from spark_broker.cli.options import Bootstrap, OutputFormat, OutputOption, open_admin
 from spark_broker.cli.output import abridged, counted, print_json, print_table
 from spark_broker.errors import SparkBrokerError
-from spark_broker.model import Trouble
 from spark_broker.pages import page
+from spark_broker.troubles import Trouble
 
 if TYPE_CHECKING:
     from spark_broker.client.admin import Admin

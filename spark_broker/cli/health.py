@@ -12,7 +12,8 @@ import msgspec
 from spark_broker.cli.output import counted
 from spark_broker.config import TopicConfig
 from spark_broker.errors import UnknownTopicOrPartitionError
-from spark_broker.model import ClusterDescription, PartitionInfo, TopicDescription, Trouble, troubles
+from spark_broker.model import ClusterDescription, PartitionInfo, TopicDescription
+from spark_broker.troubles import Trouble, troubles
 
 if TYPE_CHECKING:
     from spark_broker.client.admin import Admin

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from spark_broker.config import TopicConfig
 from spark_broker.driver.directories import Directories
-from spark_broker.model import BrokerInfo, Trouble, troubles
+from spark_broker.model import BrokerInfo
 from spark_broker.protocol.messages import MetadataResponse, TopicMetadata
+from spark_broker.troubles import Trouble, troubles
 
 
 @dataclass(frozen=True)

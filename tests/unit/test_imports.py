@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GROUPS = (
-    ("errors", "pages", "ports", "model", "times", "native_calls", "process_limits", "threads"),
+    ("errors", "pages", "ports", "model", "troubles", "times", "native_calls", "process_limits", "threads"),
     ("config", "protocol"),
     ("core", "controller"),
     ("storage", "transport"),
@@ -31,6 +31,7 @@ WITHIN_GROUP = {
     "errors": {"pages"},
     # A model may name errors and have times; a message may carry a setting; the controller may use core's values.
     "model": {"errors", "times"},
+    "troubles": {"model"},
     "process_limits": {"errors"},
     "threads": {"errors", "process_limits"},
     "protocol": {"config"},

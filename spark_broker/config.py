@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import operator
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -102,6 +103,16 @@ def unknown_setting(name: str, known: Mapping[str, object] | list[str], what: st
     return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
+_DIGITS_MAX = 20
+"""More than any number of 64 bits has. Python refuses to convert some thousands, with a ValueError."""
+
+
+def digits(text: str) -> int | None:
+    """The number that a text of ASCII digits says. None: it has others, none, or more than any number here has."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
+
+
 def to_text(value: object) -> str:
     """A value as it is written in a file or on the command line."""
     if isinstance(value, bool):
@@ -115,7 +126,7 @@ def _convert(cls: type[Config], attribute: str, value: object) -> object:
     default = next(f.default for f in dataclasses.fields(cls) if f.name == attribute)
     try:
         return _CONVERTERS[type(default)](value)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         name = attribute.replace("_", ".")
         kind = _KIND_NAMES[type(default)]
         raise InvalidConfigError(f"{name} = {value!r} is not {kind}") from None
@@ -124,23 +135,26 @@ def _convert(cls: type[Config], attribute: str, value: object) -> object:
 def _to_bool(value: object) -> bool:
     if isinstance(value, bool):
         return value
+    if getattr(getattr(value, "dtype", None), "kind", "") == "b" and getattr(value, "ndim", 1) == 0:  # numpy's
+        return bool(value)
     if isinstance(value, str) and value.strip().lower() in ("true", "false"):
         return value.strip().lower() == "true"
     raise ValueError(value)
 
 
 def _to_int(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | str):
+    if isinstance(value, bool):
         raise ValueError(value)
-    return int(value)
+    return int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
 
 
 def _to_str(value: object) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if not isinstance(value, str):
+    if isinstance(value, bool):
         raise ValueError(value)
-    return value
+    if not isinstance(value, str):
+        return str(operator.index(value))  # type: ignore[arg-type]
+    value.encode()  # Messages are UTF-8.
+    return str.__str__(value)
 
 
 def _to_float(value: object) -> float:
@@ -153,7 +167,7 @@ def _to_tuple(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(item.strip() for item in value.split(",") if item.strip())
     if isinstance(value, list | tuple):
-        return tuple(str(item) for item in value)
+        return tuple(_to_str(item) for item in value)
     raise ValueError(value)
 
 

@@ -23,6 +23,10 @@ Times are microseconds since 1970. Every int64 is one, those before 1970 and -1,
 """
 
 
+LATEST_US = (datetime.max.replace(tzinfo=UTC) - EPOCH) // datetime.resolution
+"""The end of the year 9999: Python's last moment."""
+
+
 def to_us(moment: datetime) -> int:
     """Microseconds since 1970."""
     aware = moment if moment.utcoffset() is not None else moment.replace(tzinfo=UTC)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import reprlib
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,11 +17,14 @@ from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import AdminSettings
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets, try_lookup_offsets
+from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.record_deletion import RecordDeletion
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries
 from spark_broker.client.settings import Address, client_config
+from spark_broker.client.topic_changes import creation_of, settings_of
+from spark_broker.client.topic_description import described
 from spark_broker.client.topic_schema import arrow_schema
-from spark_broker.config import AdminConfig, to_text
+from spark_broker.config import AdminConfig
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
@@ -35,25 +39,20 @@ from spark_broker.errors import (
 )
 from spark_broker.model import (
     ClusterDescription,
-    HistoryInfo,
     LogDirInfo,
     NewTopic,
-    PartitionInfo,
     TopicDescription,
     TopicPartition,
     TransactionInfo,
-    dead_letters_path,
 )
 from spark_broker.protocol.messages import (
     AlterTopicConfigRequest,
     AlterTopicSchemaRequest,
     CreatePartitionsRequest,
-    CreateTopicRequest,
     DeleteTopicRequest,
     ElectLeadersRequest,
     ElectLeadersResponse,
     EmptyResponse,
-    ListedOffset,
     Message,
     MetadataRequest,
     MetadataResponse,
@@ -62,7 +61,7 @@ from spark_broker.protocol.messages import (
 )
 from spark_broker.protocol.messages.common import known
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
-from spark_broker.times import EARLIEST, LATEST, LogEdge, Moment, to_us
+from spark_broker.times import EARLIEST, LATEST, LogEdge, Moment
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +81,7 @@ Answer = TypeVar("Answer", bound=Message)
 Item = TypeVar("Item")
 
 
-class Admin:
+class Admin(OfOneProcess):
     """Administration through any broker. Safe for use by many threads.
 
     ```python
@@ -109,31 +108,25 @@ class Admin:
         of a retried request was lost), InvalidTopicError, InvalidSchemaError, InvalidPartitionsError,
         InvalidReplicationFactorError, InvalidConfigError.
         """
-        deadline = self._deadline()
-        schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(arrow_schema(topic.schema)))
-        request = CreateTopicRequest(
-            name=topic.name,
-            partitions=_number(topic.partitions, "partitions"),
-            replication_factor=_number(topic.replication_factor, "replication_factor"),
-            schema=schema,
-            config=_texts(topic.config),
-        )
+        deadline, request = self._deadline(), creation_of(topic)
         self._change(request, deadline)
-        self._await_leaders(topic.name, 1 if topic.partitions is None else topic.partitions, deadline)
+        self._await_leaders(request.name, max(1, request.partitions), deadline)
 
     def create_topics(self, topics: Iterable[NewTopic]) -> dict[str, SparkBrokerError | None]:
         """Create several topics. Returns for each name None, or the reason why that topic was not created.
 
         Raises ClosedError and BootstrapUnreachableError. Some topics were not tried then.
         """
-        return {topic.name: _failure(self.create_topic, topic) for topic in topics}
+        wanted = [given.instance(topic, NewTopic, "a topic") for topic in given.items(topics, "topics", "NewTopic")]
+        names = given.texts([topic.name for topic in wanted], "names")
+        return {name: _failure(self.create_topic, topic) for name, topic in zip(names, wanted, strict=True)}
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic with its records. Waits up to 2 s until every live broker knows of it.
 
         Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics).
         """
-        deadline = self._deadline()
+        deadline, name = self._deadline(), given.topic_name(name)
         self._change(DeleteTopicRequest(name), deadline)
         self._await(
             lambda: name not in self._metadata.fetch([name], deadline).topics,
@@ -147,19 +140,21 @@ class Admin:
 
         Raises ClosedError and BootstrapUnreachableError. Some topics were not tried then.
         """
-        return {name: _failure(self.delete_topic, name) for name in names}
+        return {name: _failure(self.delete_topic, name) for name in given.texts(names, "names")}
 
     def list_topics(self, *, include_internal: bool = False) -> list[str]:
         """Names of topics, sorted."""
-        topics = self._metadata.fetch(None, self._deadline()).topics.values()
-        return sorted(topic.name for topic in topics if include_internal or not topic.internal)
+        deadline, internal_too = self._deadline(), given.flag(include_internal, "include_internal")
+        topics = self._metadata.fetch(None, deadline).topics.values()
+        return sorted(topic.name for topic in topics if internal_too or not topic.internal)
 
     def describe_topic(self, name: str) -> TopicDescription:
         """The topic as it is now. A partition whose leader does not answer at once has no offsets.
 
         Raises UnknownTopicOrPartitionError.
         """
-        topic = self._existing(name, self._deadline())
+        deadline, name = self._deadline(), given.topic_name(name)
+        topic = self._existing(name, deadline)
         partitions = [TopicPartition(name, state.partition) for state in topic.partitions]
         offsets, _ = try_lookup_offsets(
             self._metadata, all_at(partitions, LATEST), Deadline.after_ms(DESCRIBE_OFFSETS_MS)
@@ -167,7 +162,7 @@ class Admin:
         # An election may have come meanwhile. Show the leaders that gave the offsets.
         topic = self._metadata.view.topic(name) or topic
         next_run_ms = self._next_tiering_ms(topic) if topic.settings.delta_path else -1
-        return _describe(topic, offsets, known(next_run_ms))
+        return described(topic, offsets, known(next_run_ms))
 
     def _next_tiering_ms(self, topic: TopicView) -> int:
         """Only the controller knows; -1 if it does not answer at once."""
@@ -183,8 +178,9 @@ class Admin:
 
         Raises InvalidPartitionsError for a smaller number.
         """
-        deadline = self._deadline()
-        self._change(CreatePartitionsRequest(name, given.whole_number(total, "total")), deadline)
+        deadline, name = self._deadline(), given.topic_name(name)
+        total = given.whole_number(total, "total", given.INT32_BITS)
+        self._change(CreatePartitionsRequest(name, total), deadline)
         self._await_leaders(name, total, deadline)
 
     def alter_topic_config(self, name: str, values: Mapping[str, object]) -> None:
@@ -192,9 +188,8 @@ class Admin:
 
         Raises InvalidConfigError.
         """
-        deadline = self._deadline()
-        texts = {key: None if value is None else to_text(_plain(value)) for key, value in values.items()}
-        self._change(AlterTopicConfigRequest(name, texts), deadline)
+        deadline, name = self._deadline(), given.topic_name(name)
+        self._change(AlterTopicConfigRequest(name, settings_of(values)), deadline)
         self._await_altered(name, lambda topic, altered: topic.config == dict(altered.config), deadline)
 
     def alter_topic_schema(self, name: str, schema: object) -> None:
@@ -204,18 +199,19 @@ class Admin:
         null in older records. Integers, floats and decimals (of one scale) can become wider. Columns that are not named
         stay. Raises UnknownTopicOrPartitionError, InvalidTopicError (internal topics) and InvalidSchemaError.
         """
-        deadline = self._deadline()
+        deadline, name = self._deadline(), given.topic_name(name)
         changes = normalize_schema(arrow_schema(schema))
         self._change(AlterTopicSchemaRequest(name, schema_to_bytes(changes)), deadline)
         self._await_altered(name, lambda topic, altered: len(topic.schemas) >= len(altered.schemas), deadline)
 
     def describe_cluster(self, *, include_fenced: bool = False) -> ClusterDescription:
         """The cluster with its live brokers, in order of id. `include_fenced`: fenced brokers are listed, too."""
-        view = self._metadata.fetch([], self._deadline())
+        deadline, fenced_too = self._deadline(), given.flag(include_fenced, "include_fenced")
+        view = self._metadata.fetch([], deadline)
         answer = MetadataResponse(
             view.cluster_id, view.controller_epoch, list(view.brokers.values()), [], view.controller
         )
-        return answer.to_description(include_fenced=include_fenced)
+        return answer.to_description(include_fenced=fenced_too)
 
     def elect_leaders(
         self, partitions: Iterable[TopicPartition] | None = None, *, unclean: bool = False
@@ -228,7 +224,8 @@ class Admin:
         `partitions=None`, only for those that needed an election. Raises UnknownTopicOrPartitionError.
         """
         wanted = None if partitions is None else [(tp.topic, tp.partition) for tp in given.topic_partitions(partitions)]
-        answer = self._ask(ElectLeadersRequest(wanted, unclean), ElectLeadersResponse, self._deadline())
+        request = ElectLeadersRequest(wanted, given.flag(unclean, "unclean"))
+        answer = self._ask(request, ElectLeadersResponse, self._deadline())
         return {
             TopicPartition(result.topic, result.partition): error_from_code(result.error_code, result.error_message)
             if result.error_code
@@ -238,14 +235,15 @@ class Admin:
 
     def reassign_partition(self, partition: TopicPartition, replicas: Sequence[int]) -> None:
         """Move a partition's replicas to these brokers, preferred leader first. Returns once the move has begun."""
-        tp, brokers = given.topic_partition(partition), [given.whole_number(broker, "a broker") for broker in replicas]
-        self._change(ReassignPartitionRequest(tp.topic, tp.partition, brokers), self._deadline())
+        tp, brokers = given.topic_partition(partition), given.items(replicas, "replicas", "broker ids")
+        ids = [given.whole_number(broker, "a broker", given.INT32_BITS) for broker in brokers]
+        self._change(ReassignPartitionRequest(tp.topic, tp.partition, ids), self._deadline())
 
     def list_offsets(self, moments: Mapping[TopicPartition, datetime | LogEdge]) -> dict[TopicPartition, int | None]:
         """The log start (or that of the topic's table) for "earliest", the high watermark for "latest", or else the
         first record at or after a time. None: there is no such record. A time without a zone is UTC.
         """
-        wanted = {given.topic_partition(tp): _moment_of(moment) for tp, moment in moments.items()}
+        wanted = {tp: _moment_of(moment) for tp, moment in given.by_partition(moments, "moments").items()}
         listed = lookup_offsets(self._metadata, wanted, self._deadline(), read_committed=False)
         offsets = offsets_with_history(self._metadata.view, wanted, listed)
         return {tp: known(offset) for tp, offset in offsets.items()}
@@ -285,14 +283,16 @@ class Admin:
 
     def describe_transaction(self, transactional_id: str) -> TransactionInfo:
         """Raises InvalidProducerIdMappingError when the id is not known."""
-        return transaction_admin.describe_transaction(self._metadata, transactional_id, self._deadline())
+        deadline, known_id = self._deadline(), given.text(transactional_id, "transactional_id")
+        return transaction_admin.describe_transaction(self._metadata, known_id, deadline)
 
     def abort_transaction(self, transactional_id: str) -> None:
         """Abort what is open under the id, as its time-out would; returns once every partition shows it.
 
         Raises InvalidTxnStateError when nothing is open, and InvalidProducerIdMappingError when the id is not known.
         """
-        transaction_admin.abort_transaction(self._metadata, transactional_id, self._deadline())
+        deadline, known_id = self._deadline(), given.text(transactional_id, "transactional_id")
+        transaction_admin.abort_transaction(self._metadata, known_id, deadline)
 
     def close(self) -> None:
         """Close the connections; calls that wait raise ClosedError."""
@@ -434,86 +434,17 @@ def _failure(change: Callable[[Item], None], item: Item) -> SparkBrokerError | N
     return None
 
 
-def _moment_of(moment: datetime | LogEdge) -> Moment:
+def _moment_of(moment: object) -> Moment:
     if isinstance(moment, datetime):
-        return to_us(moment)
-    if moment not in (EARLIEST, LATEST):
+        return given.moment_us(moment, "a moment")
+    edges: tuple[LogEdge, ...] = (EARLIEST, LATEST)
+    edge = next((edge for edge in edges if isinstance(moment, str) and moment == edge), None)
+    if edge is None:
         raise InvalidRequestError(
-            f"{moment!r} is neither a datetime nor 'earliest' nor 'latest'", hint="Give one of these."
+            f"{reprlib.repr(moment)} is neither a datetime nor 'earliest' nor 'latest'", hint="Give one of these."
         )
-    return moment
+    return edge
 
 
 def _moment(deadline: Deadline) -> float:
     return deadline.at_s
-
-
-def _plain(value: object) -> object:
-    return tuple(value) if isinstance(value, list) else value
-
-
-def _texts(values: Mapping[str, object]) -> dict[str, str]:
-    return {name: to_text(_plain(value)) for name, value in values.items()}
-
-
-def _describe(
-    topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset], next_run_ms: int | None = None
-) -> TopicDescription:
-    partitions = []
-    for state in topic.partitions:
-        begins, end = topic.history_of(state.partition)
-        tiered = topic.history is not None and state.partition < len(topic.history.ends)
-        ends = offsets.get(TopicPartition(topic.name, state.partition))
-        local_start = None if ends is None else known(ends.log_start_offset)
-        partitions.append(
-            PartitionInfo(
-                topic=topic.name,
-                partition=state.partition,
-                leader=known(state.leader),
-                leader_epoch=state.leader_epoch,
-                replicas=tuple(state.replicas),
-                isr=tuple(state.isr),
-                partition_epoch=state.partition_epoch,
-                log_start_offset=None if local_start is None else topic.begins(state.partition, local_start),
-                high_watermark=None if ends is None else known(ends.high_watermark),
-                elr=tuple(state.elr),
-                last_known_elr=tuple(state.last_known_elr),
-                history_start_offset=begins if tiered else None,
-                history_end_offset=end if tiered else None,
-                sealed_offset=None if ends is None else known(ends.sealed_offset),
-                local_log_start_offset=local_start,
-            )
-        )
-    return TopicDescription(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        partitions=tuple(partitions),
-        schema=topic.schema,
-        schema_id=topic.schema_id,
-        config=dict(topic.config),
-        internal=topic.internal,
-        history=_history(topic, None if next_run_ms is None else next_run_ms / 1000),
-    )
-
-
-def _history(topic: TopicView, next_run_s: float | None) -> HistoryInfo | None:
-    path, history = topic.settings.delta_path, topic.history
-    if not path and history is None:
-        return None
-    by_time = topic.settings.delta_commit_interval_ms >= 0
-    if history is None:
-        return HistoryInfo(path, None, next_run_s=next_run_s, by_time=by_time)
-    return HistoryInfo(
-        path=path,
-        table_version=known(history.table_version),
-        stopped=history.stopped or None,
-        quarantined=history.quarantined,
-        dead_letters=dead_letters_path(path) if history.quarantined else None,
-        next_run_s=next_run_s,
-        by_time=by_time,
-    )
-
-
-def _number(value: int | None, what: str) -> int:
-    """As the wire has it; None: the cluster's default."""
-    return -1 if value is None else given.whole_number(value, what)

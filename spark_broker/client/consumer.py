@@ -17,8 +17,9 @@ from spark_broker.client.consumer_threads import ROUND_TIMEOUT_MS, ConsumerThrea
 from spark_broker.client.group_offsets import GroupOffsets
 from spark_broker.client.history_reader import offsets_with_history
 from spark_broker.client.keywords import ConsumerSettings
-from spark_broker.client.metadata import ClusterMetadata, check_topic_names
+from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
+from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.partition_position import PartitionPosition, Start
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
@@ -37,7 +38,7 @@ from spark_broker.errors import (
 )
 from spark_broker.model import ConsumedBatch, ConsumedRecord, OffsetAndMetadata, TopicPartition, known_epoch
 from spark_broker.threads import LONGEST_WAIT_S
-from spark_broker.times import EARLIEST, LATEST, Moment, to_us
+from spark_broker.times import EARLIEST, LATEST, Moment
 from spark_broker.transport.client import fork
 
 CLOSE_TIMEOUT_S = 10.0
@@ -67,7 +68,7 @@ def _warn_that_members_read_everything() -> None:
     )
 
 
-class Consumer:
+class Consumer(OfOneProcess):
     """Reads all partitions of `topics`, or those given to `assign`. For one thread; `close` may come from another.
 
     Settings are ConsumerConfig's, as keywords (`auto_offset_reset="earliest"`) or as
@@ -94,23 +95,24 @@ class Consumer:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         self._config = client_config(ConsumerConfig, bootstrap_servers, config, {**settings, "group_id": group_id})
+        names = [] if topics is None else given.topic_names(topics)
+        wanted_columns = None if columns is None else given.texts(columns, "columns")
         self._metadata = ClusterMetadata.connect(self._config)
         self._group = GroupOffsets(self._metadata, self._config.group_id) if self._config.group_id else None
         if self._group is not None:
             _warn_that_members_read_everything()
-        self._machine = ConsumerMachine(self._config, columns, self._metadata.backoff)
+        self._machine = ConsumerMachine(self._config, wanted_columns, self._metadata.backoff)
         self._threads = ConsumerThreads(self._machine, self._metadata, self._config, self._group)
         self._changed = self._threads.changed
         self._close_lock = threading.Lock()
         self._auto_committed_s = time.monotonic()
         self._told: dict[TopicPartition, str] = {}  # of which partitions that stand still the log has told, and why
-        if topics:
-            self._subscribe(check_topic_names([topics] if isinstance(topics, str) else topics))
+        if names:
+            self._subscribe(names)
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions and no others. Those that were assigned before keep their positions."""
         wanted = given.topic_partitions(partitions)
-        check_topic_names(tp.topic for tp in wanted)
         with self._open():
             self._machine.assign(wanted)
             self._threads.advance()
@@ -316,17 +318,21 @@ class Consumer:
 
     def offsets_for_times(self, times: Mapping[TopicPartition, datetime]) -> dict[TopicPartition, int | None]:
         """Offset of the first record at or after each time (UTC where it has no zone); None: there is none."""
-        moments = {given.topic_partition(tp): to_us(moment) for tp, moment in times.items()}
+        moments = {
+            tp: given.moment_us(moment, f"the time of {tp}")
+            for tp, moment in given.by_partition(times, "times").items()
+        }
         return {tp: None if offset < 0 else offset for tp, offset in self._lookup(moments).items()}
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
         """Commit what was handed out (enable.auto.commit), and end; at most about `timeout` seconds."""
+        deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         with self._close_lock:
             if self._machine.closed:
                 return
             try:
                 if self._group is not None and self._config.enable_auto_commit:
-                    self._commit_last(Deadline.after_ms(timeout * 1000))
+                    self._commit_last(deadline)
             finally:
                 self._threads.close()
 

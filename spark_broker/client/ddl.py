@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
+from spark_broker.config import digits
 from spark_broker.errors import InvalidSchemaError
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
 
@@ -159,9 +160,10 @@ class _Parser:
             return numbers
         while not numbers or self._accept(","):
             token = self._peek()
-            if token is None or not token.text.isascii() or not token.text.isdigit():
+            number = None if token is None else digits(token.text)
+            if number is None:
                 self._fail("a number")
-            numbers.append(int(token.text))
+            numbers.append(number)
             self._at += 1
         self.take(")")
         return numbers

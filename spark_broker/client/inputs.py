@@ -5,7 +5,6 @@ from __future__ import annotations
 import reprlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple, cast
 
 import pyarrow as pa
@@ -16,16 +15,13 @@ from spark_broker.errors import InvalidDataError, InvalidTimestampError, Message
 from spark_broker.protocol.arrays import array_of, scalar_of, to_numpy
 from spark_broker.protocol.arrow_message import encode_batch
 from spark_broker.protocol.schema import conform
-from spark_broker.times import to_us
+from spark_broker.times import LATEST_US
 
 METADATA_BYTES = 1024
 """Our own metadata makes the head of a message longer, but by less than this."""
 
 _NO_ARRAY = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """Arrow's errors for values that do not become an array of a type."""
-
-LATEST_US = to_us(datetime.max.replace(tzinfo=UTC))
-"""The end of the year 9999: Python's last moment."""
 
 SLICE_BYTES = 4 * 1024 * 1024
 """A table that is too large for one micro-batch is cut into slices of about this size."""
@@ -36,6 +32,22 @@ class Conformed(NamedTuple):
 
     batches: list[pa.RecordBatch]
     divisible: bool
+
+
+def tabular(data: object) -> object:
+    """The data, read once: a stream of Arrow batches can be read only once, and they may be conformed twice.
+
+    Raises InvalidDataError for a stream or an array that does not become a table.
+    """
+    known = isinstance(data, pa.RecordBatch | pa.Table | type) or _is_pandas_frame(data)
+    if known or not (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__")):
+        return data
+    try:
+        return pa.table(data)
+    except Exception as error:
+        raise InvalidDataError(
+            f"{type(data).__name__} does not become a table: {type(error).__name__}: {error}"
+        ) from error
 
 
 def conformed(data: object, topic: TopicView) -> Conformed:
@@ -68,8 +80,8 @@ def with_timestamps(batch: pa.RecordBatch, topic: TopicView) -> pa.RecordBatch:
 
 
 def _check_times(column: pa.Array) -> None:
-    given = to_numpy(pc.drop_null(column).view(pa.int64()))
-    wrong = given[(given < 0) | (given > LATEST_US)]
+    times = to_numpy(pc.drop_null(column).view(pa.int64()))
+    wrong = times[(times < 0) | (times > LATEST_US)]
     if len(wrong):
         raise InvalidTimestampError(
             f"a timestamp of {int(wrong[0])} microseconds since 1970 is not from 1970 to 9999",
@@ -99,13 +111,23 @@ def _to_table(data: object, schema: pa.Schema) -> pa.Table:
     try:
         if isinstance(data, pa.Table):
             return data
-        if type(data).__module__.partition(".")[0] == "pandas" and hasattr(data, "columns"):
+        if _is_pandas_frame(data):
             return pa.Table.from_pandas(data, preserve_index=False)
         if isinstance(data, Sequence) and not isinstance(data, str | bytes | bytearray | memoryview):
             return _from_rows(data, schema)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InvalidDataError(f"the data does not become a table: {error}") from None
-    raise InvalidDataError(f"{type(data).__name__} is not a RecordBatch, Table, pandas frame or list of dicts")
+    raise InvalidDataError(
+        f"{type(data).__name__} is not a RecordBatch, Table, pandas frame, list of dicts or Arrow stream",
+        hint="Whatever has __arrow_c_stream__ is taken (polars, duckdb); a lazy frame has to be collected first.",
+    )
+
+
+def _is_pandas_frame(data: object) -> bool:
+    """Without an import of pandas. It has `__arrow_c_stream__`, too, which would add its index as a column."""
+    return any(
+        kind.__name__ == "DataFrame" and kind.__module__.partition(".")[0] == "pandas" for kind in type(data).__mro__
+    )
 
 
 def _from_rows(rows: Sequence[object], schema: pa.Schema) -> pa.Table:

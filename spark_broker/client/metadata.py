@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
+from spark_broker.client import given
 from spark_broker.client.cluster_view import ClusterView, TopicView, address_of, merge
 from spark_broker.client.connections import ConnectionPool
 from spark_broker.client.reachability import Unanswered, explained, no_broker_answered
@@ -17,7 +18,6 @@ from spark_broker.client.settings import Address, parse_addresses
 from spark_broker.errors import (
     BootstrapUnreachableError,
     ClosedError,
-    InvalidTopicError,
     LeaderNotAvailableError,
     NetworkError,
     RequestTimedOutError,
@@ -26,7 +26,6 @@ from spark_broker.errors import (
     UnknownServerError,
     UnknownTopicOrPartitionError,
 )
-from spark_broker.model import NAME_MAX
 from spark_broker.protocol.messages import (
     CallResponse,
     InitProducerIdRequest,
@@ -60,15 +59,6 @@ class ConnectionConfig(Protocol):
 
     @property
     def metadata_max_age_ms(self) -> int: ...
-
-
-def check_topic_names(topics: Iterable[str]) -> list[str]:
-    """The names. Raises InvalidTopicError for one that no topic can have: no broker takes a request with it."""
-    names = list(topics)
-    for name in names:
-        if not 1 <= len(name) <= NAME_MAX:
-            raise InvalidTopicError(f"topic name {name[:300]!r} of {len(name)} characters")
-    return names
 
 
 class ClusterMetadata:
@@ -130,10 +120,13 @@ class ClusterMetadata:
         return self._max_age_ms / 1000 - self.age_s
 
     def use(self, topics: Iterable[str]) -> None:
-        """Also refresh these topics from now on. Raises InvalidTopicError for a name that no topic can have."""
-        topics = check_topic_names(topics)
+        """Also refresh these topics from now on.
+
+        Raises InvalidTopicError for a name that no topic can have: no broker takes a request with it.
+        """
+        names = [given.topic_name(topic) for topic in topics]
         with self._lock:
-            self._topics.update(topics)
+            self._topics.update(names)
 
     def refresh(self, deadline: Deadline) -> ClusterView:
         """Ask a broker about the topics in use. Threads that ask meanwhile wait for the same answer (single flight).

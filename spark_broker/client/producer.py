@@ -18,10 +18,11 @@ import pyarrow as pa
 
 from spark_broker.client import given
 from spark_broker.client.cluster_view import ClusterView, TopicView
-from spark_broker.client.inputs import METADATA_BYTES, Conformed, conformed, within_size
+from spark_broker.client.inputs import METADATA_BYTES, Conformed, conformed, tabular, within_size
 from spark_broker.client.keywords import ProducerSettings
 from spark_broker.client.lingering import Lingering
 from spark_broker.client.metadata import ClusterMetadata
+from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.outgoing import AppendResult, Outcome, OutgoingBatch
 from spark_broker.client.partitioner import KeyPartitions, partition_batch
 from spark_broker.client.record_builder import (
@@ -46,7 +47,6 @@ from spark_broker.errors import (
     SchemaMismatchError,
     SparkBrokerError,
     TransactionAbortableError,
-    UnknownTopicOrPartitionError,
 )
 from spark_broker.model import RecordMetadata, TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
@@ -75,7 +75,7 @@ class _SendTarget:
     slots: dict[int, Slot]
 
 
-class Producer:
+class Producer(OfOneProcess):
     """Appends to topics. Safe for use by many threads.
 
     Idempotent by default: what is sent again after a failure is stored once, in order for each partition. Futures fail
@@ -123,7 +123,7 @@ class Producer:
         self._closed = False
 
     def append(self, topic: str, data: object, *, partition: int | None = None) -> Future[list[RecordMetadata]]:
-        """Append a RecordBatch, Table, pandas frame or list of dicts.
+        """Append a RecordBatch, Table, pandas frame, list of dicts, or what has `__arrow_c_stream__` (polars, duckdb).
 
         Rows go to the partitions of their keys (or to `partition`). The result has one RecordMetadata for each batch
         that was stored, in the order of partitions. A RecordBatch larger than max.message.bytes is refused; other data
@@ -138,11 +138,12 @@ class Producer:
             return self._append(topic, data, partition)
 
     def _append(self, topic: str, data: object, partition: int | None) -> Future[list[RecordMetadata]]:
-        self._lingering.hand_on(topic)
         try:
+            topic = given.topic_name(topic)
+            self._lingering.hand_on(topic)
             deadline = Deadline.after_ms(self._config.max_block_ms)
             view = self._topic(topic, deadline)
-            view, rows = self._conformed(data, view, deadline)
+            view, rows = self._conformed(tabular(data), view, deadline)
             parts = [part for batch in rows.batches for part in self._parts(view, batch, partition)]
             sized = [(p, piece) for p, part in parts for piece in within_size(part, view, divisible=rows.divisible)]
             self._sender.prepare(deadline)
@@ -217,9 +218,13 @@ class Producer:
             raise
         except SparkBrokerError as error:
             return self._failed(error)
+        except (TypeError, ValueError):  # `topic` cannot be looked up
+            if given.is_hashable(topic):
+                raise
+            return self._failed(given.no_text(topic, "a topic's name"))
         slot = target.slots.get(number)
         if slot is None:
-            slot = target.slots[number] = self._lingering.slot(TopicPartition(topic, number))
+            slot = target.slots[number] = self._lingering.slot(TopicPartition(target.topic.name, number))
         return self._lingering.add(slot, target.batch_bytes, key, value, pairs, timestamp_us, size_bytes)
 
     def flush(self, timeout: float | None = None) -> None:
@@ -227,8 +232,9 @@ class Producer:
 
         `timeout` is in seconds. By default delivery.timeout.ms bounds the wait. Raises RequestTimedOutError.
         """
+        given_s = None if timeout is None else given.seconds(timeout, "timeout")
         self._lingering.hand_on()
-        limit_s = self._config.delivery_timeout_ms / 1000 + 5.0 if timeout is None else timeout
+        limit_s = self._config.delivery_timeout_ms / 1000 + 5.0 if given_s is None else given_s
         if not self._sender.drain(Deadline.after_ms(limit_s * 1000)):
             raise RequestTimedOutError(f"flush: not everything was acknowledged within {limit_s} s")
         self._sender.check()
@@ -316,11 +322,12 @@ class Producer:
 
         An open transaction is aborted.
         """
+        given_s = None if timeout is None else given.seconds(timeout, "timeout")
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-        limit_ms = self._config.delivery_timeout_ms + 5000 if timeout is None else timeout * 1000
+        limit_ms = self._config.delivery_timeout_ms + 5000 if given_s is None else given_s * 1000
         deadline = Deadline.after_ms(limit_ms)
         if self._transactions is not None:
             try:
@@ -379,6 +386,7 @@ class Producer:
 
     def _target(self, name: str) -> _SendTarget:
         """What `send` needs to know of a topic, in the current view of the cluster."""
+        name = given.topic_name(name)
         cluster = self._metadata.view
         view = self._topic(name, Deadline.after_ms(self._config.max_block_ms))
         if not view.has_default_schema:
@@ -409,11 +417,9 @@ class Producer:
         return sticky
 
     def _checked(self, view: TopicView, partition: int) -> int:
-        partition = given.whole_number(partition, "partition")
-        if 0 <= partition < len(view.partitions):
+        partition = given.partition_number(partition, "partition")
+        if partition < len(view.partitions):
             return partition
-        if partition < 0:
-            raise UnknownTopicOrPartitionError(f"partition {partition} of topic {view.name!r}: partitions count from 0")
         # The partition may be newer than the view.
         self._metadata.topic(view.name, Deadline.after_ms(self._config.max_block_ms), partition=partition)
         return partition

@@ -6,18 +6,18 @@ import threading
 import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from types import NoneType
 
 import numpy as np
 import pyarrow as pa
 
+from spark_broker.client import given
 from spark_broker.client.send_result import FutureRecordMetadata, SendResult
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError
 from spark_broker.model import TopicPartition
 from spark_broker.pages import page
 from spark_broker.protocol.schema import DEFAULT_SCHEMA, TIMESTAMP_TYPE
-from spark_broker.times import to_us
+from spark_broker.times import LATEST_US
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 
@@ -47,7 +47,10 @@ def to_bytes(data: object, what: str) -> bytes | None:
         except UnicodeEncodeError as error:
             raise InvalidDataError(f"{what} is not Unicode text: {error}") from None
     if isinstance(data, bytearray | memoryview):
-        return bytes(data)
+        try:
+            return bytes(data)
+        except ValueError as error:
+            raise InvalidDataError(f"{what}: {error}") from None  # a view that was released
     raise InvalidDataError(f"{what} is {type(data).__name__}; it must be bytes, text or None", hint=_ENCODE_HINT)
 
 
@@ -66,14 +69,11 @@ def to_pairs(headers: Headers) -> tuple[Pairs, int]:
 
 def to_timestamp_us(timestamp: object) -> int:
     """Microseconds since 1970. Raises InvalidDataError or InvalidTimestampError."""
-    if not isinstance(timestamp, datetime):
-        raise InvalidDataError(
-            f"timestamp is {type(timestamp).__name__}; it must be a datetime",
-            hint="For milliseconds since 1970: datetime.fromtimestamp(milliseconds / 1000, UTC).",
-        )
-    timestamp_us = to_us(timestamp)
+    timestamp_us = given.moment_us(timestamp, "timestamp")
     if timestamp_us < 0:
         raise InvalidTimestampError(f"timestamp {timestamp} is before 1970")
+    if timestamp_us > LATEST_US:
+        raise InvalidTimestampError(f"timestamp {timestamp} is after the year 9999 of UTC: no reader could show it")
     return timestamp_us
 
 

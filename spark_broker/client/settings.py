@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -9,6 +11,9 @@ from spark_broker.config import Config
 from spark_broker.errors import InvalidConfigError
 
 C = TypeVar("C", bound=Config)
+
+_HOST = re.compile(r"[\w.-]+|\[[\w.:%]+\]")
+"""A name, or an address of IPv4 or IPv6: what stands in a URL as it is."""
 
 
 class Address(NamedTuple):
@@ -31,11 +36,20 @@ def client_config(
 
     Raises InvalidConfigError. It names the nearest known setting for one that is unknown.
     """
-    values = dict(config or {})
+    values = {} if config is None else _settings(config)
     values.update({name.replace("_", "."): value for name, value in keywords.items() if value is not None})
     if bootstrap_servers is not None:
         values["bootstrap.servers"] = bootstrap_servers
     return kind.parse(values)
+
+
+def _settings(config: object) -> dict[str, object]:
+    if not isinstance(config, Mapping):
+        raise InvalidConfigError(f"config is {type(config).__name__}; give a dict by dotted names")
+    for name in config:
+        if not isinstance(name, str):
+            raise InvalidConfigError(f"a setting's name is {type(name).__name__}: {reprlib.repr(name)}")
+    return dict(config)
 
 
 def parse_addresses(servers: Sequence[str]) -> tuple[Address, ...]:
@@ -52,8 +66,4 @@ def _parse(server: str) -> Address | None:
     host, separator, port = server.strip().rpartition(":")
     if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65_536:
         return None
-    if (":" in host and not (host.startswith("[") and host.endswith("]"))) or any(
-        c.isspace() or c == "/" for c in host
-    ):
-        return None
-    return Address(host, int(port))
+    return Address(host, int(port)) if _HOST.fullmatch(host) else None

@@ -13,9 +13,18 @@ def arrow_schema(schema: object) -> pa.Schema:
     if isinstance(schema, pa.Schema):
         return schema
     if isinstance(schema, str):
+        try:
+            schema.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidSchemaError(f"the schema is not Unicode text: {error}") from None
         return parse_ddl(schema)
     if type(schema).__name__ == "StructType" and type(schema).__module__.startswith("pyspark."):
         return _from_spark(schema)
+    if hasattr(schema, "__arrow_c_schema__") and not isinstance(schema, type):
+        try:
+            return pa.schema(schema)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidSchemaError(f"{type(schema).__name__} does not become a schema: {error}") from None
     raise InvalidSchemaError(f"a schema is a pyarrow.Schema, a StructType or its DDL, not {type(schema).__name__}")
 
 

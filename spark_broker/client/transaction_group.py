@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
+from spark_broker.client import given
 from spark_broker.client.coordinator import CoordinatorClient
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.producer import Producer
@@ -74,10 +75,20 @@ class TransactionGroup:
     single_use: bool = False
 
     def __post_init__(self) -> None:
+        taken = {
+            "application": given.text(self.application, "application"),
+            "version": given.whole_number(self.version, "version", given.ANY_BITS),
+            "execution": given.text(self.execution, "execution"),
+            "timeout_ms": given.whole_number(self.timeout_ms, "timeout_ms", given.INT32_BITS),
+            "single_use": given.flag(self.single_use, "single_use"),
+        }
+        for name, value in taken.items():
+            object.__setattr__(self, name, value)  # The class is frozen.
         check_name("application", self.application)
         check_name("execution", self.execution)
         if not 0 <= self.version < 2**63:
             raise InvalidConfigError(f"version {self.version} is not from 0 to 2**63 - 1")
+        client_config(ProducerConfig, self.bootstrap_servers, self.config, {})
 
     def join(self) -> JoinedProducer:
         """A producer that writes for this version; close it before its `producer_id` is reported.
@@ -95,7 +106,8 @@ class TransactionGroup:
         ProducerFencedError. Raises RequestTimedOutError when the outcome is not known; call it again with the same
         winners.
         """
-        producer_ids = sorted(set(winners))
+        ids = given.items(winners, "winners", "producer ids")
+        producer_ids = sorted({given.whole_number(winner, "a winner") for winner in ids})
         request = CommitTransactionRequest(
             self.application, self.version, self.execution, producer_ids, self.single_use
         )
@@ -139,6 +151,7 @@ class JoinedProducer(Producer):
     """A producer of one version: it appends, and its driver commits or aborts. A context manager."""
 
     def __init__(self, group: TransactionGroup) -> None:
+        group = given.instance(group, TransactionGroup, "the group")
         super().__init__(group.bootstrap_servers, transactional_id=group.application, config=group.config)
         try:
             self.producer_id = self._join(group)

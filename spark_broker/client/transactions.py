@@ -139,6 +139,7 @@ class TransactionManager:
 
     def send_offsets(self, offsets: Offsets, group_id: str) -> None:
         """Make the group's offsets a part of the transaction. Raises typed errors; then it can only be aborted."""
+        group_id = given.text(group_id, "group_id")
         check_name("group.id", group_id)
         positions = given.offsets(offsets)
         negative = next((tp for tp, position in positions.items() if position.offset < 0), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from spark_broker.config import digits
 from spark_broker.model import TopicPartition
 from spark_broker.spark.option_table import DEFAULTS, Query
 from spark_broker.spark.refusals import invalid_option
@@ -102,9 +103,10 @@ def _timed(values: Mapping[str, str], which: str) -> ByTimestamp | None:
     option = f"{which}Timestamp"
     if option in values:
         text = values[option].strip()
-        if not text.isascii() or not text.isdigit() or int(text) > _TIME_MAX_MS:
+        time_ms = digits(text)
+        if time_ms is None or time_ms > _TIME_MAX_MS:
             raise invalid_option(f"{option} = {text!r} is not a time in milliseconds since 1970")
-        return ByTimestamp(option, for_all_us=int(text) * 1000)
+        return ByTimestamp(option, for_all_us=time_ms * 1000)
     option = f"{which}OffsetsByTimestamp"
     if option not in values:
         return None
@@ -129,9 +131,10 @@ def _by_partition(option: str, text: str, legal: Callable[[int], bool]) -> dict[
     values: dict[TopicPartition, int] = {}
     for topic, numbers in value.items():
         for partition, number in numbers.items():
-            if not partition.isascii() or not partition.isdigit() or int(partition) > PARTITION_MAX:
+            place = digits(partition)
+            if place is None or place > PARTITION_MAX:
                 raise invalid_option(f"{option}: {topic!r} cannot have a partition {partition!r}")
             if not is_int(number) or not legal(number):
                 raise invalid_option(f"{option}: {topic}-{partition} cannot be at {number!r}")
-            values[TopicPartition(topic, int(partition))] = number
+            values[TopicPartition(topic, place)] = number
     return values

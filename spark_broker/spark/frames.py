@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spark_broker.config import AdminConfig
+from spark_broker.config import AdminConfig, to_text
+from spark_broker.errors import InvalidDataError
 from spark_broker.spark.refusals import invalid_option
 
 if TYPE_CHECKING:
@@ -32,15 +33,18 @@ def read_topic(
     spark.spark_broker.bootstrap.servers. `options`: those of the source. Raises InvalidConfigError without an address.
     Spark raises AnalysisException with the source's typed error in it.
     """
-    given = {"bootstrap.servers": servers_of(spark, bootstrap_servers), **options}
-    if columns is not None:
-        given["columns"] = ",".join(columns)
-    frame = (spark.readStream if stream else spark.read).format(FORMAT).options(**given).load(topic)
-    if stream or is_remote(spark):
+    from spark_broker.client import given
+
+    topic, streaming = given.topic_name(topic), given.flag(stream, "stream")
+    chosen = {} if columns is None else {"columns": ",".join(given.texts(columns, "columns"))}
+    texts = {name: given.text(to_text(value), name) for name, value in options.items()}
+    values = {"bootstrap.servers": servers_of(spark, bootstrap_servers), **texts, **chosen}
+    frame = (spark.readStream if streaming else spark.read).format(FORMAT).options(**values).load(topic)
+    if streaming or is_remote(spark):
         return frame
     from spark_broker.spark.history_scan import with_history
 
-    return with_history(spark, frame, topic, given)
+    return with_history(spark, frame, topic, values)
 
 
 def is_remote(spark: object) -> bool:
@@ -67,6 +71,8 @@ def create_views(spark: SparkSession, bootstrap_servers: str | None = None) -> l
 
 def servers_of(spark: SparkSession, bootstrap_servers: str | None) -> str:
     """The addresses to use. Raises InvalidConfigError when there are none, or when several clusters run here."""
+    if not hasattr(spark, "readStream"):
+        raise InvalidDataError(f"spark is {type(spark).__name__}; give a SparkSession")
     if bootstrap_servers is not None:
         return ",".join(AdminConfig.parse({"bootstrap.servers": bootstrap_servers}).bootstrap_servers)
     configured = spark.conf.get(SERVERS_SETTING, None)

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from spark_broker.config import ConsumerConfig
-from spark_broker.errors import GroupIdNotFoundError, InvalidConfigError, UnknownTopicOrPartitionError
+from spark_broker.errors import GroupIdNotFoundError, InvalidConfigError, InvalidDataError, UnknownTopicOrPartitionError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.wire import UNDECODABLE
 from spark_broker.spark.stream_offset import StreamOffset, parse_offset
@@ -41,6 +41,8 @@ def lag(query: StreamingQuery | ConnectQuery) -> list[PartitionLag]:
 
     Empty before its first batch, and for a query that reads no topic.
     """
+    if not hasattr(query, "lastProgress"):
+        raise InvalidDataError(f"the query is {type(query).__name__}; give a StreamingQuery, as `start` returns it")
     progress = query.lastProgress
     if progress is None:
         return []
@@ -68,6 +70,7 @@ def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
     that were deleted are left out. Raises GroupIdNotFoundError for a group that has committed nothing, and typed errors
     of the cluster.
     """
+    from spark_broker.client import given
     from spark_broker.client.group_offsets import GroupOffsets
     from spark_broker.client.offset_lookup import all_at, try_lookup_offsets
     from spark_broker.client.retry import Deadline
@@ -78,7 +81,8 @@ def group_lag(bootstrap_servers: str, group: str) -> list[PartitionLag]:
     settings = ConsumerConfig.parse({"bootstrap.servers": bootstrap_servers})
     deadline = Deadline.after_ms(settings.default_api_timeout_ms)
     with connected(settings) as metadata:
-        offsets = GroupOffsets(metadata, group)
+        name = given.text(group, "the group")
+        offsets = GroupOffsets(metadata, name)
         read = SubscribedTopics(tuple(sorted({tp.topic for tp in offsets.fetch(None, deadline)})))
         if not read.topics:
             raise GroupIdNotFoundError(f"group {group!r} has committed no offset of a topic that exists")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+from spark_broker.config import digits
 from spark_broker.spark.refusals import invalid_option
 
 P = TypeVar("P")
@@ -39,9 +40,10 @@ def checked(limits: Limits) -> Limits:
 def parse_duration_ms(option: str, text: str) -> int:
     """`15m`, `90s` or `1500` (milliseconds), as Spark reads durations. Raises InvalidConfigError."""
     match = _DURATION.fullmatch(text.strip().lower())
-    if match is None or (match[2] and match[2] not in _UNITS_MS):
+    number = None if match is None else digits(match[1])
+    if match is None or number is None or (match[2] and match[2] not in _UNITS_MS):
         raise invalid_option(f"{option} = {text!r} is not a duration such as 30s, 15m or 1h")
-    return int(int(match[1]) * _UNITS_MS[match[2] or "ms"])
+    return int(number * _UNITS_MS[match[2] or "ms"])
 
 
 def shares(limit: int, backlogs: Mapping[P, int]) -> dict[P, int]:

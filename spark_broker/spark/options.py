@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_broker.config import ConsumerConfig, unknown_setting
+from spark_broker.config import ConsumerConfig, digits, unknown_setting
 from spark_broker.spark.bounds import Bound, parse_end, parse_start
 from spark_broker.spark.limits import Limits, checked, parse_duration_ms
 from spark_broker.spark.option_table import DEFAULTS, OPTIONS, WITHOUT_EFFECT, Query
@@ -124,9 +124,10 @@ def _count(values: Mapping[str, str], name: str) -> int:
     text = values.get(name)
     if text is None:
         return 0
-    if not text.strip().isdigit() or not text.isascii() or not 0 < int(text) < 2**63:
+    number = digits(text)
+    if number is None or not 0 < number < 2**63:
         raise invalid_option(f"{name} = {text!r} is not a positive number")
-    return int(text)
+    return number
 
 
 def _flag(values: Mapping[str, str], name: str) -> bool:

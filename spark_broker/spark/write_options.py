@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_broker.config import ProducerConfig, TopicConfig
+from spark_broker.config import ProducerConfig, TopicConfig, digits
 from spark_broker.spark.refusals import invalid_option
 
 OPTIONS = (
@@ -178,10 +178,10 @@ def _count(values: Mapping[str, str], name: str) -> int | None:
 
 
 def _number(name: str, text: str, *, low: int) -> int:
-    digits = text.strip()
-    if not digits.isascii() or not digits.isdigit() or not low <= int(digits) <= VERSION_MAX:
+    number = digits(text)
+    if number is None or not low <= number <= VERSION_MAX:
         raise invalid_option(f"{name} = {text!r} is not a number from {low} on")
-    return int(digits)
+    return number
 
 
 def _flag(values: Mapping[str, str], name: str, *, default: bool) -> bool:

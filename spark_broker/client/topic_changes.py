@@ -1,0 +1,40 @@
+"""What an administrator hands in to create or change a topic, as the requests have it."""
+
+from __future__ import annotations
+
+from spark_broker.client import given
+from spark_broker.client.topic_schema import arrow_schema
+from spark_broker.config import to_text
+from spark_broker.model import NewTopic
+from spark_broker.protocol.messages import CreateTopicRequest
+from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
+
+
+def creation_of(topic: object) -> CreateTopicRequest:
+    """The request for a NewTopic. Raises InvalidDataError, InvalidTopicError and InvalidSchemaError."""
+    topic = given.instance(topic, NewTopic, "a topic")
+    schema = b"" if topic.schema is None else schema_to_bytes(normalize_schema(arrow_schema(topic.schema)))
+    return CreateTopicRequest(
+        name=given.topic_name(topic.name),
+        partitions=_number(topic.partitions, "partitions"),
+        replication_factor=_number(topic.replication_factor, "replication_factor"),
+        schema=schema,
+        config={name: value for name, value in settings_of(topic.config).items() if value is not None},
+    )
+
+
+def settings_of(values: object) -> dict[str, str | None]:
+    """Settings as the wire has them; None stays None. Raises InvalidDataError."""
+    return {
+        given.text(name, "a setting's name"): None if value is None else given.text(_as_text(value), f"{name}")
+        for name, value in given.mapping(values, "settings", "dotted name").items()
+    }
+
+
+def _as_text(value: object) -> str:
+    return to_text(tuple(value) if isinstance(value, list) else value)
+
+
+def _number(value: int | None, what: str) -> int:
+    """As the wire has it; None: the cluster's default."""
+    return -1 if value is None else given.whole_number(value, what, given.INT32_BITS)

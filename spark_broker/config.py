@@ -582,7 +582,10 @@ class ProducerConfig(Config):
         33_554_432, "Bytes that may wait to be acknowledged; then append blocks.", at_least(1024)
     )
     max_block_ms: int = setting(
-        60_000, "How long append may block for the buffer or for metadata.", between(0, INT32_MAX)
+        60_000,
+        "How long `append` and `send` may block the caller: for metadata of the topic, for a producer id, and for room in "
+        "buffer.memory. The Future fails then.",
+        between(0, INT32_MAX),
     )
     max_in_flight_requests_per_connection: int = setting(5, "Unacknowledged batches of one partition.", between(1, 5))
     compression_type: str = setting("none", "Compression of the Arrow buffers.", one_of("none", "lz4", "zstd"))

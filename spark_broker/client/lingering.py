@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
 from spark_broker.client.send_result import FutureRecordMetadata
+from spark_broker.client.unseen import Unseen
 from spark_broker.model import TopicPartition
 from spark_broker.threads import LONGEST_WAIT_S, Fate, Worker, begin, client_ended
 
@@ -18,8 +19,9 @@ Dispatch = Callable[[TopicPartition, RecordBuilder], None]
 class Lingering:
     """The records of `send` that are not in a micro-batch yet. Safe for use by many threads."""
 
-    def __init__(self, dispatch: Dispatch, *, linger_ms: int, name: str, died: Fate) -> None:
-        """`died` is called if the thread has ended by an error of our own."""
+    def __init__(self, dispatch: Dispatch, *, linger_ms: int, name: str, died: Fate, unseen: Unseen) -> None:
+        """`died` is called if the thread has ended by an error of our own. `unseen`: where records that fail count."""
+        self._unseen = unseen
         self._died = died
         self._dispatch = dispatch
         self._linger_s = linger_ms / 1000
@@ -56,7 +58,7 @@ class Lingering:
             with slot.lock:
                 builder = slot.builder
                 if builder is None:
-                    builder = slot.builder = RecordBuilder(batch_bytes)
+                    builder = slot.builder = RecordBuilder(batch_bytes, self._unseen)
                     future = builder.add(key, value, headers, timestamp_us, size_bytes)
                     waits = self._expect(slot)
                 elif size_bytes <= builder.room_bytes:
@@ -91,6 +93,7 @@ class Lingering:
                 if builder is None or builder.first_at_s > due_s:
                     return
                 slot.builder = None
+                builder.seal()
                 with self._lock:
                     self._due.pop(slot, None)
             try:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from spark_broker.client.unseen import Unseen, WatchedFuture
 from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import SparkBrokerError
 from spark_broker.model import RecordMetadata, TopicPartition
@@ -84,8 +85,8 @@ class OutgoingBatch:
 class AppendResult:
     """The Future of one `append`. It is done when each of its batches is done."""
 
-    def __init__(self, batches: int) -> None:
-        self.future: Future[list[RecordMetadata]] = Future()
+    def __init__(self, batches: int, unseen: Unseen) -> None:
+        self.future: Future[list[RecordMetadata]] = WatchedFuture(unseen)
         self.future.set_running_or_notify_cancel()
         self._lock = threading.Lock()
         self._outcomes: list[Outcome | None] = [None] * batches

@@ -39,6 +39,7 @@ from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
 from spark_broker.client.transaction_state import ProducerTransaction
 from spark_broker.client.transactions import Offsets, TransactionManager, check_transactional
+from spark_broker.client.unseen import Unseen, WatchedFuture
 from spark_broker.config import ProducerConfig
 from spark_broker.errors import (
     ClosedError,
@@ -109,11 +110,13 @@ class Producer(OfOneProcess):
         self._metadata = ClusterMetadata.connect(self._config)
         self._state = ProducerTransaction(self._refuse_appends) if self._config.transactional_id else None
         self._sender = Sender(self._metadata, self._config, self._note_failure)
+        self._unseen = Unseen()
         self._lingering = Lingering(
             self._dispatch,
             linger_ms=self._config.linger_ms,
             name=self._config.client_id or "producer",
             died=self._sender.died,
+            unseen=self._unseen,
         )
         self._transactions = self._open_transactions()
         self._sticky_counter = count()
@@ -151,7 +154,7 @@ class Producer(OfOneProcess):
             raise
         except SparkBrokerError as error:
             return self._failed(error)
-        result = AppendResult(len(sized))
+        result = AppendResult(len(sized), self._unseen)
         for index, (number, batch) in enumerate(sized):
             self._submit(view, number, batch, result.part(index), deadline)
         return result.future
@@ -320,7 +323,8 @@ class Producer(OfOneProcess):
     def close(self, timeout: float | None = None) -> None:
         """Wait for what is under way (up to `timeout` seconds, by default delivery.timeout.ms), then fail the rest.
 
-        An open transaction is aborted.
+        An open transaction is aborted. Without a transactional id, a warning in the log says how many appends failed
+        whose Futures nobody looked at, and the first reason.
         """
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
         with self._lock:
@@ -338,6 +342,15 @@ class Producer(OfOneProcess):
         self._sender.drain(deadline)
         self._sender.close()
         self._metadata.close()
+        self._tell_of_unseen()
+
+    def _tell_of_unseen(self) -> None:
+        """In a transaction a failure is raised by its end."""
+        unseen = None if self._state is not None else self._unseen.report()
+        if unseen is not None:
+            logger.warning(
+                "%d sends and appends failed, and nobody looked at their Futures; the first of them: %s", *unseen
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -376,7 +389,7 @@ class Producer(OfOneProcess):
 
     def _failed(self, error: SparkBrokerError) -> Future[_T]:
         self._note_failure(error)
-        future: Future[_T] = Future()
+        future: Future[_T] = WatchedFuture(self._unseen)
         future.set_exception(error)
         return future
 

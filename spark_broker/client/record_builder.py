@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from spark_broker.client import given
 from spark_broker.client.send_result import FutureRecordMetadata, SendResult
+from spark_broker.client.unseen import Unseen
 from spark_broker.errors import InvalidDataError, InvalidTimestampError, MessageTooLargeError
 from spark_broker.model import TopicPartition
 from spark_broker.pages import page
@@ -85,10 +86,10 @@ class RecordBuilder:
 
     __slots__ = ("_headers", "_keys", "_timestamps_us", "_values", "first_at_s", "result", "room_bytes")
 
-    def __init__(self, room_bytes: int) -> None:
+    def __init__(self, room_bytes: int, unseen: Unseen) -> None:
         self.room_bytes = room_bytes
         self.first_at_s = time.monotonic()
-        self.result = SendResult()
+        self.result = SendResult(unseen)
         self._keys: list[bytes | None] = []
         self._values: list[bytes | None] = []
         self._headers: dict[int, Pairs] = {}  # by the record's index; most records have none
@@ -107,6 +108,10 @@ class RecordBuilder:
             self._headers[index] = headers
         self.room_bytes -= size_bytes
         return FutureRecordMetadata(self.result, index)
+
+    def seal(self) -> None:
+        """No record is added any more."""
+        self.result.records = len(self._values)
 
     def build(self) -> pa.RecordBatch:
         """The records as one batch of Kafka's record. Raises MessageTooLargeError for more than Arrow takes."""

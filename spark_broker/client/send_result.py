@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from spark_broker.client.outgoing import Outcome
+from spark_broker.client.unseen import Unseen
 from spark_broker.errors import SparkBrokerError, invariant
 from spark_broker.model import RecordMetadata
 
@@ -27,14 +28,20 @@ class SendResult:
     No record's own lock is taken under the lock here, because a thread that holds a record's lock may wait for this
     one.
 
+    A record of a batch that failed counts in `unseen` until somebody looks at it. `records`: how many there are, once
+    the micro-batch is full or due.
+
     Invariant: a record that has callbacks, or fields and no outcome, is in `_watched`, by its index, until `outcome` is
     known.
     """
 
-    __slots__ = ("_lock", "_watched", "outcome")
+    __slots__ = ("_lock", "_looked_at", "_unseen", "_watched", "outcome", "records")
 
-    def __init__(self) -> None:
+    def __init__(self, unseen: Unseen) -> None:
         self.outcome: Outcome | None = None
+        self.records = 0
+        self._unseen = unseen
+        self._looked_at: set[int] = set()  # by index; of a batch that was stored, only those with a callback
         self._lock = threading.Lock()
         self._watched: dict[int, FutureRecordMetadata] = {}
 
@@ -42,10 +49,19 @@ class SendResult:
         """The micro-batch was stored or has failed. Runs the callbacks, in the order of the records."""
         with self._lock:
             invariant(self.outcome is None, "a micro-batch has one outcome")
+            if isinstance(outcome, SparkBrokerError):
+                self._unseen.failed(outcome, self.records - len(self._looked_at))
             self.outcome = outcome
             watched, self._watched = self._watched, {}
         for index in sorted(watched):
             watched[index].settle(outcome)
+
+    def look_at(self, index: int) -> None:
+        """Somebody has seen the record's error, or will."""
+        with self._lock:
+            if index not in self._looked_at and isinstance(self.outcome, SparkBrokerError):
+                self._unseen.seen(self.outcome)
+            self._looked_at.add(index)
 
     def give_fields(self, record: FutureRecordMetadata) -> None:
         """A thread uses the record as a Future."""
@@ -95,13 +111,25 @@ class FutureRecordMetadata(Future[RecordMetadata]):
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
         outcome = self._batch.outcome
-        return self._metadata(outcome) if isinstance(outcome, RecordMetadata) else super().result(timeout)
+        if isinstance(outcome, RecordMetadata):
+            return self._metadata(outcome)
+        try:
+            return super().result(timeout)
+        except SparkBrokerError:
+            self._batch.look_at(self.index)
+            raise
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         outcome = self._batch.outcome
-        return None if isinstance(outcome, RecordMetadata) else super().exception(timeout)
+        if isinstance(outcome, RecordMetadata):
+            return None
+        error = super().exception(timeout)
+        if error is not None:
+            self._batch.look_at(self.index)
+        return error
 
     def add_done_callback(self, fn: Callback) -> None:
+        self._batch.look_at(self.index)
         if not self._batch.call_later(self, fn):
             super().add_done_callback(fn)
 

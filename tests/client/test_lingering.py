@@ -10,6 +10,7 @@ import pytest
 from spark_broker import TopicPartition
 from spark_broker.client.lingering import Dispatch, Lingering
 from spark_broker.client.record_builder import RecordBuilder
+from spark_broker.client.unseen import Unseen
 from tests.conftest import WaitUntil
 
 WAIT_S = 30.0
@@ -27,7 +28,9 @@ class Sends:
     def __init__(self, linger_ms: int = NEVER_MS, dispatch: Dispatch | None = None) -> None:
         self.handed_on: list[list[bytes | None]] = []
         self.died = list[BaseException]()
-        self.lingering = Lingering(dispatch or self._dispatch, linger_ms=linger_ms, name="test", died=self.died.append)
+        self.lingering = Lingering(
+            dispatch or self._dispatch, linger_ms=linger_ms, name="test", died=self.died.append, unseen=Unseen()
+        )
         self._slot = self.lingering.slot(TopicPartition("t", 0))
 
     def send(self, value: bytes, size_bytes: int, batch_bytes: int = 100) -> None:

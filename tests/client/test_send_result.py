@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, as_completed, wait
 import pytest
 
 from spark_broker.client.send_result import FutureRecordMetadata, SendResult
+from spark_broker.client.unseen import Unseen
 from spark_broker.errors import MessageTooLargeError, SparkBrokerError
 from spark_broker.model import RecordMetadata
 
@@ -20,7 +21,7 @@ FAILED = MessageTooLargeError("too large")
 
 
 def batch_of_three() -> tuple[SendResult, list[FutureRecordMetadata]]:
-    batch = SendResult()
+    batch = SendResult(Unseen())
     return batch, [FutureRecordMetadata(batch, index) for index in range(3)]
 
 

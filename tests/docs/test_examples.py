@@ -52,8 +52,9 @@ def run(cluster: FakeCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 def test_the_examples_of_the_clients_do_what_the_page_says(run: RunPage, cluster: FakeCluster) -> None:
-    produced, consumed, one_record, committed, described, failed = run("clients.md")
+    produced, awaited, consumed, one_record, committed, described, failed = run("clients.md")
     assert produced.startswith("0\n[(")
+    assert re.fullmatch(r"\(2, [1-9]\)", awaited.strip())
     assert sorted(re.findall(r"hello|hallo|salut", consumed)) == ["hallo", "hello", "salut"]
     assert re.fullmatch(r"[012] 0 20\S+ \S+ (None|b'\w+') b'(hello|hallo|salut)'", one_record.strip())
     first, position = committed.split()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spark_broker.client import record_builder
 from spark_broker.client.record_builder import RecordBuilder, to_bytes, to_pairs
+from spark_broker.client.unseen import Unseen
 from spark_broker.errors import InvalidDataError, MessageTooLargeError
 from spark_broker.protocol.schema import DEFAULT_SCHEMA
 
@@ -28,7 +29,7 @@ records = st.tuples(
 def test_a_batch_has_the_records_that_were_added(
     rows: list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]] | None, int]],
 ) -> None:
-    builder = RecordBuilder(1000)
+    builder = RecordBuilder(1000, Unseen())
     for key, value, headers, timestamp_us in rows:
         builder.add(key, value, None if headers is None else to_pairs(headers)[0], timestamp_us, 10)
     batch = builder.build()
@@ -50,7 +51,7 @@ def test_a_batch_has_the_records_that_were_added(
 
 def test_a_column_that_arrow_does_not_take_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_builder, "_MAX_COLUMN_BYTES", 9)
-    builder = RecordBuilder(0)
+    builder = RecordBuilder(0, Unseen())
     builder.add(None, b"x" * 10, None, 0, 42)
     with pytest.raises(MessageTooLargeError, match="10 bytes"):
         builder.build()
@@ -69,7 +70,8 @@ def test_what_send_does_with_a_batch_imports_no_pandas() -> None:
 import sys
 from spark_broker.client.partitioner import partition_batch
 from spark_broker.client.record_builder import RecordBuilder, to_pairs
-builder = RecordBuilder(1000)
+from spark_broker.client.unseen import Unseen
+builder = RecordBuilder(1000, Unseen())
 builder.add(b"a", b"x", to_pairs({"h": b"x"})[0], 0, 10)
 builder.add(b"b", None, None, 0, 10)
 assert len(partition_batch(builder.build(), ["key"], 50)) == 2

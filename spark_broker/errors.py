@@ -705,6 +705,16 @@ class ForkedProcessError(SparkBrokerError):
     hint = "Start the process with multiprocessing.get_context('spawn'), or open clients only after the fork."
 
 
+class ReentrantCallError(SparkBrokerError):
+    """A client was called from within one of its own calls, and would wait for itself: nothing was done."""
+
+    code = 1031
+    hint = (
+        "In a signal handler set a flag or raise SystemExit: the end of `with Producer(...)` flushes. In a callback "
+        "hand the call to another thread; close(0) works there, and fails what is under way."
+    )
+
+
 class StaleMetadataError(SparkBrokerError):
     """A leader's answer rests on metadata that this client does not have yet."""
 

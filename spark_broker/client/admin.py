@@ -19,6 +19,7 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets, try_lookup_offsets
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.record_deletion import RecordDeletion
+from spark_broker.client.reentry import refuse_within
 from spark_broker.client.retry import UNKNOWN_TOPIC_GRACE_MS, Deadline, call_with_retries
 from spark_broker.client.settings import Address, client_config
 from spark_broker.client.topic_changes import creation_of, settings_of
@@ -311,6 +312,7 @@ class Admin(OfOneProcess):
     def _deadline(self) -> Deadline:
         if self._metadata.closing.is_set():
             raise ClosedError("the admin client is closed")
+        refuse_within(self)
         return Deadline.after_ms(self._config.default_api_timeout_ms)
 
     def _change(self, request: Message, deadline: Deadline) -> None:

@@ -21,6 +21,7 @@ from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.offset_lookup import all_at, lookup_offsets
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.partition_position import PartitionPosition, Start
+from spark_broker.client.reentry import Within, refuse_within
 from spark_broker.client.retry import Deadline
 from spark_broker.client.settings import client_config
 from spark_broker.config import ConsumerConfig
@@ -180,6 +181,7 @@ class Consumer(OfOneProcess):
         InconsistentTopicIdError (the topic was created again), CorruptMessageError, BootstrapUnreachableError and
         ClosedError.
         """
+        self._refuse_reentry()
         self._commit_when_due()
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
         try:
@@ -325,9 +327,18 @@ class Consumer(OfOneProcess):
         return {tp: None if offset < 0 else offset for tp, offset in self._lookup(moments).items()}
 
     def close(self, timeout: float = CLOSE_TIMEOUT_S) -> None:
-        """Commit what was handed out (enable.auto.commit), and end; at most about `timeout` seconds."""
+        """Commit what was handed out (enable.auto.commit), and end; at most about `timeout` seconds.
+
+        A signal handler may call it: a `poll` that it interrupted raises ClosedError then. Raises ReentrantCallError
+        where the handler has interrupted a call that does not wait.
+        """
         deadline = Deadline.after_ms(given.seconds(timeout, "timeout") * 1000)
-        with self._close_lock:
+        place = self._refuse_reentry()
+        if not self._close_lock.acquire(blocking=False):
+            if place is not Within.NOTHING:
+                return  # the handler of a signal has interrupted `close`, which goes on afterwards
+            self._close_lock.acquire()
+        try:
             if self._machine.closed:
                 return
             try:
@@ -335,6 +346,12 @@ class Consumer(OfOneProcess):
                     self._commit_last(deadline)
             finally:
                 self._threads.close()
+        finally:
+            self._close_lock.release()
+
+    def _refuse_reentry(self) -> Within:
+        """Raises ReentrantCallError in the handler of a signal that interrupted more than a wait of this consumer."""
+        return refuse_within(self, self._threads)
 
     def __enter__(self) -> Self:
         return self
@@ -350,8 +367,9 @@ class Consumer(OfOneProcess):
             self._threads.advance()
 
     def _open(self) -> threading.Condition:
-        """The machine's lock, of a consumer that is open."""
+        """The machine's lock, of a consumer that is open. Raises ClosedError and ReentrantCallError."""
         self._check_open()
+        self._refuse_reentry()
         return self._changed
 
     def _check_open(self) -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from spark_broker.client.record_builder import Pairs, RecordBuilder, Slot
+from spark_broker.client.reentry import refuse_within, take
 from spark_broker.client.send_result import FutureRecordMetadata
 from spark_broker.client.unseen import Unseen
 from spark_broker.model import TopicPartition
@@ -55,7 +56,9 @@ class Lingering:
         """
         while True:
             future, waits = None, True
-            with slot.lock:
+            if not slot.lock.acquire(blocking=False):
+                take(slot.lock, self)
+            try:
                 builder = slot.builder
                 if builder is None:
                     builder = slot.builder = RecordBuilder(batch_bytes, self._unseen)
@@ -65,6 +68,8 @@ class Lingering:
                     future = builder.add(key, value, headers, timestamp_us, size_bytes)
                 if future is not None and waits and builder.room_bytes > 0:
                     return future
+            finally:
+                slot.lock.release()
             self._hand_on(slot)
             if future is not None:
                 return future
@@ -78,6 +83,10 @@ class Lingering:
         for slot in slots:
             self._hand_on(slot)
 
+    def has_records(self) -> bool:
+        """Whether records wait to be handed on."""
+        return any(slot.builder is not None for slot in list(self._slots.values()))
+
     def close(self) -> None:
         """Hand on what waits, and end the thread. Records that are added from now on are handed on at once."""
         with self._waiting:
@@ -87,23 +96,37 @@ class Lingering:
 
     def _hand_on(self, slot: Slot, *, due_s: float = float("inf")) -> None:
         """Hand on what the slot holds, if it began by `due_s`. Others may fill the slot again meanwhile."""
-        with slot.order:
-            with slot.lock:
-                builder = slot.builder
-                if builder is None or builder.first_at_s > due_s:
-                    return
-                slot.builder = None
-                builder.seal()
-                with self._lock:
-                    self._due.pop(slot, None)
-            try:
-                self._dispatch(slot.topic_partition, builder)
-            except BaseException as error:
-                if threading.current_thread() is self._thread:
-                    self._died(error)  # before anybody learns of it
-                if builder.result.outcome is None:  # Nobody else knows these records: their Futures would never end.
-                    builder.result.complete(client_ended(error))
-                raise
+        here = threading.get_ident()
+        if slot.order_of == here:
+            # In a callback of what this thread has just handed on, the next may follow.
+            refuse_within(self)
+            self._hand_on_in_order(slot, due_s)
+            return
+        take(slot.order, self)
+        try:
+            slot.order_of = here
+            self._hand_on_in_order(slot, due_s)
+        finally:
+            slot.order_of = 0
+            slot.order.release()
+
+    def _hand_on_in_order(self, slot: Slot, due_s: float) -> None:
+        with slot.lock:
+            builder = slot.builder
+            if builder is None or builder.first_at_s > due_s:
+                return
+            slot.builder = None
+            builder.seal()
+            with self._lock:
+                self._due.pop(slot, None)
+        try:
+            self._dispatch(slot.topic_partition, builder)
+        except BaseException as error:
+            if threading.current_thread() is self._thread:
+                self._died(error)  # before anybody learns of it
+            if builder.result.outcome is None:  # Nobody else knows these records: their Futures would never end.
+                builder.result.complete(client_ended(error))
+            raise
 
     def _expect(self, slot: Slot) -> bool:
         """Whether the thread will hand on the slot's new builder when it is due. If not, the caller does so at once."""

@@ -34,6 +34,7 @@ from spark_broker.client.record_builder import (
     to_pairs,
     to_timestamp_us,
 )
+from spark_broker.client.reentry import Within, refusal, refuse_within
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
@@ -119,6 +120,7 @@ class Producer(OfOneProcess):
             unseen=self._unseen,
         )
         self._transactions = self._open_transactions()
+        self._insides = (self, self._sender, self._lingering, self._transactions or self)
         self._sticky_counter = count()
         self._sticky: dict[str, int] = {}
         self._targets: dict[str, _SendTarget] = {}
@@ -133,10 +135,12 @@ class Producer(OfOneProcess):
         is sliced. Bad data fails the Future, and nothing is sent then. Blocks for metadata and for room in the buffer,
         up to max.block.ms.
 
-        Raises ClosedError. With a transactional id it also raises InvalidTxnStateError outside of a transaction,
+        Raises ClosedError, and ReentrantCallError in a signal handler that interrupted a call of this producer. With a
+        transactional id it also raises InvalidTxnStateError outside of a transaction,
         TransactionAbortableError after an append that failed, and ProducerFencedError.
         """
         self._check_open()
+        refuse_within(*self._insides)
         with self._state or _ADMITTED:
             return self._append(topic, data, partition)
 
@@ -233,9 +237,13 @@ class Producer(OfOneProcess):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything appended so far is acknowledged or has failed (its Future says which).
 
-        `timeout` is in seconds. By default delivery.timeout.ms bounds the wait. Raises RequestTimedOutError.
+        `timeout` is in seconds. By default delivery.timeout.ms bounds the wait. Raises RequestTimedOutError, and
+        ReentrantCallError where it would wait for itself: in a signal handler that interrupted a call of this producer,
+        and in a done-callback while anything else is under way.
         """
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
+        if refuse_within(*self._insides) is Within.CALLBACK:
+            self._check_nothing_else_left()
         self._lingering.hand_on()
         limit_s = self._config.delivery_timeout_ms / 1000 + 5.0 if given_s is None else given_s
         if not self._sender.drain(Deadline.after_ms(limit_s * 1000)):
@@ -324,9 +332,12 @@ class Producer(OfOneProcess):
         """Wait for what is under way (up to `timeout` seconds, by default delivery.timeout.ms), then fail the rest.
 
         An open transaction is aborted. Without a transactional id, a warning in the log says how many appends failed
-        whose Futures nobody looked at, and the first reason.
+        whose Futures nobody looked at, and the first reason. Raises ReentrantCallError as `flush` does; in a
+        done-callback, `close(0)` works.
         """
         given_s = None if timeout is None else given.seconds(timeout, "timeout")
+        if refuse_within(*self._insides) is Within.CALLBACK and given_s != 0:
+            self._check_nothing_else_left()
         with self._lock:
             if self._closed:
                 return
@@ -338,6 +349,8 @@ class Producer(OfOneProcess):
                 self._transactions.close(deadline.remaining_ms)
             except SparkBrokerError as error:
                 logger.warning("an open transaction was not aborted; its time-out will do so: %s", error)
+        if given_s == 0:
+            self._sender.close()  # What is handed on from now on fails, and does not wait for room.
         self._lingering.close()
         self._sender.drain(deadline)
         self._sender.close()
@@ -360,6 +373,11 @@ class Producer(OfOneProcess):
     ) -> None:
         self.close(None if kind is None else CLOSE_AFTER_ERROR_S)
 
+    def _check_nothing_else_left(self) -> None:
+        """In a done-callback. Raises ReentrantCallError if there is anything to wait for."""
+        if self._lingering.has_records() or self._sender.has_others():
+            raise refusal(Within.CALLBACK)
+
     def _check_open(self) -> None:
         if fork.inherited:
             fork.check()
@@ -373,6 +391,7 @@ class Producer(OfOneProcess):
 
     def _transactional(self) -> TransactionManager:
         self._check_open()
+        refuse_within(*self._insides, least=Within.CALLBACK)
         if self._transactions is None:
             raise InvalidTxnStateError(
                 "the producer has no transactional id", hint="Open it with `Producer(servers, transactional_id=...)`."

@@ -163,12 +163,16 @@ def _validity(items: Sequence[object]) -> pa.Buffer:
 
 
 class Slot:
-    """Where a partition's records gather. `order` is held while a builder is handed on: none overtakes another."""
+    """Where a partition's records gather. `order` is held while a builder is handed on: none overtakes another.
 
-    __slots__ = ("builder", "lock", "order", "topic_partition")
+    `order_of`: the thread that holds it; 0: none.
+    """
+
+    __slots__ = ("builder", "lock", "order", "order_of", "topic_partition")
 
     def __init__(self, topic_partition: TopicPartition) -> None:
         self.topic_partition = topic_partition
         self.order = threading.Lock()
+        self.order_of = 0
         self.lock = threading.Lock()
         self.builder: RecordBuilder | None = None

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable
 from spark_broker.client.append_channel import AppendChannel
 from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.metadata import ClusterMetadata
-from spark_broker.client.outgoing import OutgoingBatch
+from spark_broker.client.outgoing import Outcome, OutgoingBatch
+from spark_broker.client.reentry import take
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender_effects import (
     CloseChannel,
@@ -64,6 +65,8 @@ class Sender:
         self._sooner = threading.Condition(self.lock)
         self._wakes_at_ms = math.inf  # until when the thread of the deadlines sleeps
         self._incomplete: set[OutgoingBatch] = set()
+        self._gates: dict[threading.Lock, set[OutgoingBatch]] = {}  # locked until these are complete
+        self._reporting = threading.local()  # `batches`: those whose callbacks run in this thread
         self._completing: set[OutgoingBatch] = set()  # of these, the ones whose outcome is being reported
         self._failure: ClientEndedError | None = None  # set: a thread has died
         self._buffered_bytes = 0
@@ -90,7 +93,7 @@ class Sender:
 
     def prepare(self, deadline: Deadline) -> None:
         """Get a producer id, once. Raises typed errors when no broker gives one in time."""
-        self.check()
+        self._check_open()
         if not self._machine.numbered or self._machine.identity is not None:
             return
         with self._identity_lock:
@@ -100,6 +103,8 @@ class Sender:
     def reserve(self, size_bytes: int, deadline: Deadline) -> None:
         """Wait for room in the buffer. Raises BufferExhaustedError at the deadline, ClosedError after close."""
         limit = self._config.buffer_memory
+        take(self.lock, self)
+        self.lock.release()
         with self._changed:
             room = self._changed.wait_for(
                 # A batch that is larger than the whole buffer goes alone.
@@ -135,10 +140,44 @@ class Sender:
         self._finish(effects)
 
     def drain(self, deadline: Deadline) -> bool:
-        """Wait until every batch that is enqueued now has its outcome; returns whether all have."""
-        with self._changed:
-            awaited = set(self._incomplete)
-            return self._changed.wait_for(lambda: awaited.isdisjoint(self._incomplete), deadline.remaining_s)
+        """Wait until every batch that is enqueued now has its outcome; returns whether all have.
+
+        But for the batch whose callback calls this: it has its outcome.
+        """
+        gate = threading.Lock()
+        with self.lock:
+            awaited = self._incomplete.difference(self._reported_here())
+            if not awaited:
+                return True
+            gate.acquire()
+            self._gates[gate] = awaited
+        try:
+            return self.wait_without_lock(gate, deadline)
+        finally:
+            with self.lock:
+                self._gates.pop(gate, None)
+
+    def wait_without_lock(self, gate: threading.Lock, deadline: Deadline) -> bool:
+        """The handler of a signal may call the client meanwhile (`reentry`)."""
+        return gate.acquire(timeout=min(max(deadline.remaining_s, 0), threading.TIMEOUT_MAX))
+
+    def has_others(self) -> bool:
+        """Whether there is a batch without an outcome, besides the one whose callback calls this."""
+        with self.lock:
+            return not self._incomplete.issubset(self._reported_here())
+
+    def _reported_here(self) -> list[OutgoingBatch]:
+        batches: list[OutgoingBatch] = getattr(self._reporting, "batches", [])
+        return batches
+
+    def _report(self, batch: OutgoingBatch, outcome: Outcome) -> None:
+        """Complete the batch's Futures. Their callbacks may append."""
+        outer = self._reported_here()
+        self._reporting.batches = [*outer, batch]
+        try:
+            batch.complete(outcome)
+        finally:
+            self._reporting.batches = outer
 
     def check(self) -> None:
         """Raises ClientEndedError if a thread of this sender has died."""
@@ -165,7 +204,7 @@ class Sender:
                 condition.notify_all()
         for batch in left:
             self._on_failure(failure)
-            batch.complete(failure)
+            self._report(batch, failure)
         for _, stream in streams:
             stream.close()
         self._forget(left)
@@ -242,7 +281,7 @@ class Sender:
         for batch, outcome in ((effect.batch, effect.outcome) for effect in done):
             if isinstance(outcome, SparkBrokerError):
                 self._on_failure(outcome)
-            batch.complete(outcome)
+            self._report(batch, outcome)
         if done:
             self._forget([effect.batch for effect in done])
 
@@ -253,6 +292,11 @@ class Sender:
                 self._incomplete.discard(batch)
                 self._completing.discard(batch)
                 self._buffered_bytes -= batch.size_bytes
+            for gate, awaited in list(self._gates.items()):
+                awaited.intersection_update(self._incomplete)
+                if not awaited:
+                    del self._gates[gate]
+                    gate.release()
             self._changed.notify_all()
 
     def _stream(self, channel: LeaderChannel) -> AppendChannel:

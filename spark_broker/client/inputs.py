@@ -89,21 +89,34 @@ def _check_times(column: pa.Array) -> None:
         )
 
 
+def sliced(batch: pa.RecordBatch, start: int, rows: int) -> pa.RecordBatch:
+    """Some rows, without those around them: of lists that are empty, Arrow writes the children of the whole column."""
+    piece = batch.slice(start, rows)
+    columns = [pa.concat_arrays([column]) if pa.types.is_nested(column.type) else column for column in piece.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def fits(batch: pa.RecordBatch, limit_bytes: int) -> bool:
+    """Whether the batch is no larger than this, before compression."""
+    size = pa.ipc.get_record_batch_size(batch) + METADATA_BYTES
+    return size <= limit_bytes or len(encode_batch(batch)) <= limit_bytes
+
+
 def within_size(batch: pa.RecordBatch, topic: TopicView, *, divisible: bool) -> list[pa.RecordBatch]:
     """The batch, or slices of it that the topic takes. Raises MessageTooLargeError, before anything was sent.
 
     As on the broker, the size before compression counts: a reader needs room for it.
     """
     limit = topic.settings.max_message_bytes
-    size = pa.ipc.get_record_batch_size(batch) + METADATA_BYTES
-    if size <= limit or len(encode_batch(batch)) <= limit:
+    if fits(batch, limit):
         return [batch]
+    size = pa.ipc.get_record_batch_size(batch) + METADATA_BYTES
     if not divisible or batch.num_rows == 1:
         raise MessageTooLargeError(
             f"a batch of {batch.num_rows} rows is about {size} bytes; max.message.bytes of {topic.name!r} is {limit}"
         )
     rows = max(1, min(batch.num_rows // 2, batch.num_rows * min(SLICE_BYTES, limit) // size))
-    slices = (batch.slice(start, rows) for start in range(0, batch.num_rows, rows))
+    slices = (sliced(batch, start, rows) for start in range(0, batch.num_rows, rows))
     return [part for piece in slices for part in within_size(piece, topic, divisible=True)]
 
 

@@ -26,6 +26,7 @@ class OutgoingBatch:
         "complete",
         "correlation_id",
         "deadline_ms",
+        "divide",
         "error",
         "head",
         "identity",
@@ -34,8 +35,10 @@ class OutgoingBatch:
         "schema_id",
         "sequence",
         "size_bytes",
+        "too_large",
         "topic_id",
         "topic_partition",
+        "uncertain",
     )
 
     def __init__(
@@ -46,7 +49,12 @@ class OutgoingBatch:
         rows: int,
         message: bytes,
         complete: Callable[[Outcome], None],
+        divide: Callable[[OutgoingBatch, int], list[OutgoingBatch]] | None = None,
     ) -> None:
+        """`divide`: makes pieces of the batch, of no more than so many bytes, which complete it. None: it stays whole.
+
+        `uncertain`: an attempt may have stored it. `too_large`: it was certainly refused, and is to be divided.
+        """
         self.topic_partition = topic_partition
         self.topic_id = topic_id
         self.schema_id = schema_id
@@ -57,6 +65,9 @@ class OutgoingBatch:
         self.body = memoryview(message)[split:]
         self.size_bytes = len(message)
         self.complete = complete
+        self.divide = divide
+        self.too_large = False
+        self.uncertain = False
         self.deadline_ms = 0
         self.identity: ProducerIdentity | None = None
         self.sequence = -1
@@ -77,6 +88,7 @@ class OutgoingBatch:
     def forget_number(self) -> None:
         """The batch is certainly not in the log, so it may get another number."""
         self.identity = None
+        self.uncertain = False
 
     def metadata(self, base_offset: int | None) -> RecordMetadata:
         return RecordMetadata(self.topic_partition.topic, self.topic_partition.partition, base_offset, self.rows)

@@ -11,7 +11,13 @@ While SENDING, a prefix of `unacked` (`in_flight` batches) is sent, and the rest
 Sequence numbers say what is certain. A broker that answers OUT_OF_ORDER_SEQUENCE_NUMBER to the first unacknowledged
 batch does not have it: numbers are missing before it. If they are those of a batch of ours that failed, this one gets a
 new number under a new producer id (KIP-360); otherwise acknowledged batches were lost, and the user must get the error.
-In a transaction, no batch gets a new number: a batch that failed ends the transaction, and what follows it is aborted.
+A batch of `send` that is larger than the topic takes, by a limit that is newer than the batch, was certainly refused
+(unless an earlier attempt may have stored it). It is divided, and its pieces and what follows get new numbers under a
+new producer id: no batch of the old one with a later number can ever be stored. In a transaction they get the same
+numbers again, if every attempt that used these was answered: no copy of them is under way then.
+
+Otherwise, in a transaction, no batch gets a new number: a batch that failed ends the transaction, and what follows it
+is aborted.
 """
 
 from __future__ import annotations
@@ -28,13 +34,28 @@ from spark_broker.core.transaction_state import ProducerIdentity
 from spark_broker.errors import (
     InconsistentTopicIdError,
     InvariantError,
+    MessageTooLargeError,
+    NotEnoughReplicasError,
     OutOfOrderSequenceNumberError,
+    RecordListTooLargeError,
     SparkBrokerError,
+    ThrottlingQuotaExceededError,
     UnknownProducerIdError,
     UnknownTopicOrPartitionError,
     invariant,
 )
 from spark_broker.model import TopicPartition
+
+TOO_LARGE = (MessageTooLargeError, RecordListTooLargeError)
+
+CERTAIN_REFUSALS = (
+    *TOO_LARGE,
+    NotEnoughReplicasError,
+    OutOfOrderSequenceNumberError,
+    ThrottlingQuotaExceededError,
+    UnknownProducerIdError,
+)
+"""An attempt that is answered so has stored nothing."""
 
 
 class QueueState(Enum):
@@ -139,6 +160,7 @@ class PartitionQueue:
         """An attempt failed, for good or not. `settle` decides once all answers are in."""
         self._answered()
         batch.error = batch.last_error = error
+        batch.uncertain |= not isinstance(error, CERTAIN_REFUSALS)
         self.stop()
 
     def stop(self) -> None:
@@ -175,6 +197,11 @@ class PartitionQueue:
         kept: deque[OutgoingBatch] = deque()
         for batch in self.unacked:
             error, batch.error = batch.error, None
+            if error is not None and self._may_divide(batch, error):
+                batch.too_large = True
+                self._renumber_from(batch)
+                kept.append(batch)
+                continue
             verdict = None if error is None else self._verdict(batch, error, first=not kept)
             if verdict is None:
                 kept.append(batch)
@@ -184,6 +211,46 @@ class PartitionQueue:
         self.unacked = kept
         self._gaps &= {batch.identity for batch in kept if batch.identity is not None}
         return failed
+
+    def divide(self, limit_bytes: int) -> list[tuple[OutgoingBatch, list[OutgoingBatch]]]:
+        """Put pieces in the places of the batches that were too large. Returns those with their pieces."""
+        done: list[tuple[OutgoingBatch, list[OutgoingBatch]]] = []
+        unacked: deque[OutgoingBatch] = deque()
+        for batch in self.unacked:
+            if batch.too_large and batch.divide is not None:
+                pieces = batch.divide(batch, limit_bytes)
+                for piece in pieces:
+                    piece.deadline_ms, piece.last_error = batch.deadline_ms, batch.last_error
+                done.append((batch, pieces))
+                unacked.extend(pieces)
+            else:
+                unacked.append(batch)
+        if done:
+            self.unacked = unacked
+        return done
+
+    def _may_divide(self, batch: OutgoingBatch, error: SparkBrokerError) -> bool:
+        """Whether it was certainly refused for its size, has more than a row, and what follows may be renumbered."""
+        if not isinstance(error, TOO_LARGE) or batch.divide is None or batch.rows == 1 or batch.uncertain:
+            return False
+        return self._renumbers or not any(later.uncertain for later in self._from(batch))
+
+    def _from(self, batch: OutgoingBatch) -> list[OutgoingBatch]:
+        """The batch, and those after it."""
+        return list(self.unacked)[self.unacked.index(batch) :]
+
+    def _renumber_from(self, batch: OutgoingBatch) -> None:
+        """A batch was refused, so none that follows under its identity can be stored."""
+        identity = batch.identity
+        if identity is None:
+            return
+        if self._renumbers:
+            self._leave_gap(batch)
+        else:
+            self._next_sequence = batch.sequence
+        for later in self._from(batch):
+            if later.identity == identity:
+                later.forget_number()
 
     def fail_all(self) -> list[OutgoingBatch]:
         """Take out every batch, in flight or not."""
@@ -211,6 +278,8 @@ class PartitionQueue:
 
     def _verdict(self, batch: OutgoingBatch, error: SparkBrokerError, *, first: bool) -> SparkBrokerError | None:
         """The error that ends the batch. None: it is sent again."""
+        if isinstance(error, TOO_LARGE):
+            return _undivided(batch, error)
         if not isinstance(error, OutOfOrderSequenceNumberError | UnknownProducerIdError):
             return None if error.retriable else error
         if not first:
@@ -248,3 +317,16 @@ class PartitionQueue:
     def _answered(self) -> None:
         self.in_flight -= 1
         invariant(self.in_flight >= 0, "an answer belongs to a batch in flight")
+
+
+def _undivided(batch: OutgoingBatch, error: SparkBrokerError) -> SparkBrokerError:
+    """The error of a batch that is not divided, with the reason."""
+    if batch.uncertain:
+        return type(error)(f"{error.message}; an earlier attempt may have stored it", hint=_LOOK_FIRST)
+    if batch.divide is None:
+        return type(error)(f"{error.message}; what `append` has handed on is never divided", hint=_APPEND_AGAIN)
+    return error
+
+
+_LOOK_FIRST = "Read the partition's end before you send these records again."
+_APPEND_AGAIN = "Append the rows again: the producer learns of the limit within a second, and slices tables by it."

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from types import TracebackType
@@ -17,25 +16,26 @@ from typing import Self, TypeVar, Unpack
 import pyarrow as pa
 
 from spark_broker.client import given
-from spark_broker.client.cluster_view import ClusterView, TopicView
-from spark_broker.client.inputs import METADATA_BYTES, Conformed, conformed, tabular, within_size
+from spark_broker.client.cluster_view import TopicView
+from spark_broker.client.dividing import Complete, Divide, Divider, PieceResults, divided
+from spark_broker.client.inputs import Conformed, conformed, tabular, within_size
 from spark_broker.client.keywords import ProducerSettings
 from spark_broker.client.lingering import Lingering
 from spark_broker.client.metadata import ClusterMetadata
 from spark_broker.client.one_process import OfOneProcess
 from spark_broker.client.outgoing import AppendResult, Outcome, OutgoingBatch
-from spark_broker.client.partitioner import KeyPartitions, partition_batch
+from spark_broker.client.partitioner import partition_batch
 from spark_broker.client.record_builder import (
     RECORD_OVERHEAD_BYTES,
     Headers,
     RecordBuilder,
-    Slot,
     to_bytes,
     to_pairs,
     to_timestamp_us,
 )
 from spark_broker.client.reentry import Within, refusal, refuse_within
 from spark_broker.client.retry import Deadline
+from spark_broker.client.send_target import SendTarget, target_of
 from spark_broker.client.sender import Sender
 from spark_broker.client.settings import client_config
 from spark_broker.client.transaction_state import ProducerTransaction
@@ -64,17 +64,6 @@ logger = logging.getLogger(__name__)
 
 CLOSE_AFTER_ERROR_S = 5.0
 """A `with` block that ends in an exception waits this long for appends under way."""
-
-
-@dataclass(frozen=True, slots=True)
-class _SendTarget:
-    """A topic as `send` sees it in one view of the cluster. `slots`: those that were used, by partition."""
-
-    cluster: ClusterView
-    topic: TopicView
-    batch_bytes: int
-    key_partitions: KeyPartitions
-    slots: dict[int, Slot]
 
 
 class Producer(OfOneProcess):
@@ -107,7 +96,8 @@ class Producer(OfOneProcess):
         self._config = client_config(ProducerConfig, bootstrap_servers, config, keywords)
         if self._config.transactional_id:
             check_transactional(self._config)
-        self._compression = None if self._config.compression_type == "none" else self._config.compression_type
+        compression = None if self._config.compression_type == "none" else self._config.compression_type
+        self._divider = Divider(TRANSACTIONAL if self._config.transactional_id else 0, compression)
         self._metadata = ClusterMetadata.connect(self._config)
         self._state = ProducerTransaction(self._refuse_appends) if self._config.transactional_id else None
         self._sender = Sender(self._metadata, self._config, self._note_failure)
@@ -123,7 +113,7 @@ class Producer(OfOneProcess):
         self._insides = (self, self._sender, self._lingering, self._transactions or self)
         self._sticky_counter = count()
         self._sticky: dict[str, int] = {}
-        self._targets: dict[str, _SendTarget] = {}
+        self._targets: dict[str, SendTarget] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -416,21 +406,13 @@ class Producer(OfOneProcess):
         # The sender refreshes the topics in use. Only a topic's first append waits for a broker.
         return self._metadata.view.topic(name) or self._metadata.topic(name, deadline)
 
-    def _target(self, name: str) -> _SendTarget:
+    def _target(self, name: str) -> SendTarget:
         """What `send` needs to know of a topic, in the current view of the cluster."""
         name = given.topic_name(name)
         cluster = self._metadata.view
         view = self._topic(name, Deadline.after_ms(self._config.max_block_ms))
-        if not view.has_default_schema:
-            columns = ", ".join(view.schema.names)
-            raise SchemaMismatchError(f"topic {name!r} has columns {columns}: use append()")
-        batch_bytes = min(view.settings.max_message_bytes - METADATA_BYTES, self._config.batch_size)
-        old = self._targets.get(name)
-        keys = None if old is None else old.key_partitions
-        if keys is None or keys.partitions != len(view.partitions):
-            keys = KeyPartitions(len(view.partitions))
-        slots = {} if old is None else old.slots
-        target = self._targets[name] = _SendTarget(cluster, view, batch_bytes, keys, slots)
+        target = target_of(view, cluster, self._config.batch_size, self._targets.get(name))
+        self._targets[name] = target
         return target
 
     def _parts(self, view: TopicView, batch: pa.RecordBatch, partition: int | None) -> list[tuple[int, pa.RecordBatch]]:
@@ -438,7 +420,7 @@ class Producer(OfOneProcess):
             return [(self._checked(view, partition), batch)]
         return partition_batch(batch, view.key_columns, len(view.partitions), sticky=self._next_sticky(view))
 
-    def _record_partition(self, target: _SendTarget, key: bytes | None, partition: int | None) -> int:
+    def _record_partition(self, target: SendTarget, key: bytes | None, partition: int | None) -> int:
         if partition is not None:
             return self._checked(target.topic, partition)
         if key is not None:
@@ -469,12 +451,13 @@ class Producer(OfOneProcess):
         rows: pa.RecordBatch,
         complete: Callable[[Outcome], None],
         deadline: Deadline,
+        divide: Divide | None = None,
     ) -> None:
         """Encode, wait for room, and hand the batches to the sender. Failures are reported to `complete`."""
-        attributes = 0 if self._state is None else TRANSACTIONAL
-        message = encode_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=self._compression)
+        attributes, compression = self._divider.attributes, self._divider.compression
+        message = encode_batch(rows, schema_id=view.schema_id, attributes=attributes, compression=compression)
         where = TopicPartition(view.name, partition)
-        batch = OutgoingBatch(where, view.topic_id, view.schema_id, rows.num_rows, message, complete)
+        batch = OutgoingBatch(where, view.topic_id, view.schema_id, rows.num_rows, message, complete, divide)
         try:
             self._sender.reserve(batch.size_bytes, deadline)
             self._sender.enqueue(batch)
@@ -491,9 +474,25 @@ class Producer(OfOneProcess):
         try:
             view = self._topic(where.topic, deadline)
             self._sender.prepare(deadline)
-            (batch,) = within_size(builder.build(), view, divisible=False)
+            rows = builder.build()
         except SparkBrokerError as error:
             self._note_failure(error)
             complete(error)
         else:
-            self._submit(view, where.partition, batch, complete, deadline)
+            self._submit_records(view, where.partition, rows, complete, deadline)
+
+    def _submit_records(
+        self, view: TopicView, partition: int, rows: pa.RecordBatch, complete: Complete, deadline: Deadline
+    ) -> None:
+        """The records of `send`. The limit of the topic may have become lower while they gathered."""
+        pieces = divided(rows, view.settings.max_message_bytes)
+        results = None if len(pieces) == 1 else PieceResults(pieces, complete)
+        for place, piece in enumerate(pieces):
+            done = complete if results is None else results.part(place)
+            try:
+                within_size(piece, view, divisible=False)
+            except SparkBrokerError as error:
+                self._note_failure(error)
+                done(error)
+            else:
+                self._submit(view, partition, piece, done, deadline, self._divider.of(done))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from spark_broker.client.dividing import Divided, Result, failures
 from spark_broker.client.outgoing import Outcome
 from spark_broker.client.unseen import Unseen
 from spark_broker.errors import SparkBrokerError, invariant
@@ -38,35 +39,36 @@ class SendResult:
     __slots__ = ("_lock", "_looked_at", "_unseen", "_watched", "outcome", "records")
 
     def __init__(self, unseen: Unseen) -> None:
-        self.outcome: Outcome | None = None
+        self.outcome: Result | None = None
         self.records = 0
         self._unseen = unseen
         self._looked_at: set[int] = set()  # by index; of a batch that was stored, only those with a callback
         self._lock = threading.Lock()
         self._watched: dict[int, FutureRecordMetadata] = {}
 
-    def complete(self, outcome: Outcome) -> None:
+    def complete(self, outcome: Result) -> None:
         """The micro-batch was stored or has failed. Runs the callbacks, in the order of the records."""
         with self._lock:
             invariant(self.outcome is None, "a micro-batch has one outcome")
-            if isinstance(outcome, SparkBrokerError):
-                self._unseen.failed(outcome, self.records - len(self._looked_at))
+            for error, rows in failures(outcome, self.records):
+                self._unseen.failed(error, len(rows) - sum(index in rows for index in self._looked_at))
             self.outcome = outcome
             watched, self._watched = self._watched, {}
         for index in sorted(watched):
-            watched[index].settle(outcome)
+            watched[index].settle(_of(outcome, index))
 
     def look_at(self, index: int) -> None:
         """Somebody has seen the record's error, or will."""
         with self._lock:
-            if index not in self._looked_at and isinstance(self.outcome, SparkBrokerError):
-                self._unseen.seen(self.outcome)
+            outcome = None if self.outcome is None else _of(self.outcome, index)
+            if index not in self._looked_at and isinstance(outcome, SparkBrokerError):
+                self._unseen.seen(outcome)
             self._looked_at.add(index)
 
     def give_fields(self, record: FutureRecordMetadata) -> None:
         """A thread uses the record as a Future."""
         with self._lock:
-            record.take_fields(self.outcome)
+            record.take_fields(None if self.outcome is None else _of(self.outcome, record.index))
             if self.outcome is None:
                 self._watched[record.index] = record
 
@@ -78,6 +80,11 @@ class SendResult:
             record.keep_callback(callback)
             self._watched[record.index] = record
             return True
+
+
+def _of(result: Result, index: int) -> Outcome:
+    """The outcome of the record with this index."""
+    return result.of(index) if isinstance(result, Divided) else result
 
 
 class FutureRecordMetadata(Future[RecordMetadata]):

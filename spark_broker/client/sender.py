@@ -19,6 +19,7 @@ from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.client.reentry import take
 from spark_broker.client.retry import Deadline
 from spark_broker.client.sender_effects import (
+    BatchDivided,
     CloseChannel,
     CompleteBatch,
     RefreshMetadata,
@@ -266,6 +267,8 @@ class Sender:
             elif isinstance(effect, RefreshMetadata | RequestProducerIds):
                 self._question = effect
                 self._asked.notify()
+            elif isinstance(effect, BatchDivided):
+                self._replace(effect.batch, effect.pieces)
             elif isinstance(effect, CompleteBatch) and self._failure is None:
                 self._completing.add(effect.batch)
         if self._machine.due_ms < self._wakes_at_ms:
@@ -298,6 +301,14 @@ class Sender:
                     del self._gates[gate]
                     gate.release()
             self._changed.notify_all()
+
+    def _replace(self, batch: OutgoingBatch, pieces: list[OutgoingBatch]) -> None:
+        """Under the lock: who waits for the batch waits for its pieces."""
+        for batches in (self._incomplete, *self._gates.values()):
+            if batch in batches:
+                batches.remove(batch)
+                batches.update(pieces)
+        self._buffered_bytes += sum(piece.size_bytes for piece in pieces) - batch.size_bytes
 
     def _stream(self, channel: LeaderChannel) -> AppendChannel:
         """Under the lock: the channel's stream."""

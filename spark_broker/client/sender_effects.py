@@ -17,6 +17,14 @@ class CompleteBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchDivided:
+    """The batch has no outcome of its own any more: it is completed by its pieces, which have its place."""
+
+    batch: OutgoingBatch
+    pieces: list[OutgoingBatch]
+
+
+@dataclass(frozen=True, slots=True)
 class SendAppends:
     """Open the channel's stream if there is none yet, and send what `next_append` gives until it gives nothing."""
 
@@ -43,4 +51,4 @@ class RequestProducerIds:
     count: int
 
 
-SenderEffect = CompleteBatch | SendAppends | CloseChannel | RefreshMetadata | RequestProducerIds
+SenderEffect = BatchDivided | CompleteBatch | SendAppends | CloseChannel | RefreshMetadata | RequestProducerIds

@@ -27,6 +27,7 @@ from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.partition_queue import PartitionQueue, QueueState
 from spark_broker.client.retry import Backoff, RecoveryPace
 from spark_broker.client.sender_effects import (
+    BatchDivided,
     CloseChannel,
     CompleteBatch,
     RefreshMetadata,
@@ -288,11 +289,13 @@ class SenderMachine:
         state = view.partition(tp.topic, tp.partition)
         elected = state is not None and state.leader_epoch > queue.failed_epoch
         may_go_on = not queue.needs_identity and (elected or now_ms >= queue.retry_at_ms)
-        if may_go_on and self._find_leader(queue, view):
-            del self._recovering[queue]
-            queue.resume()
-            self._line_up(queue)
-        return []
+        if not may_go_on or topic is None or not self._find_leader(queue, view):
+            return []
+        del self._recovering[queue]
+        divided = queue.divide(min(topic.settings.max_message_bytes, topic.settings.segment_bytes))
+        queue.resume()
+        self._line_up(queue)
+        return [BatchDivided(batch, pieces) for batch, pieces in divided]
 
     def _settle(self, queue: PartitionQueue, now_ms: int) -> list[SenderEffect]:
         """Once every answer of a failed round is in: the partition recovers."""

@@ -328,6 +328,7 @@ class FakeCluster:
                 limit = int(topic.config.get("max.message.bytes", 2**31))
                 if len(message) > limit:
                     raise MessageTooLargeError(f"{len(message)} bytes")
+                validate(message, topic.parsed_schemas[request.schema_id], max_uncompressed_bytes=limit)
                 if header.attributes & TRANSACTIONAL:
                     key = (request.topic_id, request.partition)
                     self.transactions.add(request.transactional_id, header.producer_id, header.producer_epoch, key)

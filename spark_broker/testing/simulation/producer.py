@@ -9,6 +9,7 @@ from spark_broker.client.leader_channel import LeaderChannel
 from spark_broker.client.outgoing import Outcome, OutgoingBatch
 from spark_broker.client.retry import Backoff
 from spark_broker.client.sender_effects import (
+    BatchDivided,
     CloseChannel,
     CompleteBatch,
     RefreshMetadata,
@@ -84,6 +85,8 @@ class SenderShell(Client):
         """Do what the machine asks for."""
         for effect in effects:
             match effect:
+                case BatchDivided():
+                    pass  # The pieces complete it.
                 case CompleteBatch(batch, outcome):
                     batch.complete(outcome)
                 case SendAppends(channel):

@@ -7,7 +7,7 @@ import pyarrow as pa
 from spark_broker.client.outgoing import OutgoingBatch
 from spark_broker.client.partition_queue import PartitionQueue
 from spark_broker.core.transaction_state import ProducerIdentity
-from spark_broker.errors import OutOfOrderSequenceNumberError, RequestTimedOutError
+from spark_broker.errors import MessageTooLargeError, OutOfOrderSequenceNumberError, RequestTimedOutError
 from spark_broker.model import TopicPartition
 from spark_broker.protocol.arrow_message import encode_batch
 
@@ -86,3 +86,87 @@ def test_numbers_that_are_missing_are_known_of_every_identity_that_batches_still
     queue.failed(sent[3], out_of_order)
     assert queue.settle() == []
     assert sent[3].identity is None
+
+
+TOO_LARGE = MessageTooLargeError("a batch of so many bytes")
+OUT_OF_ORDER = OutOfOrderSequenceNumberError("numbers are missing")
+
+
+def in_two(batch: OutgoingBatch, limit_bytes: int) -> list[OutgoingBatch]:
+    return [OutgoingBatch(TP, "0" * 32, 0, 1, MESSAGE, lambda _: None) for _ in range(2)]
+
+
+def divisible_queue(batches: int, *, renumbers: bool = True) -> PartitionQueue:
+    queue = PartitionQueue(TP, "0" * 32, OLD, numbered=True, renumbers=renumbers)
+    queue.unacked.extend(OutgoingBatch(TP, "0" * 32, 0, 2, MESSAGE, lambda _: None, in_two) for _ in range(batches))
+    return queue
+
+
+def numbers(sent: list[OutgoingBatch]) -> list[tuple[ProducerIdentity | None, int]]:
+    return [(batch.identity, batch.sequence) for batch in sent]
+
+
+def test_pieces_of_a_refused_batch_and_what_follows_get_numbers_of_a_new_producer_id() -> None:
+    queue = divisible_queue(3)
+    first, second, third = send_all(queue)
+    queue.acknowledged(first)
+    queue.failed(second, TOO_LARGE)
+    queue.failed(third, RequestTimedOutError("its answer was lost; but it cannot have been stored"))
+    assert queue.settle() == []
+    assert queue.needs_identity
+    queue.take_identity(NEW)
+    ((divided, pieces),) = queue.divide(1000)
+    assert divided is second
+    queue.resume()
+    assert send_all(queue) == [*pieces, third]
+    assert numbers([*pieces, third]) == [(NEW, 0), (NEW, 1), (NEW, 2)]
+
+
+def test_what_comes_before_a_refused_batch_keeps_its_number_and_goes_first() -> None:
+    queue = divisible_queue(2)
+    first, second = send_all(queue)
+    queue.failed(first, RequestTimedOutError("it may be stored"))
+    queue.failed(second, TOO_LARGE)
+    assert queue.settle() == []
+    queue.take_identity(NEW)
+    queue.divide(1000)
+    queue.resume()
+    assert send_all(queue) == [first], "the rest waits until it is acknowledged"
+    assert numbers([first]) == [(OLD, 0)]
+    queue.acknowledged(first)
+    assert numbers(send_all(queue)) == [(NEW, 0), (NEW, 1)]
+
+
+def test_a_batch_that_may_have_been_stored_is_not_divided() -> None:
+    queue = divisible_queue(1)
+    (batch,) = send_all(queue)
+    queue.failed(batch, RequestTimedOutError("it may be stored"))
+    assert queue.settle() == []
+    queue.resume()
+    send_all(queue)
+    queue.failed(batch, TOO_LARGE)
+    ((failed, error),) = queue.settle()
+    assert failed is batch
+    assert isinstance(error, MessageTooLargeError)
+    assert "may have stored it" in error.message
+
+
+def test_in_a_transaction_the_same_numbers_are_used_again() -> None:
+    queue = divisible_queue(3, renumbers=False)
+    first, second, third = send_all(queue)
+    queue.acknowledged(first)
+    queue.failed(second, TOO_LARGE)
+    queue.failed(third, OUT_OF_ORDER)
+    assert queue.settle() == []
+    ((_, pieces),) = queue.divide(1000)
+    queue.resume()
+    assert send_all(queue) == [*pieces, third]
+    assert numbers([*pieces, third]) == [(OLD, 1), (OLD, 2), (OLD, 3)]
+
+
+def test_in_a_transaction_a_number_is_not_used_again_while_a_copy_of_it_may_be_under_way() -> None:
+    queue = divisible_queue(2, renumbers=False)
+    first, second = send_all(queue)
+    queue.failed(first, TOO_LARGE)
+    queue.failed(second, RequestTimedOutError("a copy of it may still arrive"))
+    assert [batch for batch, _ in queue.settle()] == [first]

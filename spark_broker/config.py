@@ -103,16 +103,6 @@ def unknown_setting(name: str, known: Mapping[str, object] | list[str], what: st
     return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-_DIGITS_MAX = 20
-"""More than any number of 64 bits has. Python refuses to convert some thousands, with a ValueError."""
-
-
-def digits(text: str) -> int | None:
-    """The number that a text of ASCII digits says. None: it has others, none, or more than any number here has."""
-    text = text.strip()
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX else None
-
-
 def to_text(value: object) -> str:
     """A value as it is written in a file or on the command line."""
     if isinstance(value, bool):

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import pyarrow as pa
 
-from spark_broker.config import digits
+from spark_broker.digits import digits
 from spark_broker.errors import InvalidSchemaError
 from spark_broker.protocol.schema import TIMESTAMP_TYPE
 

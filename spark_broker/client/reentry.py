@@ -41,7 +41,7 @@ def within(*parts: object) -> Within:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
-    while frame is not None and _is_of(frame, parts):
+    while frame is not None and _is_clients(frame):
         frame = frame.f_back
     found, calls_back = Within.NOTHING, False
     while frame is not None:
@@ -83,8 +83,9 @@ def _chain(frame: FrameType, parts: tuple[object, ...]) -> tuple[list[str], Fram
     """The names of the client's functions from here outwards, and the frame that called the first of them."""
     names = []
     outer: FrameType | None = frame
-    while outer is not None and _is_of(outer, parts):
-        names.append(outer.f_code.co_name)
+    while outer is not None and _is_clients(outer):
+        if _is_of(outer, parts):
+            names.append(outer.f_code.co_name)
         outer = outer.f_back
     return names, outer
 

@@ -13,7 +13,7 @@ from spark_broker.protocol.messages.common import known
 def described(
     topic: TopicView, offsets: Mapping[TopicPartition, ListedOffset], next_run_ms: int | None = None
 ) -> TopicDescription:
-    """The topic with what its leaders say of its partitions. `next_run_ms`: until the cluster tiers it; None: unknown."""
+    """The topic with what its leaders say of its partitions. `next_run_ms`: until the cluster tiers it, if known."""
     partitions = []
     for state in topic.partitions:
         begins, end = topic.history_of(state.partition)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from spark_broker.config import digits
+from spark_broker.digits import digits
 from spark_broker.model import TopicPartition
 from spark_broker.spark.option_table import DEFAULTS, Query
 from spark_broker.spark.refusals import invalid_option

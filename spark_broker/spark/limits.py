@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from spark_broker.config import digits
+from spark_broker.digits import digits
 from spark_broker.spark.refusals import invalid_option
 
 P = TypeVar("P")

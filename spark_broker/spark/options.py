@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_broker.config import ConsumerConfig, digits, unknown_setting
+from spark_broker.config import ConsumerConfig, unknown_setting
+from spark_broker.digits import digits
 from spark_broker.spark.bounds import Bound, parse_end, parse_start
 from spark_broker.spark.limits import Limits, checked, parse_duration_ms
 from spark_broker.spark.option_table import DEFAULTS, OPTIONS, WITHOUT_EFFECT, Query

@@ -9,7 +9,8 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spark_broker.config import ProducerConfig, TopicConfig, digits
+from spark_broker.config import ProducerConfig, TopicConfig
+from spark_broker.digits import digits
 from spark_broker.spark.refusals import invalid_option
 
 OPTIONS = (

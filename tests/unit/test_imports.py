@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 GROUPS = (
-    ("errors", "pages", "ports", "model", "troubles", "times", "native_calls", "process_limits", "threads"),
+    ("errors", "pages", "ports", "model", "troubles", "times", "digits", "native_calls", "process_limits", "threads"),
     ("config", "protocol"),
     ("core", "controller"),
     ("storage", "transport"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import operator
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any, Self, cast
 from spark_broker.errors import InvalidConfigError
 from spark_broker.pages import page
 from spark_broker.ports import ports_of
+from spark_broker.setting_values import KIND_NAMES, converted, to_text
 
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
@@ -103,71 +103,11 @@ def unknown_setting(name: str, known: Mapping[str, object] | list[str], what: st
     return f"unknown {what} {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
-def to_text(value: object) -> str:
-    """A value as it is written in a file or on the command line."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return ",".join(str(item) for item in value)
-    return str(value)
-
-
 def _convert(cls: type[Config], attribute: str, value: object) -> object:
     default = next(f.default for f in dataclasses.fields(cls) if f.name == attribute)
-    try:
-        return _CONVERTERS[type(default)](value)
-    except (ValueError, TypeError, OverflowError):
-        name = attribute.replace("_", ".")
-        kind = _KIND_NAMES[type(default)]
-        raise InvalidConfigError(f"{name} = {value!r} is not {kind}") from None
+    return converted(type(default), value, attribute.replace("_", "."))
 
 
-def _to_bool(value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if getattr(getattr(value, "dtype", None), "kind", "") == "b" and getattr(value, "ndim", 1) == 0:  # numpy's
-        return bool(value)
-    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
-        return value.strip().lower() == "true"
-    raise ValueError(value)
-
-
-def _to_int(value: object) -> int:
-    if isinstance(value, bool):
-        raise ValueError(value)
-    return int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
-
-
-def _to_str(value: object) -> str:
-    if isinstance(value, bool):
-        raise ValueError(value)
-    if not isinstance(value, str):
-        return str(operator.index(value))  # type: ignore[arg-type]
-    value.encode()  # Messages are UTF-8.
-    return str.__str__(value)
-
-
-def _to_float(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError(value)
-    return float(value)
-
-
-def _to_tuple(value: object) -> tuple[str, ...]:
-    if isinstance(value, str):
-        return tuple(item.strip() for item in value.split(",") if item.strip())
-    if isinstance(value, list | tuple):
-        return tuple(_to_str(item) for item in value)
-    raise ValueError(value)
-
-
-_CONVERTERS: dict[type, Callable[[object], object]] = {
-    bool: _to_bool,
-    int: _to_int,
-    float: _to_float,
-    str: _to_str,
-    tuple: _to_tuple,
-}
 PARAMETERS = ("acks", "bootstrap_servers", "group_id", "transactional_id")
 """Settings that clients take as parameters of their own."""
 
@@ -177,13 +117,6 @@ _KEYWORD_TYPES: dict[type, str] = {
     float: "float",
     str: "str",
     tuple: "tuple[str, ...]",
-}
-_KIND_NAMES: dict[type, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "text",
-    tuple: "a list",
 }
 
 
@@ -762,7 +695,7 @@ def reference_markdown() -> str:
             "|---|---|---|---|---|",
         ]
         for field in dataclasses.fields(cls):
-            kind = _KIND_NAMES[type(field.default)]
+            kind = KIND_NAMES[type(field.default)]
             default = f"`{to_text(field.default)}`" if to_text(field.default) else "(empty)"
             check: Check | None = field.metadata.get("check")
             allowed = "" if check is None else check.allowed

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from spark_broker.client import given
 from spark_broker.client.topic_schema import arrow_schema
-from spark_broker.config import to_text
 from spark_broker.model import NewTopic
 from spark_broker.protocol.messages import CreateTopicRequest
 from spark_broker.protocol.schema import normalize_schema, schema_to_bytes
+from spark_broker.setting_values import to_text
 
 
 def creation_of(topic: object) -> CreateTopicRequest:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from spark_broker.config import AdminConfig, to_text
+from spark_broker.config import AdminConfig
 from spark_broker.errors import InvalidDataError
+from spark_broker.setting_values import to_text
 from spark_broker.spark.refusals import invalid_option
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 GROUPS = (
     ("errors", "pages", "ports", "model", "troubles", "times", "digits", "native_calls", "process_limits", "threads"),
+    ("setting_values",),
     ("config", "protocol"),
     ("core", "controller"),
     ("storage", "transport"),
@@ -60,6 +61,7 @@ PURE_MODULES = (
     "history/plan.py",
     "history/retention.py",
     "history/steps.py",
+    "history/timetable.py",
     "client/fetch_decoder.py",
     "client/fetch_machine.py",
     "client/leader_channel.py",

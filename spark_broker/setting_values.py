@@ -1,0 +1,80 @@
+"""Values of settings: what a user hands in as text or as a Python value becomes one type, and text again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+
+from spark_broker.errors import InvalidConfigError
+
+
+def to_text(value: object) -> str:
+    """A value as it is written in a file or on the command line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)
+
+
+def converted(kind: type, value: object, name: str) -> object:
+    """The value in this type. Raises InvalidConfigError, which names the setting."""
+    try:
+        return _CONVERTERS[kind](value)
+    except (ValueError, TypeError, OverflowError):
+        raise InvalidConfigError(f"{name} = {value!r} is not {KIND_NAMES[kind]}") from None
+
+
+def _to_bool(value: object) -> bool:
+    if isinstance(value, bool):
+        return value
+    if getattr(getattr(value, "dtype", None), "kind", "") == "b" and getattr(value, "ndim", 1) == 0:  # numpy's
+        return bool(value)
+    if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+        return value.strip().lower() == "true"
+    raise ValueError(value)
+
+
+def _to_int(value: object) -> int:
+    if isinstance(value, bool):
+        raise ValueError(value)
+    return int(value) if isinstance(value, str) else operator.index(value)  # type: ignore[arg-type]
+
+
+def _to_str(value: object) -> str:
+    if isinstance(value, bool):
+        raise ValueError(value)
+    if not isinstance(value, str):
+        return str(operator.index(value))  # type: ignore[arg-type]
+    value.encode()  # Messages are UTF-8.
+    return str.__str__(value)
+
+
+def _to_float(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(value)
+    return float(value)
+
+
+def _to_tuple(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return tuple(item.strip() for item in value.split(",") if item.strip())
+    if isinstance(value, list | tuple):
+        return tuple(_to_str(item) for item in value)
+    raise ValueError(value)
+
+
+_CONVERTERS: dict[type, Callable[[object], object]] = {
+    bool: _to_bool,
+    int: _to_int,
+    float: _to_float,
+    str: _to_str,
+    tuple: _to_tuple,
+}
+KIND_NAMES: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+}

@@ -56,7 +56,7 @@ class Lingering:
         """
         while True:
             future, waits = None, True
-            if not slot.lock.acquire(blocking=False):
+            if not slot.lock.acquire(False):  # a keyword costs as much as the lock
                 take(slot.lock, self)
             try:
                 builder = slot.builder

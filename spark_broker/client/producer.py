@@ -431,7 +431,8 @@ class Producer(OfOneProcess):
         return sticky
 
     def _checked(self, view: TopicView, partition: int) -> int:
-        partition = given.partition_number(partition, "partition")
+        if type(partition) is not int or partition < 0:  # This runs for each record of `send`.
+            partition = given.partition_number(partition, "partition")
         if partition < len(view.partitions):
             return partition
         # The partition may be newer than the view.

@@ -204,7 +204,10 @@ class RangeReader:
             raise error
         if self._metadata.closing.wait(wait_s):
             raise ClosedError("the read was closed")
-        self._metadata.refresh(self._deadline)
+        try:
+            self._metadata.refresh(self._deadline)
+        except RequestTimedOutError as late:
+            raise error from late  # What went wrong first says more than that there was no time left to ask.
 
     def _read_what_is_there_now(self, error: SparkBrokerError) -> None:
         """An unclean election cut the log below the planned end. Other records may be at these offsets now."""

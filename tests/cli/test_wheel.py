@@ -23,7 +23,7 @@ TIMEOUT_S = 100
 
 Installed = Callable[..., "subprocess.CompletedProcess[str]"]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 
 
 def closure(package: str, extras: frozenset[str]) -> set[str]:
